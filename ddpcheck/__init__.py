@@ -1,0 +1,5 @@
+"""ddpcheck: watches PyTorch DDP jobs and proves that their replicas agree, or names where they part."""
+
+from ddpcheck.version import VERSION as __version__
+
+__all__ = ["__version__"]

@@ -1,0 +1,35 @@
+"""Errors meant for people: each carries an exit status and is printed in one place, without a traceback."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """What the user asked for cannot be done; the message says what happened, why, and what to do next."""
+
+    exit_status = 1
+
+
+class UsageError(UserError):
+    """The command line itself is wrong."""
+
+    exit_status = 2
+
+
+class RunNotFound(UserError):
+    """There is no run where the user pointed."""
+
+
+class RunUnreadable(UserError):
+    """There is a run, but nothing in it can be read."""
+
+
+class OutputFolderError(UserError):
+    """The run folder cannot be made or written."""
+
+
+class CommandNotStarted(UserError):
+    """The user's command could not be started; the status is the shell's for the same mistake."""
+
+    def __init__(self, message: str, exit_status: int) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
