@@ -1,0 +1,87 @@
+"""The finished analysis of a run: everything a report shows, nothing left to compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from ddpcheck.analysis.findings import Finding
+
+# Version of report.json, which other programs read. 1 (2026-11): first version.
+REPORT_SCHEMA = 1
+
+
+class Verdict(str, Enum):
+    """The one word that heads a report."""
+
+    OK = "ok"
+    FINDINGS = "findings"  # at least one error or warning
+    FAILED = "failed"  # the user's command itself failed
+    INCOMPLETE = "incomplete"  # too little was recorded to say
+
+
+class RankStatus(str, Enum):
+    """How a rank ended, as far as its records and its node's launcher can tell."""
+
+    FINISHED = "finished"
+    RAISED = "raised"  # left by an exception or a non-zero sys.exit
+    DIED = "died"  # vanished without a goodbye, first of all
+    STOPPED = "stopped"  # ended from outside: by the launcher after another rank's death, or by the user
+    RUNNING = "running"  # still there, or nothing is known of its end
+    MISSING = "missing"  # never reported
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    """One row of the table of ranks."""
+
+    rank: int
+    status: RankStatus
+    attempt: int = 0
+    host: str = ""
+    pid: int = 0
+    local_rank: int | None = None
+    device: str = ""
+    steps: int = 0
+    last_step: int | None = None
+    last_stage: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at, whether or not it raised a finding."""
+
+    name: str  # e.g. "parameters after each step"
+    compared: int  # how many comparisons across ranks were made
+    outcome: str  # "agree", "differ", "not checked"
+    detail: str = ""  # e.g. "120 steps x 4 ranks, 148 parameters", or why it was not checked
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the job: elastic restarts and jobs in sequence each make one."""
+
+    number: int
+    world_size: int
+    steps: int
+    ranks: tuple[RankSummary, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What report.json holds and every report renders."""
+
+    verdict: Verdict
+    world_size: int
+    steps: int
+    command: tuple[str, ...]
+    exit_code: int | None
+    findings: tuple[Finding, ...]
+    attempts: tuple[Attempt, ...]
+    checks: tuple[Check, ...]
+    # path, name, id, started (ISO 8601), seconds, ddpcheck and torch versions, hosts
+    run: Mapping[str, Any] = field(default_factory=dict)
+    schema: int = REPORT_SCHEMA

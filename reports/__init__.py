@@ -1,0 +1,1 @@
+"""Reports: each renders a finished analysis and computes nothing."""
