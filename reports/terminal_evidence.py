@@ -1,0 +1,130 @@
+"""The evidence of one finding, laid out for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ddpcheck.reports.ink import Ink, indented
+from ddpcheck.reports.rank_ranges import rank_ranges, ranks_phrase
+from ddpcheck.reports.safe_text import shortened
+from ddpcheck.reports.terminal_values import is_by_rank, side_by_side, spoken, spoken_by_rank
+
+_MOST_GROUPS = 8
+_MOST_NAMES = 10
+_MOST_ROWS = 10
+_MOST_CHARACTERS = 400
+# Enough of a digest to tell two apart by eye; the whole of it is in report.json.
+_DIGEST_CHARACTERS = 16
+
+
+def put_evidence(ink: Ink, evidence: Mapping[str, Any], indent: int) -> None:
+    """One block per piece of evidence, in the order the rule gave them, tables set apart."""
+    after_line = False
+    for key, value in evidence.items():
+        block = _block(ink, key, value)
+        is_line = isinstance(block, Text)
+        if not (after_line and is_line):
+            ink.gap()
+        ink.put(block, indent=indent)
+        after_line = is_line
+
+
+def _block(ink: Ink, key: str, value: Any) -> RenderableType:
+    layout = _LAYOUTS.get(key)
+    if layout is not None:
+        try:
+            return layout(ink, value)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            # Older or newer rules may shape their evidence otherwise; it is still worth showing.
+            pass
+    return _generic(ink, key, value)
+
+
+def _generic(ink: Ink, key: str, value: Any) -> RenderableType:
+    said = spoken_by_rank(value) if is_by_rank(value) else _spoken_list(key, value)
+    return ink.text(f"{key.replace('_', ' ')}: {shortened(said, _MOST_CHARACTERS)}")
+
+
+def _spoken_list(key: str, value: Any) -> str:
+    numbers = isinstance(value, (list, tuple)) and all(type(item) is int for item in value)
+    if numbers and value and key.endswith("ranks"):
+        return rank_ranges(value)
+    return spoken(value)
+
+
+def _groups(ink: Ink, groups: list[Mapping[str, Any]]) -> RenderableType:
+    rows = [(ranks_phrase(group["ranks"]), _digest(group)) for group in groups[:_MOST_GROUPS]]
+    if len(groups) > _MOST_GROUPS:
+        left_out = sum(len(group["ranks"]) for group in groups[_MOST_GROUPS:])
+        rows.append((f"{left_out} more ranks", f"in {len(groups) - _MOST_GROUPS} more groups"))
+    return Group(ink.text("who holds the same bits:"), indented(ink.columns(["ranks", "digest"], rows)))
+
+
+def _digest(group: Mapping[str, Any]) -> str:
+    digest = group.get("digest")
+    return "not recorded" if digest is None else str(digest)[:_DIGEST_CHARACTERS]
+
+
+def _parameters(ink: Ink, parameters: Mapping[str, Any]) -> RenderableType:
+    names = [ink.line(name) for name in parameters["names"][:_MOST_NAMES]]
+    left_out = parameters["count"] - len(names)
+    more = f" and {left_out} more" if left_out > 0 else ""
+    heading = f"{parameters['count']} of {parameters['of']} parameters differ:"
+    return Group(ink.text(heading), indented(ink.text(", ".join(names) + more)))
+
+
+def _elements(ink: Ink, elements: Mapping[str, Any]) -> RenderableType:
+    dtype = str(elements.get("dtype") or "")
+    heading = ink.text(_elements_heading(elements))
+    rows = [(_index(value["index"]), value["by_rank"]) for value in elements.get("values") or ()]
+    if not rows:
+        return heading
+    blocks: list[RenderableType] = [
+        heading,
+        indented(side_by_side(ink, "element", rows[:_MOST_ROWS], dtype)),
+    ]
+    left_out = len(rows) - _MOST_ROWS
+    if left_out > 0:
+        blocks.append(indented(ink.text(f"and {left_out} more recorded")))
+    return Group(*blocks)
+
+
+def _elements_heading(elements: Mapping[str, Any]) -> str:
+    about = "" if elements.get("exact", True) else "at least "
+    kind = " ".join(
+        str(elements[key]) for key in ("dtype", "shape") if elements.get(key) not in (None, "")
+    )  # fmt: skip
+    described = f" ({kind})" if kind else ""
+    at = "" if elements.get("step") is None else f" at step {elements['step']}"
+    counts = f"{about}{elements['differing']} of {elements['of']} elements differ"
+    return f"{counts} in {elements['parameter']}{described}{at}:"
+
+
+def _index(index: Any) -> str:
+    return "[" + ", ".join(map(str, index)) + "]" if isinstance(index, (list, tuple)) else str(index)
+
+
+def _hyperparameters(ink: Ink, values: list[Mapping[str, Any]]) -> RenderableType:
+    several = len({value["optimizer"] for value in values}) > 1
+    rows = [(_place(value, several), value["by_rank"]) for value in values[:_MOST_ROWS]]
+    blocks: list[RenderableType] = [indented(side_by_side(ink, "hyperparameter", rows))]
+    if len(values) > _MOST_ROWS:
+        blocks.append(indented(ink.text(f"and {len(values) - _MOST_ROWS} more")))
+    return Group(ink.text("optimizer settings that differ:"), *blocks)
+
+
+def _place(value: Mapping[str, Any], several: bool) -> str:
+    optimizer = f"optimizer {value['optimizer']}, " if several or value["optimizer"] else ""
+    return f"{optimizer}group {value['group']}, {value['name']}"
+
+
+_LAYOUTS: dict[str, Callable[[Ink, Any], RenderableType]] = {
+    "groups": _groups,
+    "parameters": _parameters,
+    "elements": _elements,
+    "hyperparameters": _hyperparameters,
+}

@@ -1,0 +1,119 @@
+"""The sentence that heads every report for people."""
+
+from __future__ import annotations
+
+import signal
+
+from ddpcheck.analysis.findings import Finding, Severity
+from ddpcheck.analysis.result import Report, Verdict
+from ddpcheck.reports.rank_ranges import ranks_phrase
+
+# Errors that mean the replicas no longer hold the same model.
+_PARTING = frozenset(
+    f"DDP{number}" for number in (101, 103, 201, 202, 203, 205, 206, 207, 208, 210)
+)  # fmt: skip
+_AT_WRAPPING = frozenset({"DDP101", "DDP103"})
+
+
+def verdict_sentence(report: Report) -> str:
+    """What happened, in one sentence."""
+    lead = leading_finding(report)
+    if lead is not None and lead.code in _PARTING and lead.severity is Severity.ERROR:
+        return _parting(report, lead)
+    if report.verdict is Verdict.FAILED:
+        return _failed(report, lead)
+    if report.verdict is Verdict.INCOMPLETE:
+        return _incomplete(lead)
+    if lead is not None and lead.severity is not Severity.NOTE:
+        return _wrong(report, lead)
+    return _agreement(report)
+
+
+def in_order(report: Report) -> list[Finding]:
+    """Findings, the gravest first and otherwise in the order of the analysis."""
+    return sorted(report.findings, key=lambda finding: -finding.severity.weight)
+
+
+def leading_finding(report: Report) -> Finding | None:
+    """The finding the verdict is about: the first parting of replicas, else the gravest."""
+    ordered = in_order(report)
+    parting = [item for item in ordered if item.code in _PARTING and item.severity is Severity.ERROR]
+    return next(iter(parting or ordered), None)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _parting(report: Report, lead: Finding) -> str:
+    where = "at wrapping" if lead.code in _AT_WRAPPING and lead.step is None else ""
+    if lead.step is not None:
+        where = f"at step {lead.step}"
+    odd = f" ({ranks_phrase(lead.ranks)})" if lead.ranks else ""
+    after = f"; the command {_ending(report.exit_code)}" if report.verdict is Verdict.FAILED else ""
+    return f"Replicas part{' ' if where else ''}{where}: {_as_clause(lead.title)}{odd}{after}"
+
+
+def _failed(report: Report, lead: Finding | None) -> str:
+    said = f"The command {_ending(report.exit_code)}, {_size(report)}"
+    if lead is not None and lead.severity is not Severity.NOTE:
+        return f"{said}: {_as_clause(lead.title)}"
+    if _agreed(report):
+        return f"{said}; the replicas agreed as far as they were recorded"
+    return said
+
+
+def _incomplete(lead: Finding | None) -> str:
+    said = "Too little was recorded to say whether the replicas agree"
+    return said if lead is None else f"{said}: {_as_clause(lead.title)}"
+
+
+def _wrong(report: Report, lead: Finding) -> str:
+    others = len([item for item in report.findings if item.severity is not Severity.NOTE]) - 1
+    more = f", and {counted(others, 'more finding')}" if others else ""
+    odd = f" ({ranks_phrase(lead.ranks)})" if lead.ranks else ""
+    opening = "Replicas agree, but" if _agreed(report) else "Something is wrong:"
+    return f"{opening} {_as_clause(lead.title)}{odd}{more}"
+
+
+def _agreement(report: Report) -> str:
+    if not _agreed(report):
+        return f"Nothing wrong was found, but nothing could be compared across ranks: {_size(report)}"
+    return f"Replicas agree: {_size(report)}{_thoroughness(report)}"
+
+
+def _agreed(report: Report) -> bool:
+    outcomes = {check.outcome for check in report.checks if check.compared}
+    return "agree" in outcomes and "differ" not in outcomes
+
+
+def _size(report: Report) -> str:
+    return f"{counted(report.world_size, 'rank')}, {counted(report.steps, 'step')}"
+
+
+def _thoroughness(report: Report) -> str:
+    parameters = report.run.get("parameters")
+    if not isinstance(parameters, int):
+        return ""
+    every = report.run.get("every", 1)
+    how_often = "after every step" if every == 1 else f"after every {every} steps"
+    return f", {counted(parameters, 'parameter')} checked {how_often}"
+
+
+def _ending(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "did not end"
+    # Python's negative status and the shell's 128 + n tell the same thing.
+    number = -exit_code if exit_code < 0 else exit_code - 128
+    try:
+        return f"was ended by {signal.Signals(number).name}"
+    except ValueError:
+        return f"ended with status {exit_code}" if exit_code == 0 else f"failed with status {exit_code}"
+
+
+def _as_clause(title: str) -> str:
+    """A title in the middle of a sentence, unless its first word is a name or an abbreviation."""
+    clause = title.rstrip(".")
+    ordinary = clause.partition(" ")[0].istitle()
+    return clause[:1].lower() + clause[1:] if ordinary else clause

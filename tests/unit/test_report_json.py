@@ -1,0 +1,114 @@
+"""report.json: its exact keys, its strictness, and the way back."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpcheck.analysis.findings import Finding, Severity
+from ddpcheck.analysis.result import Attempt, Check, RankStatus, RankSummary, Report, Verdict
+from ddpcheck.errors import RunUnreadable
+from ddpcheck.reports.json_report import from_json, to_json
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "report.schema.json"
+
+REPORT = Report(
+    verdict=Verdict.FINDINGS,
+    world_size=2,
+    steps=5,
+    command=("torchrun", "train.py"),
+    exit_code=None,
+    findings=(
+        Finding(
+            code="DDP201",
+            severity=Severity.ERROR,
+            title="Parameters diverged",
+            message="they did",
+            module="0",
+            step=3,
+            stage="params",
+            parameter="weight",
+            ranks=(0, 1),
+            evidence={"groups": [{"ranks": [0], "digest": "ab"}, {"ranks": [1], "digest": "cd"}]},
+        ),
+    ),
+    attempts=(Attempt(0, 2, 5, (RankSummary(0, RankStatus.FINISHED), RankSummary(1, RankStatus.DIED))),),
+    checks=(Check("parameters after each step", 5, "differ"),),
+    run={"path": "ddpcheck-runs/x"},
+)
+
+
+def strict(text: str) -> Any:
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def with_evidence(**evidence: Any) -> Report:
+    return replace(REPORT, findings=(replace(REPORT.findings[0], evidence=evidence),))
+
+
+def test_keys_are_the_public_ones_in_order() -> None:
+    document = strict(to_json(REPORT))
+    assert " ".join(document) == (
+        "schema verdict world_size steps command exit_code findings attempts checks run"
+    )
+    assert " ".join(document["findings"][0]) == (
+        "code severity title message module step stage parameter ranks evidence cause fix attempt"
+    )
+
+
+def test_it_comes_back_as_it_went() -> None:
+    assert from_json(to_json(REPORT)) == REPORT
+
+
+def test_it_follows_its_schema() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads(SCHEMA.read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(strict(to_json(REPORT)), schema)
+
+
+def test_non_finite_numbers_become_words() -> None:
+    values = {"a": math.nan, "b": [math.inf, -math.inf], "c": {"d": (1.5, True, None)}}
+    evidence = strict(to_json(with_evidence(**values)))["findings"][0]["evidence"]
+    assert evidence == {"a": "nan", "b": ["inf", "-inf"], "c": {"d": [1.5, True, None]}}
+
+
+def test_what_json_has_no_word_for_becomes_text() -> None:
+    evidence = strict(to_json(with_evidence(path=Path("/a"), by_rank={0: 1}, kind=Severity.NOTE, z=1j)))
+    assert evidence["findings"][0]["evidence"] == {
+        "path": "/a",
+        "by_rank": {"0": 1},
+        "kind": "note",
+        "z": "1j",
+    }
+
+
+def test_a_name_that_is_not_unicode_stays_readable() -> None:
+    text = to_json(replace(REPORT, command=("train\udcff.py",)))
+    assert strict(text)["command"] == ["train\\udcff.py"]
+
+
+def test_unknown_keys_are_left_out() -> None:
+    document = strict(to_json(REPORT))
+    document["later"] = document["findings"][0]["later"] = document["checks"][0]["later"] = 1
+    assert from_json(json.dumps(document)) == REPORT
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"schema": 1}', '{"schema": "x"}'])
+def test_what_is_no_report_is_refused_in_one_sentence(text: str) -> None:
+    with pytest.raises(RunUnreadable, match=r"not a report\.json"):
+        from_json(text)
+
+
+def test_a_later_schema_is_refused_by_name() -> None:
+    document = {**strict(to_json(REPORT)), "schema": 99}
+    with pytest.raises(RunUnreadable, match="schema 99"):
+        from_json(json.dumps(document))
