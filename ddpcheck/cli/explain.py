@@ -1,0 +1,43 @@
+"""`ddpcheck explain`: what a finding means and how to fix it."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from typing import Annotated
+
+import typer
+
+from ddpcheck import explanations
+from ddpcheck.errors import UsageError
+
+
+def explain(
+    code: Annotated[str | None, typer.Argument(metavar="[CODE]", help="For example DDP201.")] = None,
+) -> None:
+    """Explain a finding; without a code, list them all."""
+    if code is None:
+        for each in explanations.codes():
+            typer.echo(f"{each}  {explanations.title(each)}")
+        return
+    _show(explanations.page(_known(code)))
+
+
+def _known(code: str) -> str:
+    wanted = code.strip().upper()
+    known = explanations.codes()
+    if wanted in known:
+        return wanted
+    nearest = sorted(difflib.get_close_matches(wanted, known, n=3, cutoff=0.5))
+    meant = f"did you mean {', '.join(nearest)}?" if nearest else "`ddpcheck explain` lists them all"
+    raise UsageError(f"there is no finding with the code {code!r}: {meant}")
+
+
+def _show(page: str) -> None:
+    if not sys.stdout.isatty():
+        typer.echo(page, nl=False)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console().print(Markdown(page))

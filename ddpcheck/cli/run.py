@@ -1,0 +1,78 @@
+"""`ddpcheck run`: watch a job, report on it, and exit by the verdict."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ddpcheck.cli.run_options import RunOptions
+from ddpcheck.errors import UsageError
+
+_EXAMPLE = "ddpcheck run -- torchrun --nproc-per-node 4 train.py"
+
+
+class FailOn(str, Enum):
+    """From which severity on a finding makes the exit status 10."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NEVER = "never"
+
+
+def run(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="COMMAND", help="The job, exactly as you start it, after two dashes."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder [default: ddpcheck-runs/<time>-<name>].", metavar="DIR")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run, part of its folder's name.")] = None,
+    fail_on: Annotated[
+        FailOn, typer.Option(help="Severity from which a finding fails the run.")
+    ] = FailOn.ERROR,
+    fail_fast: Annotated[
+        bool, typer.Option("--fail-fast", help="Stop the job where ranks first disagree.")
+    ] = False,
+    every: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Compare parameters after every N steps.")
+    ] = 1,
+    optimizer_state: Annotated[
+        bool,
+        typer.Option("--optimizer-state", help="Compare the optimizers' state too (momenta and the like)."),
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing where all is well.")] = False,
+) -> None:
+    """Watch a DDP job, unchanged, and say whether its replicas agree.
+
+    Exit status: the command's own where it failed; else 10 where a finding
+    reaches --fail-on; else 0. Wrong usage is 2.
+
+    \b
+    Examples:
+      ddpcheck run -- torchrun --nproc-per-node 4 train.py
+      ddpcheck run --fail-on warning -- srun python train.py --epochs 3
+    """
+    if not command:
+        raise UsageError(f"there is no command to watch: put it after two dashes, as in `{_EXAMPLE}`")
+    options = RunOptions(
+        out=out,
+        name=_checked_name(name),
+        fail_on=fail_on.value,
+        fail_fast=fail_fast,
+        every=every,
+        optimizer_state=optimizer_state,
+        quiet=quiet,
+    )
+    from ddpcheck.launcher.watch import run_watched
+
+    raise typer.Exit(run_watched(command, options))
+
+
+def _checked_name(name: str | None) -> str | None:
+    if name is not None and (not name.strip(".") or not name.isprintable() or "/" in name):
+        raise UsageError(f"--name {name!r} cannot be part of a folder's name: use letters, digits and dashes")
+    return name

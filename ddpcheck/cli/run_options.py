@@ -1,0 +1,19 @@
+"""What `ddpcheck run` was asked for, as the launcher receives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of one `ddpcheck run`, already checked."""
+
+    out: Path | None = None
+    name: str | None = None
+    fail_on: str = "error"
+    fail_fast: bool = False
+    every: int = 1
+    optimizer_state: bool = False
+    quiet: bool = False

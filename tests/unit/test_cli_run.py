@@ -1,0 +1,114 @@
+"""`ddpcheck run`: what reaches the launcher, and what is refused before it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ddpcheck.__main__ import main
+from ddpcheck.cli.run_options import RunOptions
+from ddpcheck.errors import CommandNotStarted, UserError
+
+
+class Launcher(ModuleType):
+    """Stands for the real launcher and keeps what it was called with."""
+
+    def __init__(self) -> None:
+        super().__init__("ddpcheck.launcher.watch")
+        self.called: tuple[list[str], RunOptions] | None = None
+        self.result: int | UserError = 0
+
+    def run_watched(self, command: Sequence[str], options: RunOptions) -> int:
+        self.called = (list(command), options)
+        if isinstance(self.result, UserError):
+            raise self.result
+        return self.result
+
+
+@pytest.fixture
+def launcher(monkeypatch: pytest.MonkeyPatch) -> Launcher:
+    launcher = Launcher()
+    monkeypatch.setitem(sys.modules, "ddpcheck.launcher", ModuleType("ddpcheck.launcher"))
+    monkeypatch.setitem(sys.modules, "ddpcheck.launcher.watch", launcher)
+    return launcher
+
+
+def status(*arguments: str) -> object:
+    with pytest.raises(SystemExit) as leaving:
+        main(["run", *arguments])
+    return leaving.value.code
+
+
+def test_defaults(launcher: Launcher) -> None:
+    assert status("--", "torchrun", "train.py") == 0
+    assert launcher.called == (["torchrun", "train.py"], RunOptions())
+
+
+def test_every_option(launcher: Launcher) -> None:
+    options = "--out there --name n --fail-on warning --fail-fast --every 5 --optimizer-state --quiet"
+    assert status(*options.split(), "--", "true") == 0
+    assert launcher.called == (["true"], RunOptions(Path("there"), "n", "warning", True, 5, True, True))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["torchrun", "--nproc-per-node", "2", "train.py", "--every", "0"],
+        ["python", "-c", "print()", "--", "--help", "--quiet"],
+        ["echo", "", "a b", "$HOME", "ü"],
+    ],
+)
+@pytest.mark.parametrize("dashes", [[], ["--"]])
+def test_the_command_is_left_alone(launcher: Launcher, dashes: list[str], command: list[str]) -> None:
+    assert status(*dashes, *command) == 0
+    assert launcher.called == (command, RunOptions())
+
+
+def test_the_status_is_the_launchers(launcher: Launcher) -> None:
+    launcher.result = 10
+    assert status("true") == 10
+
+
+def test_errors_for_people_are_one_line(launcher: Launcher, capsys: pytest.CaptureFixture[str]) -> None:
+    launcher.result = CommandNotStarted("there is no program 'torchrn\x1b'", 127)
+    assert status("torchrn") == 127
+    captured = capsys.readouterr()
+    assert captured.err == "ddpcheck: there is no program 'torchrn\\x1b'\n"
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["--"], ["--quiet"]])
+def test_no_command(launcher: Launcher, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert status(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "ddpcheck run -- torchrun --nproc-per-node 4 train.py" in error
+    assert launcher.called is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--every", "0"],
+        ["--every", "-1"],
+        ["--every", "many"],
+        ["--fail-on", "note"],
+        ["--name", "a/b"],
+        ["--name", ""],
+        ["--name", ".."],
+        ["--name", "a\nb"],
+        ["--no-such-option"],
+    ],
+)
+def test_wrong_usage(launcher: Launcher, arguments: list[str]) -> None:
+    assert status(*arguments, "--", "true") == 2
+    assert launcher.called is None
+
+
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("--help") == 0
+    assert "\n    ddpcheck run -- torchrun --nproc-per-node 4 train.py\n" in capsys.readouterr().out

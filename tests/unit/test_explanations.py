@@ -1,0 +1,39 @@
+"""Every finding has a page, and every page says what people need."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from ddpcheck import explanations
+
+RULES = Path(__file__).parents[2] / "ddpcheck" / "analysis"
+
+
+@pytest.mark.parametrize("code", explanations.codes())
+def test_a_page_is_whole(code: str) -> None:
+    page = explanations.page(code)
+    assert page.startswith(f"# {code}: ")
+    for said in ("**Meaning.**", "**How ddpcheck tells.**", "**What could fool it.**", "```"):
+        assert said in page
+    assert re.search(r"\*\*(Fix|Usual causes, and the fix|Where to look)", page)
+    assert max(map(len, page.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("code", explanations.codes())
+def test_python_on_a_page_is_python(code: str) -> None:
+    for example in re.findall(r"```python\n(.*?)```", explanations.page(code), re.DOTALL):
+        ast.parse(example)
+
+
+def test_every_code_that_rules_raise_has_a_page() -> None:
+    raised = {code for path in RULES.rglob("*.py") for code in re.findall(r'"(DDP\d{3})"', path.read_text())}
+    assert raised <= set(explanations.codes())
+
+
+def test_an_unknown_code_is_a_key_error() -> None:
+    with pytest.raises(KeyError):
+        explanations.page("../version")

@@ -1,0 +1,134 @@
+"""Which room may import what: ranks stay light, data flows one way, the command line starts without torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "ddpcheck"
+
+# Rooms whose code runs inside the user's ranks, under the user's Python and with the user's packages.
+IN_RANK = ["agent", "bootstrap", "probes", "records", "config", "injection", "privacy", "auto"]
+IN_RANK_MAY_IMPORT = {*IN_RANK, "errors", "version", ""}
+# Used where they are found, so only ever imported inside a function.
+ACCELERATORS = {"xxhash", "triton", "pynvml"}
+
+FORBIDDEN = {
+    "analysis": {"torch", "rich", "typer", "reports", "cli", "launcher", "agent", "bootstrap"},
+    "reports": {"torch", "typer", "probes", "agent", "launcher", "bootstrap", "cli", "records"},
+    "probes": {"rich", "typer", "analysis", "reports", "cli", "launcher"},
+    "explanations": {"torch", "rich", "typer"},
+}
+
+
+def sources(room: str) -> list[Path]:
+    place = PACKAGE / room
+    if place.is_dir():
+        # The symlinks probes and reports are not followed by rglob on every Python: resolve them first.
+        return sorted(place.resolve().rglob("*.py"))
+    file = place.with_suffix(".py")
+    return [file] if file.exists() else []
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Every module that `path` imports for itself, and whether it does so at the top."""
+    tree = ast.parse(path.read_text(), str(path))
+    inside = {
+        id(node) for function in ast.walk(tree) if _is_function(function) for node in ast.walk(function)
+    }
+    typing_only = {
+        id(node) for block in ast.walk(tree) if _is_typing_block(block) for node in ast.walk(block)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        top = id(node) not in inside
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, top) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if node.level:
+                module = ".".join([*package_of(path, node.level), *filter(None, [module])])
+            yield module, top
+            if module == "ddpcheck":
+                yield from ((f"ddpcheck.{alias.name}", top) for alias in node.names)
+
+
+def package_of(path: Path, level: int) -> list[str]:
+    """The package that a relative import in `path` starts from."""
+    parts = list(path.relative_to(ROOT).parent.parts)
+    installed = parts if parts[0] == "ddpcheck" else ["ddpcheck", *parts]
+    return installed[: len(installed) - level + 1]
+
+
+def _is_function(node: ast.AST) -> bool:
+    return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+
+
+def _is_typing_block(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def room_of(module: str) -> str:
+    """The room of a ddpcheck module, or the distribution's top-level name of any other."""
+    parts = module.split(".")
+    if parts[0] != "ddpcheck":
+        return parts[0]
+    return parts[1] if len(parts) > 1 else ""
+
+
+@pytest.mark.parametrize("room", IN_RANK)
+def test_ranks_need_only_the_standard_library_and_torch(room: str) -> None:
+    for path in sources(room):
+        for module, top in imports(path):
+            name = room_of(module)
+            if module.split(".")[0] == "ddpcheck":
+                # The package's own names (ddpcheck.__version__ and the like) are no room.
+                allowed = name in IN_RANK_MAY_IMPORT or name.startswith("__")
+            else:
+                allowed = name in sys.stdlib_module_names or name == "torch"
+                allowed = allowed or (name in ACCELERATORS and not top)
+            assert allowed, f"{path.relative_to(ROOT)} imports {module}"
+
+
+@pytest.mark.parametrize("room", FORBIDDEN)
+def test_data_flows_one_way(room: str) -> None:
+    for path in sources(room):
+        for module, _ in imports(path):
+            assert room_of(module) not in FORBIDDEN[room], f"{path.relative_to(ROOT)} imports {module}"
+
+
+def test_the_bootstrap_is_standard_library_only() -> None:
+    for path in sources("bootstrap"):
+        for module, _ in imports(path):
+            assert room_of(module) != "torch", f"{path.relative_to(ROOT)} imports {module}"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import ddpcheck.__main__, ddpcheck.cli.app",
+        "import ddpcheck.__main__ as m\ntry: m.main(['explain'])\nexcept SystemExit: pass",
+        "import ddpcheck.__main__ as m\ntry: m.main(['run', '--help'])\nexcept SystemExit: pass",
+        "import ddpcheck.reports.terminal, ddpcheck.reports.json_report",
+    ],
+)
+def test_start_up_is_light(statement: str) -> None:
+    heavy = "torch", "numpy", "xxhash", "ddpcheck.probes", "ddpcheck.agent"
+    check = f"import sys\n{statement}\nprint('loaded:', *(set({heavy!r}) & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1].strip() == "loaded:"
+
+
+def test_the_rules_see_something() -> None:
+    # A test of imports that finds no file would pass for ever.
+    assert all(sources(room) for room in ("probes", "reports", "analysis", "config"))
+    assert room_of("ddpcheck.probes.digest") == "probes"
+    assert room_of("rich.table") == "rich"
+    assert package_of(ROOT / "probes" / "digest" / "trees.py", 2) == ["ddpcheck", "probes"]
