@@ -1,0 +1,18 @@
+"""Digests of tensors: 16 bytes that tell whether two ranks hold the same bits."""
+
+from .digester import ENV_HASH, Digester, make_digester
+from .label import digest_size
+from .outline import is_supported
+from .ticket import Ticket
+from .tree import UNSUPPORTED, combine
+
+__all__ = [
+    "ENV_HASH",
+    "UNSUPPORTED",
+    "Digester",
+    "Ticket",
+    "combine",
+    "digest_size",
+    "is_supported",
+    "make_digester",
+]

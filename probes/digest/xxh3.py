@@ -1,0 +1,46 @@
+"""xxh3-128 on CPU: the tensors' own memory hashed in place, at the speed it can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .label import seed_of
+from .outline import outline
+from .tensor_bytes import direct_span, layout_of
+from .ticket import ReadyTicket
+from .tree import UNSUPPORTED
+
+
+class Xxh3Digester:
+    """Hashes at once, on the calling thread; xxhash releases the interpreter lock for large tensors."""
+
+    algorithm = "xxh3-128"
+
+    def __init__(self, xxh3_128_digest: Callable[[Any, int], bytes]) -> None:
+        self._hash = xxh3_128_digest
+
+    def submit(self, tensors: Sequence[torch.Tensor]) -> ReadyTicket:
+        # A default device is a torch-function mode: it would make each look at a tensor ten times slower.
+        with torch._C.DisableTorchFunction():
+            return ReadyTicket([self._leaf(tensor) for tensor in tensors])
+
+    def _leaf(self, tensor: torch.Tensor) -> bytes:
+        if tensor.is_cpu and (span := direct_span(tensor)) is not None:
+            layout, address = span
+            return self._hash(layout.buffer_at(address), layout.seed)
+        return self._leaf_of_parts(tensor)
+
+    def _leaf_of_parts(self, tensor: torch.Tensor) -> bytes:
+        with torch.inference_mode(False), torch.no_grad():
+            whole = outline(tensor)
+            if whole is None:
+                return UNSUPPORTED
+            return whole.leaf(iter([self._digest(label, memory) for label, memory in whole.memories()]))
+
+    def _digest(self, label: bytes, memory: torch.Tensor) -> bytes:
+        # A tensor from another device among CPU ones: slow, but one algorithm for the whole list.
+        memory = memory if memory.is_cpu else memory.cpu()
+        return self._hash(layout_of(memory).buffer_at(memory.data_ptr()), seed_of(label))
