@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddpcheck.errors import RunNotFound, UsageError
+from ddpcheck.launcher.run_folder import RUNS_FOLDER
 
-RUNS = Path("ddpcheck-runs")
 _MOST_SHOWN = 5
 
 
-def find_run(given: str | None, runs: Path = RUNS) -> Path:
+def find_run(given: str | None, runs: Path = Path(RUNS_FOLDER)) -> Path:
     """A folder as it is, a name or the beginning of one inside `runs`, or the latest run there."""
     if given is None:
         return _latest(runs)

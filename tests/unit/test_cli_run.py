@@ -32,7 +32,6 @@ class Launcher(ModuleType):
 @pytest.fixture
 def launcher(monkeypatch: pytest.MonkeyPatch) -> Launcher:
     launcher = Launcher()
-    monkeypatch.setitem(sys.modules, "ddpcheck.launcher", ModuleType("ddpcheck.launcher"))
     monkeypatch.setitem(sys.modules, "ddpcheck.launcher.watch", launcher)
     return launcher
 

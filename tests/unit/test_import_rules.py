@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,9 +15,10 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ddpcheck"
 
 # Rooms whose code runs inside the user's ranks, under the user's Python and with the user's packages.
-IN_RANK = ["agent", "bootstrap", "probes", "records", "config", "injection", "privacy", "auto"]
+IN_RANK = ["agent", "bootstrap", "probes", "records", "config", "injection", "privacy"]
 IN_RANK_MAY_IMPORT = {*IN_RANK, "errors", "version", ""}
-# Used where they are found, so only ever imported inside a function.
+# Used where they are found: imported inside a function, or at the top of a file that is named after them
+# (`..._triton.py`) and is itself imported inside a function.
 ACCELERATORS = {"xxhash", "triton", "pynvml"}
 
 FORBIDDEN = {
@@ -56,8 +58,8 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
             if node.level:
                 module = ".".join([*package_of(path, node.level), *filter(None, [module])])
             yield module, top
-            if module == "ddpcheck":
-                yield from ((f"ddpcheck.{alias.name}", top) for alias in node.names)
+            if module.startswith("ddpcheck"):
+                yield from ((f"{module}.{alias.name}", top) for alias in node.names)
 
 
 def package_of(path: Path, level: int) -> list[str]:
@@ -88,12 +90,14 @@ def test_ranks_need_only_the_standard_library_and_torch(room: str) -> None:
     for path in sources(room):
         for module, top in imports(path):
             name = room_of(module)
+            assert not (top and module.endswith(tuple(f"_{each}" for each in ACCELERATORS))), path
             if module.split(".")[0] == "ddpcheck":
                 # The package's own names (ddpcheck.__version__ and the like) are no room.
                 allowed = name in IN_RANK_MAY_IMPORT or name.startswith("__")
             else:
                 allowed = name in sys.stdlib_module_names or name == "torch"
-                allowed = allowed or (name in ACCELERATORS and not top)
+                own_file = path.stem.endswith(f"_{name}")
+                allowed = allowed or (name in ACCELERATORS and (own_file or not top))
             assert allowed, f"{path.relative_to(ROOT)} imports {module}"
 
 
@@ -124,6 +128,24 @@ def test_start_up_is_light(statement: str) -> None:
     check = f"import sys\n{statement}\nprint('loaded:', *(set({heavy!r}) & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1].strip() == "loaded:"
+
+
+def test_the_manual_way_in_needs_neither_rich_nor_typer(tmp_path: Path) -> None:
+    if not sources("auto"):
+        pytest.skip("there is no ddpcheck.auto")
+    hidden = "rich", "typer", "xxhash", "pynvml"
+    check = f"import sys\nsys.modules.update(dict.fromkeys({hidden!r}))\nimport ddpcheck.auto"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("DDPCHECK_CONFIG", None)
+    done = subprocess.run(
+        [sys.executable, "-c", check],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env=environment,
+    )
+    assert "not watching" not in done.stderr
 
 
 def test_the_rules_see_something() -> None:

@@ -1,0 +1,35 @@
+# The whole vocabulary of the project. Needs make and Python 3.10 or later; everything else goes into .venv.
+
+PYTHON ?= python3
+# More for pytest, as in `make test ARGS="-k digest -x"`.
+ARGS ?=
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench
+
+help: ## say what can be made
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | tr '|' '\t'
+
+demo: $(READY) ## watch a small broken job and a sound one
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
+
+test: $(READY) ## run all tests
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+lint: $(READY) ## check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY) ## measure what watching costs
+	@set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+# torch goes first and alone: named with its exact version, pip takes the build that this machine prefers.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("ddpcheck needs Python 3.10 or later" if sys.version_info < (3, 10) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
