@@ -1,0 +1,121 @@
+"""Every way to install ddpcheck gives the whole of it, usable away from the checkout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LEFT_BEHIND = (
+    ".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "ddpcheck-runs", ".hypothesis"
+)  # fmt: skip
+KINDS = ["plain", "editable", "wheel", "sdist"]
+
+pytestmark = pytest.mark.slow
+
+
+def run(*command: object, cwd: Path) -> str:
+    # Neither the checkout nor a watching ddpcheck may help.
+    hidden = ("PYTHONPATH", "DDPCHECK_CONFIG")
+    environment = {key: value for key, value in os.environ.items() if key not in hidden}
+    done = subprocess.run(
+        [str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def copy_of_the_tree(target: Path) -> Path:
+    """Builds leave files behind, so they happen in a copy."""
+    shutil.copytree(ROOT, target, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_BEHIND))
+    return target
+
+
+def build(kind: str, source: Path, out: Path) -> Path:
+    """A wheel or an sdist of `source`, by the build backend itself: nothing is downloaded."""
+    out.mkdir(exist_ok=True)
+    script = f"import sys; from setuptools import build_meta; print(build_meta.build_{kind}(sys.argv[1]))"
+    return out / run(sys.executable, "-c", script, out, cwd=source).splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("sdist")
+    return build("sdist", copy_of_the_tree(place / "tree"), place / "out")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("wheel")
+    return build("wheel", copy_of_the_tree(place / "tree"), place / "out")
+
+
+def fresh_environment(path: Path) -> Path:
+    """A new environment that borrows the dependencies of this one instead of downloading them again."""
+    venv.create(path, with_pip=False, symlinks=True)
+    site_packages = next(path.glob("lib/python*/site-packages"))
+    (site_packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return path / "bin"
+
+
+def install(what: list[object], binaries: Path, cwd: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "--python", binaries / "python", "install", "--quiet"]
+    offline = ["--no-index", "--no-deps", "--no-build-isolation", "--ignore-installed"]
+    run(*pip, *offline, *what, cwd=cwd)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_installed_ddpcheck_is_whole(kind: str, wheel: Path, sdist: Path, tmp_path: Path) -> None:
+    binaries = fresh_environment(tmp_path / "environment")
+    away = tmp_path / "away"
+    away.mkdir()
+    what: dict[str, list[object]] = {"wheel": [wheel], "sdist": [sdist]}
+    if kind not in what:
+        tree = copy_of_the_tree(tmp_path / "tree")
+        what |= {"plain": [tree], "editable": ["--editable", tree]}
+    install(what[kind], binaries, away)
+
+    assert run(binaries / "ddpcheck", "--version", cwd=away).startswith("ddpcheck ")
+    assert run(binaries / "ddpcheck", "explain", "DDP201", cwd=away).startswith("# DDP201: ")
+    listed = run(binaries / "ddpcheck", "explain", cwd=away).splitlines()
+    assert len(listed) == len(list((ROOT / "ddpcheck" / "explanations").glob("*.md")))
+    script = (
+        "import ddpcheck.probes.digest, ddpcheck.reports.terminal, ddpcheck.bootstrap, pathlib\n"
+        "print(*ddpcheck.bootstrap.__path__, ddpcheck.__file__, ddpcheck.reports.__file__, sep='\\n')"
+    )
+    bootstrap, *files = run(binaries / "python", "-c", script, cwd=away).splitlines()
+    assert (Path(bootstrap) / "sitecustomize.py").is_file()
+    assert all(Path(file).is_relative_to(tmp_path) for file in files), "something else was imported"
+
+
+def names_in_wheel(path: Path) -> set[str]:
+    with zipfile.ZipFile(path) as archive:
+        return set(archive.namelist())
+
+
+def test_a_wheel_from_the_sdist_is_the_wheel_from_the_tree(wheel: Path, sdist: Path, tmp_path: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    again = build("wheel", next(tmp_path.glob("ddpcheck-*")), tmp_path / "out")
+    assert names_in_wheel(again) == names_in_wheel(wheel)
+
+
+def test_the_wheel_holds_every_source_and_nothing_else(wheel: Path) -> None:
+    in_tree = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "ddpcheck").rglob("*")
+        if path.suffix in (".py", ".md", ".typed") or path.name == "py.typed"
+    }
+    for room in "probes", "reports":
+        in_tree |= {f"ddpcheck/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / room).rglob("*.py")}
+    in_wheel = {name for name in names_in_wheel(wheel) if ".dist-info/" not in name}
+    assert in_wheel == in_tree
