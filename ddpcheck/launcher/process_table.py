@@ -1,0 +1,68 @@
+"""Processes as /proc shows them."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process. `started` is in clock ticks since boot: with the pid it names a process for good."""
+
+    pid: int
+    parent: int
+    state: str
+    started: int
+    name: str
+
+    @property
+    def is_gone(self) -> bool:
+        """Dead, though perhaps not yet reaped."""
+        return self.state in {"Z", "X", "x"}
+
+
+def read_process(pid: int) -> Process | None:
+    """The process with this id, or None where there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read().decode(errors="replace")
+        # The name stands in brackets and may hold brackets and spaces itself.
+        name = text[text.index("(") + 1 : text.rindex(")")]
+        fields = text[text.rindex(")") + 2 :].split()
+        return Process(pid, int(fields[1]), fields[0], int(fields[19]), name)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def process_start(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot: tells it from a later one with the same id."""
+    process = read_process(pid)
+    return None if process is None else process.started
+
+
+def descendants(root: int, spare: Iterable[int] = ()) -> list[Process]:
+    """All processes under `root`, zombies too, without those in `spare` and what is under them."""
+    children: dict[int, list[Process]] = defaultdict(list)
+    for process in _all_processes():
+        children[process.parent].append(process)
+    spared = set(spare)
+    found: list[Process] = []
+    todo = [root]
+    while todo:
+        for process in children.pop(todo.pop(), []):
+            if process.pid not in spared:
+                found.append(process)
+                todo.append(process.pid)
+    return found
+
+
+def _all_processes() -> list[Process]:
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return []
+    processes = (read_process(int(name)) for name in names if name.isdigit())
+    return [process for process in processes if process is not None]

@@ -1,0 +1,169 @@
+"""The folder of one run and its run.json."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ddpcheck.config import Config
+from ddpcheck.errors import OutputFolderError
+from ddpcheck.launcher.joining import may_join
+from ddpcheck.launcher.process_table import process_start
+from ddpcheck.launcher.run_name import run_name
+from ddpcheck.privacy import mask_arguments
+from ddpcheck.version import VERSION
+
+# Version of run.json. 1 (2026-11): first version.
+RUN_SCHEMA = 1
+RUN_FILE = "run.json"
+RUNS_FOLDER = "ddpcheck-runs"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run is kept. A node that joined a run of another node leaves run.json to that one."""
+
+    path: Path
+    run_id: str
+    name: str
+    joined: bool = False
+
+
+def make_run_folder(command: Sequence[str], *, out: Path | None = None, name: str = "") -> RunFolder:
+    """Make `ddpcheck-runs/<time>-<name>/`, or `out` exactly; readable by its owner only."""
+    name = run_name([name]) if name else run_name(command)
+    if out is not None:
+        return _use_folder(out.absolute(), name, command)
+    parent = Path(RUNS_FOLDER).absolute()
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    for suffix in ["", *(f"-{number}" for number in range(2, 1000))]:
+        path = parent / (stem + suffix)
+        if _make_folder(path):
+            return RunFolder(path, path.name, name)
+    raise OutputFolderError(f"{parent}: holds too many runs of this second")
+
+
+def begin_run(folder: RunFolder, command: Sequence[str], config: Config) -> RunFolder:
+    """Write run.json; the folder comes back as joined where another node was first."""
+    record = {
+        "schema": RUN_SCHEMA,
+        "id": folder.run_id,
+        "name": folder.name,
+        "command": mask_arguments(command),
+        "cwd": os.getcwd(),
+        "started": _now(),
+        "ddpcheck": VERSION,
+        "host": os.uname().nodename,
+        "pid": os.getpid(),
+        "pid_start": process_start(os.getpid()),
+        "config": asdict(config),
+    }
+    if folder.joined or not _create_file(folder.path / RUN_FILE, record):
+        run = read_run_file(folder.path)
+        return RunFolder(folder.path, str(run.get("id", folder.run_id)), folder.name, joined=True)
+    return folder
+
+
+def finish_run(folder: RunFolder, exit_code: int, seconds: float) -> None:
+    """Add how the run ended to run.json; a full disk by now costs only this."""
+    if folder.joined:
+        return
+    ending = {"exit_code": exit_code, "ended": _now(), "seconds": round(seconds, 3)}
+    record = {**read_run_file(folder.path), **ending}
+    temporary = folder.path / f".{RUN_FILE}.{os.getpid()}"
+    try:
+        temporary.unlink(missing_ok=True)
+        _write_new(temporary, record)
+        os.replace(temporary, folder.path / RUN_FILE)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def read_run_file(path: Path) -> dict[str, Any]:
+    """run.json of the run in `path`; empty where it is missing or torn."""
+    try:
+        record = json.loads((path / RUN_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _use_folder(path: Path, name: str, command: Sequence[str]) -> RunFolder:
+    if _make_folder(path):
+        return RunFolder(path, path.name, name)
+    if not path.is_dir():
+        raise _impossible(path, "is a file, not a folder")
+    run = read_run_file(path)
+    if run and may_join(path, run, name, command):
+        return RunFolder(path, str(run.get("id", path.name)), name, joined=True)
+    if (path / RUN_FILE).exists() or any(path.glob("rank-*.jsonl")):
+        raise OutputFolderError(
+            f"{path}: already holds a run; choose another place with --out, or remove that run first"
+        )
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise _impossible(path, "cannot be written: permission denied")
+    return RunFolder(path, path.name, name)
+
+
+def _make_folder(path: Path) -> bool:
+    """Make the folder and what is above it; False where there is something of that name."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700)
+        path.chmod(0o700)  # whatever the umask took away
+        return True
+    except FileExistsError as error:
+        if not path.parent.is_dir():
+            raise _impossible(path, f"cannot be made: {path.parent} is a file") from error
+        return False
+    except OSError as error:
+        raise _impossible(path, f"cannot be made: {_reason(error)}") from error
+
+
+def _create_file(path: Path, record: dict[str, Any]) -> bool:
+    """Write a file that must not exist yet, complete from the first moment it is seen."""
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    try:
+        _write_new(temporary, record)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without hard links
+            _write_new(path, record)
+        return True
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise _impossible(path, f"cannot be written: {_reason(error)}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _write_new(path: Path, record: dict[str, Any]) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(descriptor, 0o600)
+        json.dump(record, file, indent=1)
+        file.write("\n")
+
+
+def _impossible(path: Path, why: str) -> OutputFolderError:
+    return OutputFolderError(f"{path}: {why}; choose another place with --out")
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")
