@@ -15,17 +15,19 @@ def _arm():
         return
     # By location and without sys.path: this environment may hold no ddpcheck, or another version of it, and
     # must not see the packages that happen to be installed next to the one that launched.
-    from importlib.machinery import PathFinder
-    from importlib.util import module_from_spec
+    # Put together by hand: importing importlib.util costs more than all the rest of this file.
+    from importlib.machinery import ModuleSpec, SourceFileLoader
 
-    package_folder = os.path.dirname(os.path.abspath(_FOLDER))
-    spec = PathFinder.find_spec("ddpcheck", [os.path.dirname(package_folder)])
-    if spec is None or spec.loader is None:
-        return
-    package = module_from_spec(spec)
+    folder = os.path.dirname(os.path.abspath(_FOLDER))
+    loader = SourceFileLoader("ddpcheck", os.path.join(folder, "__init__.py"))
+    package = type(sys)("ddpcheck")
+    package.__spec__ = ModuleSpec("ddpcheck", loader, origin=loader.path, is_package=True)
+    package.__spec__.submodule_search_locations = package.__path__ = [folder]
+    package.__spec__.has_location = True
+    package.__loader__, package.__package__, package.__file__ = loader, "ddpcheck", loader.path
     sys.modules["ddpcheck"] = package
     try:
-        spec.loader.exec_module(package)
+        loader.exec_module(package)
         from ddpcheck.injection import arm
     except BaseException:
         sys.modules.pop("ddpcheck", None)

@@ -52,8 +52,8 @@ def start(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _spawn(path: str, command: Sequence[str], environ: Mapping[str, str]) -> int:
-    # `cwd` changes nothing, but keeps subprocess from using posix_spawn, with which glibc leaves two of its own
-    # signals ignored in the command and in all that it starts.
+    # `cwd` changes nothing, but keeps subprocess from using posix_spawn, by which glibc leaves two of its
+    # internal signals ignored in the command and in all that it starts.
     process = subprocess.Popen(command, executable=path, env=environ, close_fds=False, cwd=os.curdir)
     process.returncode = 0  # the supervisor waits for it; Popen need not warn that nobody did
     return process.pid
