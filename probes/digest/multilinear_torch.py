@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -21,16 +20,13 @@ _block_keys: dict[torch.device, torch.Tensor] = {}
 
 def lane_sums(memories: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
     """The lanes of each dense tensor, without its label: int64, one row per tensor, on `device`."""
-    ends = [0]
-    words = []
-    for memory in memories:
-        words.append(as_words(memory))
-        ends.append(ends[-1] + _blocks_in(words[-1]))
-    terms = _Terms(device, ends[-1], max((_blocks_in(each) for each in words), default=0))
+    words = [as_words(memory) for memory in memories]
+    blocks = [_blocks_in(each) for each in words]
+    terms = _Terms(device, sum(blocks), max(blocks, default=0))
     for each in words:
         terms.add(each)
     terms.flush()
-    rows = [_sum_serially(terms.values[:, start:end]) for start, end in itertools.pairwise(ends)]
+    rows = [_sum_serially(part) for part in torch.split(terms.values, blocks, 1)] if blocks else []
     return torch.stack(rows) if rows else torch.empty((0, LANES), dtype=torch.int64, device=device)
 
 
@@ -52,7 +48,9 @@ class _Terms:
     def __init__(self, device: torch.device, blocks: int, longest: int) -> None:
         rows = min(blocks, CPU_ROWS if device.type == "cpu" else DEVICE_ROWS)
         self.values = torch.empty((LANES, blocks), dtype=torch.int64, device=device)
-        self._words = torch.empty((rows, BLOCK_WORDS), dtype=torch.int64, device=device)
+        # Zeros, and zeroed again by every flush: the last block of a tensor is seldom full.
+        self._words = torch.zeros((rows, BLOCK_WORDS), dtype=torch.int64, device=device)
+        self._flat = self._words.view(-1)
         self._products = torch.empty_like(self._words)
         self._keys = torch.empty((LANES, 2, rows), dtype=torch.int64, device=device)
         self._word_keys = word_keys(device)
@@ -70,10 +68,8 @@ class _Terms:
 
     def _fill(self, words: torch.Tensor, block: int, take: int) -> None:
         rows = slice(self._filled, self._filled + take)
-        flat = self._words[rows].view(-1)
-        flat[: words.numel()].copy_(words)
-        if words.numel() < flat.numel():
-            flat[words.numel() :].zero_()
+        start = self._filled * BLOCK_WORDS
+        self._flat[start : start + words.numel()].copy_(words)
         self._keys[:, :, rows].copy_(self._block_keys[:, :, block : block + take])
         self._filled += take
 
@@ -86,6 +82,7 @@ class _Terms:
             low, high = sums & MASK32, (sums >> 32) & MASK32
             terms = low * self._keys[lane, 0, rows] + high * self._keys[lane, 1, rows]
             self.values[lane, self._done : self._done + self._filled] = terms
+        words.zero_()
         self._done += self._filled
         self._filled = 0
 
@@ -134,6 +131,8 @@ def _shift(z: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _sum_serially(terms: torch.Tensor) -> torch.Tensor:
+    if terms.shape[1] == 1:
+        return terms[:, 0]
     sums = [terms[:, start:stop].sum(1, dtype=torch.int64) for start, stop in _pieces(terms.shape[1], LANES)]
     return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0, dtype=torch.int64)
 

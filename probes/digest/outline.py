@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .label import describe, label_of
+from .label import label_of
 from .tensor_bytes import PLAIN_TYPES, dense, has_memory, layout_of
 from .tree import combine
 
@@ -73,17 +73,27 @@ def _take_apart(tensor: torch.Tensor) -> Outline:
 def _strided(tensor: torch.Tensor) -> Outline:
     try:
         layout = layout_of(tensor)
-        # Fake tensors claim the device they stand for, but their storage tells; so does a wrapper subclass's.
+        # Fake tensors claim the device they stand for, but their storage tells.
         if tensor.untyped_storage().device.type != tensor.device.type or not _holds_span(tensor):
             raise Unreadable
     except RuntimeError as error:  # vmapped and functionalised tensors: no storage
         raise Unreadable from error
-    return Outline(layout.label, memory=tensor)
+    return Outline(layout.label, memory=tensor if type(tensor) in PLAIN_TYPES else _bare(tensor))
+
+
+def _bare(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a plain tensor: any operation on a subclass could run the user's code."""
+    if tensor.is_conj() or tensor.is_neg():
+        raise Unreadable
+    bare = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return bare.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
 def _holds_span(tensor: torch.Tensor) -> bool:
     if tensor.numel() == 0:
         return True
+    if tensor.untyped_storage().data_ptr() == 0:
+        return False  # a wrapper subclass: its storage has a size but no memory
     itemsize = tensor.element_size()
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return has_memory(tensor, (last + 1) * itemsize, itemsize)
@@ -116,7 +126,9 @@ def _subclass_parts(tensor: torch.Tensor) -> Outline | None:
     """A subclass's inner tensors; None where it is an ordinary tensor under another name."""
     if _is_instance(tensor, "torch.distributed._functional_collectives", "AsyncCollectiveTensor"):
         raise Unreadable  # reading it would wait for the user's collective
-    kind = f"{type(tensor).__qualname__} {describe(tensor.dtype, tensor.shape, ())}"
+    # A ragged dimension has a symbol for a size, another in every tensor; its real sizes are in the parts.
+    sizes = [size if isinstance(size, int) else "ragged" for size in tensor.shape]
+    kind = f"{type(tensor).__qualname__} {tensor.dtype} {sizes}"
     if _is_instance(tensor, "torch.distributed.tensor", "DTensor"):
         return _assemble(kind, tensor.to_local())  # type: ignore[attr-defined]
     if not hasattr(tensor, "__tensor_flatten__"):

@@ -35,16 +35,19 @@ class Layout:
     buffer_at: Callable[[int], ctypes.Array[ctypes.c_char]]
 
 
-_layouts: dict[tuple[torch.dtype, torch.Size, tuple[int, ...]], Layout] = {}
+_Key = tuple[torch.dtype, torch.Size, tuple[int, ...]]
+_layouts: dict[_Key, Layout] = {}
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:
     key = (tensor.dtype, tensor.size(), tensor.stride())
-    layout = _layouts.get(key)
-    if layout is None:
-        if len(_layouts) >= _LAYOUTS_KEPT:
-            _layouts.clear()  # shapes that change with every batch must not pile up
-        layout = _layouts[key] = _make_layout(tensor)
+    return _layouts.get(key) or _remember(key, tensor)
+
+
+def _remember(key: _Key, tensor: torch.Tensor) -> Layout:
+    if len(_layouts) >= _LAYOUTS_KEPT:
+        _layouts.clear()  # shapes that change with every batch must not pile up
+    layout = _layouts[key] = _make_layout(tensor)
     return layout
 
 
@@ -97,10 +100,15 @@ def direct_span(tensor: torch.Tensor) -> tuple[Layout, int] | None:
     if type(tensor) not in PLAIN_TYPES or tensor.layout is not torch.strided:
         return None
     try:
-        layout = layout_of(tensor)
-        if not layout.direct or tensor.is_neg() or not has_memory(tensor, layout.nbytes, layout.itemsize):
+        # layout_of and has_memory written out: this runs for every tensor of every step, and calls would be a
+        # fifth of it.
+        key = (tensor.dtype, tensor.size(), tensor.stride())
+        layout = _layouts.get(key) or _remember(key, tensor)
+        end = tensor.storage_offset() * layout.itemsize + layout.nbytes
+        if not layout.direct or tensor.is_neg() or tensor.untyped_storage().nbytes() < end:
             return None
-        return layout, tensor.data_ptr()
+        address = tensor.data_ptr()
+        return (layout, address) if address or not layout.nbytes else None
     except RuntimeError:
         return None  # nested, vmapped, …: no strides or no storage
 

@@ -23,15 +23,17 @@ class Xxh3Digester:
         self._hash = xxh3_128_digest
 
     def submit(self, tensors: Sequence[torch.Tensor]) -> ReadyTicket:
+        leaves = []
         # A default device is a torch-function mode: it would make each look at a tensor ten times slower.
         with torch._C.DisableTorchFunction():
-            return ReadyTicket([self._leaf(tensor) for tensor in tensors])
-
-    def _leaf(self, tensor: torch.Tensor) -> bytes:
-        if tensor.is_cpu and (span := direct_span(tensor)) is not None:
-            layout, address = span
-            return self._hash(layout.buffer_at(address), layout.seed)
-        return self._leaf_of_parts(tensor)
+            for tensor in tensors:
+                span = direct_span(tensor) if tensor.is_cpu else None
+                if span is None:
+                    leaves.append(self._leaf_of_parts(tensor))
+                else:
+                    layout, address = span
+                    leaves.append(self._hash(layout.buffer_at(address), layout.seed))
+        return ReadyTicket(leaves)
 
     def _leaf_of_parts(self, tensor: torch.Tensor) -> bytes:
         with torch.inference_mode(False), torch.no_grad():
