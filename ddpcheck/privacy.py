@@ -90,10 +90,15 @@ def mask_text(text: str) -> str:
 def allowed_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that describe a distributed job and nothing else, with their values masked as well."""
     return {
-        name: MASK if _is_secret(name, value) else mask_text(value)
+        name: MASK if _is_secret_variable(name, value) else mask_text(value)
         for name, value in sorted(environ.items())
         if name in _ALLOWED_NAMES or name.startswith(_ALLOWED_PREFIXES)
     }
+
+
+def _is_secret_variable(name: str, value: str) -> bool:
+    # No variable of a library has a "pad token": what is harmless as an option is not, as a variable.
+    return _words(name)[-1] in _AMBIGUOUS_WORDS or _is_secret(name, value)
 
 
 def _mask_match(match: re.Match[str]) -> str:

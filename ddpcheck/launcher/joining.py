@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def may_join(folder: Path, run: Mapping[str, Any], name: str, command: Sequence[
 def spans_nodes(command: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Whether the command line or the scheduler speaks of more than one node."""
     counts = [environ.get(name, "") for name in _NODE_COUNT_VARIABLES]
-    for option, value in zip(command, [*command[1:], ""], strict=True):
+    for option, value in pairwise([*command, ""]):
         name, _, attached = option.partition("=")
         if name in _NODE_COUNT_OPTIONS:
             counts.append(attached or value)

@@ -1,0 +1,207 @@
+"""The post-import hook, on a stand-in for torch, and `import ddpcheck.auto`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Instead of the agent: says when it was let in and what it could see then.
+STUB = """
+import sys, types
+sys.path[:0] = [{root!r}, {fake!r}]
+entry = types.ModuleType("ddpcheck.agent.entry")
+def install():
+    print("install", hasattr(sys.modules["torch.nn.parallel.distributed"], "DistributedDataParallel"))
+    {body}
+entry.install = install
+import ddpcheck.agent
+sys.modules["ddpcheck.agent.entry"] = entry
+from ddpcheck.injection import DdpImportFinder, arm
+hooks = lambda: sum(isinstance(f, DdpImportFinder) for f in sys.meta_path)
+"""
+
+
+@pytest.fixture
+def fake_torch(tmp_path: Path) -> Path:
+    place = tmp_path / "fake" / "torch" / "nn" / "parallel"
+    place.mkdir(parents=True)
+    for folder in (place, place.parent, place.parent.parent):
+        (folder / "__init__.py").write_text("")
+    (place / "distributed.py").write_text("class DistributedDataParallel: pass\nprint('executed')\n")
+    return tmp_path / "fake"
+
+
+def run(fake: Path, code: str, body: str = "pass", **environ: str) -> subprocess.CompletedProcess[str]:
+    program = STUB.format(root=str(ROOT), fake=str(fake), body=body) + code
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environ},
+    )
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_agent_comes_in_after_the_import_and_the_hook_goes(fake_torch: Path) -> None:
+    code = "arm(); arm(); print(hooks()); import torch.nn.parallel.distributed; print(hooks())"
+    assert lines(run(fake_torch, code)) == ["1", "executed", "install True", "0"]
+
+
+def test_already_imported(fake_torch: Path) -> None:
+    code = "import torch.nn.parallel.distributed; arm(); print(hooks())"
+    assert lines(run(fake_torch, code)) == ["executed", "install True", "0"]
+
+
+def test_module_looks_as_without(fake_torch: Path) -> None:
+    look = (
+        "import importlib, importlib.util as u\n"
+        "name = 'torch.nn.parallel.distributed'\n"
+        "s = u.find_spec(name)\n"
+        "print(type(s.loader), s.origin, s.cached, 'Distributed' in s.loader.get_source(name))\n"
+        "import torch.nn.parallel.distributed as m\n"
+        "print(type(m.__loader__), vars(m.__loader__), m.__spec__ == u.find_spec(name), m.__file__)\n"
+        "print(m.__spec__.loader is m.__loader__, m.__cached__, sorted(vars(m)))\n"
+        "importlib.reload(m)\n"
+    )
+    plain, watched = lines(run(fake_torch, look)), lines(run(fake_torch, "arm()\n" + look))
+    assert [line for line in watched if not line.startswith("install")] == plain
+    assert watched.count("install True") == 1
+
+
+def test_failed_import_can_be_tried_again(fake_torch: Path) -> None:
+    module = fake_torch / "torch" / "nn" / "parallel" / "distributed.py"
+    good = module.read_text()
+    module.write_text("raise OSError('libcudart')")
+    code = (
+        "arm()\n"
+        "try:\n    import torch.nn.parallel.distributed\n"
+        "except OSError as e:\n    print(e, hooks())\n"
+        f"import pathlib; pathlib.Path({str(module)!r}).write_text({good!r})\n"
+        "import importlib; importlib.invalidate_caches()\n"
+        "import torch.nn.parallel.distributed; print(hooks())"
+    )
+    assert lines(run(fake_torch, code)) == ["libcudart 1", "executed", "install True", "0"]
+
+
+@pytest.mark.parametrize("body", ["raise RuntimeError('boom')", "sys.exit(3)", "import nothing_here"])
+def test_fault_is_written_down_and_import_goes_on(fake_torch: Path, tmp_path: Path, body: str) -> None:
+    config = json.dumps({"run_dir": str(tmp_path), "run_id": "x"})
+    code = "arm(); import torch.nn.parallel.distributed as d; print(d.DistributedDataParallel)"
+    done = run(fake_torch, code, body, DDPCHECK_CONFIG=config)
+    assert lines(done)[-1].startswith("<class")
+    (path,) = tmp_path.glob("fault-*.jsonl")
+    assert path.stat().st_mode & 0o777 == 0o600
+    record = json.loads(path.read_text())
+    assert (record["kind"], record["probe"], record["entry"]) == ("fault", "bootstrap", "install")
+    assert path.name == f"fault-{record['pid']}.jsonl"
+    assert "in install" in record["where"]
+    assert record["error"].split(":")[0] in {"RuntimeError", "SystemExit", "ModuleNotFoundError"}
+
+
+def test_no_folder_for_the_fault(fake_torch: Path) -> None:
+    config = json.dumps({"run_dir": "/no/such/folder", "run_id": "x"})
+    code = "arm(); import torch.nn.parallel.distributed"
+    lines(run(fake_torch, code, "raise RuntimeError", DDPCHECK_CONFIG=config))
+
+
+def auto(cwd: Path, **environ: str) -> subprocess.Popen[str]:
+    program = "import ddpcheck.auto, os; print(os.environ['DDPCHECK_CONFIG'])"
+    plain = {k: v for k, v in os.environ.items() if k not in {"DDPCHECK_CONFIG", "RANK", "WORLD_SIZE"}}
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=cwd,
+        env={**plain, "PYTHONPATH": str(ROOT), **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def meet(cwd: Path, size: int, **environ: str) -> tuple[set[str], str]:
+    """The folders in which the ranks of one job find themselves, and what they say."""
+    ranks = [
+        auto(cwd, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), MASTER_PORT="29500", **environ)
+        for rank in range(size)
+    ]
+    outputs = [rank.communicate(timeout=60) for rank in ranks]
+    assert all(rank.returncode == 0 for rank in ranks), outputs
+    configs: list[dict[str, Any]] = [json.loads(stdout) for stdout, _ in outputs]
+    return {config["run_dir"] for config in configs}, "".join(stderr for _, stderr in outputs)
+
+
+def test_auto_ranks_meet_in_one_folder(tmp_path: Path) -> None:
+    folders, said = meet(tmp_path, 4)
+    assert len(folders) == 1
+    folder = Path(folders.pop())
+    assert folder.parent == tmp_path / "ddpcheck-runs"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert json.loads((folder / "run.json").read_text())["id"] == folder.name
+    assert [path.name for path in folder.iterdir()] == ["run.json"]
+    assert len(said.splitlines()) == 1
+    assert str(folder) in said
+
+
+def test_auto_second_run_across_nodes_gets_its_own_folder(tmp_path: Path) -> None:
+    nodes = {"GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+    first, _ = meet(tmp_path, 3, **nodes)
+    restarted, _ = meet(tmp_path, 3, TORCHELASTIC_RESTART_COUNT="1", **nodes)
+    second, _ = meet(tmp_path, 3, **nodes)
+    assert len(first) == len(second) == 1
+    assert restarted == first
+    assert second != first
+
+
+def test_auto_keeps_the_run_it_is_in(tmp_path: Path) -> None:
+    config = json.dumps({"run_dir": str(tmp_path / "given"), "run_id": "x"})
+    process = auto(tmp_path, DDPCHECK_CONFIG=config)
+    stdout, stderr = process.communicate(timeout=60)
+    assert (stdout.strip(), stderr) == (config, "")
+    assert not (tmp_path / "ddpcheck-runs").exists()
+
+
+def test_auto_never_stops_the_script(tmp_path: Path) -> None:
+    (tmp_path / "ddpcheck-runs").write_text("a file in the way")
+    program = "import ddpcheck.auto; print('went on')"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "went on\n"
+    assert done.stderr.startswith("ddpcheck: not watching")
+
+
+@pytest.mark.slow
+def test_real_torch(tmp_path: Path) -> None:
+    from ddpcheck.config import Config
+    from ddpcheck.launcher.environment import command_environment
+
+    code = (
+        "import torch, torch.nn.parallel.distributed as d, sys\n"
+        "print(d.__file__, type(d.__loader__), vars(d.__loader__), d.DistributedDataParallel.__mro__)\n"
+        "print(len(sys.meta_path))"
+    )
+    environ = command_environment(Config(run_dir=str(tmp_path), run_id="x"))
+    plain, watched = [
+        subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300)
+        for env in (None, environ)
+    ]
+    assert (watched.stdout, watched.stderr) == (plain.stdout, plain.stderr)
+    assert list(tmp_path.iterdir()) == []
