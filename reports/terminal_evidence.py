@@ -17,6 +17,8 @@ _MOST_GROUPS = 8
 _MOST_NAMES = 10
 _MOST_ROWS = 10
 _MOST_CHARACTERS = 400
+# Evidence by these names lists ranks.
+_RANK_LISTS = ("ranks", "reported")
 # Enough of a digest to tell two apart by eye; the whole of it is in report.json.
 _DIGEST_CHARACTERS = 16
 
@@ -45,15 +47,29 @@ def _block(ink: Ink, key: str, value: Any) -> RenderableType:
 
 
 def _generic(ink: Ink, key: str, value: Any) -> RenderableType:
-    said = spoken_by_rank(value) if is_by_rank(value) else _spoken_list(key, value)
-    return ink.text(f"{key.replace('_', ' ')}: {shortened(said, _MOST_CHARACTERS)}")
+    label = key.replace("_", " ")
+    if isinstance(value, (list, tuple)) and value and all(isinstance(item, Mapping) for item in value):
+        lines = [shortened(_spoken_mapping(item), _MOST_CHARACTERS) for item in value[:_MOST_ROWS]]
+        lines += [f"and {len(value) - _MOST_ROWS} more"] if len(value) > _MOST_ROWS else []
+        return Group(ink.text(f"{label}:"), indented(Group(*map(ink.text, lines))))
+    return ink.text(f"{label}: {shortened(_spoken(key, value), _MOST_CHARACTERS)}")
 
 
-def _spoken_list(key: str, value: Any) -> str:
+def _spoken(key: str, value: Any) -> str:
+    if is_by_rank(value):
+        return spoken_by_rank(value)
+    if isinstance(value, Mapping):
+        return _spoken_mapping(value)
     numbers = isinstance(value, (list, tuple)) and all(type(item) is int for item in value)
-    if numbers and value and key.endswith("ranks"):
-        return rank_ranges(value)
-    return spoken(value)
+    return rank_ranges(value) if numbers and value and key.endswith(_RANK_LISTS) else spoken(value)
+
+
+def _spoken_mapping(value: Mapping[str, Any]) -> str:
+    """`ranks 0-2; digest: 9f2c`: who comes first, if it is there."""
+    rest = "; ".join(f"{key}: {_spoken(str(key), item)}" for key, item in value.items() if key != "ranks")
+    if "ranks" not in value:
+        return rest
+    return f"{ranks_phrase(value['ranks'])}; {rest}" if isinstance(value["ranks"], (list, tuple)) else rest
 
 
 def _groups(ink: Ink, groups: list[Mapping[str, Any]]) -> RenderableType:
@@ -70,10 +86,12 @@ def _digest(group: Mapping[str, Any]) -> str:
 
 
 def _parameters(ink: Ink, parameters: Mapping[str, Any]) -> RenderableType:
+    if not parameters["count"]:
+        return ink.text(f"which of the {parameters['of']} tensors differ was not recorded")
     names = [ink.line(name) for name in parameters["names"][:_MOST_NAMES]]
     left_out = parameters["count"] - len(names)
     more = f" and {left_out} more" if left_out > 0 else ""
-    heading = f"{parameters['count']} of {parameters['of']} parameters differ:"
+    heading = f"{parameters['count']} of {parameters['of']} tensors differ:"
     return Group(ink.text(heading), indented(ink.text(", ".join(names) + more)))
 
 
@@ -94,14 +112,17 @@ def _elements(ink: Ink, elements: Mapping[str, Any]) -> RenderableType:
 
 
 def _elements_heading(elements: Mapping[str, Any]) -> str:
-    about = "" if elements.get("exact", True) else "at least "
     kind = " ".join(
         str(elements[key]) for key in ("dtype", "shape") if elements.get(key) not in (None, "")
     )  # fmt: skip
     described = f" ({kind})" if kind else ""
-    at = "" if elements.get("step") is None else f" at step {elements['step']}"
+    # Values may be of the very step and the count of a later one, at which whole tensors were kept.
+    counted_at = elements.get("counted_at_step", elements.get("step"))
+    at = "" if counted_at is None else f" at step {counted_at}"
+    values_at = "" if "counted_at_step" not in elements else f"; their values at step {elements['step']}"
+    about = "" if elements.get("exact", True) or values_at else "at least "
     counts = f"{about}{elements['differing']} of {elements['of']} elements differ"
-    return f"{counts} in {elements['parameter']}{described}{at}:"
+    return f"{counts} in {elements['parameter']}{described}{at}{values_at}:"
 
 
 def _index(index: Any) -> str:

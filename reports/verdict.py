@@ -18,7 +18,7 @@ _AT_WRAPPING = frozenset({"DDP101", "DDP103"})
 def verdict_sentence(report: Report) -> str:
     """What happened, in one sentence."""
     lead = leading_finding(report)
-    if lead is not None and lead.code in _PARTING and lead.severity is Severity.ERROR:
+    if lead is not None and _is_parting(lead):
         return _parting(report, lead)
     if report.verdict is Verdict.FAILED:
         return _failed(report, lead)
@@ -37,8 +37,13 @@ def in_order(report: Report) -> list[Finding]:
 def leading_finding(report: Report) -> Finding | None:
     """The finding the verdict is about: the first parting of replicas, else the gravest."""
     ordered = in_order(report)
-    parting = [item for item in ordered if item.code in _PARTING and item.severity is Severity.ERROR]
-    return next(iter(parting or ordered), None)
+    return next(iter([item for item in ordered if _is_parting(item)] or ordered), None)
+
+
+def _is_parting(finding: Finding) -> bool:
+    # An unknown parameter (DDP104) is a risk by itself, and a parting once ranks hold different bits.
+    parted = finding.code in _PARTING or (finding.code == "DDP104" and "groups" in finding.evidence)
+    return parted and finding.severity is Severity.ERROR
 
 
 def counted(number: int, noun: str) -> str:

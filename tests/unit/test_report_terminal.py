@@ -106,7 +106,7 @@ def test_a_divergence_shows_who_where_and_what_to_do() -> None:
         "error DDP201 Parameters diverged",
         "step 3, stage params, module 0, parameter layers.3.weight, rank 2",
         "ranks 0-1, 3 9f2c6a1d77e0b3a4",
-        "12 of 148 parameters differ",
+        "12 of 148 tensors differ",
         "and 2 more",
         "812 of 4096 elements differ in layers.3.weight (float32 [64, 64]) at step 3:",
         "group 0, lr",
@@ -236,6 +236,42 @@ def test_attempts_each_have_a_table() -> None:
     assert "attempt 0, step 3" in text
 
 
+def shown(evidence: dict[str, Any]) -> str:
+    return squeezed(
+        rendered(replace(DIVERGED, findings=(replace(DIVERGENCE, evidence=evidence),)), width=120)
+    )
+
+
+def test_a_count_of_a_later_step_is_told_from_the_values() -> None:
+    elements = {"parameter": "w", "differing": 7, "of": 9, "exact": False, "step": 3}
+    assert "at least 7 of 9 elements differ in w at step 3:" in shown({"elements": elements})
+    later = {**elements, "counted_at_step": 5}
+    assert "7 of 9 elements differ in w at step 5; their values at step 3:" in shown({"elements": later})
+
+
+def test_evidence_of_any_shape_reads_as_text() -> None:
+    text = shown(
+        {
+            "parameter_order": [{"ranks": [0, 1, 2], "groups": "a,b"}, {"ranks": [3], "groups": "b,a"}],
+            "names": {"rank 0": "mean", "rank 1": "std"},
+            "reported": list(range(1023)),
+            "details": {str(rank): "out of memory" for rank in range(64)},
+            "many": [{"name": f"p{number}"} for number in range(30)],
+        }
+    )
+    assert "parameter order: ranks 0-2; groups: a,b rank 3; groups: b,a" in text
+    assert "names: rank 0: mean; rank 1: std" in text
+    assert "reported: 0-1022" in text
+    assert "details: ranks 0-63: out of memory" in text
+    assert "name: p9 and 20 more" in text
+
+
+def test_leaves_that_were_not_recorded_are_not_called_equal() -> None:
+    assert "which of the 5 tensors differ was not recorded" in shown(
+        {"parameters": {"count": 0, "of": 5, "names": []}}
+    )
+
+
 def test_evidence_of_another_shape_is_still_shown() -> None:
     evidence = {
         "elements": {"parameter": "w"},
@@ -244,5 +280,5 @@ def test_evidence_of_another_shape_is_still_shown() -> None:
         "odd_ranks": [1, 2, 3, 9],
     }
     text = rendered(replace(DIVERGED, findings=(replace(DIVERGENCE, evidence=evidence),)))
-    assert 'elements: {"parameter": "w"}' in text
+    assert "elements: parameter: w" in text
     assert "odd ranks: 1-3, 9" in text
