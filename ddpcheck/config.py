@@ -20,6 +20,8 @@ class Config:
     run_id: str
     every: int = 1
     optimizer_state: bool = False
+    # Ranks that see a disagreement hold still for a moment, so that the job can be stopped within that step.
+    fail_fast: bool = False
     # Node-local file through which ranks of one node see each other's digests; empty: none could be made.
     board: str = ""
 

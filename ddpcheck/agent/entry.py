@@ -1,0 +1,177 @@
+"""The way in: patches the few places through which a process becomes a rank, and wakes the agent there."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from typing import Any
+
+from ddpcheck.agent.guard import GUARD
+from ddpcheck.agent.patches import Patches, calling, hide_from_compiler, skip_frame
+from ddpcheck.config import Config
+
+
+class Agent:
+    """Asleep until this very process makes a process group or a DDP module: only then is it a rank."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._patches = Patches()
+        self._hooks: list[Any] = []
+        self._sessions = 0
+        self._watcher: Any = None
+        self._ddp_init: Any = None
+        self._awake = False
+        self._group_gone = False
+
+    def install(self) -> None:
+        """At import of torch: no more than two stubs, nothing is opened."""
+        import torch.distributed as distributed
+        from torch.nn.parallel.distributed import DistributedDataParallel
+
+        protect = GUARD.protect
+        self._ddp_init = DistributedDataParallel.__init__
+        entering = protect("agent", "entering", self._entering)
+        wrapped = protect("agent", "wrapped", self._wrapped)
+        self._patches.replace(
+            DistributedDataParallel, "__init__", lambda original: calling(original, entering, wrapped)
+        )
+        if not distributed.is_available():
+            return
+        opened = protect("agent", "open", self._open)
+        closing = protect("agent", "group_closed", self._group_closed)
+        for owner in (distributed, sys.modules["torch.distributed.distributed_c10d"]):
+            self._patches.replace(
+                owner, "init_process_group", lambda original: calling(original, None, lambda *a, **k: opened())
+            )
+            self._patches.replace(
+                owner, "destroy_process_group", lambda original: calling(original, closing, None)
+            )
+
+    def _open(self) -> None:
+        """A process group was made here: this process is a rank."""
+        import torch.distributed as distributed
+
+        if not distributed.is_initialized() or (self._watcher is not None and not self._group_gone):
+            return
+        if self._watcher is not None:
+            self._watcher.session.close("exit")
+        self._group_gone = False
+        from ddpcheck.agent.session import Session
+        from ddpcheck.agent.watcher import Watcher
+
+        session = Session(self._config, self._sessions)
+        self._sessions += 1
+        self._watcher = Watcher(session, self._ddp_init)
+        if self._sessions == 1:
+            os.register_at_fork(after_in_child=self._forked)
+            self._watch_exits()
+
+    def _entering(self, *args: Any, **kwargs: Any) -> None:
+        self._open()
+        if self._watcher is not None:
+            self._watcher.entering(*args, **kwargs)
+
+    def _wrapped(self, *args: Any, **kwargs: Any) -> None:
+        if self._watcher is None:
+            return
+        self._watcher.wrapped(*args, **kwargs)
+        if not self._awake:
+            self._awake = True
+            self._watch_training()
+
+    def _watch_training(self) -> None:
+        """The first DDP module is there: look at forwards, steps and scalers from here on."""
+        from torch.nn.parallel.distributed import DistributedDataParallel
+        from torch.optim import optimizer
+
+        forward = "_pre_forward" if hasattr(DistributedDataParallel, "_pre_forward") else "forward"
+        self._observe(DistributedDataParallel, forward, before="forward")
+        self._observe(DistributedDataParallel, "_sync_buffers", after="buffers_synced")
+        self._hooks = [
+            optimizer.register_optimizer_step_pre_hook(self._relay("before_step")),
+            optimizer.register_optimizer_step_post_hook(self._relay("after_step")),
+        ]
+        scaler = getattr(sys.modules.get("torch.amp.grad_scaler"), "GradScaler", None)
+        if scaler is not None:
+            self._observe(scaler, "step", before="scaler_before", after="scaler_after")
+
+    def _observe(self, owner: Any, name: str, before: str = "", after: str = "") -> None:
+        def make(original: Any) -> Any:
+            wrapper = calling(
+                original, self._relay(before) if before else None, self._relay(after) if after else None
+            )
+            skip_frame(wrapper)
+            return wrapper
+
+        self._patches.replace(owner, name, make)
+
+    def _relay(self, moment: str) -> Any:
+        """A guarded call to the watcher of the day; what it returns never reaches the caller."""
+
+        def relay(*args: Any, **kwargs: Any) -> None:
+            if self._watcher is not None:
+                getattr(self._watcher, moment)(*args, **kwargs)
+
+        return hide_from_compiler(GUARD.protect("agent", moment, relay))
+
+    def _group_closed(self, *args: Any, **kwargs: Any) -> None:
+        """Only the end of the whole world ends the session, not that of one group."""
+        import torch.distributed as distributed
+
+        group = args[0] if args else kwargs.get("group")
+        if self._watcher is not None and group in (None, distributed.group.WORLD):
+            self._watcher.session.end()
+            self._group_gone = True
+
+    def _watch_exits(self) -> None:
+        """Every way out that Python can see; what it cannot see leaves a file without an end."""
+        # Guarded under a name of its own: whatever else was switched off, the file is closed properly.
+        close = GUARD.protect("exit", "close", self._close)
+        leaving = GUARD.protect("exit", "leaving", self._leaving)
+        atexit.register(close)
+        self._patches.replace(sys, "exit", lambda original: calling(original, leaving, None))
+        # Forked multiprocessing children leave this way, and so do jobs that fear a hang at exit.
+        self._patches.replace(
+            os, "_exit", lambda original: calling(original, lambda status=0: (leaving(status), close()), None)
+        )
+        hook = sys.excepthook
+        noted = GUARD.protect("exit", "raised", self._raised)
+
+        def excepthook(kind: Any, error: Any, trace: Any) -> None:
+            noted(kind, error, trace)
+            hook(kind, error, trace)
+
+        sys.excepthook = excepthook
+
+    _error = ("", "")
+
+    def _raised(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        import traceback
+
+        frames = traceback.extract_tb(trace)
+        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        self._error = (f"{kind.__name__}: {error}"[:500], where)
+
+    def _leaving(self, status: object = None) -> None:
+        if status not in (None, 0) and not self._error[0]:
+            self._error = (f"exit status {status}"[:500], "")
+
+    def _close(self) -> None:
+        if self._watcher is not None:
+            reason = "raised" if self._error[0] else "exit"
+            self._watcher.session.close(reason, *self._error)
+
+    def _forked(self) -> None:
+        """A child of a rank, most often a data-loader worker, is no rank."""
+        if self._watcher is not None:
+            self._watcher.session.abandon()
+            self._watcher = None
+
+
+def install() -> None:
+    """Called once torch's DDP module has been imported."""
+    config = Config.from_environment(os.environ)
+    if config is not None:
+        Agent(config).install()

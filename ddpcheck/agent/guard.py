@@ -1,0 +1,74 @@
+"""The one guard between the user's program and ddpcheck: what fails is switched off and written down."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+Reporter = Callable[[str, str, str, str], None]
+
+
+class EntryPoint:
+    """One way from the user's program into ddpcheck. `body` can be replaced, which is how tests break it."""
+
+    def __init__(self, probe: str, name: str, body: Callable[..., Any]) -> None:
+        self.probe = probe
+        self.name = name
+        self.body = body
+
+
+class Guard:
+    """Runs entry points; after the first exception in one, everything of that probe is off."""
+
+    def __init__(self) -> None:
+        self.entry_points: dict[str, EntryPoint] = {}
+        self.off: set[str] = set()
+        self._reporters: list[Reporter] = []
+        self._unreported: list[tuple[str, str, str, str]] = []
+
+    def report_to(self, reporter: Reporter) -> None:
+        self._reporters[:] = [reporter]
+        for fault in self._unreported:
+            reporter(*fault)
+        self._unreported.clear()
+
+    def protect(self, probe: str, name: str, body: Callable[..., T]) -> Callable[..., T | None]:
+        """`body` as the user's program may call it: never raises an Exception, does nothing once switched off.
+
+        KeyboardInterrupt and SystemExit pass: they are the user's.
+        """
+        entry = EntryPoint(probe, name, body)
+        self.entry_points[f"{probe}.{name}"] = entry
+
+        @functools.wraps(body)
+        def protected(*args: Any, **kwargs: Any) -> T | None:
+            if probe in self.off:
+                return None
+            try:
+                result: T = entry.body(*args, **kwargs)
+            except Exception as error:
+                self._switch_off(entry, error)
+                return None
+            return result
+
+        return protected
+
+    def _switch_off(self, entry: EntryPoint, error: Exception) -> None:
+        self.off.add(entry.probe)
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        fault = (entry.probe, entry.name, f"{type(error).__name__}: {error}"[:500], where)
+        if not self._reporters:
+            self._unreported.append(fault)
+            return
+        try:
+            self._reporters[0](*fault)
+        except Exception:
+            self._unreported.append(fault)
+
+
+GUARD = Guard()

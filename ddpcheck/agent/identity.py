@@ -1,0 +1,77 @@
+"""Who this rank is: its number, its host, its process, and the start of the job it belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+import sys
+import time
+import uuid
+from typing import Any
+
+import torch
+
+from ddpcheck.privacy import allowed_environment, mask_arguments
+from ddpcheck.records.schema import RankHeader
+
+
+def header(session: str, algorithm: str) -> RankHeader:
+    """The first record of this rank's file."""
+    distributed: Any = torch.distributed
+    return RankHeader(
+        rank=distributed.get_rank(),
+        world_size=distributed.get_world_size(),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        ticks=process_ticks(),
+        session=session,
+        time=time.time(),
+        local_rank=_number("LOCAL_RANK"),
+        restart=_number("TORCHELASTIC_RESTART_COUNT") or 0,
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        backend=str(distributed.get_backend()),
+        device=_device(),
+        algorithm=algorithm,
+        argv=mask_arguments(sys.argv),
+        environment=allowed_environment(os.environ),
+    )
+
+
+def session_id(number: int) -> str:
+    """One name for this start of the job, agreed on through the job's own store without waiting for anyone."""
+    from torch.distributed import distributed_c10d as c10d
+
+    try:
+        store: Any = c10d._get_default_store()
+        return str(store.compare_set(f"ddpcheck/session/{number}", "", uuid.uuid4().hex).decode())
+    except Exception:
+        # No store that can do it (MPI): what all ranks of one start have in common must do.
+        parts = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
+        parts += [os.environ.get("TORCHELASTIC_RESTART_COUNT", ""), str(number)]
+        return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def process_ticks() -> int:
+    """When this process started, in clock ticks since boot."""
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _number(name: str) -> int | None:
+    try:
+        return int(os.environ[name])
+    except (KeyError, ValueError):
+        return None
+
+
+def _device() -> str:
+    """Without waking a device up: a rank that never uses CUDA must not get a context from us."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return f"cuda:{torch.cuda.current_device()}"
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,70 @@
+"""Patches: put in and taken out symmetrically, each keeping the original and bearing a mark."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_MARK = "__ddpcheck_original__"
+
+Wrapper = Callable[..., Any]
+
+
+class Patches:
+    """A set of replaced attributes."""
+
+    def __init__(self) -> None:
+        self._applied: list[tuple[Any, str, Any]] = []
+
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Wrapper]) -> bool:
+        """Put `make(original)` in place of `owner.name`; False where there is no such attribute in this torch."""
+        original = getattr(owner, name, None)
+        if original is None or hasattr(original, _MARK):
+            return False
+        wrapper = functools.wraps(original)(make(original))
+        setattr(wrapper, _MARK, original)
+        setattr(owner, name, wrapper)
+        self._applied.append((owner, name, original))
+        return True
+
+    def remove(self) -> None:
+        for owner, name, original in reversed(self._applied):
+            # Someone may have patched on top of us: theirs calls ours, so it must stay.
+            if hasattr(getattr(owner, name, None), _MARK):
+                setattr(owner, name, original)
+        self._applied.clear()
+
+
+def calling(
+    original: Any, before: Callable[..., object] | None, after: Callable[..., object] | None
+) -> Wrapper:
+    """A function that does what `original` does, with observers that see the arguments and nothing else."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            before(*args, **kwargs)
+        result = original(*args, **kwargs)
+        if after is not None:
+            after(*args, **kwargs)
+        return result
+
+    return wrapper
+
+
+def hide_from_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, left out of what torch.compile traces; as it is where no compiler was ever loaded."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None:
+        return function
+    hidden: Callable[..., Any] = dynamo.disable(function)
+    return hidden
+
+
+def skip_frame(function: Callable[..., Any]) -> None:
+    """Let torch.compile pass over this frame but still compile what it calls."""
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    skip = getattr(eval_frame, "skip_code", None)
+    if skip is not None:
+        skip(function.__code__)

@@ -1,0 +1,101 @@
+"""A session: one rank's part in one start of a job, from its process group to its end."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddpcheck.agent.board import Board
+from ddpcheck.agent.guard import GUARD
+from ddpcheck.agent.identity import header, session_id
+from ddpcheck.agent.writer import RecordWriter
+from ddpcheck.config import Config
+from ddpcheck.probes.digest import make_digester
+from ddpcheck.probes.probe import MOMENTS, Probe
+from ddpcheck.probes.roster import PROBES
+from ddpcheck.records.schema import EndRecord, FaultRecord, Record
+
+
+class Session:
+    """Holds the file, the board and the probes of this rank."""
+
+    def __init__(self, config: Config, number: int) -> None:
+        distributed: Any = torch.distributed
+        self.config = config
+        self.rank: int = distributed.get_rank()
+        self.world_size: int = distributed.get_world_size()
+        self.session = session_id(number)
+        self._pid = os.getpid()
+        self._closed = False
+        self._ended = False
+        self._writer = _open_writer(Path(config.run_dir), self.rank)
+        self.write(header(self.session, make_digester("cpu").algorithm))
+        self.board = self._open_board(config)
+        GUARD.report_to(self._fault)
+        self._moments: dict[str, list[Any]] = {moment: [] for moment in MOMENTS}
+        for kind in PROBES:
+            self._enlist(kind(self))
+
+    def _enlist(self, probe: Probe) -> None:
+        """Only moments that the probe overrides cost anything."""
+        for moment in MOMENTS:
+            if getattr(type(probe), moment) is not getattr(Probe, moment):
+                protected = GUARD.protect(probe.name, moment, getattr(probe, moment))
+                self._moments[moment].append(protected)
+
+    def _open_board(self, config: Config) -> Board | None:
+        try:
+            return Board(Path(config.board), self.rank) if config.board else None
+        except OSError as error:
+            # Ranks in another container, or no room: digests are still compared, from the files.
+            self.write(FaultRecord("board", "open", f"{type(error).__name__}: {error}", "", os.getpid()))
+            return None
+
+    def tell(self, moment: str, *what: Any) -> None:
+        for protected in self._moments[moment]:
+            protected(*what)
+
+    def write(self, record: Record) -> None:
+        self._writer.write(record)
+        if self._writer.failed and self.board is not None:
+            self.board.say_trouble(self._writer.failed)
+
+    def _fault(self, probe: str, entry: str, error: str, where: str) -> None:
+        self.write(FaultRecord(probe, entry, error, where, os.getpid()))
+        # The next thing that fails may be the exit.
+        self._writer.flush()
+
+    def end(self) -> None:
+        """The process group is going away: last looks, once."""
+        if not self._ended:
+            self._ended = True
+            self.tell("ending")
+
+    def close(self, reason: str, error: str = "", where: str = "") -> None:
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self.end()
+        self._writer.close(EndRecord(reason, time.time(), error, where, self._writer.dropped))
+        if self._writer.failed and self.board is not None:
+            self.board.say_trouble(self._writer.failed)
+
+    def abandon(self) -> None:
+        """This is a forked child, not the rank."""
+        self._closed = True
+        self._writer.abandon()
+
+
+def _open_writer(folder: Path, rank: int) -> RecordWriter:
+    """A file of our own: restarts and jobs in sequence find the first names taken."""
+    for attempt in range(10_000):
+        suffix = f".{attempt}" if attempt else ""
+        try:
+            return RecordWriter(folder / f"rank-{rank:05d}{suffix}.jsonl")
+        except FileExistsError:
+            continue
+    raise FileExistsError(f"no free name for rank {rank} in {folder}")

@@ -1,0 +1,96 @@
+"""Appends a rank's records to its file from a background thread, and never lets the disk hold up training."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from pathlib import Path
+
+from ddpcheck.records.schema import Record, to_line
+
+# A disk that stalls may hold back this much before records are dropped and counted.
+MOST_PENDING = 8 << 20
+
+
+class RecordWriter:
+    """One append-only file; every record is one line, written whole."""
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        self._fd = os.open(path, flags, 0o600)
+        self.path = path
+        self.failed = ""
+        self.dropped = 0
+        self._pending = 0
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        # A daemon: a user's process that hangs or dies must not wait for us.
+        self._thread = threading.Thread(target=self._drain, name="ddpcheck-writer", daemon=True)
+        self._thread.start()
+
+    def write(self, record: Record) -> None:
+        if self.failed:
+            return
+        line = to_line(record)
+        with self._lock:
+            if self._pending > MOST_PENDING:
+                self.dropped += 1
+                return
+            self._pending += len(line)
+        self._queue.put(line)
+
+    def close(self, last: Record, seconds: float = 5.0) -> None:
+        """Write `last` behind everything pending and close; give up after `seconds`."""
+        if not self.failed:
+            self._queue.put(to_line(last))
+        self._queue.put(None)
+        self._thread.join(seconds)
+        if not self._thread.is_alive():
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+
+    def flush(self, seconds: float = 1.0) -> None:
+        """Wait until all that is pending has been handed to the system."""
+        deadline = time.monotonic() + seconds
+        while self._pending and not self.failed and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    def abandon(self) -> None:
+        """In a forked child the file is the parent's and the thread is gone: let both be."""
+        self.failed = "forked"
+        with contextlib.suppress(OSError):
+            os.close(self._fd)
+
+    def _drain(self) -> None:
+        while True:
+            lines, last = self._take()
+            if lines and not self.failed:
+                self._put(b"".join(lines))
+            with self._lock:
+                self._pending -= sum(map(len, lines))
+            if last:
+                return
+
+    def _take(self) -> tuple[list[bytes], bool]:
+        """Wait for a line, then take all that has gathered: one system call for many records."""
+        lines: list[bytes] = []
+        line = self._queue.get()
+        while line is not None:
+            lines.append(line)
+            try:
+                line = self._queue.get_nowait()
+            except queue.Empty:
+                return lines, False
+        return lines, True
+
+    def _put(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError as error:
+            # A full disk: what is written stays readable, the torn last line is the reader's business.
+            self.failed = f"{error.strerror} ({self.path})"

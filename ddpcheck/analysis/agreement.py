@@ -1,0 +1,152 @@
+"""Compares ranks moment by moment as their records come in, and forgets each moment once all have spoken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ddpcheck.records.schema import DigestRecord, Of, Stage
+
+# A module's name across ranks: the ranks of its group and its number among those wrapped in it.
+ModuleKey = tuple[tuple[int, ...], int]
+
+
+@dataclass(frozen=True, order=True)
+class Moment:
+    """One thing looked at on every rank at the same point of the job."""
+
+    module: ModuleKey
+    stage: str
+    of: str
+    step: int
+    optimizer: int = -1
+    # Only for sharded optimizer state: ranks that hold other parts have nothing in common.
+    part: str = ""
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """A moment at which ranks did not all say the same."""
+
+    moment: Moment
+    sightings: Mapping[int, DigestRecord]
+
+    def groups(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Ranks by what they said, the largest group first."""
+        return groups_of({rank: record.root for rank, record in self.sightings.items()})
+
+    def odd_ranks(self) -> tuple[int, ...]:
+        return odd_ranks([ranks for _, ranks in self.groups()])
+
+
+def groups_of(said: Mapping[int, str]) -> list[tuple[str, tuple[int, ...]]]:
+    by_root: dict[str, list[int]] = {}
+    for rank in sorted(said):
+        by_root.setdefault(said[rank], []).append(rank)
+    ordered = sorted(by_root.items(), key=lambda item: (-len(item[1]), item[1]))
+    return [(root, tuple(ranks)) for root, ranks in ordered]
+
+
+def odd_ranks(groups: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """The minority; where there is no majority nobody can be called odd, and all are named."""
+    everyone = sorted(rank for group in groups for rank in group)
+    largest = max(groups, key=len)
+    if 2 * len(largest) <= len(everyone):
+        return tuple(everyone)
+    return tuple(rank for rank in everyone if rank not in largest)
+
+
+@dataclass
+class Tally:
+    """What came of all comparisons of one kind."""
+
+    compared: int = 0
+    differing: int = 0
+    first: Disagreement | None = None
+
+
+@dataclass
+class Agreement:
+    """All comparisons of one attempt."""
+
+    tallies: dict[tuple[ModuleKey, str, str], Tally] = field(default_factory=dict)
+    # First step at which the hyperparameters, and the number of forwards behind a step, were not the same.
+    hyper: dict[ModuleKey, Disagreement] = field(default_factory=dict)
+    forwards: dict[ModuleKey, Disagreement] = field(default_factory=dict)
+    rewritten: dict[ModuleKey, Disagreement] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    _pending: dict[Moment, dict[int, DigestRecord]] = field(default_factory=dict)
+    _rewrites: dict[Moment, dict[int, DigestRecord]] = field(default_factory=dict)
+    _agreed: dict[ModuleKey, DigestRecord] = field(default_factory=dict)
+
+    def add(self, rank: int, module: ModuleKey, record: DigestRecord) -> None:
+        part = record.hyper if record.of == Of.STATE.value else ""
+        optimizer = -1 if record.optimizer is None else record.optimizer
+        moment = Moment(module, record.stage, record.of, record.step, optimizer, part)
+        if record.stage == Stage.REWRITTEN.value:
+            self._rewrites.setdefault(moment, {})[rank] = record
+            return
+        said = self._pending.setdefault(moment, {})
+        said[rank] = record
+        if self._complete(moment, said):
+            self._finish(moment)
+
+    def end_rank(self, rank: int) -> None:
+        """Nothing more comes from this rank: moments that waited only for it are complete."""
+        self.ended.add(rank)
+        for moment in sorted(self._pending):
+            if moment in self._pending and self._complete(moment, self._pending[moment]):
+                self._finish(moment)
+
+    def end_all(self) -> None:
+        for moment in sorted(self._pending):
+            self._finish(moment)
+
+    def tally(self, module: ModuleKey, stage: Stage, of: Of) -> Tally:
+        return self.tallies.get((module, stage.value, of.value), Tally())
+
+    def _complete(self, moment: Moment, said: Mapping[int, DigestRecord]) -> bool:
+        return all(rank in said or rank in self.ended for rank in moment.module[0])
+
+    def _finish(self, moment: Moment) -> None:
+        said = self._pending.pop(moment)
+        if moment.stage == Stage.PARAMS.value:
+            self._compare_rewrites(moment, said)
+        if len(said) < 2:
+            return
+        tally = self.tallies.setdefault((moment.module, moment.stage, moment.of), Tally())
+        tally.compared += 1
+        found = Disagreement(moment, said)
+        if len({record.root for record in said.values()}) > 1:
+            tally.differing += 1
+            if tally.first is None or moment.step < tally.first.moment.step:
+                tally.first = found
+        elif moment.of == Of.PARAMETERS.value:
+            self._agreed[moment.module] = next(iter(said.values()))
+        if moment.stage == Stage.PARAMS.value:
+            if len({record.hyper for record in said.values()}) > 1:
+                self.hyper.setdefault(moment.module, found)
+            if len({record.forward for record in said.values()}) > 1:
+                self.forwards.setdefault(moment.module, found)
+
+    def _compare_rewrites(self, moment: Moment, said: Mapping[int, DigestRecord]) -> None:
+        """Were the parameters equal before this step? A rank that rewrote nothing stands where all last agreed."""
+        due = sorted(
+            before
+            for before in self._rewrites
+            if (before.module, before.optimizer) == (moment.module, moment.optimizer) and before.step <= moment.step
+        )
+        for before in due:
+            rewrites = self._rewrites.pop(before)
+            if moment.module in self.rewritten or self._parted(moment.module):
+                continue
+            last = self._agreed.get(moment.module)
+            # With --every, steps went by unseen: of a rank that rewrote nothing we then know only that.
+            fresh = last is not None and (last.step == before.step - 1 or last.step < 0)
+            stood = {rank: rewrites.get(rank, last if fresh else None) for rank in said}
+            known = {rank: record for rank, record in stood.items() if record is not None}
+            if len({record.root for record in known.values()}) > 1 or len(known) < len(said):
+                self.rewritten[moment.module] = Disagreement(before, known)
+
+    def _parted(self, module: ModuleKey) -> bool:
+        return self.tally(module, Stage.PARAMS, Of.PARAMETERS).first is not None

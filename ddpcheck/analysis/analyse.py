@@ -1,0 +1,98 @@
+"""From a run folder to a finished report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ddpcheck.analysis.attempt import Attempt
+from ddpcheck.analysis.case import Case
+from ddpcheck.analysis.checks import checks_of
+from ddpcheck.analysis.findings import Finding, Severity
+from ddpcheck.analysis.result import Attempt as AttemptSummary
+from ddpcheck.analysis.result import Report, Verdict
+from ddpcheck.analysis.rules.roster import RULES
+from ddpcheck.analysis.run import Run, read_description, read_notes
+from ddpcheck.analysis.status import summaries
+
+
+def analyse_run(path: Path) -> Report:
+    """Read a stored run from beginning to end and judge it."""
+    description = read_description(path)
+    run = Run(path)
+    return conclude(run, description)
+
+
+def conclude(run: Run, description: dict[str, Any]) -> Report:
+    """Judge a run whose records have been read as far as they were there; reads the rest."""
+    run.finish()
+    notes = read_notes(run.path)
+    exit_code = description.get("exit_code")
+    exit_code = exit_code if isinstance(exit_code, int) else None
+    over = "ended" in description
+    attempts = run.ordered() or [Attempt("")]
+    cases = [
+        Case(
+            attempt=attempt,
+            number=number,
+            folder=run.path,
+            notes=notes,
+            ranks=summaries(attempt, number, notes, over),
+            exit_code=exit_code,
+            strays=tuple(run.strays) if attempt is attempts[-1] else (),
+        )
+        for number, attempt in enumerate(attempts)
+    ]
+    findings = tuple(_ordered([finding for case in cases for rule in RULES for finding in rule(case)]))
+    last = attempts[-1]
+    return Report(
+        verdict=_verdict(findings, exit_code, bool(description.get("stopped"))),
+        world_size=last.world_size,
+        steps=max((last.steps(rank) for rank in last.ranks), default=0),
+        command=tuple(map(str, description.get("command", ()))),
+        exit_code=exit_code,
+        findings=findings,
+        attempts=tuple(
+            AttemptSummary(
+                number=case.number,
+                world_size=case.attempt.world_size,
+                steps=max((case.attempt.steps(rank) for rank in case.attempt.ranks), default=0),
+                ranks=case.ranks,
+            )
+            for case in cases
+            if case.attempt.ranks
+        ),
+        checks=checks_of(last),
+        run=_about(run, description),
+    )
+
+
+def _ordered(findings: list[Finding]) -> list[Finding]:
+    """Worst first; among equals the order of the rules, which is from cause to effect."""
+    return sorted(findings, key=lambda finding: -finding.severity.weight)
+
+
+def _verdict(findings: tuple[Finding, ...], exit_code: int | None, stopped: bool) -> Verdict:
+    if exit_code not in (None, 0) and not stopped:
+        return Verdict.FAILED
+    if any(finding.severity is not Severity.NOTE and finding.code != "DDP601" for finding in findings):
+        return Verdict.FINDINGS
+    if any(finding.code == "DDP601" for finding in findings):
+        return Verdict.INCOMPLETE
+    return Verdict.OK
+
+
+def _about(run: Run, description: dict[str, Any]) -> dict[str, Any]:
+    headers = [rank.header for attempt in run.attempts.values() for rank in attempt.ranks.values()]
+    return {
+        "path": str(run.path),
+        "name": description.get("name", run.path.name),
+        "id": description.get("id", run.path.name),
+        "started": description.get("started"),
+        "seconds": description.get("seconds"),
+        "ddpcheck": description.get("ddpcheck"),
+        "torch": sorted({header.torch for header in headers}),
+        "hosts": sorted({header.host for header in headers}),
+        "unreadable_lines": sum(rank.bad_lines for a in run.attempts.values() for rank in a.ranks.values()),
+        "files_without_header": run.headless,
+    }

@@ -1,0 +1,159 @@
+"""What is known of one start of a job: fed record by record, bounded however long the job ran."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpcheck.analysis.agreement import Agreement, ModuleKey
+from ddpcheck.records.schema import (
+    CaptureRecord,
+    DetailRecord,
+    DigestRecord,
+    EndRecord,
+    FaultRecord,
+    HyperRecord,
+    JoinRecord,
+    ModuleRecord,
+    OptimizerRecord,
+    RankHeader,
+    Record,
+    SkipRecord,
+    Stage,
+    StructureRecord,
+)
+
+MOST_HYPER_CHANGES = 10_000
+
+
+@dataclass
+class Rank:
+    """What one rank wrote."""
+
+    header: RankHeader
+    modules: dict[int, ModuleKey] = field(default_factory=dict)
+    latest: dict[ModuleKey, ModuleRecord] = field(default_factory=dict)
+    as_wrapped: dict[ModuleKey, ModuleRecord] = field(default_factory=dict)
+    optimizers: dict[tuple[int, ModuleKey], OptimizerRecord] = field(default_factory=dict)
+    hyper: deque[HyperRecord] = field(default_factory=deque)
+    # What the oldest changes of `hyper` came to, by optimizer.
+    hyper_before: dict[int, dict[str, Any]] = field(default_factory=dict)
+    skips: int = 0
+    first_skip: SkipRecord | None = None
+    structure: list[tuple[ModuleKey, StructureRecord]] = field(default_factory=list)
+    joined: set[ModuleKey] = field(default_factory=set)
+    details: list[tuple[ModuleKey, DetailRecord]] = field(default_factory=list)
+    captures: list[tuple[ModuleKey, CaptureRecord]] = field(default_factory=list)
+    faults: list[FaultRecord] = field(default_factory=list)
+    end: EndRecord | None = None
+    # Steps by module and optimizer; the stage and step of the last record.
+    steps: dict[tuple[ModuleKey, int], int] = field(default_factory=dict)
+    last: DigestRecord | None = None
+    bad_lines: int = 0
+    torn: bool = False
+
+    def add_hyper(self, record: HyperRecord) -> None:
+        self.hyper.append(record)
+        if len(self.hyper) > MOST_HYPER_CHANGES:
+            oldest = self.hyper.popleft()
+            self.hyper_before.setdefault(oldest.optimizer, {}).update(oldest.changed)
+
+    def hyper_at(self, optimizer: int, step: int) -> dict[str, Any]:
+        """The hyperparameters in force at a step."""
+        values = dict(self.hyper_before.get(optimizer, {}))
+        for record in self.hyper:
+            if record.optimizer == optimizer and record.step <= step:
+                values.update(record.changed)
+        return values
+
+
+class Attempt:
+    """One start of a job."""
+
+    def __init__(self, session: str) -> None:
+        self.session = session
+        self.ranks: dict[int, Rank] = {}
+        self.agreement = Agreement()
+
+    @property
+    def started(self) -> float:
+        return min((rank.header.time for rank in self.ranks.values()), default=0.0)
+
+    @property
+    def world_size(self) -> int:
+        return max((rank.header.world_size for rank in self.ranks.values()), default=0)
+
+    def steps(self, rank: int) -> int:
+        return max(self.ranks[rank].steps.values(), default=0)
+
+    def modules(self) -> list[ModuleKey]:
+        """All modules, in the order in which they were wrapped; this numbers them in reports."""
+        order: dict[ModuleKey, tuple[int, ModuleKey]] = {}
+        for rank in self.ranks.values():
+            for index, key in rank.modules.items():
+                order[key] = min(order.get(key, (index, key)), (index, key))
+        return sorted(order, key=lambda key: order[key])
+
+    def number(self, module: ModuleKey) -> str:
+        return str(self.modules().index(module))
+
+    def of_module(self, module: ModuleKey) -> dict[int, Rank]:
+        return {number: rank for number, rank in self.ranks.items() if module in rank.latest}
+
+    def feed(self, header: RankHeader, record: Record) -> None:
+        rank = self.ranks.setdefault(header.rank, Rank(header))
+        match record:
+            case DigestRecord():
+                self._digest(header.rank, rank, record)
+            case ModuleRecord():
+                key = (tuple(record.group), record.ordinal)
+                rank.modules[record.module] = key
+                rank.latest[key] = record
+                rank.as_wrapped.setdefault(key, record)
+            case OptimizerRecord() if record.module in rank.modules:
+                rank.optimizers[record.optimizer, rank.modules[record.module]] = record
+            case HyperRecord():
+                rank.add_hyper(record)
+            case SkipRecord():
+                rank.skips += 1
+                rank.first_skip = rank.first_skip or record
+            case StructureRecord() if record.module in rank.modules:
+                rank.structure.append((rank.modules[record.module], record))
+            case JoinRecord() if record.module in rank.modules:
+                rank.joined.add(rank.modules[record.module])
+            case DetailRecord() if record.module in rank.modules:
+                rank.details.append((rank.modules[record.module], record))
+            case CaptureRecord() if record.module in rank.modules:
+                rank.captures.append((rank.modules[record.module], record))
+            case FaultRecord():
+                rank.faults.append(record)
+            case EndRecord():
+                rank.end = record
+                self.agreement.end_rank(header.rank)
+
+    def _digest(self, number: int, rank: Rank, record: DigestRecord) -> None:
+        key = rank.modules.get(record.module)
+        if key is None:
+            return
+        rank.last = record
+        if record.stage == Stage.PARAMS.value:
+            place = (key, -1 if record.optimizer is None else record.optimizer)
+            rank.steps[place] = max(rank.steps.get(place, 0), record.step + 1)
+        # Ranks that hash in different ways cannot be compared at all.
+        if rank.header.algorithm == self.algorithm():
+            self.agreement.add(number, key, record)
+
+    def algorithm(self) -> str:
+        return self.ranks[min(self.ranks)].header.algorithm
+
+    def joined(self, module: ModuleKey) -> bool:
+        return any(module in rank.joined for rank in self.ranks.values())
+
+    def parted(self) -> bool:
+        """Whether ranks are known to disagree where they must not: what --fail-fast waits for."""
+        return any(
+            tally.first is not None
+            for (_, stage, _), tally in self.agreement.tallies.items()
+            if stage != Stage.INIT_BEFORE.value
+        )

@@ -1,0 +1,40 @@
+"""Reads the tensors that ranks wrote down at a disagreement (safetensors files in the run folder)."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+LARGEST_HEADER = 64 << 20
+
+
+class CapturedTensors:
+    """One file of captured tensors; damaged or missing, it simply holds none."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._header: dict[str, Any] = {}
+        self._data_at = 0
+        try:
+            with path.open("rb") as file:
+                (size,) = struct.unpack("<Q", file.read(8))
+                if size <= LARGEST_HEADER:
+                    header = json.loads(file.read(size))
+                    self._header = header if isinstance(header, dict) else {}
+                    self._data_at = 8 + size
+        except (OSError, ValueError, struct.error):
+            self._header = {}
+
+    def names(self) -> set[str]:
+        return set(self._header)
+
+    def read(self, name: str) -> bytes:
+        """The raw bytes of a tensor, row by row; empty where it is not there."""
+        match self._header.get(name):
+            case {"data_offsets": [int(start), int(end)]} if 0 <= start <= end:
+                with self._path.open("rb") as file:
+                    file.seek(self._data_at + start)
+                    return file.read(end - start)
+        return b""

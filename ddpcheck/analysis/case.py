@@ -1,0 +1,89 @@
+"""A case: one attempt of a run with all that the rules look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddpcheck.analysis.agreement import Disagreement, ModuleKey
+from ddpcheck.analysis.attempt import Attempt
+from ddpcheck.analysis.findings import Finding, Severity
+from ddpcheck.analysis.result import RankStatus, RankSummary
+from ddpcheck.analysis.run import NodeNotes
+from ddpcheck.explanations import title
+from ddpcheck.records.schema import FaultRecord
+
+
+@dataclass(frozen=True)
+class Case:
+    """Handed to every rule. A run in which no rank reported has one case with an empty attempt."""
+
+    attempt: Attempt
+    number: int
+    folder: Path
+    notes: NodeNotes
+    ranks: tuple[RankSummary, ...]
+    exit_code: int | None
+    # Faults of processes that never became a rank.
+    strays: tuple[FaultRecord, ...] = ()
+
+    def modules(self) -> list[ModuleKey]:
+        """Modules that have anyone to agree with."""
+        return [module for module in self.attempt.modules() if len(module[0]) > 1]
+
+    def with_status(self, *wanted: RankStatus) -> list[RankSummary]:
+        return [row for row in self.ranks if row.status in wanted]
+
+    def finding(
+        self,
+        code: str,
+        message: str,
+        *,
+        severity: Severity = Severity.ERROR,
+        found: Disagreement | None = None,
+        module: ModuleKey | None = None,
+        step: int | None = None,
+        stage: str | None = None,
+        parameter: str | None = None,
+        ranks: tuple[int, ...] = (),
+        evidence: Mapping[str, Any] | None = None,
+        cause: str = "",
+        fix: str = "",
+    ) -> Finding:
+        """A finding of this attempt; `found` fills in where and who."""
+        if found is not None:
+            module = found.moment.module if module is None else module
+            stage = found.moment.stage if stage is None else stage
+            step = found.moment.step if step is None else step
+            ranks = ranks or found.odd_ranks()
+        return Finding(
+            code=code,
+            severity=severity,
+            title=title(code),
+            message=message,
+            module=None if module is None else self.attempt.number(module),
+            step=None if step is not None and step < 0 else step,
+            stage=stage,
+            parameter=parameter,
+            ranks=ranks,
+            evidence=dict(evidence or {}),
+            cause=cause,
+            fix=fix,
+            attempt=self.number,
+        )
+
+
+def name_ranks(ranks: tuple[int, ...] | list[int]) -> str:
+    """"rank 2", "ranks 0-3 and 7"."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    if len(parts) == 1:
+        return ("ranks " if len(runs[0]) > 1 else "rank ") + parts[0]
+    return f"ranks {', '.join(parts[:-1])} and {parts[-1]}"

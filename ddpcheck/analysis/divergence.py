@@ -1,0 +1,155 @@
+"""Finds the first step at which parameters part and the earliest thing that explains it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpcheck.analysis.agreement import Disagreement, ModuleKey, groups_of
+from ddpcheck.analysis.attempt import Attempt
+from ddpcheck.analysis.evidence import differing_places, tensor_rows
+from ddpcheck.records.schema import Of, Stage
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Parameters of one module part at `found`; `code` says what the evidence points at."""
+
+    found: Disagreement
+    code: str
+    cause: str = ""
+    # What shows the cause, where that is another moment than the parting itself.
+    root: Disagreement | None = None
+    evidence: dict[str, Any] = field(default_factory=dict)
+    parameter: str | None = None
+
+
+def divergence(attempt: Attempt, module: ModuleKey) -> Divergence | None:
+    """The parting of a module's parameters in training, with its cause; None where they never part."""
+    found = attempt.agreement.tally(module, Stage.PARAMS, Of.PARAMETERS).first
+    if found is None or not names_agree(attempt, module):
+        return None
+    if attempt.agreement.tally(module, Stage.INIT_AFTER, Of.PARAMETERS).first is not None:
+        return None
+    for explain in (_unknown_to_reducer, _rewritten, _frozen, _hyperparameters, _group_order, _state, _skipped):
+        explained = explain(attempt, module, found)
+        if explained is not None:
+            return explained
+    return Divergence(found, "DDP201")
+
+
+def names_agree(attempt: Attempt, module: ModuleKey) -> bool:
+    """Whether all ranks listed the same parameters in the same order when they wrapped the module."""
+    lists = {tuple(row[0] for row in rank.as_wrapped[module].parameters) for rank in _ranks(attempt, module)}
+    return len(lists) <= 1
+
+
+def _ranks(attempt: Attempt, module: ModuleKey) -> list[Any]:
+    return list(attempt.of_module(module).values())
+
+
+def _unknown_to_reducer(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergence | None:
+    changes = [
+        record
+        for rank in _ranks(attempt, module)
+        for key, record in rank.structure
+        if key == module and record.step <= found.moment.step
+    ]
+    rows = tensor_rows(attempt, found)
+    differing = {rows[place][0] for place in differing_places(attempt, found) if place < len(rows)}
+    for record in changes:
+        if record.parameter in differing or not differing:
+            return Divergence(
+                found, "DDP104", cause=record.change, parameter=record.parameter,
+                evidence={"change": record.change, "noticed_at_step": record.step},
+            )
+    return None
+
+
+def _rewritten(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergence | None:
+    root = attempt.agreement.rewritten.get(module)
+    if root is None or root.moment.step > found.moment.step:
+        return None
+    return Divergence(found, "DDP208", cause="written between two steps", root=root)
+
+
+def _frozen(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergence | None:
+    """Parameters that no optimizer steps cannot have been parted by one."""
+    places = differing_places(attempt, found)
+    owned = {
+        place
+        for rank in _ranks(attempt, module)
+        for (_, key), record in rank.optimizers.items()
+        if key == module
+        for group in record.groups
+        for place in group
+    }
+    if not owned or not places or any(place in owned for place in places):
+        return None
+    return Divergence(found, "DDP208", cause="no optimizer steps these parameters")
+
+
+def _hyperparameters(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergence | None:
+    root = attempt.agreement.hyper.get(module)
+    if root is None or root.moment.step > found.moment.step:
+        return None
+    rows = hyper_rows(attempt, root)
+    names = sorted({row["name"] for row in rows})
+    return Divergence(
+        found, "DDP206", cause="hyperparameters differ: " + ", ".join(names), root=root,
+        evidence={"hyperparameters": rows},
+    )
+
+
+def hyper_rows(attempt: Attempt, root: Disagreement) -> list[dict[str, Any]]:
+    """Each hyperparameter that is not the same on all ranks, with its values."""
+    moment = root.moment
+    values = {rank: attempt.ranks[rank].hyper_at(moment.optimizer, moment.step) for rank in root.sightings}
+    rows = []
+    for name in sorted({name for said in values.values() for name in said}):
+        by_rank = {str(rank): said.get(name) for rank, said in values.items()}
+        if len({repr(value) for value in by_rank.values()}) > 1:
+            group, _, short = name.partition(".")
+            scaler = not group.isdigit()
+            rows.append(
+                {
+                    "optimizer": moment.optimizer,
+                    "group": None if scaler else int(group),
+                    "name": name if scaler else short,
+                    "by_rank": by_rank,
+                }
+            )
+    return rows
+
+
+def _group_order(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergence | None:
+    """The same parameters handed to the optimizer in another order or other groups."""
+    said = {
+        number: repr(record.groups)
+        for number, rank in attempt.of_module(module).items()
+        for (optimizer, key), record in rank.optimizers.items()
+        if key == module and optimizer == found.moment.optimizer
+    }
+    groups = groups_of(said)
+    if len(groups) < 2:
+        return None
+    evidence = {"parameter_order": [{"ranks": list(ranks), "groups": text} for text, ranks in groups]}
+    return Divergence(found, "DDP206", cause="parameters in another order or other groups", evidence=evidence)
+
+
+def _state(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergence | None:
+    root = attempt.agreement.tally(module, Stage.STATE, Of.STATE).first
+    if root is None or root.moment.step > found.moment.step:
+        return None
+    return Divergence(found, "DDP206", cause="optimizer state differs before the step", root=root)
+
+
+def _skipped(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergence | None:
+    """The same step of the optimizer came after another number of forwards: somebody left one out."""
+    root = attempt.agreement.forwards.get(module)
+    if root is None or root.moment.step > found.moment.step or attempt.joined(module):
+        return None
+    forwards = {str(rank): record.forward for rank, record in root.sightings.items()}
+    return Divergence(
+        found, "DDP207", cause="a step was left out or added", root=root, evidence={"forwards_before_step": forwards}
+    )

@@ -1,0 +1,54 @@
+"""DDP101: parameters or buffers differ across ranks after wrapping."""
+
+from __future__ import annotations
+
+from ddpcheck.analysis.agreement import ModuleKey
+from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.divergence import names_agree
+from ddpcheck.analysis.evidence import of_disagreement
+from ddpcheck.analysis.findings import Finding
+from ddpcheck.records.schema import Of, Stage
+
+
+def find(case: Case) -> list[Finding]:
+    return [
+        finding
+        for module in case.modules()
+        if names_agree(case.attempt, module)
+        for of in (Of.PARAMETERS, Of.BUFFERS)
+        for finding in _of_module(case, module, of)
+    ]
+
+
+def _of_module(case: Case, module: ModuleKey, of: Of) -> list[Finding]:
+    found = case.attempt.agreement.tally(module, Stage.INIT_AFTER, of).first
+    if found is None:
+        return []
+    evidence = of_disagreement(case.attempt, found, case.folder)
+    options = case.attempt.ranks[min(found.sightings)].latest[module].options
+    cause = _cause(options, of)
+    names = evidence["parameters"]["names"]
+    message = (
+        f"Right after DDP wrapped the model, {evidence['parameters']['count']} of {evidence['parameters']['of']} "
+        f"{of.value} are not the same on all ranks; odd: {name_ranks(found.odd_ranks())}."
+    )
+    return [
+        case.finding(
+            "DDP101",
+            message,
+            found=found,
+            parameter=names[0] if names else None,
+            evidence=evidence,
+            cause=cause,
+            fix="Let DDP broadcast at wrapping (leave init_sync and buffer broadcasting on), or load or seed the "
+            "same values on every rank before wrapping.",
+        )
+    ]
+
+
+def _cause(options: dict[str, object], of: Of) -> str:
+    if options.get("init_sync") is False:
+        return "init_sync=False: DDP was told not to broadcast at wrapping"
+    if of is Of.BUFFERS and options.get("broadcast_buffers") is False:
+        return "broadcast_buffers=False: DDP was told to leave buffers alone, also at wrapping"
+    return "the broadcast at wrapping did not make the ranks equal"

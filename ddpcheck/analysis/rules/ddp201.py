@@ -1,0 +1,31 @@
+"""DDP201: parameters diverged, the general case."""
+
+from __future__ import annotations
+
+from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.divergence import Divergence, divergence
+from ddpcheck.analysis.evidence import of_disagreement
+from ddpcheck.analysis.findings import Finding
+
+
+def find(case: Case) -> list[Finding]:
+    parted = [divergence(case.attempt, module) for module in case.modules()]
+    return [_finding(case, one) for one in parted if one is not None and one.code == "DDP201"]
+
+
+def _finding(case: Case, parted: Divergence) -> Finding:
+    found = parted.found
+    evidence = of_disagreement(case.attempt, found, case.folder)
+    differing = evidence["parameters"]
+    return case.finding(
+        "DDP201",
+        f"After step {found.moment.step}, {differing['count']} of {differing['of']} parameters are no longer the "
+        f"same on all ranks; odd: {name_ranks(found.odd_ranks())}. Before it they were equal to the bit.",
+        found=found,
+        parameter=differing["names"][0] if differing["names"] else None,
+        evidence=evidence,
+        cause="the update itself was not the same on every rank; most often gradients that were applied without "
+        "being reduced (a forward through model.module, a backward under no_sync, an unused parameter)",
+        fix="Call the DDP wrapper itself in the training loop, and let every backward that is followed by a step run "
+        "outside no_sync().",
+    )

@@ -1,0 +1,64 @@
+"""DDP210: buffers differ after synchronisation, or are mapped to different names."""
+
+from __future__ import annotations
+
+from ddpcheck.analysis.agreement import ModuleKey, groups_of, odd_ranks
+from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.evidence import of_disagreement
+from ddpcheck.analysis.findings import Finding
+from ddpcheck.records.schema import Of, Stage
+
+
+def find(case: Case) -> list[Finding]:
+    findings = []
+    for module in case.modules():
+        findings += _names(case, module) or _values(case, module)
+    return findings
+
+
+def _names(case: Case, module: ModuleKey) -> list[Finding]:
+    said = {
+        rank: "\n".join(row[0] for row in data.as_wrapped[module].buffers)
+        for rank, data in case.attempt.of_module(module).items()
+    }
+    groups = groups_of(said)
+    if len(groups) < 2:
+        return []
+    usual, other = groups[0][0].split("\n"), groups[1][0].split("\n")
+    place = next((i for i, (a, b) in enumerate(zip(usual, other, strict=False)) if a != b), 0)
+    return [
+        case.finding(
+            "DDP210",
+            f"Buffers stand in another order on {name_ranks(groups[1][1])}: number {place} is {usual[place]!r} on "
+            f"{name_ranks(groups[0][1])} and {other[place]!r} there. DDP copies them by position.",
+            module=module,
+            stage=Stage.INIT_BEFORE.value,
+            parameter=usual[place],
+            ranks=odd_ranks([ranks for _, ranks in groups]),
+            evidence={"position": place, "names": {name_ranks(r): text.split("\n")[place] for text, r in groups[:4]}},
+            cause="buffers mapped to different names",
+            fix="Register buffers in the same order on every rank: iterate over lists or sorted names, never sets.",
+        )
+    ]
+
+
+def _values(case: Case, module: ModuleKey) -> list[Finding]:
+    found = case.attempt.agreement.tally(module, Stage.BUFFERS, Of.BUFFERS).first
+    if found is None:
+        return []
+    evidence = of_disagreement(case.attempt, found, case.folder)
+    names = evidence["parameters"]["names"]
+    return [
+        case.finding(
+            "DDP210",
+            f"At forward {found.moment.step}, right after DDP had synchronised the buffers, "
+            f"{evidence['parameters']['count']} of {evidence['parameters']['of']} were not the same on all ranks; "
+            f"odd: {name_ranks(found.odd_ranks())}.",
+            found=found,
+            parameter=names[0] if names else None,
+            evidence=evidence,
+            cause="the synchronisation did not reach these buffers",
+            fix="Register the buffers before wrapping and the same way on every rank, and do not replace "
+            "DDP's buffer hooks by ones that leave buffers out.",
+        )
+    ]

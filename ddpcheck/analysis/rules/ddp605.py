@@ -1,0 +1,43 @@
+"""DDP605: ddpcheck switched a probe of its own off."""
+
+from __future__ import annotations
+
+from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.findings import Finding, Severity
+
+
+def find(case: Case) -> list[Finding]:
+    faults: dict[tuple[str, str, str], list[int]] = {}
+    for rank, data in case.attempt.ranks.items():
+        for fault in data.faults:
+            faults.setdefault((f"{fault.probe}.{fault.entry}", fault.error, fault.where), []).append(rank)
+    for fault in case.strays:
+        faults.setdefault((f"{fault.probe}.{fault.entry}", fault.error, fault.where), [])
+    findings = [_fault(case, *key, tuple(sorted(ranks))) for key, ranks in faults.items()]
+    return findings + [_unwritten(case, rank, text) for rank, text in sorted(case.notes.troubles.items())]
+
+
+def _fault(case: Case, entry: str, error: str, where: str, ranks: tuple[int, ...]) -> Finding:
+    who = f" on {name_ranks(ranks)}" if ranks else ""
+    return case.finding(
+        "DDP605",
+        f"ddpcheck's own {entry} failed{who} and was switched off: {error}. Training went on untouched; what this "
+        "part looks at was not checked from then on.",
+        severity=Severity.NOTE,
+        ranks=ranks,
+        evidence={"entry": entry, "error": error, "where": where},
+        cause="a fault inside ddpcheck, or something in this environment that it does not expect",
+        fix="Please report it with this message; the other checks of this run hold.",
+    )
+
+
+def _unwritten(case: Case, rank: int, text: str) -> Finding:
+    return case.finding(
+        "DDP605",
+        f"Rank {rank} could not write its records any more: {text}. What came after is not in this report.",
+        severity=Severity.NOTE,
+        ranks=(rank,),
+        evidence={"error": text},
+        cause="the run folder cannot be written",
+        fix="Free some space, or put the run folder elsewhere with --out.",
+    )

@@ -1,0 +1,42 @@
+"""All rules, in the order in which their findings are listed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ddpcheck.analysis.case import Case
+from ddpcheck.analysis.findings import Finding
+from ddpcheck.analysis.rules import (
+    ddp101,
+    ddp102,
+    ddp103,
+    ddp104,
+    ddp201,
+    ddp206,
+    ddp207,
+    ddp208,
+    ddp210,
+    ddp601,
+    ddp602,
+    ddp605,
+)
+
+Rule = Callable[[Case], list[Finding]]
+
+RULES: tuple[Rule, ...] = tuple(
+    rule.find
+    for rule in (
+        ddp103,
+        ddp101,
+        ddp104,
+        ddp206,
+        ddp207,
+        ddp208,
+        ddp201,
+        ddp210,
+        ddp602,
+        ddp601,
+        ddp102,
+        ddp605,
+    )
+)

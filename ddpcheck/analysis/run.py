@@ -1,0 +1,127 @@
+"""A run folder: its attempts, fed from the rank files as they grow or all at once, and what the nodes noted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddpcheck.analysis.attempt import Attempt
+from ddpcheck.errors import RunNotFound, RunUnreadable
+from ddpcheck.records.reader import RecordFile
+from ddpcheck.records.schema import RANK_FILES, FaultRecord, RankHeader
+
+
+@dataclass
+class NodeNotes:
+    """What the launchers saw from outside the ranks."""
+
+    # By process (host, pid): when it was seen to vanish.
+    exits: dict[tuple[str, int], float] = field(default_factory=dict)
+    # When the user, or --fail-fast, asked the job to stop.
+    stopped: float | None = None
+    # What ranks could not write to their files.
+    troubles: dict[int, str] = field(default_factory=dict)
+    leftovers: int = 0
+
+
+class Run:
+    """Reads a run; `poll` can be called again and again while the job is under way."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.attempts: dict[str, Attempt] = {}
+        self.strays: list[FaultRecord] = []
+        self.headless = 0
+        self._files: dict[Path, tuple[RecordFile, RankHeader | None]] = {}
+
+    def poll(self) -> bool:
+        """Read what is new, a little from every file in turn so that ranks stay close; True where there was any."""
+        self._discover()
+        anything = False
+        while self._round():
+            anything = True
+        return anything
+
+    def finish(self) -> None:
+        """Read to the end: no more records will come."""
+        self.poll()
+        for file, header in self._files.values():
+            if header is None:
+                self.headless += 1
+                continue
+            rank = self.attempts[header.session].ranks[header.rank]
+            rank.bad_lines, rank.torn = file.bad, file.torn
+        for attempt in self.attempts.values():
+            attempt.agreement.end_all()
+        for path in sorted(self.path.glob("fault-*.jsonl")):
+            self.strays += [record for record in RecordFile(path).read() if isinstance(record, FaultRecord)]
+
+    def ordered(self) -> list[Attempt]:
+        return sorted(self.attempts.values(), key=lambda attempt: attempt.started)
+
+    def _discover(self) -> None:
+        for path in sorted(self.path.glob(RANK_FILES)):
+            if path not in self._files:
+                self._files[path] = (RecordFile(path), None)
+
+    def _round(self) -> bool:
+        anything = False
+        for path, (file, header) in list(self._files.items()):
+            for record in file.read():
+                anything = True
+                if isinstance(record, RankHeader):
+                    header = record
+                    self._files[path] = (file, header)
+                    self.attempts.setdefault(record.session, Attempt(record.session))
+                if header is not None:
+                    self.attempts[header.session].feed(header, record)
+        return anything
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """run.json; a run without a readable one is still a run if ranks reported."""
+    if not path.is_dir():
+        raise RunNotFound(f"There is no run at {path}.")
+    try:
+        raw = json.loads((path / "run.json").read_text())
+    except FileNotFoundError:
+        if not any(path.glob(RANK_FILES)):
+            raise RunNotFound(f"{path} is not a run folder: it holds neither run.json nor records.") from None
+        return {}
+    except (OSError, ValueError) as error:
+        if not any(path.glob(RANK_FILES)):
+            raise RunUnreadable(f"The run at {path} cannot be read: run.json is damaged ({error}).") from None
+        return {}
+    return raw if isinstance(raw, dict) else {}
+
+
+def read_notes(path: Path) -> NodeNotes:
+    """The node logs; lines that make no sense are passed over."""
+    notes = NodeNotes()
+    for file in sorted(path.glob("node-*.jsonl")):
+        for line in file.read_bytes().splitlines():
+            try:
+                raw = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(raw, dict):
+                _note(notes, raw)
+    return notes
+
+
+def _note(notes: NodeNotes, raw: dict[str, Any]) -> None:
+    match raw:
+        case {"kind": "rank_exit", "pid": int(pid), "time": int() | float() as time, "host": str(host)}:
+            notes.exits.setdefault((host, pid), float(time))
+        case {"kind": "signal", "signal": "SIGINT" | "SIGTERM" | "SIGHUP" | "SIGQUIT", "time": int() | float() as time}:
+            notes.stopped = min(notes.stopped or float(time), float(time))
+        case {"kind": "stop", "time": int() | float() as time}:
+            notes.stopped = min(notes.stopped or float(time), float(time))
+        case {"kind": "trouble", "rank": int(rank), "text": str(text)}:
+            notes.troubles[rank] = text
+        case {"kind": "leftover"}:
+            notes.leftovers += 1
+
+

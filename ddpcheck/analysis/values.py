@@ -1,0 +1,66 @@
+"""Turns the raw bytes of tensors into the values people read, and finds where two of them differ."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+# torch's dtype names: struct's letter, and the size of an element.
+_FORMATS = {
+    "float64": ("d", 8),
+    "float32": ("f", 4),
+    "float16": ("e", 2),
+    "int64": ("q", 8),
+    "int32": ("i", 4),
+    "int16": ("h", 2),
+    "int8": ("b", 1),
+    "uint8": ("B", 1),
+    "bool": ("?", 1),
+}
+_SIZES = {"bfloat16": 2, "complex64": 8, "complex128": 16, "float8_e4m3fn": 1, "float8_e5m2": 1}
+
+
+def element_size(dtype: str) -> int:
+    """Bytes of one element; 1 for a dtype we do not know, so that it can still be compared byte by byte."""
+    return _FORMATS[dtype][1] if dtype in _FORMATS else _SIZES.get(dtype, 1)
+
+
+def value(data: bytes, dtype: str) -> Any:
+    """One element as a number; as hexadecimal text where its dtype has no plain Python counterpart."""
+    if dtype in _FORMATS and len(data) == _FORMATS[dtype][1]:
+        return struct.unpack("<" + _FORMATS[dtype][0], data)[0]
+    if dtype == "bfloat16" and len(data) == 2:
+        return struct.unpack("<f", b"\0\0" + data)[0]
+    if dtype == "complex64" and len(data) == 8:
+        return str(complex(*struct.unpack("<ff", data)))
+    if dtype == "complex128" and len(data) == 16:
+        return str(complex(*struct.unpack("<dd", data)))
+    return "0x" + data[::-1].hex()
+
+
+def differing_elements(first: bytes, second: bytes, size: int, most: int) -> tuple[int, list[int]]:
+    """How many elements of two tensors differ, and where the first `most` of them are."""
+    count = 0
+    places: list[int] = []
+    length = min(len(first), len(second))
+    # Most blocks of most tensors are equal or wholly different: compare large pieces before small ones.
+    block = 4096 * size
+    for start in range(0, length, block):
+        a, b = first[start : start + block], second[start : start + block]
+        if a == b:
+            continue
+        for at in range(0, len(a), size):
+            if a[at : at + size] != b[at : at + size]:
+                count += 1
+                if len(places) < most:
+                    places.append((start + at) // size)
+    return count, places
+
+
+def index_of(place: int, shape: list[int]) -> list[int]:
+    """The index of the element at a place of a tensor laid out row by row."""
+    index: list[int] = []
+    for extent in reversed(shape):
+        index.append(place % extent if extent else 0)
+        place //= extent or 1
+    return index[::-1]

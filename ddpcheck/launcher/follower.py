@@ -1,0 +1,43 @@
+"""Follows the records of a run while it is under way: who vanished when, and whether ranks have parted."""
+
+from __future__ import annotations
+
+from ddpcheck.analysis.run import Run
+from ddpcheck.launcher.exit_watch import ExitWatch
+from ddpcheck.launcher.node_log import NodeLog
+from ddpcheck.launcher.supervise import StopRequest
+
+
+class Follower:
+    """Called a few times a second by the supervisor."""
+
+    def __init__(self, run: Run, node_log: NodeLog, fail_fast: bool) -> None:
+        self._run = run
+        self._node_log = node_log
+        self._fail_fast = fail_fast
+        self._exits = ExitWatch()
+        self._known: set[tuple[str, int]] = set()
+
+    def tick(self) -> StopRequest | None:
+        if self._run.poll():
+            self._meet_new_ranks()
+        self._note_exits()
+        if self._fail_fast and any(attempt.parted() for attempt in self._run.attempts.values()):
+            return StopRequest("ranks disagree and --fail-fast was given")
+        return None
+
+    def close(self) -> None:
+        self._note_exits()
+        self._exits.close()
+
+    def _meet_new_ranks(self) -> None:
+        for attempt in self._run.attempts.values():
+            for number, rank in attempt.ranks.items():
+                header = rank.header
+                if header.host == self._node_log.host and (attempt.session, number) not in self._known:
+                    self._known.add((attempt.session, number))
+                    self._exits.add(header.pid, number, header.ticks or None)
+
+    def _note_exits(self) -> None:
+        for rank, pid, when in self._exits.poll():
+            self._node_log.write("rank_exit", rank=rank, pid=pid, host=self._node_log.host, time=when)

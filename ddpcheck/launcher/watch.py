@@ -1,0 +1,128 @@
+"""`ddpcheck run` from its first to its last moment: folder, job, verdict, report, exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpcheck.agent.board import troubles
+from ddpcheck.analysis.analyse import conclude
+from ddpcheck.analysis.findings import Severity
+from ddpcheck.analysis.result import Report, Verdict
+from ddpcheck.analysis.run import Run, read_description
+from ddpcheck.config import Config
+from ddpcheck.launcher.board_file import board_file
+from ddpcheck.launcher.environment import command_environment
+from ddpcheck.launcher.follower import Follower
+from ddpcheck.launcher.node_log import NodeLog
+from ddpcheck.launcher.process import ExitStatus
+from ddpcheck.launcher.run_folder import RunFolder, begin_run, finish_run, make_run_folder
+from ddpcheck.launcher.supervise import supervise
+
+if TYPE_CHECKING:
+    from ddpcheck.cli.run_options import RunOptions
+
+FOUND_SOMETHING = 10
+TICK_SECONDS = 0.1
+
+
+def run_watched(command: Sequence[str], options: RunOptions) -> int:
+    """Run the command under watch and return the exit status of `ddpcheck run`."""
+    folder = make_run_folder(command, out=options.out, name=options.name or "")
+    run = Run(folder.path)
+    with board_file() as board:
+        config = Config(
+            run_dir=str(folder.path),
+            run_id=folder.run_id,
+            every=options.every,
+            optimizer_state=options.optimizer_state,
+            fail_fast=options.fail_fast,
+            board=str(board) if board is not None else "",
+        )
+        folder = begin_run(folder, command, config)
+        status, seconds = _watch(command, config, run, folder)
+        if board is not None:
+            _note_troubles(board, folder.path)
+    finish_run(folder, status.returncode, seconds, stopped=status.stop_reason)
+    return _judge(run, folder, status, options)
+
+
+def _watch(command: Sequence[str], config: Config, run: Run, folder: RunFolder) -> tuple[ExitStatus, float]:
+    node_log = NodeLog(folder.path)
+    follower = Follower(run, node_log, config.fail_fast)
+    started = time.monotonic()
+    try:
+        status = supervise(
+            command,
+            command_environment(config),
+            on_tick=follower.tick,
+            tick_seconds=TICK_SECONDS,
+            node_log=node_log,
+        )
+    finally:
+        follower.close()
+        node_log.close()
+    return status, time.monotonic() - started
+
+
+def _note_troubles(board: Path, folder: Path) -> None:
+    """A rank that could not write to its file could still say so on the board."""
+    node_log = NodeLog(folder)
+    with contextlib.suppress(OSError):
+        for rank, text in troubles(board).items():
+            node_log.write("trouble", rank=rank, text=text)
+    node_log.close()
+
+
+def _judge(run: Run, folder: RunFolder, status: ExitStatus, options: RunOptions) -> int:
+    """The report, and the exit status. Whatever goes wrong from here on is not the job's fault."""
+    try:
+        report = conclude(run, read_description(folder.path))
+    except Exception as error:
+        sys.stderr.write(
+            f"ddpcheck: the records in {folder.path} could not be analysed ({type(error).__name__}: {error}); "
+            f"they are kept, and `ddpcheck report {folder.path}` tries again\n"
+        )
+        return status.returncode
+    _write_report(report, folder.path)
+    if not options.quiet or report.verdict is not Verdict.OK:
+        _show(report)
+    if status.stop_reason:
+        return FOUND_SOMETHING
+    if status.returncode:
+        return status.returncode
+    return FOUND_SOMETHING if _fails(report, options.fail_on) else 0
+
+
+def _fails(report: Report, fail_on: str) -> bool:
+    if fail_on == "never":
+        return False
+    bar = Severity(fail_on).weight
+    return any(finding.severity.weight >= bar for finding in report.findings)
+
+
+def _write_report(report: Report, folder: Path) -> None:
+    from ddpcheck.reports.json_report import to_json
+
+    try:
+        descriptor = os.open(folder / "report.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(to_json(report))
+    except OSError as error:
+        sys.stderr.write(f"ddpcheck: report.json could not be written: {error.strerror} ({folder})\n")
+
+
+def _show(report: Report) -> None:
+    from rich.console import Console
+
+    from ddpcheck.reports.terminal import render
+
+    # The job's own output may have ended in the middle of a line.
+    console = Console(stderr=True)
+    console.print()
+    render(report, console)

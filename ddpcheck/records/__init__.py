@@ -1,0 +1,1 @@
+"""Records: what ranks write down, as typed, versioned JSON lines, and how they are read back."""

@@ -1,0 +1,274 @@
+"""The records of a rank: one frozen dataclass a kind, written as one JSON line each.
+
+Standard library only: this is imported inside ranks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any, ClassVar
+
+# Version of the record files. Readers accept every version listed here.
+# 1 (2026-11): first version.
+SCHEMA = 1
+
+RANK_FILES = "rank-*.jsonl"
+
+
+class Stage(str, Enum):
+    """The moments at which tensors are looked at; the first at which ranks disagree is the root of the cause."""
+
+    INIT_BEFORE = "init.before"
+    INIT_AFTER = "init.after"
+    BUFFERS = "buffers"
+    # Before an optimizer step, and only where the parameters were written since the step before.
+    REWRITTEN = "rewritten"
+    PARAMS = "params"
+    # What the optimizer keeps per parameter, before its step: the first one, and with --optimizer-state every one.
+    STATE = "optimizer.state"
+
+
+class Of(str, Enum):
+    """Which tensors of a module a digest covers."""
+
+    PARAMETERS = "parameters"
+    BUFFERS = "buffers"
+    STATE = "state"
+
+
+@dataclass(frozen=True)
+class RankHeader:
+    """First line of a file: who writes it."""
+
+    kind: ClassVar[str] = "rank"
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+    # Start of the process in clock ticks since boot: with the pid it names a process beyond reuse.
+    ticks: int
+    # The same on all ranks of one start of the job, and on no other.
+    session: str
+    time: float
+    local_rank: int | None = None
+    restart: int = 0
+    python: str = ""
+    torch: str = ""
+    backend: str = ""
+    device: str = ""
+    algorithm: str = ""
+    argv: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True)
+class ModuleRecord:
+    """A DDP module as it was wrapped, or as it stands after its set of parameters changed."""
+
+    kind: ClassVar[str] = "module"
+    module: int
+    name: str
+    # Global ranks of its process group, and how many modules were wrapped in that group before: the same on all.
+    group: list[int]
+    ordinal: int
+    # [name, dtype, shape, trainable]
+    parameters: list[list[Any]]
+    buffers: list[list[Any]]
+    ignored: list[str] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DigestRecord:
+    """Digests of a module's tensors at one moment: the root whole, each leaf cut to `width` bytes."""
+
+    kind: ClassVar[str] = "digest"
+    module: int
+    stage: str
+    step: int
+    root: str
+    leaves: str
+    width: int
+    of: str = Of.PARAMETERS.value
+    time: float = 0.0
+    optimizer: int | None = None
+    # Training forwards of this module so far: tells a skipped step from a diverged one.
+    forward: int | None = None
+    # Short digest of the optimizer's hyperparameters in force at this step.
+    hyper: str = ""
+
+
+@dataclass(frozen=True)
+class OptimizerRecord:
+    """An optimizer that steps parameters of a DDP module."""
+
+    kind: ClassVar[str] = "optimizer"
+    optimizer: int
+    name: str
+    module: int
+    # Per group, the places of its parameters in the module's list (-1: not the module's).
+    groups: list[list[int]]
+
+
+@dataclass(frozen=True)
+class HyperRecord:
+    """Hyperparameters that changed at a step, by "group.name"."""
+
+    kind: ClassVar[str] = "hyper"
+    optimizer: int
+    step: int
+    changed: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SkipRecord:
+    """GradScaler left out an optimizer step, as it does on overflow."""
+
+    kind: ClassVar[str] = "skip"
+    optimizer: int | None
+    module: int | None
+    step: int
+    forward: int
+    scale: float | None = None
+
+
+@dataclass(frozen=True)
+class StructureRecord:
+    """A parameter was added, replaced, removed or unfrozen after wrapping."""
+
+    kind: ClassVar[str] = "structure"
+    module: int
+    change: str
+    parameter: str
+    step: int
+    forward: int
+
+
+@dataclass(frozen=True)
+class JoinRecord:
+    """The module trains inside `join()`: ranks may rightly take different numbers of steps."""
+
+    kind: ClassVar[str] = "join"
+    module: int
+    step: int
+
+
+@dataclass(frozen=True)
+class DetailRecord:
+    """Whole leaves and the first values of every tensor at a moment at which this rank saw a disagreement."""
+
+    kind: ClassVar[str] = "detail"
+    module: int
+    stage: str
+    step: int
+    of: str
+    optimizer: int | None
+    leaves: str
+    width: int
+    # Base64 of the first values of each tensor, each behind one byte that tells how many bytes they take.
+    samples: str
+
+
+@dataclass(frozen=True)
+class CaptureRecord:
+    """Full tensors of a disagreeing moment were written to `file` (safetensors) in the run folder."""
+
+    kind: ClassVar[str] = "capture"
+    module: int
+    stage: str
+    step: int
+    of: str
+    optimizer: int | None
+    file: str
+    tensors: list[int]
+    # Tensors over the budget: only their beginning was written.
+    cut: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class FaultRecord:
+    """ddpcheck itself failed somewhere and switched that part off."""
+
+    kind: ClassVar[str] = "fault"
+    probe: str
+    entry: str
+    error: str
+    where: str
+    pid: int = 0
+
+
+@dataclass(frozen=True)
+class EndRecord:
+    """Last line of a file that was closed in an orderly way."""
+
+    kind: ClassVar[str] = "end"
+    reason: str
+    time: float
+    error: str = ""
+    where: str = ""
+    # Records that were lost because the disk could not keep up.
+    dropped: int = 0
+
+
+Record = (
+    RankHeader
+    | ModuleRecord
+    | DigestRecord
+    | OptimizerRecord
+    | HyperRecord
+    | SkipRecord
+    | StructureRecord
+    | JoinRecord
+    | DetailRecord
+    | CaptureRecord
+    | FaultRecord
+    | EndRecord
+)
+
+KINDS: dict[str, type[Record]] = {
+    cls.kind: cls
+    for cls in (
+        RankHeader,
+        ModuleRecord,
+        DigestRecord,
+        OptimizerRecord,
+        HyperRecord,
+        SkipRecord,
+        StructureRecord,
+        JoinRecord,
+        DetailRecord,
+        CaptureRecord,
+        FaultRecord,
+        EndRecord,
+    )
+}
+_FIELDS = {kind: [(f.name, f.default) for f in fields(cls)] for kind, cls in KINDS.items()}
+
+
+def to_line(record: Record) -> bytes:
+    """One JSON line; fields at their default are left out, which keeps step records small."""
+    raw: dict[str, Any] = {"kind": record.kind}
+    for name, default in _FIELDS[record.kind]:
+        value = getattr(record, name)
+        if name == "schema" or value != default:
+            raw[name] = value
+    return json.dumps(raw, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
+
+
+def from_mapping(raw: Mapping[str, Any]) -> Record | None:
+    """The record in `raw`, or None where its kind is unknown or a needed field is missing.
+
+    Unknown fields are left out: a file written by a newer ddpcheck is read as far as it is understood.
+    """
+    cls = KINDS.get(str(raw.get("kind")))
+    if cls is None:
+        return None
+    names = {name for name, _ in _FIELDS[cls.kind]}
+    try:
+        return cls(**{key: value for key, value in raw.items() if key in names})
+    except TypeError:
+        return None

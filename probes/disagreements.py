@@ -1,0 +1,136 @@
+"""Compares this rank's looks with those of its neighbours as they appear on the board, and keeps the evidence."""
+
+from __future__ import annotations
+
+import base64
+import time
+from typing import TYPE_CHECKING
+
+from ddpcheck.probes.captures import write_capture
+from ddpcheck.probes.looks import Look, Recent
+from ddpcheck.records.schema import CaptureRecord, DetailRecord, Stage
+
+if TYPE_CHECKING:
+    from ddpcheck.agent.board import Board, Entry
+    from ddpcheck.probes.probe import Scene
+
+LEAF = 8
+# One exact, and two more for ranks that run apart and have to meet at a later step.
+MOST_CAPTURES = 3
+MOST_DETAILS = 6
+HOLD_SECONDS = 5.0
+
+
+class Disagreements:
+    """Nobody waits: a rank that is ahead learns of a disagreement late, and then shows what it still remembers."""
+
+    def __init__(self, scene: Scene, board: Board) -> None:
+        self._scene = scene
+        self._board = board
+        self._mine: Recent[Look] = Recent(64)
+        self._theirs: Recent[dict[int, Entry]] = Recent(256)
+        # The most that ever spoke of one moment: ranks on other nodes are not on this board.
+        self._neighbours = 0
+        self._details = 0
+        self._captures = 0
+        # Modules whose next look is to be kept whole, since an earlier disagreement was seen too late.
+        self._due: set[int] = set()
+        self._held = False
+
+    def publish(self, look: Look) -> None:
+        look.number = self._board.publish(look.key, look.root, look.leaves)
+        self._mine.put(look.key, look)
+        if look.moment.watched.index in self._due:
+            self._capture(look, None)
+        for entry in (self._theirs.get(look.key) or {}).values():
+            self._check(look, entry)
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Look at what the others have published since the last time."""
+        for entry in self._board.news():
+            known = self._theirs.get(entry.key)
+            if known is None:
+                known = {}
+                self._theirs.put(entry.key, known)
+            known[entry.slot] = entry
+            self._neighbours = max(self._neighbours, len(known))
+            look = self._mine.get(entry.key)
+            if look is not None:
+                self._check(look, entry)
+
+    def linger(self, look: Look, deadline: float) -> None:
+        """At the very end, give neighbours a moment to reach the last look: the training loop is over."""
+        while time.monotonic() < deadline:
+            self.catch_up()
+            if len(self._theirs.get(look.key) or {}) >= self._neighbours:
+                return
+            time.sleep(0.01)
+
+    def _check(self, look: Look, entry: Entry) -> None:
+        if entry.root == look.root:
+            return
+        self._detail(look)
+        if look.current:
+            self._capture(look, entry)
+        else:
+            self._due.add(look.moment.watched.index)
+        if self._scene.config.fail_fast and look.moment.stage is not Stage.REWRITTEN:
+            self._hold()
+
+    def _hold(self) -> None:
+        """The launcher has been asked to stop the job here: give it the time to, once."""
+        if not self._held:
+            self._held = True
+            time.sleep(HOLD_SECONDS)
+
+    def _detail(self, look: Look) -> None:
+        if look.detailed or self._details >= MOST_DETAILS:
+            return
+        look.detailed = True
+        self._details += 1
+        moment = look.moment
+        self._scene.write(
+            DetailRecord(
+                module=moment.watched.index,
+                stage=moment.stage.value,
+                step=moment.step,
+                of=moment.of.value,
+                optimizer=moment.optimizer,
+                leaves=_text(b"".join(leaf[:LEAF] for leaf in look.leaves)),
+                width=LEAF,
+                samples=_text(look.samples),
+            )
+        )
+
+    def _capture(self, look: Look, entry: Entry | None) -> None:
+        """Write the differing tensors to a file of their own, while they still are what the digests say."""
+        if look.captured or self._captures >= MOST_CAPTURES:
+            return
+        look.captured = True
+        self._captures += 1
+        self._due.discard(look.moment.watched.index)
+        self._detail(look)
+        moment = look.moment
+        others = self._board.leaves_of(entry.slot, look.key) if entry is not None else None
+        places = list(range(len(look.leaves)))
+        if others is not None and len(others) == len(look.leaves):
+            places = [p for p in places if look.leaves[p][:LEAF] != others[p]]
+        file, whole, cut = write_capture(self._scene, moment, places)
+        self._board.mark_captured(look.number, look.key, look.root)
+        self._scene.write(
+            CaptureRecord(
+                module=moment.watched.index,
+                stage=moment.stage.value,
+                step=moment.step,
+                of=moment.of.value,
+                optimizer=moment.optimizer,
+                file=file,
+                tensors=whole,
+                cut=cut,
+            )
+        )
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,135 @@
+"""Writes down what steers each optimizer: hyperparameters, GradScaler's scale, skipped steps and, on request, state."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddpcheck.probes.digest import combine
+from ddpcheck.probes.probe import Probe, Scene
+from ddpcheck.probes.submission import submit
+from ddpcheck.records.schema import DigestRecord, HyperRecord, Of, OptimizerRecord, SkipRecord, Stage
+
+if TYPE_CHECKING:
+    from ddpcheck.agent.watched_module import WatchedModule
+    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+
+NO_STATE = bytes(16)
+
+
+class OptimizerProbe(Probe):
+    """Hyperparameters are written when they change; each step's record carries only a short digest of them."""
+
+    name = "optimizers"
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._values: dict[int, dict[str, Any]] = {}
+        self._signatures: dict[int, tuple[int, ...]] = {}
+
+    def before_step(self, optimizer: WatchedOptimizer) -> None:
+        self._write_groups(optimizer)
+        # Before the step, a state that differs is a cause; after it, it may be an effect of differing gradients.
+        # The first look shows a state that only some ranks loaded; one at every step is one more pass each.
+        torch_optimizer = optimizer.ref()
+        if torch_optimizer is not None and (optimizer.steps == 0 or self.scene.config.optimizer_state):
+            for watched in optimizer.modules:
+                self._write_state(optimizer, torch_optimizer, watched)
+
+    def _write_groups(self, optimizer: WatchedOptimizer) -> None:
+        if self._signatures.get(optimizer.index) == optimizer.signature:
+            return
+        self._signatures[optimizer.index] = optimizer.signature
+        for watched in optimizer.modules:
+            groups = optimizer.groups[watched.index]
+            self.scene.write(OptimizerRecord(optimizer.index, optimizer.name, watched.index, groups))
+
+    def after_step(self, optimizer: WatchedOptimizer) -> None:
+        torch_optimizer = optimizer.ref()
+        if torch_optimizer is not None:
+            self._write_changes(optimizer, torch_optimizer)
+
+    def skipped(self, optimizer: WatchedOptimizer) -> None:
+        for module in optimizer.modules:
+            self.scene.write(
+                SkipRecord(optimizer.index, module.index, optimizer.steps, module.forwards, optimizer.scale)
+            )
+
+    def _write_changes(self, optimizer: WatchedOptimizer, torch_optimizer: torch.optim.Optimizer) -> None:
+        values = _hyperparameters(torch_optimizer)
+        if optimizer.scale is not None:
+            values["GradScaler.scale"] = optimizer.scale
+        before = self._values.get(optimizer.index, {})
+        if values == before:
+            return
+        changed = {name: value for name, value in values.items() if before.get(name, before) != value}
+        self._values[optimizer.index] = values
+        text = json.dumps(values, sort_keys=True)
+        optimizer.hyper = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+        self.scene.write(HyperRecord(optimizer.index, optimizer.steps, changed))
+
+    def _write_state(
+        self, optimizer: WatchedOptimizer, torch_optimizer: torch.optim.Optimizer, watched: WatchedModule
+    ) -> None:
+        tensors = watched.tensors(watched.parameters)
+        owned = optimizer.owned(watched)
+        leaves = [
+            _state_leaf(torch_optimizer.state.get(tensor)) if place in owned else NO_STATE
+            for place, tensor in enumerate(tensors)
+        ]
+        held = bytes(leaf != NO_STATE for leaf in leaves)
+        if not any(held):
+            return
+        self.scene.write(
+            DigestRecord(
+                module=watched.index,
+                stage=Stage.STATE.value,
+                of=Of.STATE.value,
+                step=optimizer.steps,
+                optimizer=optimizer.index,
+                root=combine(leaves).hex(),
+                leaves=base64.b64encode(b"".join(leaf[:2] for leaf in leaves)).decode(),
+                width=2,
+                time=time.time(),
+                # A sharded optimizer holds other parameters' state on other ranks: nothing to compare there.
+                hyper=hashlib.blake2b(held, digest_size=4).hexdigest(),
+            )
+        )
+
+
+def _state_leaf(state: Any) -> bytes:
+    """One digest over all that the optimizer keeps for a parameter."""
+    if not state:
+        return NO_STATE
+    names = sorted(name for name, value in state.items() if isinstance(value, torch.Tensor))
+    plain = sorted((n, repr(v)) for n, v in state.items() if isinstance(v, (int, float, bool, str)))
+    leaves = submit([state[name] for name in names]).result()
+    return combine([repr(plain).encode(), *leaves])
+
+
+def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for number, group in enumerate(optimizer.param_groups):
+        for name, value in group.items():
+            if name != "params":
+                values[f"{number}.{name}"] = _plain(value)
+    return values
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON can hold it and ranks can compare it."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        # NaN is not equal to itself, and would look changed at every step.
+        return "nan" if isinstance(value, float) and value != value else value
+    if isinstance(value, torch.Tensor):
+        # A device tensor would have to be waited for.
+        return value.item() if value.device.type == "cpu" and value.numel() == 1 else "tensor"
+    if isinstance(value, (list, tuple)) and len(value) <= 8:
+        return [_plain(item) for item in value]
+    # Anything else may hold addresses or user data: its kind is enough.
+    return type(value).__name__

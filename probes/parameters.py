@@ -1,0 +1,193 @@
+"""Takes digests of every parameter and buffer at each stage of a job, so that ranks can be compared bit for bit."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from ddpcheck.probes.digest import combine
+from ddpcheck.probes.disagreements import Disagreements
+from ddpcheck.probes.looks import Look, Moment
+from ddpcheck.probes.probe import Probe, Scene
+from ddpcheck.probes.samples import Baseline, first_values
+from ddpcheck.probes.submission import submit
+from ddpcheck.records.schema import DigestRecord, Of, Stage
+
+if TYPE_CHECKING:
+    from ddpcheck.agent.watched_module import WatchedModule
+    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.probes.digest import Ticket
+
+# Bytes of each leaf in a step's record: the root decides whether ranks agree, leaves only say where. Two bytes miss
+# a differing parameter once in 65,536; buffers are many and small, and mostly differ together.
+WIDTH = {Stage.INIT_BEFORE: 8, Stage.INIT_AFTER: 8, Stage.BUFFERS: 1}
+NARROW = 2
+LINGER_SECONDS = 0.5
+
+
+class Pending(NamedTuple):
+    """Digests that are on their way from a device."""
+
+    ticket: Ticket
+    moment: Moment
+    places: list[int] | None
+    samples: bytes
+    record: bool
+    hyper: str
+
+
+class ParameterProbe(Probe):
+    """Looks in line, in the training thread: a look that ran beside it could see a write half done (see docs)."""
+
+    name = "parameters"
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._pending: deque[Pending] = deque()
+        self._last: dict[tuple[int, Of], Look] = {}
+        self._baselines: dict[int, Baseline] = {}
+        board = scene.board
+        self._disagreements = Disagreements(scene, board) if board is not None else None
+
+    def entering(self, watched: WatchedModule) -> None:
+        self.scene.write(watched.record())
+        self._look(Moment(watched, Stage.INIT_BEFORE, Of.PARAMETERS, -1))
+        self._look(Moment(watched, Stage.INIT_BEFORE, Of.BUFFERS, -1))
+
+    def wrapped(self, watched: WatchedModule) -> None:
+        self._look(Moment(watched, Stage.INIT_AFTER, Of.PARAMETERS, -1))
+        self._look(Moment(watched, Stage.INIT_AFTER, Of.BUFFERS, -1))
+        self._baselines[watched.index] = Baseline(watched.tensors(watched.parameters))
+
+    def forward(self, watched: WatchedModule) -> None:
+        self._settle()
+        if self._disagreements is not None:
+            self._disagreements.catch_up()
+        if not watched.stepped:
+            self._look_without_optimizer(watched)
+
+    def buffers_synced(self, watched: WatchedModule) -> None:
+        if (watched.forwards - 1) % self.scene.config.every == 0:
+            self._look(Moment(watched, Stage.BUFFERS, Of.BUFFERS, watched.forwards - 1))
+            self._outdate(watched, Of.BUFFERS)
+
+    def before_step(self, optimizer: WatchedOptimizer) -> None:
+        self._settle()
+        if self._disagreements is not None:
+            self._disagreements.catch_up()
+        for watched in optimizer.modules:
+            baseline = self._baselines.get(watched.index)
+            if baseline is None or baseline.moved(watched.tensors(watched.parameters)):
+                self._look(Moment(watched, Stage.REWRITTEN, Of.PARAMETERS, optimizer.steps, optimizer.index))
+            self._outdate(watched, Of.PARAMETERS)
+
+    def after_step(self, optimizer: WatchedOptimizer) -> None:
+        for watched in optimizer.modules:
+            watched.stepped = True
+            if optimizer.steps % self.scene.config.every == 0:
+                moment = Moment(watched, Stage.PARAMS, Of.PARAMETERS, optimizer.steps, optimizer.index)
+                self._look(moment, self._places(optimizer, watched), hyper=optimizer.hyper)
+            self._baselines[watched.index] = Baseline(watched.tensors(watched.parameters))
+
+    def ending(self) -> None:
+        self._settle(wait=True)
+        deadline = time.monotonic() + LINGER_SECONDS
+        for (_, of), look in list(self._last.items()):
+            watched = look.moment.watched
+            if of is Of.BUFFERS or not watched.parameters:
+                continue
+            if not watched.stepped:
+                self._look_without_optimizer(watched)
+                look = self._last[watched.index, of]
+            if self._disagreements is not None and look.number >= 0:
+                self._disagreements.linger(look, deadline)
+
+    def _look_without_optimizer(self, watched: WatchedModule) -> None:
+        """No optimizer has stepped this module: a hand-written update shows as a change between two forwards."""
+        last = self._last.get((watched.index, Of.PARAMETERS))
+        if last is None or not watched.parameters:
+            return
+        stage = Stage.PARAMS if watched.forwards else Stage.REWRITTEN
+        look = self._look(Moment(watched, stage, Of.PARAMETERS, watched.steps), record=False)
+        if look is None or look.root == last.root:
+            self._last[watched.index, Of.PARAMETERS] = last
+            return
+        last.current = False
+        self._record(look)
+        watched.steps += stage is Stage.PARAMS
+
+    def _places(self, optimizer: WatchedOptimizer, watched: WatchedModule) -> list[int] | None:
+        """Which tensors to read after this step; None: all. What another optimizer steps, its own look covers."""
+        others = watched.owners.keys() - {optimizer.index}
+        last = self._last.get((watched.index, Of.PARAMETERS))
+        if not others or last is None or len(last.leaves) != len(watched.parameters):
+            return None
+        elsewhere = set().union(*(watched.owners[other] for other in others)) - optimizer.owned(watched)
+        return [place for place in range(len(watched.parameters)) if place not in elsewhere]
+
+    def _look(
+        self, moment: Moment, places: list[int] | None = None, record: bool = True, hyper: str = ""
+    ) -> Look | None:
+        watched = moment.watched
+        slots = watched.buffers if moment.of is Of.BUFFERS else watched.parameters
+        tensors = watched.tensors(slots)
+        if not tensors:
+            return None
+        chosen = tensors if places is None else [tensors[place] for place in places]
+        ticket = submit(chosen)
+        pending = Pending(ticket, moment, places, first_values(tensors), record, hyper)
+        if self._pending or not ticket.ready():
+            self._pending.append(pending)
+            return None
+        return self._finish(pending)
+
+    def _settle(self, wait: bool = False) -> None:
+        """Take in digests that have arrived from a device since; in the training loop nothing waits for them."""
+        while self._pending and (wait or self._pending[0].ticket.ready()):
+            self._finish(self._pending.popleft())
+
+    def _finish(self, pending: Pending) -> Look:
+        moment = pending.moment
+        slot = (moment.watched.index, moment.of)
+        leaves = pending.ticket.result()
+        if pending.places is not None:
+            before = list(self._last[slot].leaves)
+            for place, leaf in zip(pending.places, leaves, strict=True):
+                before[place] = leaf
+            leaves = before
+        key = moment.key(self.scene.session)
+        look = Look(moment, key, combine(leaves), leaves, pending.samples)
+        self._last[slot] = look
+        if pending.record:
+            self._record(look, pending.hyper)
+        return look
+
+    def _record(self, look: Look, hyper: str = "") -> None:
+        moment = look.moment
+        width = WIDTH.get(moment.stage, NARROW)
+        self.scene.write(
+            DigestRecord(
+                module=moment.watched.index,
+                stage=moment.stage.value,
+                step=moment.step,
+                of=moment.of.value,
+                root=look.root.hex(),
+                leaves=base64.b64encode(b"".join(leaf[:width] for leaf in look.leaves)).decode(),
+                width=width,
+                time=round(time.time(), 4),
+                optimizer=moment.optimizer,
+                forward=moment.watched.forwards,
+                hyper=hyper,
+            )
+        )
+        # Before the broadcast ranks may rightly differ: nothing to compare live.
+        if self._disagreements is not None and moment.stage is not Stage.INIT_BEFORE:
+            self._disagreements.publish(look)
+
+    def _outdate(self, watched: WatchedModule, of: Of) -> None:
+        """From here on the tensors may change: what was looked at can no longer be captured."""
+        look = self._last.get((watched.index, of))
+        if look is not None:
+            look.current = False

@@ -1,0 +1,63 @@
+"""What a probe is: an observer of a rank that is told of each moment and writes records, nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from ddpcheck.agent.board import Board
+    from ddpcheck.agent.watched_module import WatchedModule
+    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.config import Config
+    from ddpcheck.records.schema import Record
+
+
+class Scene(Protocol):
+    """What a probe may know of the rank it runs in."""
+
+    config: Config
+    session: str
+    rank: int
+    world_size: int
+    board: Board | None
+
+    def write(self, record: Record) -> None: ...
+
+
+class Probe:
+    """Every moment does nothing by default; a probe overrides those it cares for.
+
+    Each is called through the guard: an exception switches this probe off and nothing else.
+    """
+
+    name = ""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+
+    def entering(self, watched: WatchedModule) -> None:
+        """DDP's constructor is about to run."""
+
+    def wrapped(self, watched: WatchedModule) -> None:
+        """DDP's constructor has run: the broadcast is done."""
+
+    def forward(self, watched: WatchedModule) -> None:
+        """A training forward through the wrapper begins."""
+
+    def buffers_synced(self, watched: WatchedModule) -> None:
+        """DDP has just synchronised the buffers."""
+
+    def before_step(self, optimizer: WatchedOptimizer) -> None:
+        """The optimizer is about to step."""
+
+    def after_step(self, optimizer: WatchedOptimizer) -> None:
+        """The optimizer has stepped; its count still names this step."""
+
+    def skipped(self, optimizer: WatchedOptimizer) -> None:
+        """GradScaler left a step out."""
+
+    def ending(self) -> None:
+        """The process group is going away or the process ends."""
+
+
+MOMENTS = ("entering", "wrapped", "forward", "buffers_synced", "before_step", "after_step", "skipped", "ending")

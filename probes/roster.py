@@ -1,0 +1,11 @@
+"""The probes of a rank, in the order in which they are told of a moment."""
+
+from __future__ import annotations
+
+from ddpcheck.probes.optimizers import OptimizerProbe
+from ddpcheck.probes.parameters import ParameterProbe
+from ddpcheck.probes.probe import Probe
+from ddpcheck.probes.structure import StructureProbe
+
+# Structure first: it renews the list of tensors that the others read.
+PROBES: tuple[type[Probe], ...] = (StructureProbe, OptimizerProbe, ParameterProbe)

@@ -1,0 +1,47 @@
+"""Hands tensors to the digester of their device, and puts mixed ones back in order."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ddpcheck.probes.digest import make_digester
+
+if TYPE_CHECKING:
+    from ddpcheck.probes.digest import Digester, Ticket
+
+
+@functools.cache
+def _digester(device_type: str) -> Digester:
+    return make_digester(device_type)
+
+
+class MixedTicket:
+    """Digests of tensors that live on several kinds of devices."""
+
+    def __init__(self, places: list[list[int]], tickets: list[Ticket]) -> None:
+        self._places = places
+        self._tickets = tickets
+
+    def ready(self) -> bool:
+        return all(ticket.ready() for ticket in self._tickets)
+
+    def result(self) -> list[bytes]:
+        leaves = [b""] * sum(map(len, self._places))
+        for places, ticket in zip(self._places, self._tickets, strict=True):
+            for place, leaf in zip(places, ticket.result(), strict=True):
+                leaves[place] = leaf
+        return leaves
+
+
+def submit(tensors: Sequence[torch.Tensor]) -> Ticket:
+    kinds: dict[str, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        kinds.setdefault(tensor.device.type, []).append(place)
+    if len(kinds) <= 1:
+        return _digester(next(iter(kinds), "cpu")).submit(tensors)
+    tickets = [_digester(kind).submit([tensors[p] for p in places]) for kind, places in kinds.items()]
+    return MixedTicket(list(kinds.values()), tickets)
