@@ -20,14 +20,16 @@ _block_keys: dict[torch.device, torch.Tensor] = {}
 
 def lane_sums(memories: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
     """The lanes of each dense tensor, without its label: int64, one row per tensor, on `device`."""
+    if not memories:
+        return torch.empty((0, LANES), dtype=torch.int64, device=device)
     words = [as_words(memory) for memory in memories]
     blocks = [_blocks_in(each) for each in words]
-    terms = _Terms(device, sum(blocks), max(blocks, default=0))
+    level_1 = _BlockSums(device, sum(blocks))
     for each in words:
-        terms.add(each)
-    terms.flush()
-    rows = [_sum_serially(part) for part in torch.split(terms.values, blocks, 1)] if blocks else []
-    return torch.stack(rows) if rows else torch.empty((0, LANES), dtype=torch.int64, device=device)
+        level_1.add(each)
+    level_1.flush()
+    terms = _terms(level_1.sums, _keys_in_order(device, blocks))
+    return torch.stack([_sum_serially(part) for part in torch.split(terms, blocks, 1)])
 
 
 def as_words(memory: torch.Tensor) -> torch.Tensor:
@@ -42,49 +44,60 @@ def as_words(memory: torch.Tensor) -> torch.Tensor:
     return padded
 
 
-class _Terms:
-    """Level 2's summands, one per lane and block, filled chunk by chunk: small tensors share a chunk."""
+class _BlockSums:
+    """Level 1, filled chunk by chunk; small tensors share a chunk, since every operation has its price."""
 
-    def __init__(self, device: torch.device, blocks: int, longest: int) -> None:
-        rows = min(blocks, CPU_ROWS if device.type == "cpu" else DEVICE_ROWS)
-        self.values = torch.empty((LANES, blocks), dtype=torch.int64, device=device)
+    def __init__(self, device: torch.device, blocks: int) -> None:
+        self._rows = min(blocks, CPU_ROWS if device.type == "cpu" else DEVICE_ROWS)
+        self.sums = torch.empty((LANES, blocks), dtype=torch.int64, device=device)
         # Zeros, and zeroed again by every flush: the last block of a tensor is seldom full.
-        self._words = torch.zeros((rows, BLOCK_WORDS), dtype=torch.int64, device=device)
+        self._words = torch.zeros((self._rows, BLOCK_WORDS), dtype=torch.int64, device=device)
         self._flat = self._words.view(-1)
         self._products = torch.empty_like(self._words)
-        self._keys = torch.empty((LANES, 2, rows), dtype=torch.int64, device=device)
-        self._word_keys = word_keys(device)
-        self._block_keys = block_keys(device, longest)
-        self._rows, self._filled, self._done = rows, 0, 0
+        self._keys = word_keys(device).unbind()
+        self._filled = self._done = 0
 
     def add(self, words: torch.Tensor) -> None:
         blocks, block = _blocks_in(words), 0
         while block < blocks:
             take = min(blocks - block, self._rows - self._filled)
-            self._fill(words[block * BLOCK_WORDS : (block + take) * BLOCK_WORDS], block, take)
+            piece = words[block * BLOCK_WORDS : (block + take) * BLOCK_WORDS]
+            start = self._filled * BLOCK_WORDS
+            self._flat[start : start + piece.numel()].copy_(piece)
             block += take
+            self._filled += take
             if self._filled == self._rows:
                 self.flush()
 
-    def _fill(self, words: torch.Tensor, block: int, take: int) -> None:
-        rows = slice(self._filled, self._filled + take)
-        start = self._filled * BLOCK_WORDS
-        self._flat[start : start + words.numel()].copy_(words)
-        self._keys[:, :, rows].copy_(self._block_keys[:, :, block : block + take])
-        self._filled += take
-
     def flush(self) -> None:
-        rows = slice(0, self._filled)
-        words = self._words[rows].bitwise_and_(MASK32)  # widening int32 copied the sign; words are unsigned
-        for lane in range(LANES):
-            products = torch.mul(words, self._word_keys[lane], out=self._products[rows])
-            sums = products.sum(1, dtype=torch.int64)
-            low, high = sums & MASK32, (sums >> 32) & MASK32
-            terms = low * self._keys[lane, 0, rows] + high * self._keys[lane, 1, rows]
-            self.values[lane, self._done : self._done + self._filled] = terms
+        words, products = self._words[: self._filled], self._products[: self._filled]
+        words.bitwise_and_(MASK32)  # widening int32 copied the sign; words are unsigned
+        for lane, keys in enumerate(self._keys):
+            torch.mul(words, keys, out=products)
+            sums = self.sums[lane, self._done : self._done + self._filled]
+            torch.sum(products, 1, dtype=torch.int64, out=sums)
         words.zero_()
         self._done += self._filled
         self._filled = 0
+
+
+def _keys_in_order(device: torch.device, blocks: Sequence[int]) -> torch.Tensor:
+    """Level 2's keys for the blocks of several tensors in a row; each tensor counts its blocks from 0."""
+    table = block_keys(device, max(blocks))
+    keys = torch.empty((LANES, 2, sum(blocks)), dtype=torch.int64, device=device)
+    for part in torch.split(keys, list(blocks), 2):
+        copy_serially(part, table[:, :, : part.shape[2]])
+    return keys
+
+
+def _terms(sums: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Level 2 before its last addition: one term per lane and block."""
+    terms = torch.empty_like(sums)
+    for start, stop in _pieces(sums.shape[1], LANES):
+        piece = sums[:, start:stop]
+        low, high = piece & MASK32, (piece >> 32) & MASK32
+        terms[:, start:stop] = low * keys[:, 0, start:stop] + high * keys[:, 1, start:stop]
+    return terms
 
 
 def word_keys(device: torch.device) -> torch.Tensor:
