@@ -71,11 +71,11 @@ def begin_run(folder: RunFolder, command: Sequence[str], config: Config) -> RunF
     return folder
 
 
-def finish_run(folder: RunFolder, exit_code: int, seconds: float) -> None:
+def finish_run(folder: RunFolder, exit_code: int, seconds: float, stopped: str = "") -> None:
     """Add how the run ended to run.json; a full disk by now costs only this."""
     if folder.joined:
         return
-    ending = {"exit_code": exit_code, "ended": _now(), "seconds": round(seconds, 3)}
+    ending = {"exit_code": exit_code, "ended": _now(), "seconds": round(seconds, 3), "stopped": stopped}
     record = {**read_run_file(folder.path), **ending}
     temporary = folder.path / f".{RUN_FILE}.{os.getpid()}"
     try:
