@@ -1,9 +1,10 @@
 """Tells a signal sent to ddpcheck alone from one that the command has got as well.
 
 A terminal's Ctrl-C, `kill -- -PGID`, GNU timeout and schedulers signal the whole group or job; forwarding
-such a signal would deliver it twice, and a second SIGTERM aborts torchrun's orderly end. The sender does
-not tell (`si_code` is the same for one process and for a group), so a bystander in the same group is asked:
-it blocks every signal, and what it has got stays pending, for /proc to show.
+such a signal would deliver it twice, and a handler that is still at work on the first would be interrupted
+by the second. The sender does not tell (`si_code` is the same for one process and for a group), so a
+bystander in the same group is asked: it blocks every signal, and what it has got stays pending, for /proc
+to show.
 """
 
 from __future__ import annotations
