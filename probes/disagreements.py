@@ -1,4 +1,4 @@
-"""Compares this rank's looks with those of its neighbours as they appear on the board, and keeps the evidence."""
+"""Compares this rank's looks with those of its neighbours on the board, and keeps the evidence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOLD_SECONDS = 5.0
 
 
 class Disagreements:
-    """Nobody waits: a rank that is ahead learns of a disagreement late, and then shows what it still remembers."""
+    """Nobody waits: a rank that is ahead learns of a disagreement late, and shows what it still remembers."""
 
     def __init__(self, scene: Scene, board: Board) -> None:
         self._scene = scene

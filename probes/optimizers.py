@@ -1,4 +1,4 @@
-"""Writes down what steers each optimizer: hyperparameters, GradScaler's scale, skipped steps and, on request, state."""
+"""Writes down what steers each optimizer: hyperparameters, scale, skipped steps and, on request, state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_STATE = bytes(16)
 
 
 class OptimizerProbe(Probe):
-    """Hyperparameters are written when they change; each step's record carries only a short digest of them."""
+    """Hyperparameters are written when they change; a step's record carries only a short digest of them."""
 
     name = "optimizers"
 
@@ -34,7 +34,7 @@ class OptimizerProbe(Probe):
 
     def before_step(self, optimizer: WatchedOptimizer) -> None:
         self._write_groups(optimizer)
-        # Before the step, a state that differs is a cause; after it, it may be an effect of differing gradients.
+        # Before the step, a state that differs is a cause; after it, perhaps an effect of the gradients.
         # The first look shows a state that only some ranks loaded; one at every step is one more pass each.
         torch_optimizer = optimizer.ref()
         if torch_optimizer is not None and (optimizer.steps == 0 or self.scene.config.optimizer_state):

@@ -1,4 +1,4 @@
-"""Takes digests of every parameter and buffer at each stage of a job, so that ranks can be compared bit for bit."""
+"""Takes digests of every parameter and buffer at each stage of a job, to compare ranks bit for bit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpcheck.probes.digest import combine
 from ddpcheck.probes.disagreements import Disagreements
 from ddpcheck.probes.looks import Look, Moment
 from ddpcheck.probes.probe import Probe, Scene
-from ddpcheck.probes.samples import Baseline, first_values
+from ddpcheck.probes.samples import Marks, Sampler
 from ddpcheck.probes.submission import submit
 from ddpcheck.records.schema import DigestRecord, Of, Stage
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ddpcheck.agent.watched_optimizer import WatchedOptimizer
     from ddpcheck.probes.digest import Ticket
 
-# Bytes of each leaf in a step's record: the root decides whether ranks agree, leaves only say where. Two bytes miss
-# a differing parameter once in 65,536; buffers are many and small, and mostly differ together.
+# Bytes of each leaf in a step's record: the root decides whether ranks agree, leaves only say where. Two
+# bytes miss a differing parameter once in 65,536; buffers are many and small, and mostly differ together.
 WIDTH = {Stage.INIT_BEFORE: 8, Stage.INIT_AFTER: 8, Stage.BUFFERS: 1}
 NARROW = 2
 LINGER_SECONDS = 0.5
@@ -39,7 +39,7 @@ class Pending(NamedTuple):
 
 
 class ParameterProbe(Probe):
-    """Looks in line, in the training thread: a look that ran beside it could see a write half done (see docs)."""
+    """Looks in line, in the training thread: a look beside it could see a write half done (see docs)."""
 
     name = "parameters"
 
@@ -47,7 +47,9 @@ class ParameterProbe(Probe):
         super().__init__(scene)
         self._pending: deque[Pending] = deque()
         self._last: dict[tuple[int, Of], Look] = {}
-        self._baselines: dict[int, Baseline] = {}
+        self._samplers: dict[tuple[int, Of], Sampler] = {}
+        # How each module's parameters stood after the last step.
+        self._marks: dict[int, Marks] = {}
         board = scene.board
         self._disagreements = Disagreements(scene, board) if board is not None else None
 
@@ -59,7 +61,7 @@ class ParameterProbe(Probe):
     def wrapped(self, watched: WatchedModule) -> None:
         self._look(Moment(watched, Stage.INIT_AFTER, Of.PARAMETERS, -1))
         self._look(Moment(watched, Stage.INIT_AFTER, Of.BUFFERS, -1))
-        self._baselines[watched.index] = Baseline(watched.tensors(watched.parameters))
+        self._marks[watched.index] = self._sample(watched)
 
     def forward(self, watched: WatchedModule) -> None:
         self._settle()
@@ -78,8 +80,7 @@ class ParameterProbe(Probe):
         if self._disagreements is not None:
             self._disagreements.catch_up()
         for watched in optimizer.modules:
-            baseline = self._baselines.get(watched.index)
-            if baseline is None or baseline.moved(watched.tensors(watched.parameters)):
+            if self._sample(watched) != self._marks.get(watched.index):
                 self._look(Moment(watched, Stage.REWRITTEN, Of.PARAMETERS, optimizer.steps, optimizer.index))
             self._outdate(watched, Of.PARAMETERS)
 
@@ -89,7 +90,7 @@ class ParameterProbe(Probe):
             if optimizer.steps % self.scene.config.every == 0:
                 moment = Moment(watched, Stage.PARAMS, Of.PARAMETERS, optimizer.steps, optimizer.index)
                 self._look(moment, self._places(optimizer, watched), hyper=optimizer.hyper)
-            self._baselines[watched.index] = Baseline(watched.tensors(watched.parameters))
+            self._marks[watched.index] = self._sample(watched)
 
     def ending(self) -> None:
         self._settle(wait=True)
@@ -105,7 +106,7 @@ class ParameterProbe(Probe):
                 self._disagreements.linger(look, deadline)
 
     def _look_without_optimizer(self, watched: WatchedModule) -> None:
-        """No optimizer has stepped this module: a hand-written update shows as a change between two forwards."""
+        """Without an optimizer: a hand-written update shows as a change between two forwards."""
         last = self._last.get((watched.index, Of.PARAMETERS))
         if last is None or not watched.parameters:
             return
@@ -119,7 +120,7 @@ class ParameterProbe(Probe):
         watched.steps += stage is Stage.PARAMS
 
     def _places(self, optimizer: WatchedOptimizer, watched: WatchedModule) -> list[int] | None:
-        """Which tensors to read after this step; None: all. What another optimizer steps, its own look covers."""
+        """What to read after this step; None: all. What another optimizer steps, its own look covers."""
         others = watched.owners.keys() - {optimizer.index}
         last = self._last.get((watched.index, Of.PARAMETERS))
         if not others or last is None or len(last.leaves) != len(watched.parameters):
@@ -137,14 +138,19 @@ class ParameterProbe(Probe):
             return None
         chosen = tensors if places is None else [tensors[place] for place in places]
         ticket = submit(chosen)
-        pending = Pending(ticket, moment, places, first_values(tensors), record, hyper)
+        samples = self._sample(watched, moment.of).packed()
+        pending = Pending(ticket, moment, places, samples, record, hyper)
         if self._pending or not ticket.ready():
             self._pending.append(pending)
             return None
         return self._finish(pending)
 
+    def _sample(self, watched: WatchedModule, of: Of = Of.PARAMETERS) -> Marks:
+        sampler = self._samplers.setdefault((watched.index, of), Sampler())
+        return sampler.take(watched.tensors(watched.buffers if of is Of.BUFFERS else watched.parameters))
+
     def _settle(self, wait: bool = False) -> None:
-        """Take in digests that have arrived from a device since; in the training loop nothing waits for them."""
+        """Take in digests that have arrived from a device; in the training loop nothing waits for them."""
         while self._pending and (wait or self._pending[0].ticket.ready()):
             self._finish(self._pending.popleft())
 

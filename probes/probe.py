@@ -60,4 +60,13 @@ class Probe:
         """The process group is going away or the process ends."""
 
 
-MOMENTS = ("entering", "wrapped", "forward", "buffers_synced", "before_step", "after_step", "skipped", "ending")
+MOMENTS = (
+    "entering",
+    "wrapped",
+    "forward",
+    "buffers_synced",
+    "before_step",
+    "after_step",
+    "skipped",
+    "ending",
+)

@@ -4,65 +4,87 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
-# Eight float32 values from the start, then a look at the middle and the end.
+# Eight float32 values from the start, four from the middle.
 FIRST = 32
-ELSEWHERE = 16
-
-
-def first_values(tensors: Sequence[torch.Tensor]) -> bytes:
-    """The first bytes of every tensor in logical order, each behind one byte that tells how many."""
-    return b"".join(bytes((len(data),)) + data for data in map(_first, tensors))
-
-
-def _first(tensor: torch.Tensor) -> bytes:
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided or type(tensor) not in _PLAIN:
-        return b""
-    size = min(FIRST, tensor.numel() * tensor.element_size())
-    if size == 0:
-        return b""
-    if tensor.is_contiguous():
-        return ctypes.string_at(tensor.data_ptr(), size)
-    row = tensor.detach()
-    while row.dim() > 1:
-        row = row[0]
-    row = row[: FIRST // tensor.element_size()].contiguous()
-    return ctypes.string_at(row.data_ptr(), row.numel() * row.element_size())
-
+MIDDLE = 16
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_NOTHING = (ctypes.c_char * 0)()
 
 
-class Baseline:
+class Marks(NamedTuple):
     """How tensors stood at one moment, as far as that can be told without reading them whole.
 
-    Version counters show every write that autograd can see; writes through `.data` pass them by, and mostly touch
-    the sampled places.
+    Version counters show every write that autograd can see. Writes through `.data` pass them by; nearly all of those
+    touch the sampled places.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._marks = [_mark(tensor) for tensor in tensors]
+    versions: list[int]
+    first: list[bytes]
+    middle: list[bytes]
 
-    def moved(self, tensors: Sequence[torch.Tensor]) -> bool:
-        return len(tensors) != len(self._marks) or any(
-            _mark(tensor) != mark for tensor, mark in zip(tensors, self._marks, strict=True)
+    def packed(self) -> bytes:
+        """The first values of every tensor, each behind one byte that tells how many bytes they take."""
+        return b"".join([bytes((len(data),)) + data for data in self.first])
+
+
+class Window(NamedTuple):
+    """Where to look in a tensor, good for as long as its memory stays where it is."""
+
+    address: int
+    first: ctypes.Array[ctypes.c_char]
+    middle: ctypes.Array[ctypes.c_char]
+
+
+class Sampler:
+    """Samples one list of tensors again and again; what it knows of their memory is checked each time."""
+
+    def __init__(self) -> None:
+        self._windows: list[Window] = []
+
+    def take(self, tensors: Sequence[torch.Tensor]) -> Marks:
+        if len(self._windows) != len(tensors):
+            self._windows = [_window(tensor) for tensor in tensors]
+        windows = self._windows
+        for place, tensor in enumerate(tensors):
+            if _address(tensor) != windows[place].address:
+                windows[place] = _window(tensor)
+        return Marks(
+            [_version(tensor) for tensor in tensors],
+            [window.first.raw for window in windows],
+            [window.middle.raw for window in windows],
         )
 
 
-def _mark(tensor: torch.Tensor) -> tuple[int, int, bytes]:
-    version = 0 if tensor.is_inference() else tensor._version
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided or type(tensor) not in _PLAIN:
-        return version, id(tensor), b""
-    address = tensor.data_ptr()
-    size = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
-    size = min(size, tensor.numel() * tensor.element_size())
-    if size <= FIRST + 2 * ELSEWHERE:
-        return version, address, ctypes.string_at(address, size) if size else b""
-    sampled = (
-        ctypes.string_at(address, FIRST)
-        + ctypes.string_at(address + size // 2, ELSEWHERE)
-        + ctypes.string_at(address + size - ELSEWHERE, ELSEWHERE)
-    )
-    return version, address, sampled
+def _version(tensor: torch.Tensor) -> int:
+    try:
+        return tensor._version
+    except RuntimeError:
+        return 0  # made in inference mode: nobody counts
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """0 for what has no memory that the CPU can look at."""
+    if type(tensor) not in _PLAIN or not tensor.is_cpu:
+        return 0
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 0  # sparse and the like
+
+
+def _window(tensor: torch.Tensor) -> Window:
+    address = _address(tensor)
+    size = tensor.numel() * tensor.element_size() if address else 0
+    # Only where memory order is logical order can the first bytes be shown as the first values.
+    if size == 0 or not tensor.is_contiguous():
+        return Window(address, _NOTHING, _NOTHING)
+    first = (ctypes.c_char * min(FIRST, size)).from_address(address)
+    if size < 2 * FIRST:
+        return Window(address, first, _NOTHING)
+    middle = (ctypes.c_char * MIDDLE).from_address(address + size // 2)
+    return Window(address, first, middle)

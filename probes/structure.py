@@ -1,4 +1,4 @@
-"""Notices parameters that were added, replaced or unfrozen after wrapping, which DDP's reducer does not know."""
+"""Notices parameters added, replaced or unfrozen after wrapping, which DDP's reducer does not know."""
 
 from __future__ import annotations
 
@@ -48,5 +48,7 @@ class StructureProbe(Probe):
         self.scene.write(watched.record())
         for change in changes:
             self.scene.write(
-                StructureRecord(watched.index, change.change, change.parameter, watched.steps, watched.forwards)
+                StructureRecord(
+                    watched.index, change.change, change.parameter, watched.steps, watched.forwards
+                )
             )

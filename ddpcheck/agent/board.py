@@ -1,8 +1,8 @@
-"""The board: shared memory through which ranks of one node see each other's latest digests, waiting for nobody.
+"""The board: shared memory in which ranks of one node see each other's latest digests, waiting for nobody.
 
-A disagreement has to be known before the next optimizer step changes the parameters, else the differing values are
-gone. Each rank owns one slot, writes only there, and reads the others' without locks: an entry carries a checksum,
-and one that does not fit is taken as not there yet.
+A disagreement has to be known before the next optimizer step changes the parameters, else the differing
+values are gone. Each rank owns one slot, writes only there, and reads the others' without locks: an entry
+carries a checksum, and one that does not fit is taken as not there yet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ RING = 64
 MOST_LEAVES = 8192
 LEAF = 8
 
-_HEADER = struct.Struct("<iiQ8sI120s")  # rank + 1, pid, entries written, key of the leaves, their number, trouble
+# Rank + 1, pid, entries written, key of the leaves, their number, trouble.
+_HEADER = struct.Struct("<iiQ8sI120s")
 _ENTRY = struct.Struct("<8s16sII")  # key, root, flags, checksum
 _RING_AT = 256
 _LEAVES_AT = 4096
@@ -60,8 +61,8 @@ class Board:
     def __init__(self, path: Path, rank: int) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._slot = self._claim()
-        # Without real space behind it a full disk would answer an access to the mapping with SIGBUS; one page of
-        # the next slot belongs to it, since looking for news ends at the first slot that nobody has taken.
+        # Without real space behind it a full disk would answer an access to the mapping with SIGBUS; one page
+        # of the next slot belongs to it, since looking for news ends at the first slot that nobody has taken.
         os.posix_fallocate(self._file, self._slot * _SLOT, _SLOT + mmap.PAGESIZE)
         self._map = mmap.mmap(self._file, _SIZE)
         self._base = self._slot * _SLOT
@@ -109,7 +110,7 @@ class Board:
         _ENTRY.pack_into(self._map, at, key, root, flags, _check(key, root, flags))
 
     def news(self) -> Iterator[Entry]:
-        """Entries of other ranks since the last look. A ring that ran over lost its oldest: they are skipped."""
+        """Entries of other ranks since the last look; what a ring that ran over has lost is skipped."""
         for slot in range(SLOTS):
             base = slot * _SLOT
             rank, _, count, _, _, _ = _HEADER.unpack_from(self._map, base)

@@ -43,7 +43,9 @@ class Agent:
         closing = protect("agent", "group_closed", self._group_closed)
         for owner in (distributed, sys.modules["torch.distributed.distributed_c10d"]):
             self._patches.replace(
-                owner, "init_process_group", lambda original: calling(original, None, lambda *a, **k: opened())
+                owner,
+                "init_process_group",
+                lambda original: calling(original, None, lambda *a, **k: opened()),
             )
             self._patches.replace(
                 owner, "destroy_process_group", lambda original: calling(original, closing, None)

@@ -37,7 +37,7 @@ class Guard:
         self._unreported.clear()
 
     def protect(self, probe: str, name: str, body: Callable[..., T]) -> Callable[..., T | None]:
-        """`body` as the user's program may call it: never raises an Exception, does nothing once switched off.
+        """`body` as the user's program may call it: raises no Exception, does nothing once switched off.
 
         KeyboardInterrupt and SystemExit pass: they are the user's.
         """

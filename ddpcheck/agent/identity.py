@@ -41,12 +41,14 @@ def header(session: str, algorithm: str) -> RankHeader:
 
 
 def session_id(number: int) -> str:
-    """One name for this start of the job, agreed on through the job's own store without waiting for anyone."""
+    """One name for this start of the job, agreed on through the job's own store; waits for nobody."""
     from torch.distributed import distributed_c10d as c10d
 
     try:
         store: Any = c10d._get_default_store()
-        return str(store.compare_set(f"ddpcheck/session/{number}", "", uuid.uuid4().hex).decode())
+        # torchrun keeps its store over restarts, so what an earlier attempt agreed on is still in there.
+        key = f"ddpcheck/session/{_number('TORCHELASTIC_RESTART_COUNT') or 0}/{number}"
+        return str(store.compare_set(key, "", uuid.uuid4().hex).decode())
     except Exception:
         # No store that can do it (MPI): what all ranks of one start have in common must do.
         parts = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
@@ -72,6 +74,7 @@ def _number(name: str) -> int | None:
 
 def _device() -> str:
     """Without waking a device up: a rank that never uses CUDA must not get a context from us."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    cuda: Any = torch.cuda
+    if torch.cuda.is_available() and cuda.is_initialized():
         return f"cuda:{torch.cuda.current_device()}"
     return "cuda" if torch.cuda.is_available() else "cpu"

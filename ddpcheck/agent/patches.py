@@ -19,7 +19,7 @@ class Patches:
         self._applied: list[tuple[Any, str, Any]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Wrapper]) -> bool:
-        """Put `make(original)` in place of `owner.name`; False where there is no such attribute in this torch."""
+        """Put `make(original)` in place of `owner.name`; False where this torch has no such attribute."""
         original = getattr(owner, name, None)
         if original is None or hasattr(original, _MARK):
             return False

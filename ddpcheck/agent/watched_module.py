@@ -1,4 +1,4 @@
-"""A DDP module under watch: its tensors by name, in order, and whether that set has changed since wrapping."""
+"""A DDP module under watch: its tensors by name, in order, and whether that set changed since wrapping."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Change:
 
 @dataclass(eq=False)
 class WatchedModule:
-    """One DDP module. `ordinal` counts the modules wrapped in the same process group, so ranks agree on it."""
+    """One DDP module. `ordinal` counts those wrapped in the same process group, so ranks agree on it."""
 
     index: int
     ordinal: int
@@ -84,13 +84,15 @@ class WatchedModule:
         self.revision += 1
 
     def changes(self) -> list[Change]:
-        """What changed since the last call that matters to the reducer; the catalogue is renewed if anything did."""
+        """What changed since the last call and matters to the reducer; after any change lists anew."""
         if all(len(part) == count for part, count in self._shape) and all(
             (tensor := holder.get(key)) is old and tensor.requires_grad == wants
             for holder, key, old, wants in self._identities
         ):
             return []
-        before = {slot.name: old for slot, (_, _, old, _) in zip(self.parameters, self._identities, strict=True)}
+        before = {
+            slot.name: old for slot, (_, _, old, _) in zip(self.parameters, self._identities, strict=True)
+        }
         wanted = {slot.name: row[3] for slot, row in zip(self.parameters, self._identities, strict=True)}
         self.catalogue()
         return list(self._compare(before, wanted))

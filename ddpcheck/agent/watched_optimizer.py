@@ -51,7 +51,7 @@ def groups_of(optimizer: torch.optim.Optimizer, watched: WatchedModule) -> list[
 def steps_inside_backward(optimizer: torch.optim.Optimizer) -> bool:
     """One of the many one-parameter optimizers that `_apply_optimizer_in_backward` makes.
 
-    They step while the backward is under way, one parameter at a time: no moment for a look at the whole module.
+    They step while the backward is under way, one parameter at a time: no moment to look at the whole module.
     """
     first = next((p for group in optimizer.param_groups for p in group["params"]), None)
     return any(optimizer is other for other in getattr(first, "_in_backward_optimizers", ()))
@@ -60,8 +60,8 @@ def steps_inside_backward(optimizer: torch.optim.Optimizer) -> bool:
 def inside_another_step() -> bool:
     """Whether the step that called our hook was itself called from an optimizer's step, as ZeRO does.
 
-    The inner one leaves parameters as they rightly are only on this rank: only the outermost step counts. Read off
-    the stack, not counted, since a step that raises would leave a counter wrong for good.
+    The inner one leaves parameters as they rightly are only on this rank: only the outermost step counts.
+    Read off the stack, not counted, since a step that raises would leave a counter wrong for good.
     """
     frame: FrameType | None = sys._getframe(1)
     steps = 0

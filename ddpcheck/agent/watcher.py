@@ -1,4 +1,4 @@
-"""The watcher: turns what the user's program does with DDP, optimizers and scalers into moments for the probes."""
+"""The watcher: turns what the user does with DDP, optimizers and scalers into moments for the probes."""
 
 from __future__ import annotations
 

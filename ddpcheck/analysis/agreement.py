@@ -130,11 +130,12 @@ class Agreement:
                 self.forwards.setdefault(moment.module, found)
 
     def _compare_rewrites(self, moment: Moment, said: Mapping[int, DigestRecord]) -> None:
-        """Were the parameters equal before this step? A rank that rewrote nothing stands where all last agreed."""
+        """Were parameters equal before this step? Who rewrote nothing stands where all last agreed."""
         due = sorted(
             before
             for before in self._rewrites
-            if (before.module, before.optimizer) == (moment.module, moment.optimizer) and before.step <= moment.step
+            if (before.module, before.optimizer) == (moment.module, moment.optimizer)
+            and before.step <= moment.step
         )
         for before in due:
             rewrites = self._rewrites.pop(before)

@@ -10,6 +10,7 @@ from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.checks import checks_of
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.result import Attempt as AttemptSummary
+from ddpcheck.analysis.restarts import made_good_by
 from ddpcheck.analysis.result import Report, Verdict
 from ddpcheck.analysis.rules.roster import RULES
 from ddpcheck.analysis.run import Run, read_description, read_notes
@@ -31,15 +32,18 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
     exit_code = exit_code if isinstance(exit_code, int) else None
     over = "ended" in description
     attempts = run.ordered() or [Attempt("")]
+    ranks = [summaries(attempt, number, notes, over) for number, attempt in enumerate(attempts)]
+    restarts = made_good_by(attempts, ranks)
     cases = [
         Case(
             attempt=attempt,
             number=number,
             folder=run.path,
             notes=notes,
-            ranks=summaries(attempt, number, notes, over),
+            ranks=ranks[number],
             exit_code=exit_code,
             strays=tuple(run.strays) if attempt is attempts[-1] else (),
+            made_good_by=restarts[number],
         )
         for number, attempt in enumerate(attempts)
     ]

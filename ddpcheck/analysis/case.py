@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ class Case:
     exit_code: int | None
     # Faults of processes that never became a rank.
     strays: tuple[FaultRecord, ...] = ()
+    # The later attempt of the same elastic job in which all ranks finished.
+    made_good_by: int | None = None
 
     def modules(self) -> list[ModuleKey]:
         """Modules that have anyone to agree with."""
@@ -76,7 +78,7 @@ class Case:
 
 
 def name_ranks(ranks: tuple[int, ...] | list[int]) -> str:
-    """"rank 2", "ranks 0-3 and 7"."""
+    """How people would say it: "rank 2", "ranks 0-3 and 7"."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and runs[-1][-1] == rank - 1:

@@ -48,7 +48,9 @@ def _tensors(attempt: Attempt, module: tuple[tuple[int, ...], int], of: Of) -> i
 
 def _why_not(attempt: Attempt, stage: Stage) -> str:
     if len({rank.header.algorithm for rank in attempt.ranks.values()}) > 1:
-        return "ranks hash in different ways (is xxhash installed on some only?): set DDPCHECK_HASH=multilinear"
+        return (
+            "ranks hash in different ways (is xxhash installed on some only?): set DDPCHECK_HASH=multilinear"
+        )
     if attempt.world_size == 1:
         return "one rank has nobody to agree with"
     reasons = {

@@ -31,7 +31,15 @@ def divergence(attempt: Attempt, module: ModuleKey) -> Divergence | None:
         return None
     if attempt.agreement.tally(module, Stage.INIT_AFTER, Of.PARAMETERS).first is not None:
         return None
-    for explain in (_unknown_to_reducer, _rewritten, _frozen, _hyperparameters, _group_order, _state, _skipped):
+    for explain in (
+        _unknown_to_reducer,
+        _rewritten,
+        _frozen,
+        _hyperparameters,
+        _group_order,
+        _state,
+        _skipped,
+    ):
         explained = explain(attempt, module, found)
         if explained is not None:
             return explained
@@ -60,7 +68,10 @@ def _unknown_to_reducer(attempt: Attempt, module: ModuleKey, found: Disagreement
     for record in changes:
         if record.parameter in differing or not differing:
             return Divergence(
-                found, "DDP104", cause=record.change, parameter=record.parameter,
+                found,
+                "DDP104",
+                cause=record.change,
+                parameter=record.parameter,
                 evidence={"change": record.change, "noticed_at_step": record.step},
             )
     return None
@@ -96,7 +107,10 @@ def _hyperparameters(attempt: Attempt, module: ModuleKey, found: Disagreement) -
     rows = hyper_rows(attempt, root)
     names = sorted({row["name"] for row in rows})
     return Divergence(
-        found, "DDP206", cause="hyperparameters differ: " + ", ".join(names), root=root,
+        found,
+        "DDP206",
+        cause="hyperparameters differ: " + ", ".join(names),
+        root=root,
         evidence={"hyperparameters": rows},
     )
 
@@ -151,5 +165,9 @@ def _skipped(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Diverg
         return None
     forwards = {str(rank): record.forward for rank, record in root.sightings.items()}
     return Divergence(
-        found, "DDP207", cause="a step was left out or added", root=root, evidence={"forwards_before_step": forwards}
+        found,
+        "DDP207",
+        cause="a step was left out or added",
+        root=root,
+        evidence={"forwards_before_step": forwards},
     )

@@ -27,7 +27,7 @@ def tensor_rows(attempt: Attempt, found: Disagreement) -> list[Row]:
 
 
 def differing_places(attempt: Attempt, found: Disagreement) -> list[int]:
-    """Which tensors differ, by their leaves: whole ones where ranks wrote them, else the cut ones of the record."""
+    """Which tensors differ, by their leaves: those of details where ranks wrote them, else the record's."""
     leaves = {rank: _leaves(attempt.ranks[rank], rank, found) for rank in found.sightings}
     columns = list(leaves.values())
     if len({len(column) for column in columns}) != 1:
@@ -152,7 +152,9 @@ def _compare(data: dict[int, bytes], name: str, dtype: str, shape: list[int]) ->
         "values": [
             {
                 "index": index_of(place, shape),
-                "by_rank": {str(r): value(part[place * size : (place + 1) * size], dtype) for r, part in kept.items()},
+                "by_rank": {
+                    str(r): value(part[place * size : (place + 1) * size], dtype) for r, part in kept.items()
+                },
             }
             for place in places
         ],

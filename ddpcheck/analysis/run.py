@@ -1,9 +1,9 @@
-"""A run folder: its attempts, fed from the rank files as they grow or all at once, and what the nodes noted."""
+"""A run folder: its attempts, fed from rank files as they grow or all at once, and what nodes noted."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class Run:
         self._files: dict[Path, tuple[RecordFile, RankHeader | None]] = {}
 
     def poll(self) -> bool:
-        """Read what is new, a little from every file in turn so that ranks stay close; True where there was any."""
+        """Read what is new, a little from every file in turn so that ranks stay close; True for any."""
         self._discover()
         anything = False
         while self._round():
@@ -62,7 +62,7 @@ class Run:
         return sorted(self.attempts.values(), key=lambda attempt: attempt.started)
 
     def _discover(self) -> None:
-        for path in sorted(self.path.glob(RANK_FILES)):
+        for path in sorted(self.path.glob(RANK_FILES), key=_by_start):
             if path not in self._files:
                 self._files[path] = (RecordFile(path), None)
 
@@ -72,12 +72,23 @@ class Run:
             for record in file.read():
                 anything = True
                 if isinstance(record, RankHeader):
-                    header = record
+                    header = self._enlist(record)
                     self._files[path] = (file, header)
-                    self.attempts.setdefault(record.session, Attempt(record.session))
                 if header is not None:
                     self.attempts[header.session].feed(header, record)
         return anything
+
+    def _enlist(self, header: RankHeader) -> RankHeader:
+        """Give a new file its attempt; a rank that comes back under the same name belongs to the next one."""
+        while header.rank in self.attempts.setdefault(header.session, Attempt(header.session)).ranks:
+            header = replace(header, session=f"{header.session}+")
+        return header
+
+
+def _by_start(path: Path) -> tuple[str, int]:
+    """A rank's files in the order in which they were opened: rank-00000.jsonl, rank-00000.1.jsonl, …"""
+    rank, _, number = path.name.removesuffix(".jsonl").partition(".")
+    return rank, int(number) if number.isdigit() else 0
 
 
 def read_description(path: Path) -> dict[str, Any]:
@@ -115,7 +126,11 @@ def _note(notes: NodeNotes, raw: dict[str, Any]) -> None:
     match raw:
         case {"kind": "rank_exit", "pid": int(pid), "time": int() | float() as time, "host": str(host)}:
             notes.exits.setdefault((host, pid), float(time))
-        case {"kind": "signal", "signal": "SIGINT" | "SIGTERM" | "SIGHUP" | "SIGQUIT", "time": int() | float() as time}:
+        case {
+            "kind": "signal",
+            "signal": "SIGINT" | "SIGTERM" | "SIGHUP" | "SIGQUIT",
+            "time": int() | float() as time,
+        }:
             notes.stopped = min(notes.stopped or float(time), float(time))
         case {"kind": "stop", "time": int() | float() as time}:
             notes.stopped = min(notes.stopped or float(time), float(time))
@@ -123,5 +138,3 @@ def _note(notes: NodeNotes, raw: dict[str, Any]) -> None:
             notes.troubles[rank] = text
         case {"kind": "leftover"}:
             notes.leftovers += 1
-
-

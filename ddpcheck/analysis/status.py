@@ -68,8 +68,10 @@ def _silent(
 ) -> RankStatus:
     """A rank without last words: the first of them died, those that followed were stopped because of it."""
     if when is None:
-        return RankStatus.DIED if over and notes.stopped is None and first_raise == float("inf") else (
-            RankStatus.STOPPED if over else RankStatus.RUNNING
+        return (
+            RankStatus.DIED
+            if over and notes.stopped is None and first_raise == float("inf")
+            else (RankStatus.STOPPED if over else RankStatus.RUNNING)
         )
     cause = min(first_raise, notes.stopped if notes.stopped is not None else float("inf"))
     if cause <= when or when > first_death + TOGETHER_SECONDS:

@@ -16,8 +16,8 @@ from ddpcheck.agent.board import make_board
 def board_file() -> Iterator[Path | None]:
     """A board that only this user can open; None where there is no room for one.
 
-    Never in the run folder: that may lie on a network file system, where a shared mapping can fail in ways that
-    kill a process.
+    Never in the run folder: that may lie on a network file system, where a shared mapping can fail in ways
+    that kill a process.
     """
     path: Path | None = None
     for folder in ("/dev/shm", tempfile.gettempdir()):

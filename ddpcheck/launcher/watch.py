@@ -20,7 +20,7 @@ from ddpcheck.launcher.board_file import board_file
 from ddpcheck.launcher.environment import command_environment
 from ddpcheck.launcher.follower import Follower
 from ddpcheck.launcher.node_log import NodeLog
-from ddpcheck.launcher.process import ExitStatus
+from ddpcheck.launcher.process import ExitStatus, leave_as
 from ddpcheck.launcher.run_folder import RunFolder, begin_run, finish_run, make_run_folder
 from ddpcheck.launcher.supervise import supervise
 
@@ -85,8 +85,8 @@ def _judge(run: Run, folder: RunFolder, status: ExitStatus, options: RunOptions)
         report = conclude(run, read_description(folder.path))
     except Exception as error:
         sys.stderr.write(
-            f"ddpcheck: the records in {folder.path} could not be analysed ({type(error).__name__}: {error}); "
-            f"they are kept, and `ddpcheck report {folder.path}` tries again\n"
+            f"ddpcheck: the records in {folder.path} could not be analysed ({type(error).__name__}: "
+            f"{error}); they are kept, and `ddpcheck report {folder.path}` tries again\n"
         )
         return status.returncode
     _write_report(report, folder.path)
@@ -94,6 +94,8 @@ def _judge(run: Run, folder: RunFolder, status: ExitStatus, options: RunOptions)
         _show(report)
     if status.stop_reason:
         return FOUND_SOMETHING
+    if status.signal is not None:
+        leave_as(status)
     if status.returncode:
         return status.returncode
     return FOUND_SOMETHING if _fails(report, options.fail_on) else 0

@@ -25,7 +25,7 @@ class RecordFile:
         self._lines: list[bytes] = []
 
     def read(self, most: int = 512) -> list[Record]:
-        """Up to `most` further lines; an empty list at the present end of the file. A torn last line is left."""
+        """Up to `most` further lines; none at the present end of the file. A torn last line is left."""
         records: list[Record] = []
         while not records:
             if not self._lines and not self._fill():
@@ -96,7 +96,9 @@ def _is(value: Any, hint: Any) -> bool:
         return isinstance(value, list) and all(_is(item, get_args(hint)[0]) for item in value)
     if origin is dict:
         key_hint, value_hint = get_args(hint)
-        return isinstance(value, dict) and all(_is(k, key_hint) and _is(v, value_hint) for k, v in value.items())
+        return isinstance(value, dict) and all(
+            _is(k, key_hint) and _is(v, value_hint) for k, v in value.items()
+        )
     if origin is not None:
         return any(_is(value, choice) for choice in get_args(hint))
     if hint is float:

@@ -19,7 +19,7 @@ RANK_FILES = "rank-*.jsonl"
 
 
 class Stage(str, Enum):
-    """The moments at which tensors are looked at; the first at which ranks disagree is the root of the cause."""
+    """The moments at which tensors are looked at; the first at which ranks disagree is the root cause."""
 
     INIT_BEFORE = "init.before"
     INIT_AFTER = "init.after"
@@ -27,7 +27,7 @@ class Stage(str, Enum):
     # Before an optimizer step, and only where the parameters were written since the step before.
     REWRITTEN = "rewritten"
     PARAMS = "params"
-    # What the optimizer keeps per parameter, before its step: the first one, and with --optimizer-state every one.
+    # What the optimizer keeps per parameter, before its first step; with --optimizer-state before every one.
     STATE = "optimizer.state"
 
 
@@ -72,7 +72,7 @@ class ModuleRecord:
     kind: ClassVar[str] = "module"
     module: int
     name: str
-    # Global ranks of its process group, and how many modules were wrapped in that group before: the same on all.
+    # Global ranks of its process group, and how many modules were wrapped in it before: the same on all.
     group: list[int]
     ordinal: int
     # [name, dtype, shape, trainable]

@@ -27,10 +27,11 @@ def _of_module(case: Case, module: ModuleKey, of: Of) -> list[Finding]:
     evidence = of_disagreement(case.attempt, found, case.folder)
     options = case.attempt.ranks[min(found.sightings)].latest[module].options
     cause = _cause(options, of)
-    names = evidence["parameters"]["names"]
+    differing = evidence["parameters"]
+    names = differing["names"]
     message = (
-        f"Right after DDP wrapped the model, {evidence['parameters']['count']} of {evidence['parameters']['of']} "
-        f"{of.value} are not the same on all ranks; odd: {name_ranks(found.odd_ranks())}."
+        f"Right after DDP wrapped the model, {differing['count']} of {differing['of']} {of.value} are not "
+        f"the same on all ranks; odd: {name_ranks(found.odd_ranks())}."
     )
     return [
         case.finding(
@@ -40,8 +41,8 @@ def _of_module(case: Case, module: ModuleKey, of: Of) -> list[Finding]:
             parameter=names[0] if names else None,
             evidence=evidence,
             cause=cause,
-            fix="Let DDP broadcast at wrapping (leave init_sync and buffer broadcasting on), or load or seed the "
-            "same values on every rank before wrapping.",
+            fix="Let DDP broadcast at wrapping (leave init_sync and buffer broadcasting on), or load or seed "
+            "the same values on every rank before wrapping.",
         )
     ]
 

@@ -17,16 +17,17 @@ def find(case: Case) -> list[Finding]:
             continue
         evidence = of_disagreement(case.attempt, before, case.folder)
         differing = evidence["parameters"]
+        source = module[0][0]
         findings.append(
             case.finding(
                 "DDP102",
                 f"{differing['count']} of {differing['of']} parameters differed before wrapping "
-                f"({name_ranks(tuple(before.sightings))}); DDP overwrote them all with rank {module[0][0]}'s.",
+                f"({name_ranks(tuple(before.sightings))}); DDP overwrote them all with rank {source}'s.",
                 severity=Severity.NOTE,
                 found=before,
                 evidence=evidence,
                 cause="every rank started from its own random numbers or its own file",
-                fix=f"Nothing, if rank {module[0][0]}'s weights are the ones you mean to train.",
+                fix=f"Nothing, if rank {source}'s weights are the ones you mean to train.",
             )
         )
     return findings

@@ -43,8 +43,8 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
             ranks=odd,
             evidence=evidence,
             cause=cause,
-            fix="Build the model in the same order on every rank: iterate over lists or sorted names, never over "
-            "sets, and keep rank-dependent conditions out of the constructor.",
+            fix="Build the model in the same order on every rank: iterate over lists or sorted names, never "
+            "over sets, and keep rank-dependent conditions out of the constructor.",
         )
     ]
 

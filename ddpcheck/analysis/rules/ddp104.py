@@ -8,7 +8,10 @@ from ddpcheck.analysis.divergence import divergence
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.findings import Finding, Severity
 
-FIX = "Wrap the model in DDP again after the change, or make all parameters and set requires_grad before wrapping."
+FIX = (
+    "Wrap the model in DDP again after the change, or make all parameters and set requires_grad before "
+    "wrapping."
+)
 
 
 def find(case: Case) -> list[Finding]:
@@ -22,8 +25,8 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
         return [
             case.finding(
                 "DDP104",
-                f"{parted.parameter} was {parted.cause} after wrapping, so DDP does not reduce its gradients; "
-                f"from step {parted.found.moment.step} on ranks hold different values.",
+                f"{parted.parameter} was {parted.cause} after wrapping, so DDP does not reduce its "
+                f"gradients; from step {parted.found.moment.step} on ranks hold different values.",
                 found=parted.found,
                 parameter=parted.parameter,
                 evidence=evidence,
@@ -53,8 +56,8 @@ def _harmless_so_far(case: Case, module: ModuleKey) -> list[Finding]:
     return [
         case.finding(
             "DDP104",
-            f"{parameter} was {change} after wrapping on {name_ranks(ranks)}: DDP does not reduce its gradients. "
-            "The ranks still agreed where they were compared.",
+            f"{parameter} was {change} after wrapping on {name_ranks(ranks)}: DDP does not reduce its "
+            "gradients. The ranks still agreed where they were compared.",
             severity=Severity.NOTE,
             module=module,
             step=record.step,

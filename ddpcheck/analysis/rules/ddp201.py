@@ -19,13 +19,14 @@ def _finding(case: Case, parted: Divergence) -> Finding:
     differing = evidence["parameters"]
     return case.finding(
         "DDP201",
-        f"After step {found.moment.step}, {differing['count']} of {differing['of']} parameters are no longer the "
-        f"same on all ranks; odd: {name_ranks(found.odd_ranks())}. Before it they were equal to the bit.",
+        f"After step {found.moment.step}, {differing['count']} of {differing['of']} parameters are no longer "
+        f"the same on all ranks; odd: {name_ranks(found.odd_ranks())}. Before it they were equal to the bit.",
         found=found,
         parameter=differing["names"][0] if differing["names"] else None,
         evidence=evidence,
-        cause="the update itself was not the same on every rank; most often gradients that were applied without "
-        "being reduced (a forward through model.module, a backward under no_sync, an unused parameter)",
-        fix="Call the DDP wrapper itself in the training loop, and let every backward that is followed by a step run "
-        "outside no_sync().",
+        cause="the update itself was not the same on every rank; most often gradients that were "
+        "applied without being reduced (a forward through model.module, a backward under no_sync, an unused "
+        "parameter)",
+        fix="Call the DDP wrapper itself in the training loop, and let every backward that is followed by a "
+        "step run outside no_sync().",
     )

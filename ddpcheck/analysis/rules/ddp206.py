@@ -28,8 +28,8 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
     return [
         case.finding(
             "DDP206",
-            f"From step {root.moment.step} on hyperparameters are not the same on all ranks, though the parameters "
-            "still were.",
+            f"From step {root.moment.step} on hyperparameters are not the same on all ranks, though the "
+            "parameters still were.",
             severity=Severity.NOTE,
             found=root,
             ranks=tuple(sorted(root.sightings)),
@@ -46,8 +46,8 @@ def _parted(case: Case, parted: Divergence) -> Finding:
     names = evidence["parameters"]["names"]
     return case.finding(
         "DDP206",
-        f"{parted.cause[0].upper()}{parted.cause[1:]}; after step {found.moment.step} the parameters are no longer "
-        f"the same on all ranks; odd: {name_ranks(found.odd_ranks())}.",
+        f"{parted.cause[0].upper()}{parted.cause[1:]}; after step {found.moment.step} the parameters are no "
+        f"longer the same on all ranks; odd: {name_ranks(found.odd_ranks())}.",
         found=found,
         parameter=names[0] if names else None,
         evidence=evidence,

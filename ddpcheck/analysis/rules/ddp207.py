@@ -11,8 +11,8 @@ from ddpcheck.analysis.result import RankStatus
 from ddpcheck.records.schema import Stage
 
 FIX = (
-    "Let all ranks decide together whether to step (reduce the flag first), give every rank the same number of "
-    "batches, or train inside DDP's join()."
+    "Let all ranks decide together whether to step (reduce the flag first), give every rank the same number "
+    "of batches, or train inside DDP's join()."
 )
 
 
@@ -38,8 +38,8 @@ def _left_out(case: Case, parted: Divergence) -> Finding:
     evidence = {**parted.evidence, **of_disagreement(case.attempt, parted.found, case.folder)}
     return case.finding(
         "DDP207",
-        f"Step {root.moment.step} came after another number of forwards on some rank ({told}): a step was left out "
-        "or added there, and the parameters part with it.",
+        f"Step {root.moment.step} came after another number of forwards on some rank ({told}): a step was "
+        "left out or added there, and the parameters part with it.",
         found=parted.found,
         ranks=odd,
         evidence=evidence,
@@ -53,7 +53,9 @@ def _totals(case: Case, module: ModuleKey) -> list[Finding]:
     finished = {row.rank for row in case.with_status(RankStatus.FINISHED)}
     if not set(module[0]) <= finished:
         return []
-    optimizers = {o for data in case.attempt.of_module(module).values() for key, o in data.steps if key == module}
+    optimizers = {
+        o for data in case.attempt.of_module(module).values() for key, o in data.steps if key == module
+    }
     findings = []
     for optimizer in sorted(optimizers):
         steps = {rank: case.attempt.ranks[rank].steps.get((module, optimizer), 0) for rank in module[0]}

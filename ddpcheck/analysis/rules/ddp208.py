@@ -21,13 +21,13 @@ def _finding(case: Case, parted: Divergence) -> Finding:
         wrote = tuple(rank for rank, record in root.sightings.items() if record.stage == root.moment.stage)
         evidence["rewritten_on_ranks"] = list(wrote)
         told = (
-            f"Before step {root.moment.step} and outside any optimizer, {name_ranks(wrote)} wrote to the parameters, "
-            "and not all ranks hold the same since."
+            f"Before step {root.moment.step} and outside any optimizer, {name_ranks(wrote)} wrote to the "
+            "parameters, and not all ranks hold the same since."
         )
     else:
         told = (
-            f"At step {found.moment.step} {evidence['parameters']['count']} parameters differ that no optimizer "
-            "steps: something else wrote to them."
+            f"At step {found.moment.step} {evidence['parameters']['count']} parameters differ that no "
+            "optimizer steps: something else wrote to them."
         )
     return case.finding(
         "DDP208",
@@ -38,6 +38,6 @@ def _finding(case: Case, parted: Divergence) -> Finding:
         ranks=root.odd_ranks() if len(root.groups()) > 1 else found.odd_ranks(),
         evidence=evidence,
         cause=parted.cause,
-        fix="Load checkpoints on every rank (or before wrapping), and compute moving averages and hand-made updates "
-        "from values that were reduced or broadcast first.",
+        fix="Load checkpoints on every rank (or before wrapping), and compute moving averages and hand-made "
+        "updates from values that were reduced or broadcast first.",
     )

@@ -29,15 +29,20 @@ def _names(case: Case, module: ModuleKey) -> list[Finding]:
     return [
         case.finding(
             "DDP210",
-            f"Buffers stand in another order on {name_ranks(groups[1][1])}: number {place} is {usual[place]!r} on "
-            f"{name_ranks(groups[0][1])} and {other[place]!r} there. DDP copies them by position.",
+            f"Buffers stand in another order on {name_ranks(groups[1][1])}: number {place} is "
+            f"{usual[place]!r} on {name_ranks(groups[0][1])} and {other[place]!r} there. "
+            "DDP copies them by position.",
             module=module,
             stage=Stage.INIT_BEFORE.value,
             parameter=usual[place],
             ranks=odd_ranks([ranks for _, ranks in groups]),
-            evidence={"position": place, "names": {name_ranks(r): text.split("\n")[place] for text, r in groups[:4]}},
+            evidence={
+                "position": place,
+                "names": {name_ranks(r): text.split("\n")[place] for text, r in groups[:4]},
+            },
             cause="buffers mapped to different names",
-            fix="Register buffers in the same order on every rank: iterate over lists or sorted names, never sets.",
+            fix="Register buffers in the same order on every rank: iterate over lists or sorted names, never "
+            "sets.",
         )
     ]
 
@@ -47,13 +52,14 @@ def _values(case: Case, module: ModuleKey) -> list[Finding]:
     if found is None:
         return []
     evidence = of_disagreement(case.attempt, found, case.folder)
-    names = evidence["parameters"]["names"]
+    differing = evidence["parameters"]
+    names = differing["names"]
     return [
         case.finding(
             "DDP210",
             f"At forward {found.moment.step}, right after DDP had synchronised the buffers, "
-            f"{evidence['parameters']['count']} of {evidence['parameters']['of']} were not the same on all ranks; "
-            f"odd: {name_ranks(found.odd_ranks())}.",
+            f"{differing['count']} of {differing['of']} were not the same on all ranks; odd: "
+            f"{name_ranks(found.odd_ranks())}.",
             found=found,
             parameter=names[0] if names else None,
             evidence=evidence,

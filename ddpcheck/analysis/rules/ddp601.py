@@ -17,13 +17,14 @@ def find(case: Case) -> list[Finding]:
     return [
         case.finding(
             "DDP601",
-            f"The job has {case.attempt.world_size} ranks, but only {name_ranks(reported)} reported; nothing is known "
-            f"of {name_ranks(missing)}.",
+            f"The job has {case.attempt.world_size} ranks, but only {name_ranks(reported)} reported; nothing "
+            f"is known of {name_ranks(missing)}.",
             ranks=missing,
             evidence={"reported": list(reported), "world_size": case.attempt.world_size},
-            cause="these ranks started without ddpcheck, died before their process group was made, or write elsewhere",
-            fix="Start every rank under ddpcheck run, with the run folder where all of them can write, or put "
-            "'import ddpcheck.auto' at the top of the script.",
+            cause="these ranks started without ddpcheck, died before their process group was made, or write "
+            "elsewhere",
+            fix="Start every rank under ddpcheck run, with the run folder where all of them can write, or "
+            "put 'import ddpcheck.auto' at the top of the script.",
         )
     ]
 
@@ -33,13 +34,15 @@ def _nobody(case: Case) -> Finding:
     told = f" The command itself failed (exit status {case.exit_code})." if failed else ""
     return case.finding(
         "DDP601",
-        "No process under the command made a process group or a DDP module, so there was nothing to check." + told,
+        "No process under the command made a process group or a DDP module, so there was nothing to check."
+        + told,
         evidence={"exit_code": case.exit_code},
         cause="the command failed before it came to that"
         if failed
-        else "the command does not train with DDP, or its Python runs with -S, -I or -E and leaves injected code out",
+        else "the command does not train with DDP, or its Python runs with -S, -I or -E and leaves "
+        "injected code out",
         fix="Check the command by itself first."
         if failed
-        else "Put the launcher behind 'ddpcheck run --'; under python -S/-I/-E put 'import ddpcheck.auto' at the top "
-        "of the script.",
+        else "Put the launcher behind 'ddpcheck run --'; under python -S/-I/-E put 'import ddpcheck.auto' at "
+        "the top of the script.",
     )

@@ -3,32 +3,65 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.case import Case, name_ranks
-from ddpcheck.analysis.findings import Finding
+from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.result import RankStatus, RankSummary
+
+KILLED = "killed (out of memory, the scheduler, a signal) or crashed in native code"
 
 
 def find(case: Case) -> list[Finding]:
     rows = case.with_status(RankStatus.DIED, RankStatus.RAISED)
     if not rows:
         return []
+    rows.sort(key=lambda row: _ended(case, row))
     first = rows[0]
-    ranks = tuple(row.rank for row in rows)
-    last = {str(row.rank): _where(row) for row in rows}
-    raised = first.status is RankStatus.RAISED
-    how = f"left by {first.detail}" if raised else "vanished without a word, as after SIGKILL or a crash"
+    # Ranks that left in another way lost their partner: their errors are consequences.
+    alike = [row for row in rows if _how(row) == _how(first)]
+    ranks = tuple(sorted(row.rank for row in alike))
+    recovered = case.made_good_by is not None
     return [
         case.finding(
             "DDP602",
-            f"{name_ranks(ranks)[0].upper()}{name_ranks(ranks)[1:]} {how}; last seen {_where(first)}.",
+            f"{name_ranks(ranks).capitalize()} {_told(first)}; last seen {_where(first)}."
+            + _followed(rows, alike)
+            + (f" The restart that followed (attempt {case.made_good_by}) finished." if recovered else ""),
+            # Restarts are there for this, so it fails nobody's run; but a death should be seen.
+            severity=Severity.WARNING if recovered else Severity.ERROR,
             step=first.last_step,
             stage=first.last_stage or None,
             ranks=ranks,
-            evidence={"last_seen": last, "details": {str(row.rank): row.detail for row in rows if row.detail}},
-            cause=first.detail if raised else "killed (out of memory, the scheduler, a signal) or crashed in native code",
-            fix="Read that rank's own output first: the errors of the other ranks follow from its death. For a kill "
-            "without a message look at the kernel log for the out-of-memory killer.",
+            evidence={
+                "last_seen": {str(row.rank): _where(row) for row in rows},
+                "details": {str(row.rank): row.detail for row in rows if row.detail},
+                "made_good_by": case.made_good_by,
+            },
+            cause=first.detail if first.status is RankStatus.RAISED else KILLED,
+            fix="Read that rank's own output first: the errors of the other ranks follow from its death. For "
+            "a kill without a message look at the kernel log for the out-of-memory killer.",
         )
     ]
+
+
+def _ended(case: Case, row: RankSummary) -> float:
+    """When the rank said goodbye, or else when it was seen to be gone."""
+    end = case.attempt.ranks[row.rank].end
+    return end.time if end is not None else case.notes.exits.get((row.host, row.pid), float("inf"))
+
+
+def _how(row: RankSummary) -> tuple[RankStatus, str]:
+    """Kind of end, with the exception but not its place: the same mistake may be met on different lines."""
+    return row.status, row.detail.rpartition(" (")[0] or row.detail
+
+
+def _told(row: RankSummary) -> str:
+    if row.status is RankStatus.RAISED:
+        return f"left by {row.detail}"
+    return "vanished without a word, as after SIGKILL or a crash"
+
+
+def _followed(rows: list[RankSummary], alike: list[RankSummary]) -> str:
+    others = tuple(row.rank for row in rows if row not in alike)
+    return f" Then {name_ranks(others)} failed too, which is a consequence." if others else ""
 
 
 def _where(row: RankSummary) -> str:

@@ -21,8 +21,8 @@ def _fault(case: Case, entry: str, error: str, where: str, ranks: tuple[int, ...
     who = f" on {name_ranks(ranks)}" if ranks else ""
     return case.finding(
         "DDP605",
-        f"ddpcheck's own {entry} failed{who} and was switched off: {error}. Training went on untouched; what this "
-        "part looks at was not checked from then on.",
+        f"ddpcheck's own {entry} failed{who} and was switched off: {error}. Training went on untouched; what "
+        "this part looks at was not checked from then on.",
         severity=Severity.NOTE,
         ranks=ranks,
         evidence={"entry": entry, "error": error, "where": where},
