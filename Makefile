@@ -24,7 +24,7 @@ lint: $(READY) ## check style, format and types
 	$(BIN)/mypy
 
 bench: $(READY) ## measure what watching costs
-	@set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
 # torch goes first and alone: named with its exact version, pip takes the build that this machine prefers.
 $(READY): pyproject.toml constraints.txt
