@@ -5,6 +5,8 @@ PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
 READY := .venv/.ready
+# Files that end in _job.py are what the others start.
+BENCHMARKS = $(filter-out %_job.py,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint bench
@@ -24,7 +26,7 @@ lint: $(READY) ## check style, format and types
 	$(BIN)/mypy
 
 bench: $(READY) ## measure what watching costs
-	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script"; done
 
 # torch goes first and alone: named with its exact version, pip takes the build that this machine prefers.
 $(READY): pyproject.toml constraints.txt
