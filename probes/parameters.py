@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpcheck.probes.digest import combine
@@ -34,7 +35,7 @@ class Pending(NamedTuple):
     moment: Moment
     places: list[int] | None
     samples: bytes
-    record: bool
+    only_changes: bool
     hyper: str
 
 
@@ -87,10 +88,10 @@ class ParameterProbe(Probe):
     def after_step(self, optimizer: WatchedOptimizer) -> None:
         for watched in optimizer.modules:
             watched.stepped = True
+            marks = self._marks[watched.index] = self._sample(watched)
             if optimizer.steps % self.scene.config.every == 0:
                 moment = Moment(watched, Stage.PARAMS, Of.PARAMETERS, optimizer.steps, optimizer.index)
-                self._look(moment, self._places(optimizer, watched), hyper=optimizer.hyper)
-            self._marks[watched.index] = self._sample(watched)
+                self._look(moment, self._places(optimizer, watched), hyper=optimizer.hyper, marks=marks)
 
     def ending(self) -> None:
         self._settle(wait=True)
@@ -107,17 +108,9 @@ class ParameterProbe(Probe):
 
     def _look_without_optimizer(self, watched: WatchedModule) -> None:
         """Without an optimizer: a hand-written update shows as a change between two forwards."""
-        last = self._last.get((watched.index, Of.PARAMETERS))
-        if last is None or not watched.parameters:
-            return
-        stage = Stage.PARAMS if watched.forwards else Stage.REWRITTEN
-        look = self._look(Moment(watched, stage, Of.PARAMETERS, watched.steps), record=False)
-        if look is None or look.root == last.root:
-            self._last[watched.index, Of.PARAMETERS] = last
-            return
-        last.current = False
-        self._record(look)
-        watched.steps += stage is Stage.PARAMS
+        if (watched.index, Of.PARAMETERS) in self._last and watched.parameters:
+            stage = Stage.PARAMS if watched.forwards else Stage.REWRITTEN
+            self._look(Moment(watched, stage, Of.PARAMETERS, watched.steps), only_changes=True)
 
     def _places(self, optimizer: WatchedOptimizer, watched: WatchedModule) -> list[int] | None:
         """What to read after this step; None: all. What another optimizer steps, its own look covers."""
@@ -129,21 +122,25 @@ class ParameterProbe(Probe):
         return [place for place in range(len(watched.parameters)) if place not in elsewhere]
 
     def _look(
-        self, moment: Moment, places: list[int] | None = None, record: bool = True, hyper: str = ""
-    ) -> Look | None:
+        self,
+        moment: Moment,
+        places: list[int] | None = None,
+        only_changes: bool = False,
+        hyper: str = "",
+        marks: Marks | None = None,
+    ) -> None:
         watched = moment.watched
         slots = watched.buffers if moment.of is Of.BUFFERS else watched.parameters
         tensors = watched.tensors(slots)
         if not tensors:
-            return None
-        chosen = tensors if places is None else [tensors[place] for place in places]
-        ticket = submit(chosen)
-        samples = self._sample(watched, moment.of).packed()
-        pending = Pending(ticket, moment, places, samples, record, hyper)
+            return
+        ticket = submit(tensors if places is None else [tensors[place] for place in places])
+        samples = (marks or self._sample(watched, moment.of)).packed()
+        pending = Pending(ticket, moment, places, samples, only_changes, hyper)
         if self._pending or not ticket.ready():
             self._pending.append(pending)
-            return None
-        return self._finish(pending)
+        else:
+            self._finish(pending, current=True)
 
     def _sample(self, watched: WatchedModule, of: Of = Of.PARAMETERS) -> Marks:
         sampler = self._samplers.setdefault((watched.index, of), Sampler())
@@ -152,23 +149,29 @@ class ParameterProbe(Probe):
     def _settle(self, wait: bool = False) -> None:
         """Take in digests that have arrived from a device; in the training loop nothing waits for them."""
         while self._pending and (wait or self._pending[0].ticket.ready()):
-            self._finish(self._pending.popleft())
+            self._finish(self._pending.popleft(), current=False)
 
-    def _finish(self, pending: Pending) -> Look:
+    def _finish(self, pending: Pending, current: bool) -> None:
         moment = pending.moment
         slot = (moment.watched.index, moment.of)
+        last = self._last.get(slot)
         leaves = pending.ticket.result()
-        if pending.places is not None:
-            before = list(self._last[slot].leaves)
+        if pending.places is not None and last is not None:
+            known = list(last.leaves)
             for place, leaf in zip(pending.places, leaves, strict=True):
-                before[place] = leaf
-            leaves = before
-        key = moment.key(self.scene.session)
-        look = Look(moment, key, combine(leaves), leaves, pending.samples)
+                known[place] = leaf
+            leaves = known
+        root = combine(leaves)
+        if pending.only_changes:
+            if last is not None and last.root == root:
+                return
+            moment = replace(moment, step=moment.watched.steps)
+            moment.watched.steps += moment.stage is Stage.PARAMS
+        if last is not None:
+            last.current = False
+        look = Look(moment, moment.key(self.scene.session), root, leaves, pending.samples, current=current)
         self._last[slot] = look
-        if pending.record:
-            self._record(look, pending.hyper)
-        return look
+        self._record(look, pending.hyper)
 
     def _record(self, look: Look, hyper: str = "") -> None:
         moment = look.moment

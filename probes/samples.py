@@ -1,4 +1,4 @@
-"""A few bytes of each tensor: enough to notice a rewrite cheaply, and to show values of a step that has passed."""
+"""A few bytes of each tensor: enough to notice a rewrite, and to show values of a step that has passed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _NOTHING = (ctypes.c_char * 0)()
 class Marks(NamedTuple):
     """How tensors stood at one moment, as far as that can be told without reading them whole.
 
-    Version counters show every write that autograd can see. Writes through `.data` pass them by; nearly all of those
-    touch the sampled places.
+    Version counters show every write that autograd can see. Writes through `.data` pass them by; nearly all
+    of those touch the sampled places.
     """
 
     versions: list[int]

@@ -1,0 +1,90 @@
+"""Step time with and without ddpcheck, side by side: two identical jobs that train in turns, block by block.
+
+    python benchmarks/step_time.py [--rounds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+JOB = Path(__file__).with_name("step_job.py")
+RANKS = 2
+# Model: (steps a block, the highest ratio that is acceptable)
+MODELS = {"gpt": (2, 1.03), "mlp": (10, 1.10)}
+
+
+class Job:
+    """One of the two jobs, trained by orders through named pipes."""
+
+    def __init__(self, folder: Path, model: str, watched: bool) -> None:
+        self.pipes = folder / "pipe"
+        for rank in range(RANKS):
+            os.mkfifo(f"{self.pipes}.in.{rank}")
+            os.mkfifo(f"{self.pipes}.out.{rank}")
+        store = f"file://{folder / 'store'}"
+        command = [sys.executable, str(JOB), "--model", model, "--store", store, "--pipes", str(self.pipes)]
+        if watched:
+            command = [sys.executable, "-m", "ddpcheck", "run", "-q", "--out", str(folder / "run"), "--", *command]
+        self.process = subprocess.Popen(command)
+        self.orders = [open(f"{self.pipes}.in.{rank}", "w") for rank in range(RANKS)]
+        self.answers = [open(f"{self.pipes}.out.{rank}") for rank in range(RANKS)]
+
+    def train(self, steps: int) -> float:
+        """Seconds for a block of steps on the slower rank."""
+        for order in self.orders:
+            print(steps, file=order, flush=True)
+        return max(float(answer.readline()) for answer in self.answers)
+
+    def end(self) -> int:
+        for order in self.orders:
+            order.close()
+        return self.process.wait()
+
+
+def measure(model: str, rounds: int) -> float:
+    steps, _ = MODELS[model]
+    with tempfile.TemporaryDirectory() as plain_folder, tempfile.TemporaryDirectory() as watched_folder:
+        plain = Job(Path(plain_folder), model, watched=False)
+        watched = Job(Path(watched_folder), model, watched=True)
+        for job in (plain, watched):
+            job.train(3)  # warm-up: buckets are rebuilt, memory is touched
+        pairs = []
+        for number in range(rounds):
+            # Who goes first changes, so that neither always finds the machine as the other left it.
+            if number % 2:
+                second = watched.train(steps)
+                first = plain.train(steps)
+            else:
+                first = plain.train(steps)
+                second = watched.train(steps)
+            pairs.append((first, second))
+        if plain.end() or watched.end():
+            sys.exit("a job failed")
+    times = [statistics.median(column) / steps * 1e3 for column in zip(*pairs, strict=True)]
+    ratio = statistics.median(second / first for first, second in pairs)
+    print(f"{model}: {times[0]:.1f} ms a step without, {times[1]:.1f} ms with ddpcheck: ratio {ratio:.3f}")
+    return ratio
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--model", choices=MODELS, action="append")
+    options = parser.parse_args()
+    missed = []
+    for model in options.model or MODELS:
+        limit = MODELS[model][1]
+        if measure(model, options.rounds) > limit:
+            missed.append(f"{model} is over {limit}")
+    if missed:
+        sys.exit("step time: " + ", ".join(missed))
+
+
+if __name__ == "__main__":
+    main()
