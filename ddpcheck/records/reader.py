@@ -22,6 +22,7 @@ class RecordFile:
         self.bad = 0
         self._offset = 0
         self._rest = b""
+        self._overlong = False
         self._lines: list[bytes] = []
 
     def read(self, most: int = 512) -> list[Record]:
@@ -45,20 +46,30 @@ class RecordFile:
         return bool(self._rest)
 
     def _fill(self) -> bool:
+        """Read on to the end of at least one line; False where the file has none, for now."""
+        while data := self._chunk():
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            if lines and self._overlong:
+                # The end of what was given up before; it has been counted.
+                self._overlong = False
+                lines = lines[1:]
+            if len(self._rest) > LONGEST_LINE or self._overlong:
+                self.bad += not self._overlong
+                self._rest, self._overlong = b"", True
+            self._lines = [line for line in lines if line]
+            if self._lines:
+                return True
+        return False
+
+    def _chunk(self) -> bytes:
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
                 data = file.read(CHUNK)
         except OSError:
-            return False
-        if not data:
-            return False
+            return b""
         self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > LONGEST_LINE:
-            self._rest, self.bad = b"", self.bad + 1
-        self._lines = [line for line in lines if line]
-        return bool(lines) or self._fill()
+        return data
 
 
 def parse(line: bytes) -> Record | None:
