@@ -25,6 +25,7 @@ class RecordWriter:
         self.failed = ""
         self.dropped = 0
         self._pending = 0
+        self._closed = False
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         # A daemon: a user's process that hangs or dies must not wait for us.
@@ -32,7 +33,7 @@ class RecordWriter:
         self._thread.start()
 
     def write(self, record: Record) -> None:
-        if self.failed:
+        if self.failed or self._closed:
             return
         line = to_line(record)
         with self._lock:
@@ -44,13 +45,16 @@ class RecordWriter:
 
     def close(self, last: Record, seconds: float = 5.0) -> None:
         """Write `last` behind everything pending and close; give up after `seconds`."""
+        self._closed = True
         if not self.failed:
-            self._queue.put(to_line(last))
+            line = to_line(last)
+            with self._lock:
+                self._pending += len(line)
+            self._queue.put(line)
         self._queue.put(None)
         self._thread.join(seconds)
         if not self._thread.is_alive():
-            with contextlib.suppress(OSError):
-                os.close(self._fd)
+            self._close_file()
 
     def flush(self, seconds: float = 1.0) -> None:
         """Wait until all that is pending has been handed to the system."""
@@ -61,8 +65,13 @@ class RecordWriter:
     def abandon(self) -> None:
         """In a forked child the file is the parent's and the thread is gone: let both be."""
         self.failed = "forked"
+        self._close_file()
+
+    def _close_file(self) -> None:
+        """Once only: by the second time the number may be that of a file of the user's."""
+        descriptor, self._fd = self._fd, -1
         with contextlib.suppress(OSError):
-            os.close(self._fd)
+            os.close(descriptor)
 
     def _drain(self) -> None:
         while True:
