@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 _MARK = "__ddpcheck_original__"
+_INHERITED = object()
 
 Wrapper = Callable[..., Any]
 
@@ -16,7 +17,8 @@ class Patches:
     """A set of replaced attributes."""
 
     def __init__(self) -> None:
-        self._applied: list[tuple[Any, str, Any]] = []
+        # Owner, name, our wrapper, and the original where the owner itself held it.
+        self._applied: list[tuple[Any, str, Wrapper, Any]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Wrapper]) -> bool:
         """Put `make(original)` in place of `owner.name`; False where this torch has no such attribute."""
@@ -25,15 +27,21 @@ class Patches:
             return False
         wrapper = functools.wraps(original)(make(original))
         setattr(wrapper, _MARK, original)
+        own = vars(owner).get(name, _INHERITED)
         setattr(owner, name, wrapper)
-        self._applied.append((owner, name, original))
+        self._applied.append((owner, name, wrapper, own))
         return True
 
     def remove(self) -> None:
-        for owner, name, original in reversed(self._applied):
-            # Someone may have patched on top of us: theirs calls ours, so it must stay.
-            if hasattr(getattr(owner, name, None), _MARK):
-                setattr(owner, name, original)
+        for owner, name, wrapper, own in reversed(self._applied):
+            # Someone may have patched on top of us: theirs calls ours, so it must stay. Our mark tells
+            # nothing here, since functools.wraps copies it to theirs.
+            if vars(owner).get(name) is not wrapper:
+                continue
+            if own is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, own)
         self._applied.clear()
 
 
