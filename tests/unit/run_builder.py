@@ -1,0 +1,256 @@
+"""Builds small run folders out of real record files, for tests of the analysis."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddpcheck.analysis.analyse import analyse_run
+from ddpcheck.analysis.findings import Finding
+from ddpcheck.analysis.result import Report
+from ddpcheck.records.schema import (
+    CaptureRecord,
+    DetailRecord,
+    DigestRecord,
+    EndRecord,
+    HyperRecord,
+    ModuleRecord,
+    Of,
+    OptimizerRecord,
+    RankHeader,
+    Record,
+    Stage,
+    to_line,
+)
+
+NAMES = ("body.weight", "body.bias", "head.weight")
+# Which tensors are not what they are on the other ranks, by rank.
+Odd = Mapping[int, Collection[str]]
+
+
+class RunBuilder:
+    """One attempt of a job; `save` writes the folder, `report` analyses it."""
+
+    def __init__(
+        self, folder: Path, world_size: int, session: str = "a1", algorithm: str = "xxh3-128"
+    ) -> None:
+        self.folder = folder
+        self.world_size = world_size
+        self.session = session
+        self.names: dict[str, tuple[str, ...]] = {}
+        self.description: dict[str, Any] = {
+            "command": ["torchrun", "train.py"],
+            "exit_code": 0,
+            "ended": "now",
+        }
+        self.notes: list[dict[str, Any]] = []
+        self.records: dict[int, list[Record]] = {
+            rank: [self._header(rank, algorithm)] for rank in range(world_size)
+        }
+
+    def _header(self, rank: int, algorithm: str) -> RankHeader:
+        return RankHeader(
+            rank=rank,
+            world_size=self.world_size,
+            host="node0",
+            pid=100 + rank,
+            ticks=5000 + rank,
+            session=self.session,
+            time=1000.0,
+            local_rank=rank,
+            torch="2.13.0",
+            algorithm=algorithm,
+        )
+
+    @property
+    def ranks(self) -> range:
+        return range(self.world_size)
+
+    def say(self, rank: int, record: Record) -> None:
+        self.records[rank].append(record)
+
+    def rows(self, names: Sequence[str]) -> list[list[Any]]:
+        return [[name, "float32", [4], 1] for name in names]
+
+    def wrap(
+        self,
+        names: Sequence[str] = NAMES,
+        buffers: Sequence[str] = (),
+        *,
+        module: int = 0,
+        group: Sequence[int] | None = None,
+        names_on: Mapping[int, Sequence[str]] | None = None,
+        buffers_on: Mapping[int, Sequence[str]] | None = None,
+        odd_before: Odd | None = None,
+        odd: Odd | None = None,
+        odd_buffers: Odd | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> RunBuilder:
+        """Every rank wraps a module; `names_on` gives some ranks other names."""
+        group = list(self.ranks if group is None else group)
+        for rank in group:
+            record = ModuleRecord(
+                module=module,
+                name="Net",
+                group=group,
+                ordinal=module,
+                parameters=self.rows((names_on or {}).get(rank, names)),
+                buffers=self.rows((buffers_on or {}).get(rank, buffers)),
+                options=dict(options or {}),
+            )
+            self.say(rank, record)
+        self.look(Stage.INIT_BEFORE, -1, names, odd=odd_before, width=8, module=module, ranks=group)
+        self.look(Stage.INIT_AFTER, -1, names, odd=odd, width=8, module=module, ranks=group)
+        if buffers:
+            self.look(
+                Stage.INIT_AFTER,
+                -1,
+                buffers,
+                of=Of.BUFFERS,
+                odd=odd_buffers,
+                width=8,
+                module=module,
+                ranks=group,
+            )
+        return self
+
+    def look(
+        self,
+        stage: Stage,
+        step: int,
+        names: Sequence[str] = NAMES,
+        *,
+        of: Of = Of.PARAMETERS,
+        odd: Odd | None = None,
+        width: int = 2,
+        module: int = 0,
+        optimizer: int | None = None,
+        forward: Mapping[int, int] | None = None,
+        hyper: Mapping[int, str] | None = None,
+        ranks: Collection[int] | None = None,
+    ) -> RunBuilder:
+        for rank in self.ranks if ranks is None else ranks:
+            leaves = leaves_of(names, step, rank, (odd or {}).get(rank, ()))
+            record = DigestRecord(
+                module=module,
+                stage=stage.value,
+                step=step,
+                root=hashlib.blake2b(b"".join(leaves), digest_size=16).hexdigest(),
+                leaves=packed(leaves, width),
+                width=width,
+                of=of.value,
+                optimizer=optimizer,
+                forward=(forward or {}).get(rank, step + 1),
+                hyper=(hyper or {}).get(rank, ""),
+            )
+            self.say(rank, record)
+        return self
+
+    def optimizer(
+        self,
+        groups: Sequence[Sequence[int]] = ((0, 1, 2),),
+        on: Mapping[int, Sequence[Sequence[int]]] | None = None,
+    ) -> RunBuilder:
+        for rank in self.ranks:
+            chosen = (on or {}).get(rank, groups)
+            self.say(rank, OptimizerRecord(0, "SGD", 0, [list(group) for group in chosen]))
+        return self
+
+    def hyper(self, step: int, on: Mapping[int, Mapping[str, Any]]) -> RunBuilder:
+        for rank, changed in on.items():
+            self.say(rank, HyperRecord(0, step, dict(changed)))
+        return self
+
+    def step(self, step: int, odd: Odd | None = None, **more: Any) -> RunBuilder:
+        """One optimizer step of every rank."""
+        return self.look(Stage.PARAMS, step, odd=odd, **{"optimizer": 0, **more})
+
+    def train(self, steps: int, first: int = 0, odd: Odd | None = None) -> RunBuilder:
+        for step in range(first, first + steps):
+            self.step(step, odd)
+        return self
+
+    def rewrite(self, step: int, ranks: Collection[int], odd: Odd | None = None) -> RunBuilder:
+        """Some ranks write to their parameters before a step; those not in `odd` write what all held."""
+        for rank in ranks:
+            leaves = leaves_of(NAMES, step - 1, rank, (odd or {}).get(rank, ()))
+            root = hashlib.blake2b(b"".join(leaves), digest_size=16).hexdigest()
+            self.say(
+                rank,
+                DigestRecord(
+                    0, Stage.REWRITTEN.value, step, root, packed(leaves, 2), 2, optimizer=0, forward=step
+                ),
+            )
+        return self
+
+    def detail(self, rank: int, step: int, odd: Collection[str], first: Mapping[str, bytes]) -> RunBuilder:
+        leaves = leaves_of(NAMES, step, rank, odd)
+        samples = b"".join(bytes((len(first.get(n, b"")),)) + first.get(n, b"") for n in NAMES)
+        self.say(
+            rank,
+            DetailRecord(
+                0, "params", step, "parameters", 0, packed(leaves, 8), 8, base64.b64encode(samples).decode()
+            ),
+        )
+        return self
+
+    def capture(self, rank: int, step: int, tensors: Mapping[str, Any], optimizer: int = 0) -> RunBuilder:
+        """Keep real tensors, in a file that the safetensors package writes."""
+        from safetensors.torch import save_file
+
+        name = f"captures/rank-{rank}-{step}-{optimizer}.safetensors"
+        (self.folder / "captures").mkdir(parents=True, exist_ok=True)
+        save_file(dict(tensors), self.folder / name)
+        places = [NAMES.index(tensor) for tensor in tensors]
+        self.say(rank, CaptureRecord(0, "params", step, "parameters", optimizer, name, places))
+        return self
+
+    def end(self, ranks: Collection[int] | None = None, time: float = 2000.0, **fields: Any) -> RunBuilder:
+        for rank in self.ranks if ranks is None else ranks:
+            self.say(rank, EndRecord(**{"reason": "exit", "time": time, **fields}))
+        return self
+
+    def exited(self, rank: int, time: float) -> RunBuilder:
+        """The launcher saw the process go."""
+        self.notes.append(
+            {"kind": "rank_exit", "rank": rank, "pid": 100 + rank, "host": "node0", "time": time}
+        )
+        return self
+
+    def save(self) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "run.json").write_text(json.dumps(self.description))
+        (self.folder / "node-node0.jsonl").write_text("".join(json.dumps(note) + "\n" for note in self.notes))
+        for rank, records in self.records.items():
+            taken = len(list(self.folder.glob(f"rank-{rank:05d}*.jsonl")))
+            name = f"rank-{rank:05d}{f'.{taken}' if taken else ''}.jsonl"
+            (self.folder / name).write_bytes(b"".join(map(to_line, records)))
+        return self.folder
+
+    def report(self) -> Report:
+        return analyse_run(self.save())
+
+    def findings(self, code: str = "") -> list[Finding]:
+        return [finding for finding in self.report().findings if finding.code == code or not code]
+
+    def only(self, code: str) -> Finding:
+        """The one finding of the run that is more than a note; it has to be of this code."""
+        found = [finding for finding in self.report().findings if finding.severity.value != "note"]
+        assert [finding.code for finding in found] == [code]
+        return found[0]
+
+
+def leaves_of(names: Sequence[str], step: int, rank: int, odd: Collection[str]) -> list[bytes]:
+    """What each tensor digests to: the same on all ranks but for those that are odd on this one."""
+    return [
+        hashlib.blake2b(f"{name} {step} {rank if name in odd else 'all'}".encode(), digest_size=16).digest()
+        for name in names
+    ]
+
+
+def packed(leaves: Sequence[bytes], width: int) -> str:
+    return base64.b64encode(b"".join(leaf[:width] for leaf in leaves)).decode()

@@ -1,0 +1,96 @@
+"""Patches come out as they went in."""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddpcheck.agent.patches import Patches, calling
+
+
+class Base:
+    def inherited(self) -> str:
+        return "inherited"
+
+
+class Owner(Base):
+    def greet(self, name: str = "you") -> str:
+        """Says hello."""
+        return f"hello {name}"
+
+
+@pytest.fixture
+def patches() -> Any:
+    patches = Patches()
+    yield patches
+    patches.remove()
+
+
+def observe(seen: list[Any]) -> Any:
+    return lambda original: calling(
+        original, lambda *a, **k: seen.append((a[1:], k)), lambda *_, **__: seen.append("after")
+    )
+
+
+def test_in_and_out_again(patches: Patches) -> None:
+    before = dict(vars(Owner))
+    seen: list[Any] = []
+    assert patches.replace(Owner, "greet", observe(seen))
+    assert Owner().greet(name="me") == "hello me"
+    assert seen == [((), {"name": "me"}), "after"]
+    assert Owner.greet.__name__ == "greet"
+    assert Owner.greet.__doc__ == "Says hello."
+    patches.remove()
+    assert dict(vars(Owner)) == before
+    assert Owner().greet() == "hello you"
+    assert len(seen) == 2
+
+
+def test_an_inherited_method_is_inherited_again(patches: Patches) -> None:
+    assert patches.replace(Owner, "inherited", observe([]))
+    patches.remove()
+    assert "inherited" not in vars(Owner)
+    assert Owner().inherited() == "inherited"
+
+
+def test_nothing_is_patched_twice(patches: Patches) -> None:
+    seen: list[Any] = []
+    assert patches.replace(Owner, "greet", observe(seen))
+    assert not patches.replace(Owner, "greet", observe(seen))
+    assert not Patches().replace(Owner, "greet", observe(seen))
+    Owner().greet()
+    assert len(seen) == 2
+
+
+def test_what_this_torch_does_not_have_is_left_out(patches: Patches) -> None:
+    assert not patches.replace(Owner, "new_in_torch_9", observe([]))
+    assert not hasattr(Owner, "new_in_torch_9")
+
+
+@pytest.mark.parametrize("careful", [True, False])
+def test_a_patch_on_top_of_ours_stays(patches: Patches, careful: bool) -> None:
+    """Whether or not it copies our attributes, as functools.wraps does."""
+    owner = SimpleNamespace(call=lambda: "original")
+    patches.replace(owner, "call", lambda original: calling(original, None, None))
+    ours = owner.call
+
+    def theirs() -> str:
+        return "theirs over " + ours()
+
+    owner.call = functools.wraps(ours)(theirs) if careful else theirs
+    patches.remove()
+    assert owner.call() == "theirs over original"
+
+
+def test_an_exception_is_the_originals(patches: Patches) -> None:
+    def original() -> None:
+        raise KeyError("theirs")
+
+    seen: list[str] = []
+    wrapper = calling(original, lambda: seen.append("before"), lambda: seen.append("after"))
+    with pytest.raises(KeyError, match="theirs"):
+        wrapper()
+    assert seen == ["before"]

@@ -1,0 +1,239 @@
+"""The writer: nothing lost, nothing out of order, and never in the way of training."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpcheck.agent import writer as writer_module
+from ddpcheck.agent.writer import RecordWriter
+from ddpcheck.records.reader import RecordFile
+from ddpcheck.records.schema import EndRecord, JoinRecord, Record
+
+END = EndRecord("exit", 1.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "rank-00000.jsonl"
+
+
+def records_in(path: Path) -> list[Record]:
+    file = RecordFile(path)
+    records: list[Record] = []
+    while more := file.read():
+        records += more
+    assert file.bad == 0
+    assert not file.torn
+    return records
+
+
+def test_records_are_all_there_in_order_after_close(path: Path) -> None:
+    writer = RecordWriter(path)
+    for step in range(5000):
+        writer.write(JoinRecord(0, step))
+    writer.close(END)
+    assert records_in(path) == [*(JoinRecord(0, step) for step in range(5000)), END]
+    assert not writer.failed
+    assert writer.dropped == 0
+
+
+def test_lines_of_several_threads_stay_whole(path: Path) -> None:
+    writer = RecordWriter(path)
+
+    def write(module: int) -> None:
+        for step in range(500):
+            writer.write(JoinRecord(module, step))
+
+    threads = [threading.Thread(target=write, args=(module,)) for module in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    writer.close(END)
+    found = [record for record in records_in(path) if isinstance(record, JoinRecord)]
+    assert len(found) == 2000
+    for module in range(4):
+        assert [record.step for record in found if record.module == module] == list(range(500))
+
+
+def test_what_was_flushed_is_in_the_file_while_it_is_open(path: Path) -> None:
+    writer = RecordWriter(path)
+    writer.write(JoinRecord(0, 0))
+    writer.flush(seconds=10)
+    assert records_in(path) == [JoinRecord(0, 0)]
+    writer.close(END)
+
+
+def test_a_file_that_is_there_is_never_written_to(path: Path) -> None:
+    path.write_text("mine")
+    with pytest.raises(FileExistsError):
+        RecordWriter(path)
+    assert path.read_text() == "mine"
+
+
+def test_only_the_user_can_read_it(path: Path) -> None:
+    before = os.umask(0)
+    try:
+        writer = RecordWriter(path)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600
+    writer.close(END)
+
+
+def test_the_file_does_not_reach_commands_that_the_rank_starts(path: Path) -> None:
+    writer = RecordWriter(path)
+    assert not os.get_inheritable(writer._fd)
+    writer.close(END)
+
+
+def test_a_full_disk_switches_off_and_is_told(path: Path) -> None:
+    """Past its file size limit a process is refused every byte, as on a full disk."""
+    program = f"""
+import resource, signal, sys
+from pathlib import Path
+from ddpcheck.agent.writer import RecordWriter
+from ddpcheck.records.schema import EndRecord, JoinRecord
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+writer = RecordWriter(Path({str(path)!r}))
+for step in range(1000):
+    writer.write(JoinRecord(0, step))
+writer.flush(10)
+for step in range(1000):
+    writer.write(JoinRecord(1, step))
+writer.close(EndRecord("exit", 1.0))
+print(writer.failed)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stderr == ""
+    assert done.stdout.strip() == f"File too large ({path})"
+    file = RecordFile(path)
+    read = file.read()
+    assert read == [JoinRecord(0, step) for step in range(len(read))]
+    assert read
+    assert path.stat().st_size == 1000
+    assert file.bad == 0
+
+
+def test_no_space_left_switches_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    monkeypatch.setattr(writer_module.os, "open", lambda *_: full)
+    writer = RecordWriter(tmp_path / "x")
+    writer.write(JoinRecord(0, 0))
+    writer.flush(10)
+    assert "No space left on device" in writer.failed
+    writer.close(END)
+
+
+@pytest.fixture
+def stalled(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RecordWriter, threading.Event]]:
+    """A disk that takes nothing until it is let go."""
+    go = threading.Event()
+    real = os.write
+
+    def slow(descriptor: int, data: bytes) -> int:
+        go.wait(30)
+        return real(descriptor, data)
+
+    monkeypatch.setattr(writer_module.os, "write", slow)
+    monkeypatch.setattr(writer_module, "MOST_PENDING", 10_000)
+    writer = RecordWriter(path)
+    yield writer, go
+    go.set()
+    writer._thread.join(30)
+
+
+def test_a_stalled_disk_costs_records_and_not_memory(
+    path: Path, stalled: tuple[RecordWriter, threading.Event]
+) -> None:
+    writer, go = stalled
+    for step in range(2000):
+        writer.write(JoinRecord(0, step))
+    dropped = writer.dropped
+    assert 0 < dropped < 2000
+    assert writer._pending < 11_000
+    go.set()
+    writer.close(EndRecord("exit", 1.0, dropped=dropped))
+    kept = records_in(path)
+    assert len(kept) == 2000 - dropped + 1
+    assert kept[:-1] == [JoinRecord(0, step) for step in range(2000 - dropped)]
+
+
+def test_closing_does_not_wait_for_a_stalled_disk_for_good(
+    stalled: tuple[RecordWriter, threading.Event],
+) -> None:
+    writer, _ = stalled
+    writer.write(JoinRecord(0, 0))
+    writer.close(END, seconds=0.05)
+    assert writer._thread.is_alive()
+
+
+def test_after_closing_nothing_is_written_and_nothing_waited_for(path: Path) -> None:
+    writer = RecordWriter(path)
+    writer.close(END)
+    writer.write(JoinRecord(0, 0))
+    started = threading.Event()
+    waiter = threading.Thread(target=lambda: (writer.flush(seconds=20), started.set()))
+    waiter.start()
+    waiter.join(5)
+    assert started.is_set()
+    assert records_in(path) == [END]
+
+
+def in_a_fork(body: object) -> int:
+    """Run `body` in a forked child and return its exit status."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = 0 if body() else 2  # type: ignore[operator]
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+# CPython warns of forks in a process with threads from 3.12 on; being forked all the same is what is tested.
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_leaves_the_parents_file_alone(path: Path) -> None:
+    writer = RecordWriter(path)
+    writer.write(JoinRecord(0, 0))
+    writer.flush(10)
+
+    def child() -> bool:
+        writer.abandon()
+        writer.write(JoinRecord(9, 9))
+        writer.flush(1)
+        writer.close(EndRecord("child", 1.0), seconds=0.1)
+        return writer.failed == "forked"
+
+    assert in_a_fork(child) == 0
+    writer.write(JoinRecord(0, 1))
+    writer.close(END)
+    assert records_in(path) == [JoinRecord(0, 0), JoinRecord(0, 1), END]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_forked_after_closing_closes_no_file_of_the_users(path: Path, tmp_path: Path) -> None:
+    writer = RecordWriter(path)
+    number = writer._fd
+    writer.close(END)
+    users = os.open(tmp_path / "users", os.O_RDWR | os.O_CREAT)
+    assert users == number
+
+    def child() -> bool:
+        writer.abandon()
+        return os.write(users, b"still open") == 10
+
+    assert in_a_fork(child) == 0
+    os.close(users)
