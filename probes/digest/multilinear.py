@@ -77,8 +77,8 @@ class MultilinearDigester:
         self._fused: dict[torch.device, FusedHash | None] = {}
 
     def submit(self, tensors: Sequence[torch.Tensor]) -> Ticket:
-        # Inference mode off: keys made inside it could not be used outside.
-        with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.no_grad():
+        # A default device is a torch-function mode: it would make each look at a tensor ten times slower.
+        with torch._C.DisableTorchFunction(), torch.no_grad():
             if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 # Under graph capture kernels are recorded, not run: there are no values to hash yet.
                 return ReadyTicket([UNSUPPORTED] * len(tensors))

@@ -36,7 +36,7 @@ class Xxh3Digester:
         return ReadyTicket(leaves)
 
     def _leaf_of_parts(self, tensor: torch.Tensor) -> bytes:
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.no_grad():
             whole = outline(tensor)
             if whole is None:
                 return UNSUPPORTED
