@@ -1,11 +1,12 @@
 """Step time with and without ddpcheck, side by side: two identical jobs that train in turns, block by block.
 
-    python benchmarks/step_time.py [--rounds N]
+python benchmarks/step_time.py [--rounds N]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import subprocess
@@ -30,10 +31,22 @@ class Job:
         store = f"file://{folder / 'store'}"
         command = [sys.executable, str(JOB), "--model", model, "--store", store, "--pipes", str(self.pipes)]
         if watched:
-            command = [sys.executable, "-m", "ddpcheck", "run", "-q", "--out", str(folder / "run"), "--", *command]
+            command = [
+                sys.executable,
+                "-m",
+                "ddpcheck",
+                "run",
+                "-q",
+                "--out",
+                str(folder / "run"),
+                "--",
+                *command,
+            ]
         self.process = subprocess.Popen(command)
-        self.orders = [open(f"{self.pipes}.in.{rank}", "w") for rank in range(RANKS)]
-        self.answers = [open(f"{self.pipes}.out.{rank}") for rank in range(RANKS)]
+        self.open_pipes = contextlib.ExitStack()
+        enter = self.open_pipes.enter_context
+        self.orders = [enter(open(f"{self.pipes}.in.{rank}", "w")) for rank in range(RANKS)]
+        self.answers = [enter(open(f"{self.pipes}.out.{rank}")) for rank in range(RANKS)]
 
     def train(self, steps: int) -> float:
         """Seconds for a block of steps on the slower rank."""
@@ -42,8 +55,7 @@ class Job:
         return max(float(answer.readline()) for answer in self.answers)
 
     def end(self) -> int:
-        for order in self.orders:
-            order.close()
+        self.open_pipes.close()
         return self.process.wait()
 
 

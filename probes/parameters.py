@@ -191,8 +191,10 @@ class ParameterProbe(Probe):
                 hyper=hyper,
             )
         )
-        # Before the broadcast ranks may rightly differ: nothing to compare live.
-        if self._disagreements is not None and moment.stage is not Stage.INIT_BEFORE:
+        # Before the broadcast ranks may rightly differ, and so they may under post-localSGD.
+        if self._disagreements is not None and not (
+            moment.watched.loose or moment.stage is Stage.INIT_BEFORE
+        ):
             self._disagreements.publish(look)
 
     def _outdate(self, watched: WatchedModule, of: Of) -> None:

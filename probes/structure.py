@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpcheck.probes.probe import Probe
-from ddpcheck.records.schema import JoinRecord, StructureRecord
+from ddpcheck.records.schema import LOOSE, CommHookRecord, JoinRecord, StructureRecord
 
 if TYPE_CHECKING:
     from ddpcheck.agent.watched_module import WatchedModule
@@ -26,13 +26,17 @@ class StructureProbe(Probe):
 
     def forward(self, watched: WatchedModule) -> None:
         self._look(watched)
-        if watched.joined:
-            return
         ddp = watched.ddp()
         # Private, and young: a torch without it has no join().
-        if getattr(getattr(ddp, "_join_config", None), "enable", False):
+        if not watched.joined and getattr(getattr(ddp, "_join_config", None), "enable", False):
             watched.joined = True
             self.scene.write(JoinRecord(watched.index, watched.steps))
+        hooks = getattr(ddp, "_comm_hooks", ())
+        for hook, _ in hooks[watched.comm_hooks :]:
+            name = getattr(hook, "__qualname__", type(hook).__name__)
+            watched.loose |= LOOSE in name
+            self.scene.write(CommHookRecord(watched.index, name, watched.steps))
+        watched.comm_hooks = len(hooks)
 
     def before_step(self, optimizer: WatchedOptimizer) -> None:
         for watched in optimizer.modules:

@@ -47,6 +47,9 @@ class WatchedModule:
     steps: int = 0
     stepped: bool = False
     joined: bool = False
+    comm_hooks: int = 0
+    # Replicas are meant to differ between averagings (post-localSGD): nothing to compare at each step.
+    loose: bool = False
     parameters: list[Slot] = field(default_factory=list)
     buffers: list[Slot] = field(default_factory=list)
     # By optimizer, the places of the parameters it steps.

@@ -9,8 +9,8 @@ from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.checks import checks_of
 from ddpcheck.analysis.findings import Finding, Severity
-from ddpcheck.analysis.result import Attempt as AttemptSummary
 from ddpcheck.analysis.restarts import made_good_by
+from ddpcheck.analysis.result import Attempt as AttemptSummary
 from ddpcheck.analysis.result import Report, Verdict
 from ddpcheck.analysis.rules.roster import RULES
 from ddpcheck.analysis.run import Run, read_description, read_notes
@@ -96,7 +96,27 @@ def _about(run: Run, description: dict[str, Any]) -> dict[str, Any]:
         "seconds": description.get("seconds"),
         "ddpcheck": description.get("ddpcheck"),
         "torch": sorted({header.torch for header in headers}),
+        "parameters": _parameters(run),
+        "every": _every(description),
         "hosts": sorted({header.host for header in headers}),
         "unreadable_lines": sum(rank.bad_lines for a in run.attempts.values() for rank in a.ranks.values()),
         "files_without_header": run.headless,
     }
+
+
+def _parameters(run: Run) -> int:
+    """How many parameters the last attempt's modules have together."""
+    attempts = run.ordered()
+    if not attempts:
+        return 0
+    last = attempts[-1]
+    return sum(
+        max(len(rank.latest[module].parameters) for rank in last.of_module(module).values())
+        for module in last.modules()
+    )
+
+
+def _every(description: dict[str, Any]) -> int:
+    config = description.get("config")
+    every = config.get("every", 1) if isinstance(config, dict) else 1
+    return every if isinstance(every, int) else 1

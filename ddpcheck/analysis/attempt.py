@@ -8,7 +8,9 @@ from typing import Any
 
 from ddpcheck.analysis.agreement import Agreement, ModuleKey
 from ddpcheck.records.schema import (
+    LOOSE,
     CaptureRecord,
+    CommHookRecord,
     DetailRecord,
     DigestRecord,
     EndRecord,
@@ -43,6 +45,8 @@ class Rank:
     first_skip: SkipRecord | None = None
     structure: list[tuple[ModuleKey, StructureRecord]] = field(default_factory=list)
     joined: set[ModuleKey] = field(default_factory=set)
+    # Modules whose replicas are meant to differ between averagings.
+    loose: set[ModuleKey] = field(default_factory=set)
     details: list[tuple[ModuleKey, DetailRecord]] = field(default_factory=list)
     captures: list[tuple[ModuleKey, CaptureRecord]] = field(default_factory=list)
     faults: list[FaultRecord] = field(default_factory=list)
@@ -75,6 +79,7 @@ class Attempt:
         self.session = session
         self.ranks: dict[int, Rank] = {}
         self.agreement = Agreement()
+        self.algorithm = ""
 
     @property
     def started(self) -> float:
@@ -102,7 +107,9 @@ class Attempt:
         return {number: rank for number, rank in self.ranks.items() if module in rank.latest}
 
     def feed(self, header: RankHeader, record: Record) -> None:
-        rank = self.ranks.setdefault(header.rank, Rank(header))
+        rank = self.ranks.get(header.rank)
+        if rank is None:
+            rank = self._meet(header)
         match record:
             case DigestRecord():
                 self._digest(header.rank, rank, record)
@@ -122,6 +129,8 @@ class Attempt:
                 rank.structure.append((rank.modules[record.module], record))
             case JoinRecord() if record.module in rank.modules:
                 rank.joined.add(rank.modules[record.module])
+            case CommHookRecord() if record.module in rank.modules and LOOSE in record.hook:
+                rank.loose.add(rank.modules[record.module])
             case DetailRecord() if record.module in rank.modules:
                 rank.details.append((rank.modules[record.module], record))
             case CaptureRecord() if record.module in rank.modules:
@@ -132,6 +141,14 @@ class Attempt:
                 rank.end = record
                 self.agreement.end_rank(header.rank)
 
+    def _meet(self, header: RankHeader) -> Rank:
+        rank = self.ranks[header.rank] = Rank(header)
+        self.algorithm = self.algorithm or header.algorithm
+        # Ranks that hash in another way cannot be compared with the others, nor waited for.
+        if header.algorithm != self.algorithm:
+            self.agreement.end_rank(header.rank)
+        return rank
+
     def _digest(self, number: int, rank: Rank, record: DigestRecord) -> None:
         key = rank.modules.get(record.module)
         if key is None:
@@ -140,20 +157,19 @@ class Attempt:
         if record.stage == Stage.PARAMS.value:
             place = (key, -1 if record.optimizer is None else record.optimizer)
             rank.steps[place] = max(rank.steps.get(place, 0), record.step + 1)
-        # Ranks that hash in different ways cannot be compared at all.
-        if rank.header.algorithm == self.algorithm():
+        if rank.header.algorithm == self.algorithm:
             self.agreement.add(number, key, record)
-
-    def algorithm(self) -> str:
-        return self.ranks[min(self.ranks)].header.algorithm
 
     def joined(self, module: ModuleKey) -> bool:
         return any(module in rank.joined for rank in self.ranks.values())
+
+    def loose(self, module: ModuleKey) -> bool:
+        return any(module in rank.loose for rank in self.ranks.values())
 
     def parted(self) -> bool:
         """Whether ranks are known to disagree where they must not: what --fail-fast waits for."""
         return any(
             tally.first is not None
-            for (_, stage, _), tally in self.agreement.tallies.items()
-            if stage != Stage.INIT_BEFORE.value
+            for (module, stage, _), tally in self.agreement.tallies.items()
+            if stage != Stage.INIT_BEFORE.value and not self.loose(module)
         )

@@ -28,6 +28,7 @@ def _check(attempt: Attempt, name: str, stage: Stage, of: Of) -> Check:
         (module, tally)
         for (module, found_stage, found_of), tally in attempt.agreement.tallies.items()
         if (found_stage, found_of) == (stage.value, of.value)
+        and not (stage is Stage.PARAMS and attempt.loose(module))
     ]
     compared = sum(tally.compared for _, tally in tallies)
     if not compared:
@@ -53,6 +54,8 @@ def _why_not(attempt: Attempt, stage: Stage) -> str:
         )
     if attempt.world_size == 1:
         return "one rank has nobody to agree with"
+    if stage is Stage.PARAMS and any(rank.loose for rank in attempt.ranks.values()):
+        return "post-localSGD lets replicas differ between averagings"
     reasons = {
         Stage.BUFFERS: "no buffers, or DDP does not synchronise them",
         Stage.INIT_AFTER: "there were none",

@@ -27,7 +27,7 @@ class Divergence:
 def divergence(attempt: Attempt, module: ModuleKey) -> Divergence | None:
     """The parting of a module's parameters in training, with its cause; None where they never part."""
     found = attempt.agreement.tally(module, Stage.PARAMS, Of.PARAMETERS).first
-    if found is None or not names_agree(attempt, module):
+    if found is None or attempt.loose(module) or not names_agree(attempt, module):
         return None
     if attempt.agreement.tally(module, Stage.INIT_AFTER, Of.PARAMETERS).first is not None:
         return None

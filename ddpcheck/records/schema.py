@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 SCHEMA = 1
 
 RANK_FILES = "rank-*.jsonl"
+# In the name of a communication hook that lets replicas differ between averagings.
+LOOSE = "post_localSGD"
 
 
 class Stage(str, Enum):
@@ -158,6 +160,16 @@ class JoinRecord:
 
 
 @dataclass(frozen=True)
+class CommHookRecord:
+    """The user registered a communication hook: gradients are no longer reduced in DDP's own way."""
+
+    kind: ClassVar[str] = "comm_hook"
+    module: int
+    hook: str
+    step: int
+
+
+@dataclass(frozen=True)
 class DetailRecord:
     """Whole leaves and the first values of every tensor at a moment at which this rank saw a disagreement."""
 
@@ -223,6 +235,7 @@ Record = (
     | SkipRecord
     | StructureRecord
     | JoinRecord
+    | CommHookRecord
     | DetailRecord
     | CaptureRecord
     | FaultRecord
@@ -240,6 +253,7 @@ KINDS: dict[str, type[Record]] = {
         SkipRecord,
         StructureRecord,
         JoinRecord,
+        CommHookRecord,
         DetailRecord,
         CaptureRecord,
         FaultRecord,

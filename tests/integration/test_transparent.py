@@ -494,18 +494,6 @@ class TestSitecustomize:
     def test_without_configuration_nothing_is_loaded(self, tmp_path: Path) -> None:
         environ = self.environ(tmp_path)
         del environ["DDPCHECK_CONFIG"]
-        code = "import sys; print([m for m in sys.modules if m.startswith('ddpcheck')])"
+        code = "import sys; print([m for m in sys.modules if m.split('.')[0] == 'ddpcheck'])"
         done = subprocess.run(script(code), env=environ, capture_output=True, text=True, timeout=30)
         assert done.stdout == "[]\n"
-
-    def test_start_up_time(self, tmp_path: Path) -> None:
-        plain = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        times = []
-        for environ in (plain, self.environ(tmp_path)):
-            took = []
-            for _ in range(10):
-                began = time.perf_counter()
-                subprocess.run([sys.executable, "-c", ""], env=environ, check=True, timeout=30)
-                took.append(time.perf_counter() - began)
-            times.append(min(took) * 1000)
-        print(f"python starts in {times[0]:.1f} ms without and {times[1]:.1f} ms with ddpcheck")

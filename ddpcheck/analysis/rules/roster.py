@@ -18,6 +18,7 @@ from ddpcheck.analysis.rules import (
     ddp210,
     ddp601,
     ddp602,
+    ddp604,
     ddp605,
 )
 
@@ -36,6 +37,7 @@ RULES: tuple[Rule, ...] = tuple(
         ddp210,
         ddp602,
         ddp601,
+        ddp604,
         ddp102,
         ddp605,
     )
