@@ -72,8 +72,8 @@ class ParameterProbe(Probe):
             self._look_without_optimizer(watched)
 
     def buffers_synced(self, watched: WatchedModule) -> None:
-        if (watched.forwards - 1) % self.scene.config.every == 0:
-            self._look(Moment(watched, Stage.BUFFERS, Of.BUFFERS, watched.forwards - 1))
+        if watched.syncs % self.scene.config.every == 0:
+            self._look(Moment(watched, Stage.BUFFERS, Of.BUFFERS, watched.syncs))
             self._outdate(watched, Of.BUFFERS)
 
     def before_step(self, optimizer: WatchedOptimizer) -> None:

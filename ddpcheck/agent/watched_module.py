@@ -44,6 +44,8 @@ class WatchedModule:
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     forwards: int = 0
+    # Synchronisations of the buffers: under no_sync ranks may come to the same one by different numbers of forwards.
+    syncs: int = 0
     steps: int = 0
     stepped: bool = False
     joined: bool = False

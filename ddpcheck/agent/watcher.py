@@ -85,6 +85,7 @@ class Watcher:
         watched = self._modules.get(ddp)
         if watched is not None and torch.is_grad_enabled():
             self.session.tell("buffers_synced", watched)
+            watched.syncs += 1
 
     def before_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         if inside_another_step():

@@ -57,7 +57,7 @@ def _values(case: Case, module: ModuleKey) -> list[Finding]:
     return [
         case.finding(
             "DDP210",
-            f"At forward {found.moment.step}, right after DDP had synchronised the buffers, "
+            f"Right after DDP had synchronised the buffers, at synchronisation {found.moment.step}, "
             f"{differing['count']} of {differing['of']} were not the same on all ranks; odd: "
             f"{name_ranks(found.odd_ranks())}.",
             found=found,
