@@ -5,7 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from operator import is_not
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,6 +32,17 @@ class Change:
     parameter: str
 
 
+class Part(NamedTuple):
+    """One of a submodule's dicts as it was when it was listed."""
+
+    holder: Holder
+    keys: tuple[str, ...]
+    values: tuple[Any, ...]
+
+    def changed(self) -> bool:
+        return tuple(self.holder) != self.keys or any(map(is_not, self.holder.values(), self.values))
+
+
 @dataclass(eq=False)
 class WatchedModule:
     """One DDP module. `ordinal` counts those wrapped in the same process group, so ranks agree on it."""
@@ -44,7 +56,7 @@ class WatchedModule:
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     forwards: int = 0
-    # Synchronisations of the buffers: under no_sync ranks may come to the same one by different numbers of forwards.
+    # Of the buffers: under no_sync ranks may come to the same one by different numbers of forwards.
     syncs: int = 0
     steps: int = 0
     stepped: bool = False
@@ -60,9 +72,12 @@ class WatchedModule:
     def __post_init__(self) -> None:
         # What the reducer was built from: parameters that wanted gradients then.
         self._reduced: dict[int, str] = {}
-        self._frozen: dict[int, torch.Tensor] = {}
-        self._shape: list[tuple[dict[str, Any], int]] = []
-        self._identities: list[tuple[Holder, str, Any, bool]] = []
+        # Every dict of submodules and of parameters, also those that hold tied ones, which are listed once.
+        self._parts: list[Part] = []
+        # Every dict of buffers with those that are there; users replace buffers at will.
+        self._buffers_there: list[tuple[Holder, list[str]]] = []
+        self._tensors: list[torch.Tensor] = []
+        self._wanted: list[bool] = []
         self.revision = 0
         self.catalogue()
         for slot in self.parameters:
@@ -77,30 +92,32 @@ class WatchedModule:
             return
         self.parameters = list(_slots(module, "_parameters", self.ignored))
         self.buffers = list(_slots(module, "_buffers", self.ignored))
-        self._shape = [
-            (part, len(part))
+        self._parts = [
+            Part(holder, tuple(holder), tuple(holder.values()))
             for child in module.modules()
-            for part in (child._parameters, child._modules, child._buffers)
+            for holder in (child._modules, child._parameters)
         ]
-        self._identities = [
-            (slot.holder, slot.key, slot.holder[slot.key], slot.holder[slot.key].requires_grad)
-            for slot in self.parameters
-        ]
+        self._buffers_there = [(child._buffers, _there(child._buffers)) for child in module.modules()]
+        self._tensors = self.tensors(self.parameters)
+        self._wanted = [tensor.requires_grad for tensor in self._tensors]
         self.revision += 1
 
     def changes(self) -> list[Change]:
         """What changed since the last call and matters to the reducer; after any change lists anew."""
-        if all(len(part) == count for part, count in self._shape) and all(
-            (tensor := holder.get(key)) is old and tensor.requires_grad == wants
-            for holder, key, old, wants in self._identities
-        ):
+        if not self._changed():
             return []
-        before = {
-            slot.name: old for slot, (_, _, old, _) in zip(self.parameters, self._identities, strict=True)
-        }
-        wanted = {slot.name: row[3] for slot, row in zip(self.parameters, self._identities, strict=True)}
+        names = [slot.name for slot in self.parameters]
+        before = dict(zip(names, self._tensors, strict=True))
+        wanted = dict(zip(names, self._wanted, strict=True))
         self.catalogue()
         return list(self._compare(before, wanted))
+
+    def _changed(self) -> bool:
+        return (
+            any(part.changed() for part in self._parts)
+            or any(_there(holder) != keys for holder, keys in self._buffers_there)
+            or [tensor.requires_grad for tensor in self._tensors] != self._wanted
+        )
 
     def _compare(self, before: dict[str, Any], wanted: dict[str, bool]) -> Iterable[Change]:
         for slot in self.parameters:
@@ -122,7 +139,8 @@ class WatchedModule:
 
     def forget(self) -> None:
         """The user let the module go: hold none of its tensors."""
-        self.parameters, self.buffers, self._shape, self._identities = [], [], [], []
+        self.parameters, self.buffers, self._tensors, self._wanted = [], [], [], []
+        self._parts, self._buffers_there = [], []
 
     def tensors(self, slots: list[Slot]) -> list[torch.Tensor]:
         return [slot.holder[slot.key] for slot in slots]
@@ -151,6 +169,10 @@ def _slots(module: torch.nn.Module, attribute: str, ignored: frozenset[str]) -> 
                 continue
             seen.add(id(tensor))
             yield Slot(name, holder, key)
+
+
+def _there(buffers: Holder) -> list[str]:
+    return [key for key, tensor in buffers.items() if tensor is not None]
 
 
 def _rows(slots: list[Slot]) -> list[list[Any]]:
