@@ -60,11 +60,15 @@ class Board:
 
     def __init__(self, path: Path, rank: int) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self._slot = self._claim()
-        # Without real space behind it a full disk would answer an access to the mapping with SIGBUS; one page
-        # of the next slot belongs to it, since looking for news ends at the first slot that nobody has taken.
-        os.posix_fallocate(self._file, self._slot * _SLOT, _SLOT + mmap.PAGESIZE)
-        self._map = mmap.mmap(self._file, _SIZE)
+        try:
+            self._slot = self._claim()
+            # Without real space behind it a full disk would answer an access to the mapping with SIGBUS; one
+            # page of the next slot belongs to it, since looking for news ends at the first free slot.
+            os.posix_fallocate(self._file, self._slot * _SLOT, _SLOT + mmap.PAGESIZE)
+            self._map = mmap.mmap(self._file, _SIZE)
+        except BaseException:
+            os.close(self._file)
+            raise
         self._base = self._slot * _SLOT
         self._count = 0
         self._seen = [0] * SLOTS
