@@ -5,8 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import is_not
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -32,15 +33,23 @@ class Change:
     parameter: str
 
 
-class Part(NamedTuple):
-    """One of a submodule's dicts as it was when it was listed."""
+class Holders:
+    """All dicts of one kind of a module, compared at every step: so all of them at once, and in C."""
 
-    holder: Holder
-    keys: tuple[str, ...]
-    values: tuple[Any, ...]
+    def __init__(self, holders: Iterable[Holder]) -> None:
+        self._holders = list(holders)
+        self._sizes = list(map(len, self._holders))
+        self._filled = [holder for holder in self._holders if holder]
+        self._keys = list(chain.from_iterable(self._filled))
 
-    def changed(self) -> bool:
-        return tuple(self.holder) != self.keys or any(map(is_not, self.holder.values(), self.values))
+    def values(self) -> Iterable[Any]:
+        return chain.from_iterable(map(dict.values, self._filled))
+
+    def renamed(self) -> bool:
+        return (
+            list(map(len, self._holders)) != self._sizes
+            or list(chain.from_iterable(self._filled)) != self._keys
+        )
 
 
 @dataclass(eq=False)
@@ -72,10 +81,11 @@ class WatchedModule:
     def __post_init__(self) -> None:
         # What the reducer was built from: parameters that wanted gradients then.
         self._reduced: dict[int, str] = {}
-        # Every dict of submodules and of parameters, also those that hold tied ones, which are listed once.
-        self._parts: list[Part] = []
-        # Every dict of buffers with those that are there; users replace buffers at will.
-        self._buffers_there: list[tuple[Holder, list[str]]] = []
+        # With all places of tied parameters, which are listed once.
+        self._parts = Holders([])
+        self._members: list[Any] = []
+        self._buffer_parts = Holders([])
+        self._absent: list[bool] = []
         self._tensors: list[torch.Tensor] = []
         self._wanted: list[bool] = []
         self.revision = 0
@@ -92,12 +102,11 @@ class WatchedModule:
             return
         self.parameters = list(_slots(module, "_parameters", self.ignored))
         self.buffers = list(_slots(module, "_buffers", self.ignored))
-        self._parts = [
-            Part(holder, tuple(holder), tuple(holder.values()))
-            for child in module.modules()
-            for holder in (child._modules, child._parameters)
-        ]
-        self._buffers_there = [(child._buffers, _there(child._buffers)) for child in module.modules()]
+        children = list(module.modules())
+        self._parts = Holders(part for child in children for part in (child._modules, child._parameters))
+        self._members = list(self._parts.values())
+        self._buffer_parts = Holders(child._buffers for child in children)
+        self._absent = [buffer is None for buffer in self._buffer_parts.values()]
         self._tensors = self.tensors(self.parameters)
         self._wanted = [tensor.requires_grad for tensor in self._tensors]
         self.revision += 1
@@ -114,8 +123,11 @@ class WatchedModule:
 
     def _changed(self) -> bool:
         return (
-            any(part.changed() for part in self._parts)
-            or any(_there(holder) != keys for holder, keys in self._buffers_there)
+            self._parts.renamed()
+            or any(map(is_not, self._parts.values(), self._members))
+            or self._buffer_parts.renamed()
+            # Which buffer it is does not matter: they are looked up anew each time, and users replace them.
+            or [buffer is None for buffer in self._buffer_parts.values()] != self._absent
             or [tensor.requires_grad for tensor in self._tensors] != self._wanted
         )
 
@@ -140,7 +152,7 @@ class WatchedModule:
     def forget(self) -> None:
         """The user let the module go: hold none of its tensors."""
         self.parameters, self.buffers, self._tensors, self._wanted = [], [], [], []
-        self._parts, self._buffers_there = [], []
+        self._parts, self._buffer_parts, self._members, self._absent = Holders([]), Holders([]), [], []
 
     def tensors(self, slots: list[Slot]) -> list[torch.Tensor]:
         return [slot.holder[slot.key] for slot in slots]
@@ -169,10 +181,6 @@ def _slots(module: torch.nn.Module, attribute: str, ignored: frozenset[str]) -> 
                 continue
             seen.add(id(tensor))
             yield Slot(name, holder, key)
-
-
-def _there(buffers: Holder) -> list[str]:
-    return [key for key, tensor in buffers.items() if tensor is not None]
 
 
 def _rows(slots: list[Slot]) -> list[list[Any]]:
