@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from ddpcheck.agent.board import Board
@@ -44,6 +44,9 @@ class Probe:
     def forward(self, watched: WatchedModule) -> None:
         """A training forward through the wrapper begins."""
 
+    def inputs(self, watched: WatchedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The same moment, with what the user passes to the wrapper."""
+
     def buffers_synced(self, watched: WatchedModule) -> None:
         """DDP has just synchronised the buffers."""
 
@@ -64,6 +67,7 @@ MOMENTS = (
     "entering",
     "wrapped",
     "forward",
+    "inputs",
     "buffers_synced",
     "before_step",
     "after_step",

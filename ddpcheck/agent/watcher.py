@@ -39,7 +39,9 @@ class Watcher:
         self._modules: weakref.WeakKeyDictionary[torch.nn.Module, WatchedModule] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, WatchedOptimizer | None]
         self._optimizers = weakref.WeakKeyDictionary()
-        self._unknown: dict[int, tuple[int, ...]] = {}
+        # Optimizers that step no DDP module, as far as that could be told when they had this signature.
+        self._unknown: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, ...]]
+        self._unknown = weakref.WeakKeyDictionary()
         self._numbers: dict[tuple[int, ...], int] = {}
         self._count = 0
         self._optimizer_count = 0
@@ -79,6 +81,7 @@ class Watcher:
         watched = self._modules.get(ddp)
         if watched is not None and torch.is_grad_enabled():
             self.session.tell("forward", watched)
+            self.session.tell("inputs", watched, args, kwargs)
             watched.forwards += 1
 
     def buffers_synced(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -127,12 +130,12 @@ class Watcher:
         known = self._optimizers.get(optimizer)
         if known is not None and known.signature == now:
             return known
-        if known is None and self._unknown.get(id(optimizer)) == now:
+        if known is None and self._unknown.get(optimizer) == now:
             return None
         groups = {watched.index: groups_of(optimizer, watched) for watched in modules}
         stepped = [w for w in modules if any(place >= 0 for group in groups[w.index] for place in group)]
         if not stepped or steps_inside_backward(optimizer):
-            self._unknown[id(optimizer)] = now
+            self._unknown[optimizer] = now
             return known
         if known is None:
             name = type(optimizer).__name__
