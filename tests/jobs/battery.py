@@ -1,4 +1,4 @@
-"""Runs many small jobs: imports torch once, then forks the ranks of one (variant, world size) after the other.
+"""Runs many small jobs: imports torch once, then forks the ranks of one job after the other.
 
     python battery.py --variants plain,gan --world-sizes 2,3 --out results.json
 
@@ -66,8 +66,8 @@ def rank_main(name: str, rank: int, world_size: int, box: Any) -> None:
     try:
         variants.make_group(rank, world_size)
         state = variants.VARIANTS[name](rank, world_size)
-        # Kept until the process is gone: the last reference to a process group inside a DDP module, dropped while
-        # gloo's threads still want the interpreter, now and then never returns.
+        # Kept until the process is gone: the last reference to a process group inside a DDP module,
+        # dropped while gloo's threads still want the interpreter, now and then never returns.
         KEPT.append(state)
         box.put((rank, digest(state), ""))
         if dist.is_initialized():
@@ -77,7 +77,7 @@ def rank_main(name: str, rank: int, world_size: int, box: Any) -> None:
         raise
 
 
-def run_job(name: str, world_size: int) -> dict[str, Any]:
+def run_job(name: str, world_size: int, target: Any = rank_main) -> dict[str, Any]:
     if world_size < variants.LEAST_RANKS[name]:
         return {"skipped": f"needs {variants.LEAST_RANKS[name]} ranks"}
     context = multiprocessing.get_context("fork")
@@ -86,7 +86,7 @@ def run_job(name: str, world_size: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["JOB_STORE"] = os.path.join(folder, "store")
         ranks = [
-            context.Process(target=rank_main, args=(name, rank, world_size, box), name=f"rank-{rank}")
+            context.Process(target=target, args=(name, rank, world_size, box), name=f"rank-{rank}")
             for rank in range(world_size)
         ]
         for process in ranks:

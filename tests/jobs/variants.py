@@ -1,7 +1,7 @@
-"""Healthy DDP training loops, one small function each: ddpcheck must leave their bits alone and raise nothing.
+"""Healthy DDP training loops, one small function each: ddpcheck must change no bit and raise nothing.
 
-Each function runs inside a rank whose process group is made, and returns what is to be hashed: modules, optimizers,
-tensors, plain values. SyncBatchNorm is not among them: torch refuses it on CPU.
+Each function runs inside a rank whose process group is made, and returns what is to be hashed: modules,
+optimizers, tensors, plain values. SyncBatchNorm is not among them: torch refuses it on CPU.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def fp16_hook(rank: int, world_size: int) -> list[Any]:
 
 @variant()
 def bf16_hook(rank: int, world_size: int) -> list[Any]:
-    # Under another name, since by its own torch refuses it without NCCL; no annotations, since torch compares them.
+    # Under another name, since by its own torch refuses it without NCCL.
     def squeezed(state, bucket):  # type: ignore[no-untyped-def]
         return default_hooks.bf16_compress_hook(state, bucket)
 
