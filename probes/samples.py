@@ -35,7 +35,7 @@ class Marks(NamedTuple):
 class Window(NamedTuple):
     """Where to look in a tensor, good for as long as its memory stays where it is."""
 
-    address: int
+    place: tuple[int, int]
     first: ctypes.Array[ctypes.c_char]
     middle: ctypes.Array[ctypes.c_char]
 
@@ -51,7 +51,7 @@ class Sampler:
             self._windows = [_window(tensor) for tensor in tensors]
         windows = self._windows
         for place, tensor in enumerate(tensors):
-            if _address(tensor) != windows[place].address:
+            if _place(tensor) != windows[place].place:
                 windows[place] = _window(tensor)
         return Marks(
             [_version(tensor) for tensor in tensors],
@@ -67,24 +67,23 @@ def _version(tensor: torch.Tensor) -> int:
         return 0  # made in inference mode: nobody counts
 
 
-def _address(tensor: torch.Tensor) -> int:
-    """0 for what has no memory that the CPU can look at."""
+def _place(tensor: torch.Tensor) -> tuple[int, int]:
+    """Address and size, as a smaller tensor may come to lie where a larger one was; 0: cannot be read."""
     if type(tensor) not in _PLAIN or not tensor.is_cpu:
-        return 0
+        return 0, 0
     try:
-        return tensor.data_ptr()
+        # Only where memory order is logical order can the first bytes be shown as the first values.
+        return tensor.data_ptr(), tensor.nbytes if tensor.is_contiguous() else 0
     except RuntimeError:
-        return 0  # sparse and the like
+        return 0, 0  # sparse and the like
 
 
 def _window(tensor: torch.Tensor) -> Window:
-    address = _address(tensor)
-    size = tensor.numel() * tensor.element_size() if address else 0
-    # Only where memory order is logical order can the first bytes be shown as the first values.
-    if size == 0 or not tensor.is_contiguous():
-        return Window(address, _NOTHING, _NOTHING)
+    address, size = place = _place(tensor)
+    if address == 0 or size == 0:
+        return Window(place, _NOTHING, _NOTHING)
     first = (ctypes.c_char * min(FIRST, size)).from_address(address)
     if size < 2 * FIRST:
-        return Window(address, first, _NOTHING)
+        return Window(place, first, _NOTHING)
     middle = (ctypes.c_char * MIDDLE).from_address(address + size // 2)
-    return Window(address, first, middle)
+    return Window(place, first, middle)
