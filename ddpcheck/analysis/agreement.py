@@ -75,6 +75,8 @@ class Agreement:
     forwards: dict[ModuleKey, Disagreement] = field(default_factory=dict)
     rewritten: dict[ModuleKey, Disagreement] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
+    # Ranks on which part of ddpcheck is off: their digests hold, what stands beside them may be stale.
+    impaired: set[int] = field(default_factory=set)
     _pending: dict[Moment, dict[int, DigestRecord]] = field(default_factory=dict)
     _rewrites: dict[Moment, dict[int, DigestRecord]] = field(default_factory=dict)
     _agreed: dict[ModuleKey, DigestRecord] = field(default_factory=dict)
@@ -124,9 +126,10 @@ class Agreement:
         elif moment.of == Of.PARAMETERS.value:
             self._agreed[moment.module] = next(iter(said.values()))
         if moment.stage == Stage.PARAMS.value:
-            if len({record.hyper for record in said.values()}) > 1:
+            sound = [record for rank, record in said.items() if rank not in self.impaired]
+            if len({record.hyper for record in sound}) > 1:
                 self.hyper.setdefault(moment.module, found)
-            if len({record.forward for record in said.values()}) > 1:
+            if len({record.forward for record in sound}) > 1:
                 self.forwards.setdefault(moment.module, found)
 
     def _compare_rewrites(self, moment: Moment, said: Mapping[int, DigestRecord]) -> None:

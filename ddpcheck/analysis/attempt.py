@@ -27,6 +27,8 @@ from ddpcheck.records.schema import (
 )
 
 MOST_HYPER_CHANGES = 10_000
+# Once one of these is switched off on a rank, no more digests come from it.
+_DIGESTING = ("agent", "parameters")
 
 
 @dataclass
@@ -56,6 +58,11 @@ class Rank:
     last: DigestRecord | None = None
     bad_lines: int = 0
     torn: bool = False
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether all of this rank's steps are in its records: not once ddpcheck gave up looking."""
+        return not any(fault.probe in _DIGESTING for fault in self.faults)
 
     def add_hyper(self, record: HyperRecord) -> None:
         self.hyper.append(record)
@@ -137,6 +144,7 @@ class Attempt:
                 rank.captures.append((rank.modules[record.module], record))
             case FaultRecord():
                 rank.faults.append(record)
+                self._fault(header.rank, record)
             case EndRecord():
                 rank.end = record
                 self.agreement.end_rank(header.rank)
@@ -159,6 +167,11 @@ class Attempt:
             rank.steps[place] = max(rank.steps.get(place, 0), record.step + 1)
         if rank.header.algorithm == self.algorithm:
             self.agreement.add(number, key, record)
+
+    def _fault(self, number: int, record: FaultRecord) -> None:
+        self.agreement.impaired.add(number)
+        if record.probe in _DIGESTING:
+            self.agreement.end_rank(number)
 
     def joined(self, module: ModuleKey) -> bool:
         return any(module in rank.joined for rank in self.ranks.values())

@@ -53,6 +53,8 @@ def _totals(case: Case, module: ModuleKey) -> list[Finding]:
     finished = {row.rank for row in case.with_status(RankStatus.FINISHED)}
     if not set(module[0]) <= finished:
         return []
+    if not all(case.attempt.ranks[rank].counts_steps for rank in module[0]):
+        return []
     optimizers = {
         o for data in case.attempt.of_module(module).values() for key, o in data.steps if key == module
     }
