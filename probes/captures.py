@@ -62,10 +62,17 @@ def write_capture(scene: Scene, moment: Moment, places: list[int]) -> tuple[str,
         }
         offset += len(data)
         parts.append(data)
-    step = f"{moment.stage.value}-{moment.step}"
-    name = f"{FOLDER}/rank-{scene.rank:05d}-{scene.session[:8]}-m{watched.index}-{step}.safetensors"
+    name = f"{FOLDER}/rank-{scene.rank:05d}-{scene.session[:8]}-{_name(moment)}.safetensors"
     _write(Path(scene.config.run_dir) / name, header, parts)
     return name, whole, cut
+
+
+def _name(moment: Moment) -> str:
+    """All that tells moments apart: a file must not be overwritten by that of another one."""
+    parts = [f"m{moment.watched.index}", moment.stage.value, moment.of.value, str(moment.step)]
+    if moment.optimizer is not None:
+        parts.append(f"o{moment.optimizer}")
+    return "-".join(parts)
 
 
 def _bytes(tensor: torch.Tensor, room: int) -> tuple[bytes, list[int], bool]:
