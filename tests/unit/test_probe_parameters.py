@@ -1,0 +1,280 @@
+"""The parameter probe: a look at every stage, rewrites noticed, memory and records bounded."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from fake_scene import FakeScene, Job
+from torch import nn
+
+from ddpcheck.agent.writer import RecordWriter
+from ddpcheck.probes.digest import combine, make_digester
+from ddpcheck.records.leaves import unpack_leaves
+from ddpcheck.records.schema import DigestRecord, EndRecord, ModuleRecord, Of, Stage
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def sgd(module: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(module.parameters(), lr=0.1)
+
+
+@pytest.fixture
+def scene() -> FakeScene:
+    return FakeScene()
+
+
+def leaves_now(module: nn.Module) -> list[bytes]:
+    return make_digester("cpu").submit(list(module.parameters())).result()
+
+
+def test_a_look_at_every_stage(scene: FakeScene) -> None:
+    module = net()
+    job = Job(module, scene).wrapped()
+    job.train(sgd(module), steps=3)
+    seen = [(record.stage, record.of, record.step) for record in scene.of(DigestRecord)]
+    assert seen == [
+        ("init.before", "parameters", -1),
+        ("init.before", "buffers", -1),
+        ("init.after", "parameters", -1),
+        ("init.after", "buffers", -1),
+        ("buffers", "buffers", 0),
+        ("params", "parameters", 0),
+        ("buffers", "buffers", 1),
+        ("params", "parameters", 1),
+        ("buffers", "buffers", 2),
+        ("params", "parameters", 2),
+    ]
+    assert isinstance(scene.records[0], ModuleRecord)
+
+
+def test_a_record_holds_the_digests_of_that_moment(scene: FakeScene) -> None:
+    module = net()
+    job = Job(module, scene).wrapped()
+    job.train(sgd(module))
+    leaves = leaves_now(module)
+    record = scene.digests(Stage.PARAMS)[0]
+    assert record.root == combine(leaves).hex()
+    assert unpack_leaves(record.leaves, record.width) == [leaf[: record.width] for leaf in leaves]
+    assert (record.optimizer, record.forward) == (0, 1)
+    wrapped = scene.digests(Stage.INIT_AFTER)[0]
+    assert len(unpack_leaves(wrapped.leaves, 8)) == len(leaves)
+    assert record.root != wrapped.root
+
+
+def test_one_changed_parameter_changes_its_leaf_alone(scene: FakeScene) -> None:
+    module = net()
+    job = Job(module, scene).wrapped()
+    optimizer = torch.optim.SGD([module[2].bias], lr=0.1)
+    job.train(optimizer, steps=2)
+    one, two = (unpack_leaves(r.leaves, r.width) for r in scene.digests(Stage.PARAMS))
+    assert [a == b for a, b in zip(one, two, strict=True)] == [True] * 5 + [False]
+
+
+def test_every_so_often(scene: FakeScene) -> None:
+    scene = FakeScene(every=3)
+    module = net()
+    job = Job(module, scene).wrapped()
+    job.train(sgd(module), steps=8)
+    assert [record.step for record in scene.digests(Stage.PARAMS)] == [0, 3, 6]
+    assert [record.step for record in scene.digests(Stage.BUFFERS)] == [0, 3, 6]
+
+
+def test_nothing_to_say_of_a_module_without_buffers(scene: FakeScene) -> None:
+    module = nn.Linear(2, 2)
+    Job(module, scene).wrapped().train(sgd(module))
+    assert {record.of for record in scene.digests(Stage.INIT_AFTER)} == {Of.PARAMETERS.value}
+    assert scene.digests(Stage.BUFFERS) == []
+
+
+def test_no_rewrite_where_nobody_wrote(scene: FakeScene) -> None:
+    module = net()
+    Job(module, scene).wrapped().train(torch.optim.AdamW(module.parameters()), steps=5)
+    assert scene.digests(Stage.REWRITTEN) == []
+
+
+@torch.no_grad()
+def in_place(module: nn.Module) -> None:
+    module[2].weight.view(-1)[5].add_(1)
+
+
+def load(module: nn.Module) -> None:
+    module.load_state_dict({name: value.clone() for name, value in module.state_dict().items()})
+
+
+def through_data(module: nn.Module) -> None:
+    module[0].weight.data.mul_(0.5)
+
+
+def swapped_data(module: nn.Module) -> None:
+    module[0].bias.data = torch.full_like(module[0].bias, 3.0)
+
+
+@pytest.mark.parametrize("write", [in_place, load, through_data, swapped_data])
+def test_a_write_between_two_steps_is_noticed(scene: FakeScene, write: object) -> None:
+    module = net()
+    job = Job(module, scene).wrapped()
+    optimizer = sgd(module)
+    job.train(optimizer, steps=2)
+    write(module)  # type: ignore[operator]
+    after = combine(leaves_now(module)).hex()
+    job.train(optimizer, steps=2)
+    (record,) = scene.digests(Stage.REWRITTEN)
+    assert (record.step, record.optimizer, record.root) == (2, 0, after)
+
+
+def test_a_write_before_the_first_step_is_noticed(scene: FakeScene) -> None:
+    module = net()
+    job = Job(module, scene).wrapped()
+    in_place(module)
+    job.train(sgd(module))
+    assert 0 in [record.step for record in scene.digests(Stage.REWRITTEN)]
+
+
+def test_an_update_by_hand_counts_as_a_step(scene: FakeScene) -> None:
+    module = net()
+    job = Job(module, scene).wrapped()
+    for _ in range(3):
+        job.forward()
+        in_place(module)
+    job.forward()
+    scene.tell("ending")
+    assert [(record.step, record.optimizer) for record in scene.digests(Stage.PARAMS)] == [
+        (0, None),
+        (1, None),
+        (2, None),
+    ]
+    assert scene.digests(Stage.PARAMS)[-1].root == combine(leaves_now(module)).hex()
+
+
+def test_the_last_update_by_hand_is_seen_at_the_end(scene: FakeScene) -> None:
+    module = net()
+    job = Job(module, scene).wrapped()
+    job.forward()
+    in_place(module)
+    assert scene.digests(Stage.PARAMS) == []
+    scene.tell("ending")
+    assert [record.step for record in scene.digests(Stage.PARAMS)] == [0]
+
+
+def test_evaluation_is_no_training(scene: FakeScene) -> None:
+    module = net()
+    job = Job(module, scene).wrapped()
+    with torch.no_grad():
+        job.forward()
+    assert job.watched.forwards == 0
+    assert scene.digests(Stage.BUFFERS) == []
+
+
+def test_two_optimizers_on_one_module_read_their_own_part(
+    scene: FakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = net()
+    job = Job(module, scene).wrapped()
+    body = torch.optim.SGD([*module[0].parameters(), *module[1].parameters()], lr=0.1)
+    head = torch.optim.SGD(module[2].parameters(), lr=0.1)
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    job.forward()
+    job.step(body)
+    job.step(head)
+    read: list[int] = []
+    from ddpcheck.probes import parameters as probe
+
+    real = probe.submit
+    monkeypatch.setattr(probe, "submit", lambda tensors: (read.append(len(tensors)), real(tensors))[1])
+    job.step(body)
+    assert scene.digests(Stage.PARAMS)[-1].root == combine(leaves_now(module)).hex()
+    job.step(head)
+    assert scene.digests(Stage.PARAMS)[-1].root == combine(leaves_now(module)).hex()
+    assert read == [4, 2]
+    assert [(r.step, r.optimizer) for r in scene.digests(Stage.PARAMS)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_frozen_parameters_are_looked_at_too(scene: FakeScene) -> None:
+    module = net()
+    module[0].requires_grad_(False)
+    job = Job(module, scene).wrapped()
+    job.train(torch.optim.SGD(module[2].parameters(), lr=0.1))
+    assert len(unpack_leaves(scene.digests(Stage.PARAMS)[0].leaves, 2)) == 6
+
+
+def test_the_users_tensors_are_not_kept(scene: FakeScene) -> None:
+    module = net()
+    job = Job(module, scene).wrapped()
+    job.train(sgd(module), steps=2)
+    weakref.finalize(module, job.watched.forget)
+    tensors = [weakref.ref(tensor) for tensor in [*module.parameters(), *module.buffers()]]
+    del module, job.module
+    gc.collect()
+    assert [tensor() for tensor in tensors if tensor() is not None] == []
+
+
+def test_the_users_random_numbers_and_gradients_are_left_alone(scene: FakeScene) -> None:
+    module = net()
+    state = torch.get_rng_state()
+    job = Job(module, scene).wrapped()
+    job.train(sgd(module), steps=2)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(
+        torch.equal(p.grad, torch.full_like(p, 0.25)) for p in module.parameters() if p.grad is not None
+    )
+
+
+def large() -> nn.Module:
+    return nn.Sequential(*[nn.Linear(2, 2) for _ in range(100)])
+
+
+def test_two_hundred_parameters_write_less_than_a_kilobyte_a_step(tmp_path: Path) -> None:
+    """With the one-off records, a schedule that moves every step, and the writer's own lines."""
+
+    class Written(FakeScene):
+        writer = RecordWriter(tmp_path / "rank-00000.jsonl")
+
+        def write(self, record: object) -> None:
+            self.writer.write(record)  # type: ignore[arg-type]
+
+    scene = Written()
+    module = large()
+    assert len(list(module.parameters())) == 200
+    job = Job(module, scene).wrapped()
+    optimizer = torch.optim.AdamW(module.parameters())
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 300)
+    for _ in range(200):
+        job.train(optimizer)
+        schedule.step()
+    scene.tell("ending")
+    scene.writer.close(EndRecord("exit", 0.0))
+    assert 200 * 500 < scene.writer.path.stat().st_size <= 200 * 1024
+
+
+def test_memory_does_not_grow_with_steps() -> None:
+    class Forgetful(FakeScene):
+        def write(self, record: object) -> None:
+            pass
+
+    module = net()
+    job = Job(module, Forgetful()).wrapped()
+    optimizer = torch.optim.AdamW(module.parameters())
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            job.train(optimizer)
+            schedule.step()
+
+    train(20)
+    gc.collect()
+    tracemalloc.start()
+    train(200)
+    gc.collect()
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < 20_000
