@@ -93,18 +93,25 @@ def _let_agent_in() -> None:
 
 
 def write_fault(entry: str, error: BaseException) -> None:
-    """Leave a line about a failed start in the run folder, for the report; silent where it cannot."""
+    """Leave a line about a failed start in the run folder, for the report."""
+    write_fault_line("bootstrap", entry, f"{type(error).__name__}: {error}", _where(error))
+
+
+def write_fault_line(probe: str, entry: str, error: str, where: str, rank: int | None = None) -> None:
+    """For faults of a process that has no record file; silent where even that fails."""
     try:
         import json
 
         run_dir = json.loads(os.environ["DDPCHECK_CONFIG"])["run_dir"]
+        given = os.environ.get("RANK", "")
         line = {
             "kind": "fault",
-            "probe": "bootstrap",
+            "probe": probe,
             "entry": entry,
-            "error": f"{type(error).__name__}: {error}",
-            "where": _where(error),
+            "error": error,
+            "where": where,
             "pid": os.getpid(),
+            "rank": int(given) if rank is None and given.isdigit() else rank,
         }
         path = os.path.join(run_dir, f"fault-{os.getpid()}.jsonl")
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -10,6 +10,7 @@ from typing import Any
 from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.patches import Patches, calling, hide_from_compiler, skip_frame
 from ddpcheck.config import Config
+from ddpcheck.injection import write_fault_line
 
 
 class Agent:
@@ -176,4 +177,13 @@ def install() -> None:
     """Called once torch's DDP module has been imported."""
     config = Config.from_environment(os.environ)
     if config is not None:
+        GUARD.last_resort = _strand
         Agent(config).install()
+
+
+def _strand(probe: str, entry: str, error: str, where: str) -> None:
+    """A fault before there is a session, in a file of its own; nothing of ours wakes up here again."""
+    import torch.distributed as distributed
+
+    rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else None
+    write_fault_line(probe, entry, error, where, rank)

@@ -28,6 +28,8 @@ class Guard:
         self.entry_points: dict[str, EntryPoint] = {}
         self.off: set[str] = set()
         self._reporters: list[Reporter] = []
+        # Told of faults while there is no reporter: the one who would have made it may have failed.
+        self.last_resort: Reporter | None = None
         self._unreported: list[tuple[str, str, str, str]] = []
 
     def report_to(self, reporter: Reporter) -> None:
@@ -62,11 +64,12 @@ class Guard:
         frames = traceback.extract_tb(error.__traceback__)
         where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         fault = (entry.probe, entry.name, f"{type(error).__name__}: {error}"[:500], where)
-        if not self._reporters:
+        reporter = self._reporters[0] if self._reporters else self.last_resort
+        if reporter is None:
             self._unreported.append(fault)
             return
         try:
-            self._reporters[0](*fault)
+            reporter(*fault)
         except Exception:
             self._unreported.append(fault)
 

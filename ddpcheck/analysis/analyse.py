@@ -11,10 +11,11 @@ from ddpcheck.analysis.checks import checks_of
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.restarts import made_good_by
 from ddpcheck.analysis.result import Attempt as AttemptSummary
-from ddpcheck.analysis.result import Report, Verdict
+from ddpcheck.analysis.result import RankStatus, RankSummary, Report, Verdict
 from ddpcheck.analysis.rules.roster import RULES
 from ddpcheck.analysis.run import Run, read_description, read_notes
 from ddpcheck.analysis.status import summaries
+from ddpcheck.records.schema import FaultRecord
 
 
 def analyse_run(path: Path) -> Report:
@@ -34,6 +35,7 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
     attempts = run.ordered() or [Attempt("")]
     ranks = [summaries(attempt, number, notes, over) for number, attempt in enumerate(attempts)]
     restarts = made_good_by(attempts, ranks)
+    strays = _placed(run.strays, ranks)
     cases = [
         Case(
             attempt=attempt,
@@ -42,7 +44,7 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
             notes=notes,
             ranks=ranks[number],
             exit_code=exit_code,
-            strays=tuple(run.strays) if attempt is attempts[-1] else (),
+            strays=strays[number],
             made_good_by=restarts[number],
         )
         for number, attempt in enumerate(attempts)
@@ -50,7 +52,7 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
     findings = tuple(_ordered([finding for case in cases for rule in RULES for finding in rule(case)]))
     last = attempts[-1]
     return Report(
-        verdict=_verdict(findings, exit_code, bool(description.get("stopped"))),
+        verdict=_verdict(findings, exit_code, bool(description.get("stopped")), _is_partial(cases)),
         world_size=last.world_size,
         steps=max((last.steps(rank) for rank in last.ranks), default=0),
         command=tuple(map(str, description.get("command", ()))),
@@ -76,12 +78,29 @@ def _ordered(findings: list[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: -finding.severity.weight)
 
 
-def _verdict(findings: tuple[Finding, ...], exit_code: int | None, stopped: bool) -> Verdict:
+def _placed(strays: list[FaultRecord], ranks: list[tuple[RankSummary, ...]]) -> list[tuple[FaultRecord, ...]]:
+    """Faults of processes without a record file, each to an attempt in which its rank is missing."""
+    missing = [{row.rank for row in rows if row.status is RankStatus.MISSING} for rows in ranks]
+    placed: list[list[FaultRecord]] = [[] for _ in ranks]
+    for fault in strays:
+        number = next((n for n, gone in enumerate(missing) if fault.rank in gone), len(ranks) - 1)
+        missing[number].discard(-1 if fault.rank is None else fault.rank)
+        placed[number].append(fault)
+    return [tuple(faults) for faults in placed]
+
+
+def _is_partial(cases: list[Case]) -> bool:
+    """Whether a rank of the last attempt is not in the records at all."""
+    last = cases[-1]
+    return not last.attempt.ranks or bool(last.with_status(RankStatus.MISSING))
+
+
+def _verdict(findings: tuple[Finding, ...], exit_code: int | None, stopped: bool, partial: bool) -> Verdict:
     if exit_code not in (None, 0) and not stopped:
         return Verdict.FAILED
     if any(finding.severity is not Severity.NOTE and finding.code != "DDP601" for finding in findings):
         return Verdict.FINDINGS
-    if any(finding.code == "DDP601" for finding in findings):
+    if partial or any(finding.code == "DDP601" for finding in findings):
         return Verdict.INCOMPLETE
     return Verdict.OK
 

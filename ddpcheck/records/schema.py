@@ -211,6 +211,8 @@ class FaultRecord:
     error: str
     where: str
     pid: int = 0
+    # Where known and not told by the file: faults of a process that never opened one.
+    rank: int | None = None
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,11 @@ from ddpcheck.analysis.result import RankStatus
 
 
 def find(case: Case) -> list[Finding]:
+    # Where ddpcheck itself failed, DDP605 says so: that is no mistake of the user's.
     if not case.attempt.ranks:
-        return [_nobody(case)]
-    missing = tuple(row.rank for row in case.with_status(RankStatus.MISSING))
+        return [] if case.strays else [_nobody(case)]
+    stranded = {fault.rank for fault in case.strays}
+    missing = tuple(row.rank for row in case.with_status(RankStatus.MISSING) if row.rank not in stranded)
     if not missing:
         return []
     reported = tuple(sorted(case.attempt.ranks))

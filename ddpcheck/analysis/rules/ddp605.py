@@ -12,7 +12,8 @@ def find(case: Case) -> list[Finding]:
         for fault in data.faults:
             faults.setdefault((f"{fault.probe}.{fault.entry}", fault.error, fault.where), []).append(rank)
     for fault in case.strays:
-        faults.setdefault((f"{fault.probe}.{fault.entry}", fault.error, fault.where), [])
+        ranks = faults.setdefault((f"{fault.probe}.{fault.entry}", fault.error, fault.where), [])
+        ranks += [fault.rank] if fault.rank is not None and fault.rank not in ranks else []
     findings = [_fault(case, *key, tuple(sorted(ranks))) for key, ranks in faults.items()]
     return findings + [_unwritten(case, rank, text) for rank, text in sorted(case.notes.troubles.items())]
 
