@@ -1,0 +1,55 @@
+"""Writes tensors in the safetensors format: a length, a JSON header, raw bytes; no pickle, no library needed."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# The format's own names; a dtype it does not know cannot be written.
+NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+}
+for _name, _text in (("float8_e4m3fn", "F8_E4M3"), ("float8_e5m2", "F8_E5M2")):
+    if hasattr(torch, _name):
+        NAMES[getattr(torch, _name)] = _text
+
+
+def tensor_bytes(tensor: torch.Tensor) -> bytes:
+    """The elements row by row. On a GPU this waits for the device."""
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    size = tensor.numel() * tensor.element_size()
+    return ctypes.string_at(tensor.data_ptr(), size) if size else b""
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, tuple[torch.dtype, list[int], bytes]]) -> None:
+    """`tensors`: by name the dtype, the shape and the bytes."""
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": NAMES[dtype], "shape": shape, "data_offsets": [offset, offset + len(data)]}
+        offset += len(data)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, _, data in tensors.values():
+            file.write(data)
