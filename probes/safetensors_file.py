@@ -1,4 +1,4 @@
-"""Writes tensors in the safetensors format: a length, a JSON header, raw bytes; no pickle, no library needed."""
+"""Writes tensors in the safetensors format: a length, a JSON header, raw bytes; no pickle, no library."""
 
 from __future__ import annotations
 
