@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 
 from ddpcheck.records.schema import DigestRecord, Of, Stage
 
+# A rank may be missing for good: more moments than this do not wait for anyone. Ranks that are read in turn, or
+# that train together, are never that far apart.
+MOST_PENDING = 4096
+
 # A module's name across ranks: the ranks of its group and its number among those wrapped in it.
 ModuleKey = tuple[tuple[int, ...], int]
 
@@ -92,6 +96,8 @@ class Agreement:
         said[rank] = record
         if self._complete(moment, said):
             self._finish(moment)
+        elif len(self._pending) > MOST_PENDING:
+            self._finish(next(iter(self._pending)))
 
     def end_rank(self, rank: int) -> None:
         """Nothing more comes from this rank: moments that waited only for it are complete."""
