@@ -12,6 +12,9 @@ from ddpcheck.errors import RunNotFound, RunUnreadable
 from ddpcheck.records.reader import RecordFile
 from ddpcheck.records.schema import RANK_FILES, FaultRecord, RankHeader
 
+# Steps by which one rank's records may be read ahead of another's.
+MOST_AHEAD = 256
+
 
 @dataclass
 class NodeNotes:
@@ -40,8 +43,13 @@ class Run:
         """Read what is new, a little from every file in turn so that ranks stay close; True for any."""
         self._discover()
         anything = False
-        while self._round():
-            anything = True
+        reading = list(self._files)
+        while reading:
+            for path in self._not_ahead(reading):
+                if self._read(path):
+                    anything = True
+                else:
+                    reading.remove(path)
         return anything
 
     def finish(self) -> None:
@@ -66,17 +74,30 @@ class Run:
             if path not in self._files:
                 self._files[path] = (RecordFile(path), None)
 
-    def _round(self) -> bool:
-        anything = False
-        for path, (file, header) in list(self._files.items()):
-            for record in file.read():
-                anything = True
-                if isinstance(record, RankHeader):
-                    header = self._enlist(record)
-                    self._files[path] = (file, header)
-                if header is not None:
-                    self.attempts[header.session].feed(header, record)
-        return anything
+    def _not_ahead(self, paths: list[Path]) -> list[Path]:
+        """Without those that would run away from the slowest, as ranks do that write fewer lines a step."""
+        steps = {path: self._steps(path) for path in paths}
+        slowest: dict[str, int] = {}
+        for session, count in steps.values():
+            slowest[session] = min(slowest.get(session, count), count)
+        return [path for path, (session, count) in steps.items() if count <= slowest[session] + MOST_AHEAD]
+
+    def _steps(self, path: Path) -> tuple[str, int]:
+        header = self._files[path][1]
+        if header is None:
+            return "", 0
+        return header.session, sum(self.attempts[header.session].ranks[header.rank].steps.values())
+
+    def _read(self, path: Path) -> bool:
+        file, header = self._files[path]
+        records = file.read()
+        for record in records:
+            if isinstance(record, RankHeader):
+                header = self._enlist(record)
+                self._files[path] = (file, header)
+            if header is not None:
+                self.attempts[header.session].feed(header, record)
+        return bool(records)
 
     def _enlist(self, header: RankHeader) -> RankHeader:
         """Give a new file its attempt; a rank that comes back under the same name belongs to the next one."""
