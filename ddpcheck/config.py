@@ -20,6 +20,10 @@ class Config:
     run_id: str
     every: int = 1
     optimizer_state: bool = False
+    # off, sketch, or full: every gradient of every step is kept.
+    gradients: str = "sketch"
+    # Steps whose gradients are kept whole, as in "10:13".
+    save_gradients: str = ""
     # Ranks that see a disagreement hold still for a moment, so that the job can be stopped within that step.
     fail_fast: bool = False
     # Node-local file through which ranks of one node see each other's digests; empty: none could be made.

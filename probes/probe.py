@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import torch
+
     from ddpcheck.agent.board import Board
     from ddpcheck.agent.watched_module import WatchedModule
     from ddpcheck.agent.watched_optimizer import WatchedOptimizer
@@ -50,6 +52,15 @@ class Probe:
     def buffers_synced(self, watched: WatchedModule) -> None:
         """DDP has just synchronised the buffers."""
 
+    def backward_begun(self, watched: WatchedModule) -> None:
+        """The first gradient of a backward that DDP is going to reduce is there."""
+
+    def gradient_ready(self, watched: WatchedModule, place: int, gradient: torch.Tensor) -> None:
+        """This rank's own gradient of one parameter, accumulated and not yet reduced."""
+
+    def reduced(self, watched: WatchedModule) -> None:
+        """DDP has finished that backward: all gradients are reduced."""
+
     def before_step(self, optimizer: WatchedOptimizer) -> None:
         """The optimizer is about to step."""
 
@@ -69,6 +80,9 @@ MOMENTS = (
     "forward",
     "inputs",
     "buffers_synced",
+    "backward_begun",
+    "gradient_ready",
+    "reduced",
     "before_step",
     "after_step",
     "skipped",

@@ -29,6 +29,10 @@ class Stage(str, Enum):
     # Before an optimizer step, and only where the parameters were written since the step before.
     REWRITTEN = "rewritten"
     PARAMS = "params"
+    # The gradient as this rank computed it, as DDP reduced it, and as the optimizer applies it.
+    LOCAL = "local"
+    REDUCED = "reduced"
+    APPLIED = "applied"
     # What the optimizer keeps per parameter, before its first step; with --optimizer-state before every one.
     STATE = "optimizer.state"
 
@@ -39,6 +43,7 @@ class Of(str, Enum):
     PARAMETERS = "parameters"
     BUFFERS = "buffers"
     STATE = "state"
+    GRADIENTS = "gradients"
 
 
 @dataclass(frozen=True)
@@ -170,6 +175,50 @@ class CommHookRecord:
 
 
 @dataclass(frozen=True)
+class BackwardRecord:
+    """Sketches of the gradients of one backward that DDP reduced."""
+
+    kind: ClassVar[str] = "backward"
+    module: int
+    # Reduced backwards of this module count from 1; the same on all ranks.
+    number: int
+    step: int
+    # Packed sketches of all parameters' own gradients.
+    local: str
+    # Of the reduced ones, the same on all ranks, each rank writes a share: places with place % of == part.
+    reduced: str
+    part: int
+    of: int
+    # Short digest of all reduced sketches.
+    root: str
+    # Values that are not finite, by place.
+    local_nonfinite: dict[str, int] = field(default_factory=dict)
+    reduced_nonfinite: dict[str, int] = field(default_factory=dict)
+    # What the sum is divided by, where that is not the size of the group.
+    divisor: int = 0
+
+
+@dataclass(frozen=True)
+class AppliedRecord:
+    """The gradients an optimizer is about to apply, and the backwards they came from."""
+
+    kind: ClassVar[str] = "applied"
+    module: int
+    optimizer: int
+    step: int
+    root: str
+    last: str
+    number: int = 0
+    # Whether anything wrote to the gradients after DDP had reduced them.
+    moved: bool = False
+    synced: int = 1
+    unsynced: int = 0
+    reason: str = ""
+    waiting: list[int] = field(default_factory=list)
+    nonfinite: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class DetailRecord:
     """Whole leaves and the first values of every tensor at a moment at which this rank saw a disagreement."""
 
@@ -238,6 +287,8 @@ Record = (
     | StructureRecord
     | JoinRecord
     | CommHookRecord
+    | BackwardRecord
+    | AppliedRecord
     | DetailRecord
     | CaptureRecord
     | FaultRecord
@@ -256,6 +307,8 @@ KINDS: dict[str, type[Record]] = {
         StructureRecord,
         JoinRecord,
         CommHookRecord,
+        BackwardRecord,
+        AppliedRecord,
         DetailRecord,
         CaptureRecord,
         FaultRecord,
