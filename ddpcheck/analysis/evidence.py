@@ -52,15 +52,12 @@ def _detail(rank: Rank, found: Disagreement) -> DetailRecord | None:
     return None
 
 
-def _same(record: DetailRecord | CaptureRecord, found: Disagreement) -> bool:
+def _same(record: DetailRecord | CaptureRecord, found: Disagreement, later: bool = False) -> bool:
+    """Whether `record` is of the very moment; `later`: or of the like of it at another step."""
     moment = found.moment
     optimizer = -1 if record.optimizer is None else record.optimizer
-    return (record.stage, record.of, record.step, optimizer) == (
-        moment.stage,
-        moment.of,
-        moment.step,
-        moment.optimizer,
-    )
+    alike = (record.stage, record.of, optimizer) == (moment.stage, moment.of, moment.optimizer)
+    return alike and (later or record.step == moment.step)
 
 
 def of_disagreement(attempt: Attempt, found: Disagreement, folder: Path) -> dict[str, Any]:
@@ -121,8 +118,7 @@ def _captured(
     by_step: dict[int, dict[int, CaptureRecord]] = {}
     for rank in ranks:
         for key, record in attempt.ranks[rank].captures:
-            same = (record.stage, record.of) == (found.moment.stage, found.moment.of)
-            if key == module and same and record.step >= found.moment.step:
+            if key == module and record.step >= found.moment.step and _same(record, found, later=True):
                 by_step.setdefault(record.step, {})[rank] = record
     for step in sorted(by_step):
         if len({side[rank] for rank in by_step[step]}) > 1:
@@ -141,7 +137,7 @@ def _compare(data: dict[int, bytes], name: str, dtype: str, shape: list[int]) ->
     total = 1
     for extent in shape:
         total *= extent
-    whole = len(kept[first]) == total * size
+    whole = len(kept[first]) == len(kept[second]) == total * size
     return {
         "parameter": name,
         "dtype": dtype,
@@ -153,7 +149,9 @@ def _compare(data: dict[int, bytes], name: str, dtype: str, shape: list[int]) ->
             {
                 "index": index_of(place, shape),
                 "by_rank": {
-                    str(r): value(part[place * size : (place + 1) * size], dtype) for r, part in kept.items()
+                    str(r): value(part[place * size : (place + 1) * size], dtype)
+                    for r, part in kept.items()
+                    if len(part) >= (place + 1) * size
                 },
             }
             for place in places

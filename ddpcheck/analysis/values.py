@@ -46,7 +46,8 @@ def differing_elements(first: bytes, second: bytes, size: int, most: int) -> tup
     # Most blocks of most tensors are equal or wholly different: compare large pieces before small ones.
     block = 4096 * size
     for start in range(0, length, block):
-        a, b = first[start : start + block], second[start : start + block]
+        end = min(start + block, length)
+        a, b = first[start:end], second[start:end]
         if a == b:
             continue
         for at in range(0, len(a), size):
