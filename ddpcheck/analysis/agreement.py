@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from ddpcheck.records.schema import DigestRecord, Of, Stage
 
-# A rank may be missing for good: more moments than this do not wait for anyone. Ranks that are read in turn, or
-# that train together, are never that far apart.
+# A rank may be missing for good: more moments than this do not wait for anyone. Ranks that are read in turn,
+# or that train together, are never that far apart.
 MOST_PENDING = 4096
 
 # A module's name across ranks: the ranks of its group and its number among those wrapped in it.
