@@ -15,6 +15,9 @@ import torch
 
 from ddpcheck.privacy import allowed_environment, mask_arguments
 from ddpcheck.records.schema import RankHeader
+from ddpcheck.records.session_name import session_name
+
+_MOST_STARTS = 10_000
 
 
 def header(session: str, algorithm: str) -> RankHeader:
@@ -41,19 +44,34 @@ def header(session: str, algorithm: str) -> RankHeader:
 
 
 def session_id(number: int) -> str:
-    """One name for this start of the job, agreed on through the job's own store; waits for nobody."""
+    """One name for this start of the job, agreed on through the job's own store; waits for nobody.
+
+    torchrun keeps its store over restarts, and its count of restarts need not be the same on all nodes: so a
+    rank that finds its place in a start taken, by a process of an earlier attempt, goes on to the next one.
+    """
     from torch.distributed import distributed_c10d as c10d
+
+    distributed: Any = torch.distributed
 
     try:
         store: Any = c10d._get_default_store()
-        # torchrun keeps its store over restarts, so what an earlier attempt agreed on is still in there.
-        key = f"ddpcheck/session/{_number('TORCHELASTIC_RESTART_COUNT') or 0}/{number}"
-        return str(store.compare_set(key, "", uuid.uuid4().hex).decode())
+        job = _agree(store, "ddpcheck/job")
+        for start in range(_MOST_STARTS):
+            name = _agree(store, f"ddpcheck/session/{number}/{distributed.get_world_size()}/{start}")
+            mine = uuid.uuid4().hex
+            if _agree(store, f"ddpcheck/place/{name}/{distributed.get_rank()}", mine) == mine:
+                return session_name(name, job)
+        raise RuntimeError("the store holds too many starts")
     except Exception:
         # No store that can do it (MPI): what all ranks of one start have in common must do.
         parts = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
         parts += [os.environ.get("TORCHELASTIC_RESTART_COUNT", ""), str(number)]
         return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def _agree(store: Any, key: str, proposal: str = "") -> str:
+    """The first value that anyone proposed for this key."""
+    return str(store.compare_set(key, "", proposal or uuid.uuid4().hex).decode())
 
 
 def process_ticks() -> int:

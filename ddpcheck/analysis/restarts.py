@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.result import RankStatus, RankSummary
+from ddpcheck.records.session_name import of_one_job
 
 _JOB = "TORCHELASTIC_RUN_ID"
 
@@ -28,6 +29,9 @@ def _made_good_by(
 
 def _restarts(earlier: Attempt, later: Attempt) -> bool:
     """Whether one torchrun started both; another job in the same run, however alike, makes nothing good."""
+    if of_one_job(earlier.session, later.session):
+        return True
+    # Older torchruns make a new store for every attempt.
     same_job = _jobs(earlier) == _jobs(later) != {""}
     return same_job and _restart(later) > _restart(earlier)
 

@@ -22,6 +22,8 @@ class NodeNotes:
 
     # By process (host, pid): when it was seen to vanish.
     exits: dict[tuple[str, int], float] = field(default_factory=dict)
+    # By process: the signal that ended it, 0 for none; not every launcher comes in time to see it.
+    signals: dict[tuple[str, int], int] = field(default_factory=dict)
     # When the user, or --fail-fast, asked the job to stop.
     stopped: float | None = None
     # What ranks could not write to their files.
@@ -62,7 +64,7 @@ class Run:
             rank = self.attempts[header.session].ranks[header.rank]
             rank.bad_lines, rank.torn = file.bad, file.torn
         for attempt in self.attempts.values():
-            attempt.agreement.end_all()
+            attempt.end()
         for path in sorted(self.path.glob("fault-*.jsonl")):
             self.strays += [record for record in RecordFile(path).read() if isinstance(record, FaultRecord)]
 
@@ -102,7 +104,7 @@ class Run:
     def _enlist(self, header: RankHeader) -> RankHeader:
         """Give a new file its attempt; a rank that comes back under the same name belongs to the next one."""
         while header.rank in self.attempts.setdefault(header.session, Attempt(header.session)).ranks:
-            header = replace(header, session=f"{header.session}+")
+            header = replace(header, session=f"+{header.session}")
         return header
 
 
@@ -147,6 +149,8 @@ def _note(notes: NodeNotes, raw: dict[str, Any]) -> None:
     match raw:
         case {"kind": "rank_exit", "pid": int(pid), "time": int() | float() as time, "host": str(host)}:
             notes.exits.setdefault((host, pid), float(time))
+            if isinstance(raw.get("signal"), int):
+                notes.signals.setdefault((host, pid), raw["signal"])
         case {
             "kind": "signal",
             "signal": "SIGINT" | "SIGTERM" | "SIGHUP" | "SIGQUIT",

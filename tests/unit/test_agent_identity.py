@@ -1,0 +1,69 @@
+"""Ranks of one start agree on one name, and a restart gets another, though the store is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ddpcheck.agent.identity import session_id
+from ddpcheck.records.session_name import of_one_job
+
+Become = Callable[..., str]
+
+
+@pytest.fixture
+def session_of(monkeypatch: pytest.MonkeyPatch) -> Become:
+    """The name that a rank gets; all share one store unless given another."""
+    shared = dist.HashStore()
+
+    def session_of(rank: int, world_size: int = 2, number: int = 0, store: Any = shared) -> str:
+        monkeypatch.setattr(c10d, "_get_default_store", lambda: store)
+        monkeypatch.setattr(dist, "get_rank", lambda: rank)
+        monkeypatch.setattr(dist, "get_world_size", lambda: world_size)
+        return session_id(number)
+
+    return session_of
+
+
+def test_all_ranks_agree(session_of: Become) -> None:
+    assert session_of(0) == session_of(1)
+
+
+def test_a_restart_is_another_start_of_the_same_job(session_of: Become) -> None:
+    first = [session_of(rank) for rank in (0, 1)]
+    second = [session_of(rank) for rank in (1, 0)]
+    third = [session_of(rank) for rank in (0, 1)]
+    assert [len(set(names)) for names in (first, second, third)] == [1, 1, 1]
+    assert len({first[0], second[0], third[0]}) == 3
+    assert len({name[:8] for name in (first[0], second[0], third[0])}) == 3, "files are named by these"
+    assert of_one_job(first[0], second[0])
+    assert of_one_job(first[0], third[0])
+
+
+def test_a_world_that_shrinks_and_grows_again(session_of: Become) -> None:
+    worlds = [{session_of(rank, size) for rank in range(size)} for size in (4, 2, 4)]
+    assert [len(names) for names in worlds] == [1, 1, 1]
+    assert len(set().union(*worlds)) == 3
+
+
+def test_process_groups_made_one_after_the_other(session_of: Become) -> None:
+    names = [(session_of(0, number=number), session_of(1, number=number)) for number in (0, 1)]
+    assert [first == second for first, second in names] == [True, True]
+    assert names[0] != names[1]
+
+
+def test_another_job(session_of: Become) -> None:
+    assert not of_one_job(session_of(0), session_of(0, store=dist.HashStore()))
+
+
+def test_without_a_store_that_can_compare(session_of: Become, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    first = [session_of(rank, store=None) for rank in (0, 1)]
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    second = [session_of(rank, store=None) for rank in (0, 1)]
+    assert [len(set(names)) for names in (first, second)] == [1, 1]
+    assert first != second
