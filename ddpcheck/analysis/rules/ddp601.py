@@ -41,8 +41,8 @@ def _nobody(case: Case) -> Finding:
         evidence={"exit_code": case.exit_code},
         cause="the command failed before it came to that"
         if failed
-        else "the command does not train with DDP, or its Python runs with -S, -I or -E and leaves "
-        "injected code out",
+        else "the command does not train with DDP (some launchers quietly start one process only), or its "
+        "Python runs with -S, -I or -E and leaves injected code out",
         fix="Check the command by itself first."
         if failed
         else "Put the launcher behind 'ddpcheck run --'; under python -S/-I/-E put 'import ddpcheck.auto' at "
