@@ -1,0 +1,173 @@
+"""Runs real commands under `ddpcheck run` and gathers everything they left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BIN = Path(sys.executable).parent
+JOBS = Path(__file__).parents[1] / "jobs"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train.py"
+MOST_SECONDS = 240.0
+
+# What a launcher or a scheduler around the tests may have set, and would be taken for the job's own.
+_OF_LAUNCHERS = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "MASTER_",
+    "GROUP_",
+    "ROLE_",
+    "TORCHELASTIC_",
+    "SLURM_",
+    "OMPI_",
+)
+_OF_OTHERS = ("DDPCHECK_", "PYTHON", "ACCELERATE_", "PL_", "PYTEST_", "COV_")
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    def __str__(self) -> str:
+        return f"status {self.status}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+
+
+@dataclass(frozen=True)
+class Watched(Done):
+    """A command that has ended under `ddpcheck run`, and the run it left; no report is an empty one."""
+
+    folder: Path
+    report: Mapping[str, Any]
+
+    def codes(self, *severities: str) -> list[str]:
+        """Codes of the findings, of all severities or of those named."""
+        return [
+            finding["code"]
+            for finding in self.report["findings"]
+            if not severities or finding["severity"] in severities
+        ]
+
+    def finding(self, code: str) -> Mapping[str, Any]:
+        """The one finding of that code."""
+        found = [finding for finding in self.report["findings"] if finding["code"] == code]
+        assert len(found) == 1, f"{code}: {len(found)} findings\n{self}"
+        return found[0]
+
+    def records(self, rank: int, attempt: int = 0) -> list[dict[str, Any]]:
+        """All records of one file of a rank, in order."""
+        suffix = f".{attempt}" if attempt else ""
+        return records_in(self.folder / f"rank-{rank:05d}{suffix}.jsonl")
+
+    def files(self, pattern: str) -> list[str]:
+        return sorted(path.name for path in self.folder.glob(pattern))
+
+
+Run = Callable[..., Done]
+RunWatched = Callable[..., Watched]
+
+
+def records_in(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def healthy(watched: Watched, *, world_size: int, steps: int) -> None:
+    """Every rank was there from beginning to end, and nothing is wrong."""
+    assert watched.status == 0, str(watched)
+    assert watched.report["verdict"] == "ok", str(watched)
+    assert watched.codes("error", "warning") == [], str(watched)
+    assert "DDP605" not in watched.codes(), str(watched)
+    assert (watched.report["world_size"], watched.report["steps"]) == (world_size, steps)
+    [attempt] = watched.report["attempts"]
+    assert [(row["rank"], row["status"], row["steps"]) for row in attempt["ranks"]] == [
+        (rank, "finished", steps) for rank in range(world_size)
+    ], str(watched)
+    assert watched.files("rank-*.jsonl") == [f"rank-{rank:05d}.jsonl" for rank in range(world_size)]
+    assert watched.files("fault-*.jsonl") == []
+    [stepwise] = [
+        check for check in watched.report["checks"] if check["name"] == "parameters after each step"
+    ]
+    assert (stepwise["compared"], stepwise["outcome"]) == (steps, "agree")
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of the tests without what belongs to launchers; one thread a process, no network."""
+    hidden = _OF_LAUNCHERS + _OF_OTHERS
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    path = f"{BIN}{os.pathsep}{kept.get('PATH', os.defpath)}"
+    return {**kept, "PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200", **more}
+
+
+def run_to_end(command: Sequence[object], cwd: Path, env: Mapping[str, str]) -> Done:
+    process = subprocess.Popen(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=environment(**env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=MOST_SECONDS)
+    except subprocess.TimeoutExpired:
+        stdout, stderr = _end(process)
+        pytest.fail(f"{command} did not end\n{stdout}\n{stderr}")
+    return Done(process.returncode, stdout, stderr)
+
+
+def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """A job that hangs: first the way that lets ddpcheck take everything down with it."""
+    process.terminate()
+    try:
+        return process.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.communicate()
+
+
+@pytest.fixture
+def unwatched(tmp_path: Path) -> Run:
+    """Runs a command as it is, in a folder of its own."""
+
+    def run(*command: object, **env: str) -> Done:
+        return run_to_end(command, tmp_path, env)
+
+    return run
+
+
+@pytest.fixture
+def ddpcheck(tmp_path: Path) -> RunWatched:
+    """Runs a command under `ddpcheck run`."""
+
+    def run(*command: object, options: Sequence[object] = (), out: Path | None = None, **env: str) -> Watched:
+        folder = out or tmp_path / "run"
+        watch = [BIN / "ddpcheck", "run", "--out", folder, *options, "--", *command]
+        done = run_to_end(watch, tmp_path, env)
+        report = folder / "report.json"
+        content = json.loads(report.read_text()) if report.is_file() else {}
+        return Watched(done.status, done.stdout, done.stderr, folder, content)
+
+    return run
+
+
+@pytest.fixture
+def free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])

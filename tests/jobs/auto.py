@@ -1,0 +1,21 @@
+"""A script with the line that lets ddpcheck in by hand: a rank of a launcher, or the parent of its ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import ddpcheck.auto  # noqa: F401
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        import by_environment
+
+        by_environment.main()
+    else:
+        import by_multiprocessing
+
+        by_multiprocessing.main(sys.argv[1])

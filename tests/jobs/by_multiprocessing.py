@@ -1,0 +1,31 @@
+"""A script that starts its own ranks: `by_multiprocessing.py spawn|fork|forkserver`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+
+# Under `python -I` the script's own folder is not on the path.
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from loop import batches, train
+
+WORLD_SIZE = 2
+
+
+def work(rank: int, meeting: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD_SIZE)
+    train(batches())
+    dist.destroy_process_group()
+
+
+def main(method: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(work, (os.path.join(folder, "meeting"),), nprocs=WORLD_SIZE, start_method=method)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
