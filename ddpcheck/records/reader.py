@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from ddpcheck.records.schema import KINDS, Record, from_mapping
+
+Fits = Callable[[Any], bool]
+# What JSON gives for each type; a whole number serves as a float, but a bool never as a number.
+_PLAIN = {int: {int}, float: {int, float}, str: {str}, bool: {bool}, type(None): {type(None)}}
 
 # Far beyond any record we write: a longer line is garbage and must not fill the memory.
 LONGEST_LINE = 64 << 20
@@ -87,33 +92,27 @@ def parse(line: bytes) -> Record | None:
 
 
 def _fits(record: Record) -> bool:
-    return all(_is(getattr(record, name), hint) for name, hint in _hints(record.kind))
+    return all(fits(getattr(record, name)) for name, fits in _fields(record.kind))
 
 
 @cache
-def _hints(kind: str) -> list[tuple[str, Any]]:
+def _fields(kind: str) -> list[tuple[str, Fits]]:
     hints = get_type_hints(KINDS[kind])
-    return [(name, hint) for name, hint in hints.items() if name != "kind"]
+    return [(name, _check(hint)) for name, hint in hints.items() if name != "kind"]
 
 
-def _is(value: Any, hint: Any) -> bool:
-    """Whether `value`, which came out of JSON, is what the schema says."""
+def _check(hint: Any) -> Fits:
+    """Whether a value, which came out of JSON, is what the schema says. Made once: there are many records."""
     if hint is Any:
-        return True
-    if hint is None or hint is type(None):
-        return value is None
-    origin = get_origin(hint)
+        return lambda value: True
+    origin, inner = get_origin(hint), [_check(part) for part in get_args(hint)]
     if origin is list:
-        return isinstance(value, list) and all(_is(item, get_args(hint)[0]) for item in value)
+        (item,) = inner
+        return lambda value: type(value) is list and all(map(item, value))
     if origin is dict:
-        key_hint, value_hint = get_args(hint)
-        return isinstance(value, dict) and all(
-            _is(k, key_hint) and _is(v, value_hint) for k, v in value.items()
-        )
+        _, item = inner
+        return lambda value: type(value) is dict and all(map(item, value.values()))
     if origin is not None:
-        return any(_is(value, choice) for choice in get_args(hint))
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)
+        return lambda value: any(choice(value) for choice in inner)
+    types = _PLAIN[hint]
+    return lambda value: type(value) in types
