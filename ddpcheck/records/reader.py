@@ -12,7 +12,13 @@ from ddpcheck.records.schema import KINDS, Record, from_mapping
 
 Fits = Callable[[Any], bool]
 # What JSON gives for each type; a whole number serves as a float, but a bool never as a number.
-_PLAIN = {int: {int}, float: {int, float}, str: {str}, bool: {bool}, type(None): {type(None)}}
+_PLAIN: dict[Any, set[type]] = {
+    int: {int},
+    float: {int, float},
+    str: {str},
+    bool: {bool},
+    type(None): {type(None)},
+}
 
 # Far beyond any record we write: a longer line is garbage and must not fill the memory.
 LONGEST_LINE = 64 << 20
