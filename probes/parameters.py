@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpcheck.probes.digest import combine
-from ddpcheck.probes.disagreements import Disagreements
 from ddpcheck.probes.looks import Look, Moment
 from ddpcheck.probes.probe import Probe, Scene
 from ddpcheck.probes.samples import Marks, Sampler
@@ -51,8 +50,7 @@ class ParameterProbe(Probe):
         self._samplers: dict[tuple[int, Of], Sampler] = {}
         # How each module's parameters stood after the last step.
         self._marks: dict[int, Marks] = {}
-        board = scene.board
-        self._disagreements = Disagreements(scene, board) if board is not None else None
+        self._disagreements = scene.disagreements
 
     def entering(self, watched: WatchedModule) -> None:
         self.scene.write(watched.record())

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from ddpcheck.agent.board import Board
     from ddpcheck.agent.watched_module import WatchedModule
     from ddpcheck.agent.watched_optimizer import WatchedOptimizer
     from ddpcheck.config import Config
+    from ddpcheck.probes.disagreements import Disagreements
     from ddpcheck.records.schema import Record
 
 
@@ -21,7 +21,8 @@ class Scene(Protocol):
     session: str
     rank: int
     world_size: int
-    board: Board | None
+    # Live comparison with the ranks of this node, where there is a board.
+    disagreements: Disagreements | None
 
     def write(self, record: Record) -> None: ...
 

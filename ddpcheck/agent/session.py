@@ -15,6 +15,7 @@ from ddpcheck.agent.identity import header, session_id
 from ddpcheck.agent.writer import RecordWriter
 from ddpcheck.config import Config
 from ddpcheck.probes.digest import make_digester
+from ddpcheck.probes.disagreements import Disagreements
 from ddpcheck.probes.probe import MOMENTS, Probe
 from ddpcheck.probes.roster import PROBES
 from ddpcheck.records.schema import EndRecord, FaultRecord, Record
@@ -35,6 +36,7 @@ class Session:
         self._writer = _open_writer(Path(config.run_dir), self.rank)
         self.write(header(self.session, make_digester("cpu").algorithm))
         self.board = self._open_board(config)
+        self.disagreements = Disagreements(self, self.board) if self.board is not None else None
         GUARD.report_to(self._fault)
         self._moments: dict[str, list[Any]] = {moment: [] for moment in MOMENTS}
         for kind in PROBES:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ddpcheck.agent.backward import BackwardWatch
 from ddpcheck.records.schema import ModuleRecord
 
 Holder = dict[str, Any]  # a submodule's own dict of parameters or buffers
@@ -73,6 +74,8 @@ class WatchedModule:
     comm_hooks: int = 0
     # Replicas are meant to differ between averagings (post-localSGD): nothing to compare at each step.
     loose: bool = False
+    # Follows the backwards, once the module is wrapped.
+    backward: BackwardWatch | None = None
     parameters: list[Slot] = field(default_factory=list)
     buffers: list[Slot] = field(default_factory=list)
     # By optimizer, the places of the parameters it steps.

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ddpcheck.agent.backward import BackwardWatch
 from ddpcheck.agent.session import Session
 from ddpcheck.agent.watched_module import WatchedModule
 from ddpcheck.agent.watched_optimizer import (
@@ -73,13 +74,19 @@ class Watcher:
 
     def wrapped(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         watched = self._modules.get(ddp)
-        if watched is not None:
-            self.session.tell("wrapped", watched)
+        if watched is None:
+            return
+        self.session.tell("wrapped", watched)
+        if self.session.config.gradients != "off":
+            watched.backward = BackwardWatch(watched, self.session.tell)
+            watched.backward.attach()
 
     def forward(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         """Only training forwards count: evaluation may run on one rank alone."""
         watched = self._modules.get(ddp)
         if watched is not None and torch.is_grad_enabled():
+            if watched.backward is not None:
+                watched.backward.forward(armed=bool(getattr(ddp, "require_backward_grad_sync", True)))
             self.session.tell("forward", watched)
             self.session.tell("inputs", watched, args, kwargs)
             watched.forwards += 1
@@ -94,8 +101,12 @@ class Watcher:
         if inside_another_step():
             return
         watched = self._watched(optimizer)
-        if watched is not None:
-            self.session.tell("before_step", watched)
+        if watched is None:
+            return
+        for module in watched.modules:
+            if module.backward is not None:
+                module.backward.settle()
+        self.session.tell("before_step", watched)
 
     def after_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         if inside_another_step():
@@ -109,6 +120,8 @@ class Watcher:
         watched.scale = None
         for module in watched.modules:
             module.steps = max(module.steps, watched.steps)
+            if module.backward is not None:
+                module.backward.close_window()
 
     def scaler_before(self, scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         self._steps_before = self._steps_seen

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ddpcheck.records.schema import DigestRecord, Of, Stage
+from ddpcheck.records.schema import AppliedRecord, DigestRecord, Of, Stage
 
 # A rank may be missing for good: more moments than this do not wait for anyone. Ranks that are read in turn,
 # or that train together, are never that far apart.
 MOST_PENDING = 4096
 
+# What a rank says of a moment.
+Sighting = DigestRecord | AppliedRecord
 # A module's name across ranks: the ranks of its group and its number among those wrapped in it.
 ModuleKey = tuple[tuple[int, ...], int]
 
@@ -33,7 +35,7 @@ class Disagreement:
     """A moment at which ranks did not all say the same."""
 
     moment: Moment
-    sightings: Mapping[int, DigestRecord]
+    sightings: Mapping[int, Sighting]
 
     def groups(self) -> list[tuple[str, tuple[int, ...]]]:
         """Ranks by what they said, the largest group first."""
@@ -81,15 +83,15 @@ class Agreement:
     ended: set[int] = field(default_factory=set)
     # Ranks on which part of ddpcheck is off: their digests hold, what stands beside them may be stale.
     impaired: set[int] = field(default_factory=set)
-    _pending: dict[Moment, dict[int, DigestRecord]] = field(default_factory=dict)
+    _pending: dict[Moment, dict[int, Sighting]] = field(default_factory=dict)
     _rewrites: dict[Moment, dict[int, DigestRecord]] = field(default_factory=dict)
     _agreed: dict[ModuleKey, DigestRecord] = field(default_factory=dict)
 
-    def add(self, rank: int, module: ModuleKey, record: DigestRecord) -> None:
-        part = record.hyper if record.of == Of.STATE.value else ""
+    def add(self, rank: int, module: ModuleKey, record: Sighting) -> None:
+        part = record.hyper if isinstance(record, DigestRecord) and record.of == Of.STATE.value else ""
         optimizer = -1 if record.optimizer is None else record.optimizer
         moment = Moment(module, record.stage, record.of, record.step, optimizer, part)
-        if record.stage == Stage.REWRITTEN.value:
+        if isinstance(record, DigestRecord) and record.stage == Stage.REWRITTEN.value:
             self._rewrites.setdefault(moment, {})[rank] = record
             return
         said = self._pending.setdefault(moment, {})
@@ -113,7 +115,7 @@ class Agreement:
     def tally(self, module: ModuleKey, stage: Stage, of: Of) -> Tally:
         return self.tallies.get((module, stage.value, of.value), Tally())
 
-    def _complete(self, moment: Moment, said: Mapping[int, DigestRecord]) -> bool:
+    def _complete(self, moment: Moment, said: Mapping[int, Sighting]) -> bool:
         return all(rank in said or rank in self.ended for rank in moment.module[0])
 
     def _finish(self, moment: Moment) -> None:
@@ -130,15 +132,15 @@ class Agreement:
             if tally.first is None or moment.step < tally.first.moment.step:
                 tally.first = found
         elif moment.of == Of.PARAMETERS.value:
-            self._agreed[moment.module] = next(iter(said.values()))
+            self._agreed[moment.module] = next(_digests(said))
         if moment.stage == Stage.PARAMS.value:
-            sound = [record for rank, record in said.items() if rank not in self.impaired]
+            sound = list(_digests({r: record for r, record in said.items() if r not in self.impaired}))
             if len({record.hyper for record in sound}) > 1:
                 self.hyper.setdefault(moment.module, found)
             if len({record.forward for record in sound}) > 1:
                 self.forwards.setdefault(moment.module, found)
 
-    def _compare_rewrites(self, moment: Moment, said: Mapping[int, DigestRecord]) -> None:
+    def _compare_rewrites(self, moment: Moment, said: Mapping[int, Sighting]) -> None:
         """Were parameters equal before this step? Who rewrote nothing stands where all last agreed."""
         due = sorted(
             before
@@ -160,3 +162,7 @@ class Agreement:
 
     def _parted(self, module: ModuleKey) -> bool:
         return self.tally(module, Stage.PARAMS, Of.PARAMETERS).first is not None
+
+
+def _digests(said: Mapping[int, Sighting]) -> Iterator[DigestRecord]:
+    return (record for record in said.values() if isinstance(record, DigestRecord))

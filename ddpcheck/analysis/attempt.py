@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpcheck.analysis.agreement import Agreement, ModuleKey
+from ddpcheck.analysis.gradient_ledger import GradientLedger
 from ddpcheck.records.schema import (
     LOOSE,
+    AppliedRecord,
+    BackwardRecord,
     CaptureRecord,
     CommHookRecord,
     DetailRecord,
@@ -29,6 +32,8 @@ from ddpcheck.records.schema import (
 MOST_HYPER_CHANGES = 10_000
 # Once one of these is switched off on a rank, no more digests come from it.
 _DIGESTING = ("agent", "parameters")
+# And from these, no more gradients.
+_SKETCHING = ("agent", "backward", "gradients")
 
 
 @dataclass
@@ -49,6 +54,9 @@ class Rank:
     joined: set[ModuleKey] = field(default_factory=set)
     # Modules whose replicas are meant to differ between averagings.
     loose: set[ModuleKey] = field(default_factory=set)
+    comm_hooks: dict[ModuleKey, list[str]] = field(default_factory=dict)
+    # The first step at which gradients were applied that are not finite.
+    nonfinite: dict[ModuleKey, AppliedRecord] = field(default_factory=dict)
     details: list[tuple[ModuleKey, DetailRecord]] = field(default_factory=list)
     captures: list[tuple[ModuleKey, CaptureRecord]] = field(default_factory=list)
     faults: list[FaultRecord] = field(default_factory=list)
@@ -63,6 +71,10 @@ class Rank:
     def counts_steps(self) -> bool:
         """Whether all of this rank's steps are in its records: not once ddpcheck gave up looking."""
         return not any(fault.probe in _DIGESTING for fault in self.faults)
+
+    def hooks(self, module: ModuleKey) -> list[str]:
+        """The communication hooks that the user registered."""
+        return self.comm_hooks.get(module, [])
 
     def add_hyper(self, record: HyperRecord) -> None:
         self.hyper.append(record)
@@ -86,6 +98,9 @@ class Attempt:
         self.session = session
         self.ranks: dict[int, Rank] = {}
         self.agreement = Agreement()
+        self.gradients = GradientLedger()
+        # Ranks from which no more gradients come.
+        self._without_gradients: set[int] = set()
         self.algorithm = ""
 
     @property
@@ -136,8 +151,18 @@ class Attempt:
                 rank.structure.append((rank.modules[record.module], record))
             case JoinRecord() if record.module in rank.modules:
                 rank.joined.add(rank.modules[record.module])
-            case CommHookRecord() if record.module in rank.modules and LOOSE in record.hook:
-                rank.loose.add(rank.modules[record.module])
+            case CommHookRecord() if record.module in rank.modules:
+                rank.comm_hooks.setdefault(rank.modules[record.module], []).append(record.hook)
+                if LOOSE in record.hook:
+                    rank.loose.add(rank.modules[record.module])
+            case BackwardRecord() if record.module in rank.modules:
+                key = rank.modules[record.module]
+                self.gradients.add(header.rank, key, record, rank.latest[key], self._sends_no_gradients)
+            case AppliedRecord() if record.module in rank.modules:
+                key = rank.modules[record.module]
+                self.agreement.add(header.rank, key, record)
+                if record.nonfinite:
+                    rank.nonfinite.setdefault(key, record)
             case DetailRecord() if record.module in rank.modules:
                 rank.details.append((rank.modules[record.module], record))
             case CaptureRecord() if record.module in rank.modules:
@@ -170,8 +195,19 @@ class Attempt:
 
     def _fault(self, number: int, record: FaultRecord) -> None:
         self.agreement.impaired.add(number)
+        if record.probe in _SKETCHING:
+            self._without_gradients.add(number)
         if record.probe in _DIGESTING:
             self.agreement.end_rank(number)
+
+    def _sends_no_gradients(self, number: int) -> bool:
+        return number in self._without_gradients or number in self.agreement.ended
+
+    def end(self) -> None:
+        """No more records come at all."""
+        self.agreement.end_all()
+        latest = {key: record for rank in self.ranks.values() for key, record in rank.latest.items()}
+        self.gradients.end(latest)
 
     def joined(self, module: ModuleKey) -> bool:
         return any(module in rank.joined for rank in self.ranks.values())

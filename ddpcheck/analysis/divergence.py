@@ -8,6 +8,7 @@ from typing import Any
 from ddpcheck.analysis.agreement import Disagreement, ModuleKey, groups_of
 from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.evidence import differing_places, tensor_rows
+from ddpcheck.analysis.gradient_divergence import gradient_divergence
 from ddpcheck.records.schema import Of, Stage
 
 
@@ -33,12 +34,14 @@ def divergence(attempt: Attempt, module: ModuleKey) -> Divergence | None:
         return None
     for explain in (
         _unknown_to_reducer,
+        _scales,
+        _skipped,
+        _gradients,
         _rewritten,
         _frozen,
         _hyperparameters,
         _group_order,
         _state,
-        _skipped,
     ):
         explained = explain(attempt, module, found)
         if explained is not None:
@@ -75,6 +78,24 @@ def _unknown_to_reducer(attempt: Attempt, module: ModuleKey, found: Disagreement
                 evidence={"change": record.change, "noticed_at_step": record.step},
             )
     return None
+
+
+def _scales(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergence | None:
+    """Before the gradients: unscaling by another scale is what makes them differ."""
+    explained = _hyperparameters(attempt, module, found)
+    rows = explained.evidence["hyperparameters"] if explained is not None else []
+    return explained if any(row["group"] is None for row in rows) else None
+
+
+def _gradients(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergence | None:
+    """The gradients that were applied had parted already, and nothing had parted the parameters before."""
+    parted = gradient_divergence(attempt, module)
+    if parted is None or parted.found.moment.step > found.moment.step:
+        return None
+    rewritten = attempt.agreement.rewritten.get(module)
+    if rewritten is not None and rewritten.moment.step < parted.found.moment.step:
+        return None
+    return Divergence(found, parted.code, cause=parted.cause)
 
 
 def _rewritten(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergence | None:
@@ -161,7 +182,8 @@ def _state(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergen
 def _skipped(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergence | None:
     """The same step of the optimizer came after another number of forwards: somebody left one out."""
     root = attempt.agreement.forwards.get(module)
-    if root is None or root.moment.step > found.moment.step or attempt.joined(module):
+    # A step that was left out parts the parameters at once; an older difference has other reasons.
+    if root is None or root.moment.step != found.moment.step or attempt.joined(module):
         return None
     forwards = {str(rank): record.forward for rank, record in root.sightings.items()}
     return Divergence(

@@ -64,7 +64,7 @@ class Run:
             rank = self.attempts[header.session].ranks[header.rank]
             rank.bad_lines, rank.torn = file.bad, file.torn
         for attempt in self.attempts.values():
-            attempt.agreement.end_all()
+            attempt.end()
         for path in sorted(self.path.glob("fault-*.jsonl")):
             self.strays += [record for record in RecordFile(path).read() if isinstance(record, FaultRecord)]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -194,7 +194,10 @@ class BackwardRecord:
     # Values that are not finite, by place.
     local_nonfinite: dict[str, int] = field(default_factory=dict)
     reduced_nonfinite: dict[str, int] = field(default_factory=dict)
-    # What the sum is divided by, where that is not the size of the group.
+    # Places without a reduced gradient: nobody used the parameter, it was applied already, or the reducer
+    # does not know it.
+    absent: list[int] = field(default_factory=list)
+    # -1: the sum is divided by the ranks that took part, not by the size of the group.
     divisor: int = 0
 
 
@@ -203,6 +206,11 @@ class AppliedRecord:
     """The gradients an optimizer is about to apply, and the backwards they came from."""
 
     kind: ClassVar[str] = "applied"
+    # Compared across ranks like a digest, whose leaves are written only where ranks disagree.
+    stage: ClassVar[str] = Stage.APPLIED.value
+    of: ClassVar[str] = Of.GRADIENTS.value
+    leaves: ClassVar[str] = ""
+    width: ClassVar[int] = 8
     module: int
     optimizer: int
     step: int
@@ -315,7 +323,10 @@ KINDS: dict[str, type[Record]] = {
         EndRecord,
     )
 }
-_FIELDS = {kind: [(f.name, f.default) for f in fields(cls)] for kind, cls in KINDS.items()}
+_FIELDS = {
+    kind: [(f.name, f.default if f.default_factory is MISSING else f.default_factory()) for f in fields(cls)]
+    for kind, cls in KINDS.items()
+}
 
 
 def to_line(record: Record) -> bytes:

@@ -1,0 +1,158 @@
+"""Checks each reduced backward as the ranks' sketches come in: is the result the mean of what went in?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ddpcheck.analysis.agreement import ModuleKey
+from ddpcheck.analysis.mean_check import Outcome, can_check, mean_check
+from ddpcheck.probes.sketches.packing import Packed, unpack
+from ddpcheck.records.schema import BackwardRecord, ModuleRecord
+
+LIVE_RANKS = -1
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A parameter whose reduced gradient is not the mean of the local ones."""
+
+    number: int
+    step: int
+    place: int
+    outcome: Outcome
+    # The rank whose copy of the reduced gradient was compared.
+    rank: int
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """The first values that were not finite."""
+
+    step: int
+    ranks: tuple[int, ...]
+    place: int
+    count: int
+
+
+@dataclass
+class MeanTally:
+    """What came of all reduced backwards of one module."""
+
+    checked: int = 0
+    missed: int = 0
+    first: Miss | None = None
+    # Largest error over the gradient's norm, for hooks that lose precision on purpose.
+    worst_relative: float = 0.0
+    # Ranks whose own gradients were the same to the last bit, and in how many backwards.
+    twins: dict[tuple[int, ...], int] = field(default_factory=dict)
+    nonfinite: NonFinite | None = None
+    # First backward whose result was not the same on all ranks.
+    parted: tuple[int, int] | None = None
+    # Backwards after which every rank still held its very own gradient: nothing was reduced at all.
+    untouched: int = 0
+    untouched_steps: list[int] = field(default_factory=list)
+
+
+@dataclass
+class GradientLedger:
+    """All reduced backwards of an attempt; each is forgotten once all ranks have spoken of it."""
+
+    tallies: dict[ModuleKey, MeanTally] = field(default_factory=dict)
+    _pending: dict[tuple[ModuleKey, int], dict[int, BackwardRecord]] = field(default_factory=dict)
+
+    def add(
+        self,
+        rank: int,
+        module: ModuleKey,
+        record: BackwardRecord,
+        description: ModuleRecord,
+        gone: Callable[[int], bool],
+    ) -> None:
+        said = self._pending.setdefault((module, record.number), {})
+        said[rank] = record
+        if all(other in said or gone(other) for other in module[0]):
+            self._finish(module, record.number, description)
+
+    def end(self, descriptions: Mapping[ModuleKey, ModuleRecord]) -> None:
+        for module, number in sorted(self._pending):
+            self._finish(module, number, descriptions[module])
+
+    def _finish(self, module: ModuleKey, number: int, description: ModuleRecord) -> None:
+        said = self._pending.pop((module, number))
+        tally = self.tallies.setdefault(module, MeanTally())
+        local = {rank: unpack(record.local) for rank, record in said.items()}
+        self._note_nonfinite(tally, said)
+        if len(module[0]) < 2:
+            return
+        self._note_twins(tally, said, local)
+        if tally.parted is None and len({record.root for record in said.values()}) > 1:
+            tally.parted = (number, min(record.step for record in said.values()))
+        tally.checked += 1
+        misses = self._misses(said, local, module, description, tally)
+        if misses:
+            tally.missed += 1
+            if tally.first is None:
+                tally.first = max(misses, key=lambda miss: miss.outcome.ratio)
+
+    def _misses(
+        self,
+        said: Mapping[int, BackwardRecord],
+        local: Mapping[int, list[Packed]],
+        module: ModuleKey,
+        description: ModuleRecord,
+        tally: MeanTally,
+    ) -> list[Miss]:
+        misses: list[Miss] = []
+        same_as_local = 0
+        compared = 0
+        for rank, record in said.items():
+            divisor = len(said) if record.divisor == LIVE_RANKS else len(module[0])
+            places = range(record.part, len(description.parameters), record.of)
+            for place, reduced in zip(places, unpack(record.reduced), strict=False):
+                row = description.parameters[place]
+                if place in record.absent or not can_check(row[1]):
+                    continue
+                parts = {r: sketches[place] for r, sketches in local.items() if place < len(sketches)}
+                outcome = mean_check(parts, reduced, row[1], math.prod(row[2]), divisor)
+                compared += 1
+                if not outcome.ok:
+                    misses.append(Miss(record.number, record.step, place, outcome, rank))
+                    same_as_local += reduced.value == parts[rank].value if rank in parts else 0
+                tally.worst_relative = max(tally.worst_relative, _relative(outcome, parts, divisor))
+        if misses and same_as_local == len(misses) and len(misses) * 2 > compared:
+            tally.untouched += 1
+            tally.untouched_steps = tally.untouched_steps or [misses[0].step]
+        return misses
+
+    def _note_nonfinite(self, tally: MeanTally, said: Mapping[int, BackwardRecord]) -> None:
+        """Where did it start: before the reduction only the ranks that made it have it."""
+        if tally.nonfinite is not None:
+            return
+        for record in said.values():
+            for text in record.reduced_nonfinite or record.local_nonfinite:
+                place = int(text) if text.isdigit() else 0
+                counts = {rank: one.local_nonfinite.get(text, 0) for rank, one in said.items()}
+                makers = {rank: count for rank, count in counts.items() if count}
+                ranks = tuple(sorted(makers)) or tuple(sorted(said))
+                tally.nonfinite = NonFinite(record.step, ranks, place, sum(makers.values()))
+                return
+
+    def _note_twins(
+        self, tally: MeanTally, said: Mapping[int, BackwardRecord], local: Mapping[int, list[Packed]]
+    ) -> None:
+        by_sketch: dict[str, list[int]] = {}
+        for rank, record in said.items():
+            if any(one.norm for one in local[rank]) and all(one.known for one in local[rank]):
+                by_sketch.setdefault(record.local, []).append(rank)
+        for ranks in by_sketch.values():
+            if len(ranks) > 1:
+                key = tuple(sorted(ranks))
+                tally.twins[key] = tally.twins.get(key, 0) + 1
+
+
+def _relative(outcome: Outcome, parts: Mapping[int, Packed], divisor: int) -> float:
+    """The error over the size of what went in."""
+    size = math.fsum(part.norm for part in parts.values() if part.known) / divisor
+    return outcome.error / size if size and math.isfinite(outcome.error) else 0.0

@@ -1,0 +1,40 @@
+"""DDP209: non-finite gradients, and the rank and parameter they started on."""
+
+from __future__ import annotations
+
+from ddpcheck.analysis.agreement import ModuleKey
+from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.findings import Finding, Severity
+from ddpcheck.records.schema import Stage
+
+
+def find(case: Case) -> list[Finding]:
+    """Only what was applied counts: a scaler that sees an overflow leaves the step out, and all is well."""
+    return [finding for module in case.attempt.modules() for finding in _of_module(case, module)]
+
+
+def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
+    ranks = case.attempt.of_module(module)
+    applied = {number: rank.nonfinite[module] for number, rank in ranks.items() if module in rank.nonfinite}
+    tally = case.attempt.gradients.tallies.get(module)
+    if not applied or tally is None or tally.nonfinite is None:
+        return []
+    step = min(record.step for record in applied.values())
+    origin = tally.nonfinite
+    name = next(iter(ranks.values())).latest[module].parameters[origin.place][0]
+    return [
+        case.finding(
+            "DDP209",
+            f"At step {step} gradients with values that are not finite were applied. They began at step {origin.step} "
+            f"on {name_ranks(origin.ranks)}, in {name}; the reduction carried them to all ranks.",
+            severity=Severity.WARNING,
+            module=module,
+            step=origin.step,
+            stage=Stage.LOCAL.value,
+            parameter=name,
+            ranks=origin.ranks,
+            evidence={"values": origin.count, "applied_at_step": step, "applied_on_ranks": sorted(applied)},
+            cause="a NaN or an infinity in that rank's own backward",
+            fix="Look at that rank's batch and loss at that step; leave such a step out on all ranks together.",
+        )
+    ]
