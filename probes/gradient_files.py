@@ -25,10 +25,11 @@ class GradientFiles:
         every = scene.config.gradients == "full"
         self._steps = StepRanges(((0, None),)) if every else parse_steps(scene.config.save_gradients)
         self._local: dict[int, dict[int, torch.Tensor]] = {}
+        self._before: dict[int, dict[str, torch.Tensor]] = {}
 
     def keep_local(self, watched: WatchedModule, step: int, place: int, gradient: torch.Tensor) -> None:
         """A copy: the reducer is about to write the mean over it."""
-        if self._steps and step in self._steps and gradient.layout == torch.strided:
+        if self._steps and step in self._steps:
             self._local.setdefault(watched.index, {})[place] = gradient.detach().clone()
 
     def write(self, watched: WatchedModule, step: int, gradients: list[torch.Tensor | None]) -> None:
@@ -40,12 +41,28 @@ class GradientFiles:
             reduced = gradients[place]
             if place in local:
                 tensors[f"local/{slot.name}"] = local[place]
-            if reduced is not None and reduced.layout == torch.strided:
+            if reduced is not None:
                 tensors[f"reduced/{slot.name}"] = reduced.detach()
-        rows = {name: tensor for name, tensor in tensors.items() if tensor.dtype in NAMES}
-        path = gradient_file(Path(self._scene.config.run_dir), self._scene.rank, watched.index, step)
-        write_safetensors(path, {name: (t.dtype, list(t.shape), tensor_bytes(t)) for name, t in rows.items()})
+        self._write(watched, step, "", tensors)
 
+    def keep_parameters(self, watched: WatchedModule, step: int) -> None:
+        """How the parameters stand before the step that applies these gradients."""
+        if self._steps and step in self._steps:
+            self._before[watched.index] = {
+                f"before/{slot.name}": slot.holder[slot.key].detach().clone() for slot in watched.parameters
+            }
 
-def gradient_file(run_dir: Path, rank: int, module: int, step: int) -> Path:
-    return run_dir / FOLDER / f"step-{step:08d}-module-{module}-rank-{rank:05d}.safetensors"
+    def write_parameters(self, watched: WatchedModule, step: int) -> None:
+        before = self._before.pop(watched.index, None)
+        if before is not None:
+            after = {f"after/{slot.name}": slot.holder[slot.key].detach() for slot in watched.parameters}
+            self._write(watched, step, "-parameters", {**before, **after})
+
+    def _write(self, watched: WatchedModule, step: int, what: str, tensors: dict[str, torch.Tensor]) -> None:
+        name = f"step-{step:08d}-module-{watched.index}-rank-{self._scene.rank:05d}{what}.safetensors"
+        rows = {
+            key: (tensor.dtype, list(tensor.shape), tensor_bytes(tensor))
+            for key, tensor in tensors.items()
+            if tensor.dtype in NAMES and tensor.layout == torch.strided
+        }
+        write_safetensors(Path(self._scene.config.run_dir) / FOLDER / name, rows)

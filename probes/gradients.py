@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ddpcheck.agent.backward import Window
 from ddpcheck.probes.digest import combine
 from ddpcheck.probes.gradient_files import GradientFiles
 from ddpcheck.probes.looks import Look, Moment
@@ -54,7 +55,8 @@ class GradientProbe(Probe):
 
     def backward_begun(self, watched: WatchedModule) -> None:
         self._write(watched)
-        self._backwards[watched.index] = Backward(watched.backward.number, watched.steps)
+        if watched.backward is not None:
+            self._backwards[watched.index] = Backward(watched.backward.number, watched.steps)
 
     def gradient_ready(self, watched: WatchedModule, place: int, gradient: torch.Tensor) -> None:
         backward = self._backwards[watched.index]
@@ -76,12 +78,14 @@ class GradientProbe(Probe):
     def before_step(self, optimizer: WatchedOptimizer) -> None:
         for watched in optimizer.modules:
             self._write(watched)
+            self._files.keep_parameters(watched, optimizer.steps)
             if self._looks_at(optimizer.steps):
                 self._write_applied(optimizer, watched)
 
     def after_step(self, optimizer: WatchedOptimizer) -> None:
         """From here on the user may clear the gradients: they can no longer be captured."""
         for watched in optimizer.modules:
+            self._files.write_parameters(watched, optimizer.steps)
             if watched.index in self._looks:
                 self._looks.pop(watched.index).current = False
 
@@ -94,14 +98,15 @@ class GradientProbe(Probe):
     def _write(self, watched: WatchedModule) -> None:
         """One record a reduced backward, once it is known that nothing more belongs to it."""
         backward = self._backwards.get(watched.index)
-        if backward is None or backward.written or not backward.reduced:
+        watch = watched.backward
+        if watch is None or backward is None or backward.written or not backward.reduced:
             return
         backward.written = True
         part, of = watched.group.index(self.scene.rank), len(watched.group)
         count = len(watched.parameters)
         # A parameter that this rank did not use gives zeros to the sum.
         local = [backward.local.get(place, NOTHING) for place in range(count)]
-        known = watched.backward.places
+        known = watch.places
         absent = [p for p, found in enumerate(backward.reduced) if found is NOTHING or p not in known]
         self.scene.write(
             BackwardRecord(
@@ -128,7 +133,8 @@ class GradientProbe(Probe):
         chosen = [gradient for place in places if (gradient := gradients[place]) is not None]
         for place, leaf in zip(places, submit(chosen).result(), strict=True):
             leaves[place] = leaf
-        backward, window = self._backwards.get(watched.index), watched.backward.window
+        backward = self._backwards.get(watched.index)
+        window = watched.backward.window if watched.backward is not None else Window()
         root = combine(leaves)
         moved = backward is None or not backward.marks or _marks(gradients) != backward.marks
         self.scene.write(

@@ -94,7 +94,8 @@ class BackwardWatch:
                 if watch is not None:
                     watch._ready(parameter, place)
 
-            self._handles.append(tensor.register_post_accumulate_grad_hook(hook))
+            register: Any = tensor.register_post_accumulate_grad_hook
+            self._handles.append(register(hook))
 
     def detach(self) -> None:
         for handle in self._handles:

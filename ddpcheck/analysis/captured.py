@@ -30,6 +30,15 @@ class CapturedTensors:
     def names(self) -> set[str]:
         return set(self._header)
 
+    def entries(self) -> list[tuple[str, str, list[int]]]:
+        """Name, dtype in the format's own words, and shape of every tensor."""
+        found = []
+        for name, entry in self._header.items():
+            match entry:
+                case {"dtype": str(dtype), "shape": list(shape)} if all(isinstance(n, int) for n in shape):
+                    found.append((name, dtype, shape))
+        return found
+
     def read(self, name: str) -> bytes:
         """The raw bytes of a tensor, row by row; empty where it is not there."""
         match self._header.get(name):

@@ -11,6 +11,7 @@ _LOOKS = (
     ("buffers after wrapping", Stage.INIT_AFTER, Of.BUFFERS),
     ("buffers after each synchronisation", Stage.BUFFERS, Of.BUFFERS),
     ("parameters after each step", Stage.PARAMS, Of.PARAMETERS),
+    ("gradients as applied", Stage.APPLIED, Of.GRADIENTS),
     ("optimizer state", Stage.STATE, Of.STATE),
 )
 
@@ -20,7 +21,7 @@ def checks_of(attempt: Attempt) -> tuple[Check, ...]:
     if not attempt.ranks:
         return ()
     checks = [_check(attempt, name, stage, of) for name, stage, of in _LOOKS]
-    return (*checks, _hyper(attempt))
+    return (*checks, _means(attempt), _hyper(attempt))
 
 
 def _check(attempt: Attempt, name: str, stage: Stage, of: Of) -> Check:
@@ -57,12 +58,27 @@ def _why_not(attempt: Attempt, stage: Stage) -> str:
     if stage is Stage.PARAMS and any(rank.loose for rank in attempt.ranks.values()):
         return "post-localSGD lets replicas differ between averagings"
     reasons = {
+        Stage.APPLIED: "no backward that DDP reduced was seen",
         Stage.BUFFERS: "no buffers, or DDP does not synchronise them",
         Stage.INIT_AFTER: "there were none",
         Stage.PARAMS: "no step was taken",
         Stage.STATE: "none before the first step; --optimizer-state looks at every step",
     }
     return reasons.get(stage, "")
+
+
+def _means(attempt: Attempt) -> Check:
+    name = "reduced gradients against the mean"
+    tallies = attempt.gradients.tallies
+    checked = sum(tally.checked for tally in tallies.values())
+    if not checked:
+        return Check(name, 0, "not checked", _why_not(attempt, Stage.APPLIED))
+    missed = sum(tally.missed for tally in tallies.values())
+    tensors = sum(_tensors(attempt, module, Of.PARAMETERS) for module in tallies)
+    detail = f"{checked} backwards x {attempt.world_size} ranks, {tensors} parameters"
+    return Check(
+        name, checked, "differ" if missed else "agree", detail + (f", {missed} off" if missed else "")
+    )
 
 
 def _hyper(attempt: Attempt) -> Check:

@@ -14,7 +14,11 @@ def explained_by_stage(case: Case, module: ModuleKey) -> GradientDivergence | No
     if parted is None:
         return None
     params = divergence(case.attempt, module)
-    if params is not None and params.code != parted.code and params.found.moment.step <= parted.found.moment.step:
+    if (
+        params is not None
+        and params.code != parted.code
+        and params.found.moment.step <= parted.found.moment.step
+    ):
         return None
     return parted
 

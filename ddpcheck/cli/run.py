@@ -10,8 +10,17 @@ import typer
 
 from ddpcheck.cli.run_options import RunOptions
 from ddpcheck.errors import UsageError
+from ddpcheck.step_ranges import parse_steps
 
 _EXAMPLE = "ddpcheck run -- torchrun --nproc-per-node 4 train.py"
+
+
+class Gradients(str, Enum):
+    """How closely gradients are looked at."""
+
+    OFF = "off"
+    SKETCH = "sketch"
+    FULL = "full"
 
 
 class FailOn(str, Enum):
@@ -44,6 +53,18 @@ def run(
         bool,
         typer.Option("--optimizer-state", help="Compare the optimizers' state too (momenta and the like)."),
     ] = False,
+    gradients: Annotated[
+        Gradients,
+        typer.Option(help="Look at gradients: not at all, by sketches, or keep every one of them whole."),
+    ] = Gradients.SKETCH,
+    save_gradients: Annotated[
+        str,
+        typer.Option(
+            metavar="STEPS",
+            help="Keep the gradients of these steps whole, as in 0,10:13.",
+            show_default=False,
+        ),
+    ] = "",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing where all is well.")] = False,
 ) -> None:
     """Watch a DDP job, unchanged, and say whether its replicas agree.
@@ -65,6 +86,8 @@ def run(
         fail_fast=fail_fast,
         every=every,
         optimizer_state=optimizer_state,
+        gradients=gradients.value,
+        save_gradients=_checked_steps(save_gradients, gradients),
         quiet=quiet,
     )
     from ddpcheck.launcher.watch import run_watched
@@ -76,3 +99,13 @@ def _checked_name(name: str | None) -> str | None:
     if name is not None and (not name.strip(".") or not name.isprintable() or "/" in name):
         raise UsageError(f"--name {name!r} cannot be part of a folder's name: use letters, digits and dashes")
     return name
+
+
+def _checked_steps(steps: str, gradients: Gradients) -> str:
+    try:
+        chosen = parse_steps(steps)
+    except ValueError as error:
+        raise UsageError(f"--save-gradients: {error}") from None
+    if chosen and gradients is Gradients.OFF:
+        raise UsageError("--save-gradients needs to look at gradients: leave --gradients off out")
+    return steps

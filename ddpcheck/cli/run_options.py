@@ -16,4 +16,6 @@ class RunOptions:
     fail_fast: bool = False
     every: int = 1
     optimizer_state: bool = False
+    gradients: str = "sketch"
+    save_gradients: str = ""
     quiet: bool = False

@@ -41,6 +41,8 @@ def run_watched(command: Sequence[str], options: RunOptions) -> int:
             run_id=folder.run_id,
             every=options.every,
             optimizer_state=options.optimizer_state,
+            gradients=options.gradients,
+            save_gradients=options.save_gradients,
             fail_fast=options.fail_fast,
             board=str(board) if board is not None else "",
         )

@@ -211,6 +211,7 @@ class AppliedRecord:
     of: ClassVar[str] = Of.GRADIENTS.value
     leaves: ClassVar[str] = ""
     width: ClassVar[int] = 8
+    forward: ClassVar[int | None] = None
     module: int
     optimizer: int
     step: int

@@ -167,7 +167,9 @@ def hooks_lost(rank: int, world_size: int) -> None:
         optimizer.step()
 
 
-@fault("DDP205", "gradients were written to between backward and step on some ranks only", 3, (1,), world_size=3)
+@fault(
+    "DDP205", "gradients were written to between backward and step on some ranks only", 3, (1,), world_size=3
+)
 def clipped_on_one(rank: int, world_size: int) -> None:
     model, ddp, optimizer = setup()
     for step, inputs in enumerate(batches(rank, LAST_STEP)):

@@ -1,0 +1,137 @@
+"""Compares gradients that were saved whole: across ranks, and the reduced ones with the mean of the local ones."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddpcheck.analysis.captured import CapturedTensors
+from ddpcheck.analysis.values import element_size, value
+from ddpcheck.errors import RunNotFound
+
+FOLDER = "gradients"
+# As many values of a tensor as people compare by eye.
+SHOWN = 4
+# Beyond this the element-wise comparison would take too long; the bits of the ranks are compared all the same.
+MOST_ELEMENTS = 2_000_000
+
+_FILE = re.compile(r"step-(\d+)-module-(\d+)-rank-(\d+)(-parameters)?\.safetensors")
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "C64": "complex64"}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One tensor on one rank."""
+
+    norm: float
+    first: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class SavedParameter:
+    """One parameter's gradients, and its values before and after the step."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    local: Mapping[int, Side]
+    reduced: Mapping[int, Side]
+    before: Mapping[int, Side]
+    after: Mapping[int, Side]
+    reduced_equal: bool
+    # Largest difference between an element of the reduced gradient and the mean of the local ones.
+    off_mean: float | None
+
+
+@dataclass(frozen=True)
+class SavedGradients:
+    """All that was saved of one module at one step."""
+
+    step: int
+    module: int
+    ranks: tuple[int, ...]
+    parameters: tuple[SavedParameter, ...]
+
+
+def saved_gradients(path: Path, step: int) -> list[SavedGradients]:
+    """One entry a module; RunNotFound where nothing was saved at that step."""
+    files: dict[int, dict[int, list[CapturedTensors]]] = {}
+    steps: set[int] = set()
+    for file in sorted((path / FOLDER).glob("*.safetensors")):
+        match = _FILE.fullmatch(file.name)
+        if match is None:
+            continue
+        steps.add(int(match[1]))
+        if int(match[1]) == step:
+            files.setdefault(int(match[2]), {}).setdefault(int(match[3]), []).append(CapturedTensors(file))
+    if not files:
+        there = ", ".join(map(str, sorted(steps)[:10]))
+        hint = f"there are some of step {there}" if steps else "run the job with --save-gradients"
+        raise RunNotFound(f"{path} holds no gradients of step {step}: {hint}.")
+    return [_module(step, module, by_rank) for module, by_rank in sorted(files.items())]
+
+
+def _module(step: int, module: int, by_rank: Mapping[int, list[CapturedTensors]]) -> SavedGradients:
+    names: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for files in by_rank.values():
+        for file in files:
+            for key, dtype, shape in file.entries():
+                names.setdefault(key.partition("/")[2], (_DTYPES.get(dtype, dtype), tuple(shape)))
+    parameters = [_parameter(name, *kind, by_rank) for name, kind in names.items()]
+    return SavedGradients(step, module, tuple(sorted(by_rank)), tuple(parameters))
+
+
+def _parameter(
+    name: str, dtype: str, shape: tuple[int, ...], by_rank: Mapping[int, list[CapturedTensors]]
+) -> SavedParameter:
+    raw = {
+        part: {
+            rank: data
+            for rank, files in by_rank.items()
+            if (data := b"".join(file.read(f"{part}/{name}") for file in files))
+        }
+        for part in ("local", "reduced", "before", "after")
+    }
+    sides = {part: {rank: _side(data, dtype) for rank, data in rows.items()} for part, rows in raw.items()}
+    return SavedParameter(
+        name=name,
+        dtype=dtype,
+        shape=shape,
+        local=sides["local"],
+        reduced=sides["reduced"],
+        before=sides["before"],
+        after=sides["after"],
+        reduced_equal=len(set(raw["reduced"].values())) <= 1,
+        off_mean=_off_mean(raw["local"], raw["reduced"], len(by_rank), dtype),
+    )
+
+
+def _numbers(data: bytes, dtype: str, most: int | None = None) -> Iterable[Any]:
+    size = element_size(dtype)
+    end = len(data) if most is None else min(len(data), most * size)
+    return (value(data[at : at + size], dtype) for at in range(0, end, size))
+
+
+def _side(data: bytes, dtype: str) -> Side:
+    numbers = [x for x in _numbers(data, dtype, MOST_ELEMENTS) if isinstance(x, (int, float))]
+    finite = [x for x in numbers if math.isfinite(x)]
+    norm = math.sqrt(math.fsum(x * x for x in finite)) if len(finite) == len(numbers) else math.nan
+    return Side(norm, tuple(_numbers(data, dtype, SHOWN)))
+
+
+def _off_mean(
+    local: Mapping[int, bytes], reduced: Mapping[int, bytes], ranks: int, dtype: str
+) -> float | None:
+    """None where some rank's side is missing, or the numbers are none that Python can add."""
+    if len(local) < ranks or not reduced or dtype not in ("float64", "float32", "float16", "bfloat16"):
+        return None
+    columns = [_numbers(data, dtype, MOST_ELEMENTS) for data in local.values()]
+    result = _numbers(next(iter(reduced.values())), dtype, MOST_ELEMENTS)
+    worst = 0.0
+    for mean, got in zip((math.fsum(row) / ranks for row in zip(*columns, strict=True)), result, strict=True):
+        worst = max(worst, abs(mean - got))
+    return worst
