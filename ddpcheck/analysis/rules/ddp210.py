@@ -28,9 +28,7 @@ def _names(case: Case, module: ModuleKey) -> list[Finding]:
         return []
     usual, other = names[groups[0][0]], names[groups[1][0]]
     place = next(i for i, (a, b) in enumerate(zip_longest(usual, other)) if a != b)
-    at_place = {
-        ranks: repr(each) if (each := _at(names[ranks[0]], place)) else "not there" for ranks in groups
-    }
+    at_place = {ranks: (*names[ranks[0]][place:], "not there")[0] for ranks in groups}
     return [
         case.finding(
             "DDP210",
@@ -39,21 +37,17 @@ def _names(case: Case, module: ModuleKey) -> list[Finding]:
             f"{name_ranks(groups[1])}. DDP copies them by position.",
             module=module,
             stage=Stage.INIT_BEFORE.value,
-            parameter=_at(usual, place) or _at(other, place),
+            parameter=(usual[place:] or other[place:])[0],
             ranks=odd_ranks(groups),
             evidence={
                 "position": place,
-                "names": {name_ranks(ranks): _at(names[ranks[0]], place) for ranks in groups[:4]},
+                "names": {name_ranks(ranks): at_place[ranks] for ranks in groups[:4]},
             },
             cause="buffers mapped to different names",
             fix="Register buffers in the same order on every rank: iterate over lists or sorted names, never "
             "sets.",
         )
     ]
-
-
-def _at(names: list[str], place: int) -> str | None:
-    return names[place] if place < len(names) else None
 
 
 def _values(case: Case, module: ModuleKey) -> list[Finding]:
