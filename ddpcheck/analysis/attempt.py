@@ -127,7 +127,7 @@ class Attempt:
                 rank.as_wrapped.setdefault(key, record)
             case OptimizerRecord() if record.module in rank.modules:
                 rank.optimizers[record.optimizer, rank.modules[record.module]] = record
-            case HyperRecord():
+            case HyperRecord() if not self._past_hyper(record):
                 rank.add_hyper(record)
             case SkipRecord():
                 rank.skips += 1
@@ -172,6 +172,12 @@ class Attempt:
         self.agreement.impaired.add(number)
         if record.probe in _DIGESTING:
             self.agreement.end_rank(number)
+
+    def _past_hyper(self, record: HyperRecord) -> bool:
+        """Whether ranks were known to differ before this change: it must not push out those that tell how."""
+        roots = [found.moment for found in self.agreement.hyper.values()]
+        steps = [moment.step for moment in roots if moment.optimizer == record.optimizer]
+        return bool(steps) and record.step > max(steps)
 
     def joined(self, module: ModuleKey) -> bool:
         return any(module in rank.joined for rank in self.ranks.values())
