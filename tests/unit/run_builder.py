@@ -41,7 +41,7 @@ class RunBuilder:
         self.folder = folder
         self.world_size = world_size
         self.session = session
-        self.names: dict[str, tuple[str, ...]] = {}
+        self._paths: dict[int, Path] = {}
         self.description: dict[str, Any] = {
             "command": ["torchrun", "train.py"],
             "exit_code": 0,
@@ -226,10 +226,15 @@ class RunBuilder:
         (self.folder / "run.json").write_text(json.dumps(self.description))
         (self.folder / "node-node0.jsonl").write_text("".join(json.dumps(note) + "\n" for note in self.notes))
         for rank, records in self.records.items():
-            taken = len(list(self.folder.glob(f"rank-{rank:05d}*.jsonl")))
-            name = f"rank-{rank:05d}{f'.{taken}' if taken else ''}.jsonl"
-            (self.folder / name).write_bytes(b"".join(map(to_line, records)))
+            self._path(rank).write_bytes(b"".join(map(to_line, records)))
         return self.folder
+
+    def _path(self, rank: int) -> Path:
+        """The first free name, and the same one each time: another attempt is another builder."""
+        if rank not in self._paths:
+            taken = len(list(self.folder.glob(f"rank-{rank:05d}*.jsonl")))
+            self._paths[rank] = self.folder / f"rank-{rank:05d}{f'.{taken}' if taken else ''}.jsonl"
+        return self._paths[rank]
 
     def report(self) -> Report:
         return analyse_run(self.save())
