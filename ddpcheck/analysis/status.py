@@ -57,7 +57,9 @@ def _statuses(attempt: Attempt, notes: NodeNotes, over: bool) -> Mapping[int, Ra
         if rank.end is None and not any(fault.probe == "exit" for fault in rank.faults):
             silent[number] = notes.exits.get(_process(rank))
         elif rank.end is not None and rank.end.error:
-            by_user = rank.end.error.startswith("KeyboardInterrupt")
+            # Once the job was told to stop, ranks that lose their partners may raise whatever they like.
+            told = notes.stopped is not None and notes.stopped <= rank.end.time
+            by_user = told or rank.end.error.startswith("KeyboardInterrupt")
             statuses[number] = RankStatus.STOPPED if by_user else RankStatus.RAISED
             first_raise = min(first_raise, rank.end.time)
         else:
