@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from signal import SIGKILL, SIGTERM
 
 import pytest
 from run_builder import RunBuilder
@@ -31,8 +32,35 @@ def test_the_first_to_vanish_died_and_the_others_were_stopped(build: RunBuilder)
     assert statuses(build) == ["stopped", "died", "stopped"]
 
 
-def test_those_that_vanish_together_died_together(build: RunBuilder) -> None:
+def test_those_that_were_killed_together_died_together(build: RunBuilder) -> None:
+    build.exited(1, 100.0, SIGKILL).exited(0, 100.01, SIGKILL).exited(2, 130.0, SIGTERM)
+    assert statuses(build) == ["died", "died", "stopped"]
+
+
+def test_without_their_signals_only_the_order_tells(build: RunBuilder) -> None:
     build.exited(1, 100.0).exited(0, 100.01).exited(2, 130.0)
+    assert statuses(build) == ["stopped", "died", "stopped"]
+
+
+def test_a_killed_rank_may_take_longer_to_vanish_than_those_it_brought_down(build: RunBuilder) -> None:
+    build.exited(0, 100.0, SIGTERM).exited(2, 100.1, SIGTERM).exited(1, 100.5, SIGKILL)
+    assert statuses(build) == ["stopped", "died", "stopped"]
+
+
+def test_others_may_complain_of_a_killed_rank_before_it_has_vanished(build: RunBuilder) -> None:
+    build.end([0], time=99.0, reason="raised", error="RuntimeError: Connection closed by peer")
+    build.exited(1, 100.0, SIGKILL).exited(2, 100.2, SIGTERM)
+    assert statuses(build) == ["raised", "died", "stopped"]
+
+
+def test_a_rank_killed_long_after_an_error_is_a_consequence(build: RunBuilder) -> None:
+    build.end([0], time=90.0, reason="raised", error="ValueError: x")
+    build.exited(1, 100.0, SIGKILL).exited(2, 100.0, SIGKILL)
+    assert statuses(build) == ["raised", "stopped", "stopped"]
+
+
+def test_a_job_of_which_every_rank_was_asked_to_end_by_nobody_we_know(build: RunBuilder) -> None:
+    build.exited(0, 100.0, SIGTERM).exited(1, 100.01, SIGTERM).exited(2, 105.0, SIGTERM)
     assert statuses(build) == ["died", "died", "stopped"]
 
 
