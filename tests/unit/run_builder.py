@@ -214,11 +214,10 @@ class RunBuilder:
             self.say(rank, EndRecord(**{"reason": "exit", "time": time, **fields}))
         return self
 
-    def exited(self, rank: int, time: float) -> RunBuilder:
-        """The launcher saw the process go."""
-        self.notes.append(
-            {"kind": "rank_exit", "rank": rank, "pid": 100 + rank, "host": "node0", "time": time}
-        )
+    def exited(self, rank: int, time: float, signal: int | None = None) -> RunBuilder:
+        """The launcher saw the process go, and perhaps by which signal."""
+        note = {"kind": "rank_exit", "rank": rank, "pid": 100 + rank, "host": "node0", "time": time}
+        self.notes.append(note if signal is None else {**note, "signal": signal})
         return self
 
     def save(self) -> Path:
