@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ddpcheck.probes.data import DataProbe
 from ddpcheck.probes.optimizers import OptimizerProbe
 from ddpcheck.probes.parameters import ParameterProbe
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.structure import StructureProbe
 
 # Structure first: it renews the list of tensors that the others read.
-PROBES: tuple[type[Probe], ...] = (StructureProbe, OptimizerProbe, ParameterProbe)
+PROBES: tuple[type[Probe], ...] = (StructureProbe, OptimizerProbe, ParameterProbe, DataProbe)

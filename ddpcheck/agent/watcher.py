@@ -110,6 +110,12 @@ class Watcher:
         for module in watched.modules:
             module.steps = max(module.steps, watched.steps)
 
+    def drawn(self, iterator: Any, index: Any) -> None:
+        self.session.tell("drawn", iterator, index)
+
+    def exhausted(self, iterator: Any) -> None:
+        self.session.tell("exhausted", iterator)
+
     def scaler_before(self, scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         self._steps_before = self._steps_seen
         watched = self._watched(optimizer)

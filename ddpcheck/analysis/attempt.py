@@ -7,16 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpcheck.analysis.agreement import Agreement, ModuleKey
+from ddpcheck.analysis.data_seen import DataSeen
 from ddpcheck.records.schema import (
     LOOSE,
+    BatchRecord,
     CaptureRecord,
     CommHookRecord,
     DetailRecord,
     DigestRecord,
     EndRecord,
+    EpochRecord,
     FaultRecord,
     HyperRecord,
     JoinRecord,
+    LoaderRecord,
     ModuleRecord,
     OptimizerRecord,
     RankHeader,
@@ -86,6 +90,7 @@ class Attempt:
         self.session = session
         self.ranks: dict[int, Rank] = {}
         self.agreement = Agreement()
+        self.data = DataSeen()
         self.algorithm = ""
 
     @property
@@ -142,12 +147,19 @@ class Attempt:
                 rank.details.append((rank.modules[record.module], record))
             case CaptureRecord() if record.module in rank.modules:
                 rank.captures.append((rank.modules[record.module], record))
+            case BatchRecord() if record.module in rank.modules:
+                self.data.batch(header.rank, rank.modules[record.module], record)
+            case LoaderRecord():
+                self.data.loader(header.rank, record)
+            case EpochRecord() if record.module in rank.modules:
+                self.data.epoch(header.rank, rank.modules[record.module], record)
             case FaultRecord():
                 rank.faults.append(record)
                 self._fault(header.rank, record)
             case EndRecord():
                 rank.end = record
                 self.agreement.end_rank(header.rank)
+                self.data.end_rank(header.rank)
 
     def _meet(self, header: RankHeader) -> Rank:
         rank = self.ranks[header.rank] = Rank(header)

@@ -65,6 +65,7 @@ class Run:
             rank.bad_lines, rank.torn = file.bad, file.torn
         for attempt in self.attempts.values():
             attempt.agreement.end_all()
+            attempt.data.end_all()
         for path in sorted(self.path.glob("fault-*.jsonl")):
             self.strays += [record for record in RecordFile(path).read() if isinstance(record, FaultRecord)]
 
