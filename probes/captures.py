@@ -57,11 +57,3 @@ def _within(tensor: torch.Tensor, room: int) -> tuple[list[int], bytes]:
     if tensor.numel() <= most:
         return list(tensor.shape), tensor_bytes(tensor)
     return [most], tensor_bytes(tensor.flatten()[:most])
-
-
-def _name(moment: Moment) -> str:
-    """All that tells moments apart: a file must not be overwritten by that of another one."""
-    parts = [f"m{moment.watched.index}", moment.stage.value, moment.of.value, str(moment.step)]
-    if moment.optimizer is not None:
-        parts.append(f"o{moment.optimizer}")
-    return "-".join(parts)
