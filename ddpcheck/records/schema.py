@@ -203,6 +203,11 @@ class AppliedRecord:
     """The gradients an optimizer is about to apply, and the backwards they came from."""
 
     kind: ClassVar[str] = "applied"
+    # Compared across ranks like a digest, whose leaves are written only where ranks disagree.
+    stage: ClassVar[str] = Stage.APPLIED.value
+    of: ClassVar[str] = Of.GRADIENTS.value
+    leaves: ClassVar[str] = ""
+    width: ClassVar[int] = 8
     module: int
     optimizer: int
     step: int
@@ -250,11 +255,6 @@ class CaptureRecord:
     cut: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class FaultRecord:
-    """ddpcheck itself failed somewhere and switched that part off."""
-
-    kind: ClassVar[str] = "fault"
 @dataclass(frozen=True)
 class BatchRecord:
     """What a rank trained on in one forward: enough to compare ranks, nothing of the data itself."""
@@ -323,6 +323,11 @@ class EpochRecord:
     at: int | None = None
 
 
+@dataclass(frozen=True)
+class FaultRecord:
+    """ddpcheck itself failed somewhere and switched that part off."""
+
+    kind: ClassVar[str] = "fault"
     probe: str
     entry: str
     error: str
@@ -359,14 +364,14 @@ Record = (
     | AppliedRecord
     | DetailRecord
     | CaptureRecord
+    | BatchRecord
+    | LoaderRecord
+    | EpochRecord
     | FaultRecord
     | EndRecord
 )
 
 KINDS: dict[str, type[Record]] = {
-    | BatchRecord
-    | LoaderRecord
-    | EpochRecord
     cls.kind: cls
     for cls in (
         RankHeader,
@@ -382,14 +387,14 @@ KINDS: dict[str, type[Record]] = {
         AppliedRecord,
         DetailRecord,
         CaptureRecord,
+        BatchRecord,
+        LoaderRecord,
+        EpochRecord,
         FaultRecord,
         EndRecord,
     )
 }
 _FIELDS = {kind: [(f.name, f.default) for f in fields(cls)] for kind, cls in KINDS.items()}
-        BatchRecord,
-        LoaderRecord,
-        EpochRecord,
 
 
 def to_line(record: Record) -> bytes:
