@@ -43,7 +43,9 @@ def build_loader(rank: int, world_size: int) -> DataLoader[tuple[torch.Tensor, .
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--mistake", choices=MISTAKES, default="none")
     options = parser.parse_args()

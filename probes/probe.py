@@ -71,6 +71,12 @@ class Probe:
     def skipped(self, optimizer: WatchedOptimizer) -> None:
         """GradScaler left a step out."""
 
+    def drawn(self, iterator: Any, index: Any) -> None:
+        """A data loader's iterator has drawn the indices of its next batch."""
+
+    def exhausted(self, iterator: Any) -> None:
+        """A data loader's sampler has nothing more to give."""
+
     def ending(self) -> None:
         """The process group is going away or the process ends."""
 
@@ -87,5 +93,7 @@ MOMENTS = (
     "before_step",
     "after_step",
     "skipped",
+    "drawn",
+    "exhausted",
     "ending",
 )

@@ -14,6 +14,7 @@ from ddpcheck.analysis.result import (
     REPORT_SCHEMA,
     Attempt,
     Check,
+    DataEpoch,
     RankStatus,
     RankSummary,
     Report,
@@ -32,6 +33,7 @@ _TOP_LEVEL = (
     "findings",
     "attempts",
     "checks",
+    "data",
     "run",
 )
 
@@ -65,6 +67,7 @@ def _report(raw: Mapping[str, Any]) -> Report:
         findings=tuple(_finding(item) for item in raw["findings"]),
         attempts=tuple(_attempt(item) for item in raw["attempts"]),
         checks=tuple(Check(**_known(Check, item)) for item in raw["checks"]),
+        data=tuple(DataEpoch(**_known(DataEpoch, item)) for item in raw.get("data", ())),
         run=dict(raw["run"]),
         schema=raw["schema"],
     )
@@ -108,7 +111,7 @@ def _plain(value: Any) -> Any:
         return {_well_formed(str(key)): _plain(item) for key, item in value.items()}
     if isinstance(value, (Sequence, set, frozenset)):
         return [_plain(item) for item in value]
-    if isinstance(value, (Finding, Attempt, Check, RankSummary)):
+    if isinstance(value, (Finding, Attempt, Check, DataEpoch, RankSummary)):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     return _well_formed(str(value))
 

@@ -11,6 +11,7 @@ from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.result import Report, Verdict
 from ddpcheck.reports.ink import LABEL, QUIET, Ink, indented
 from ddpcheck.reports.rank_ranges import ranks_phrase
+from ddpcheck.reports.terminal_data import put_data
 from ddpcheck.reports.terminal_evidence import put_evidence
 from ddpcheck.reports.terminal_ranks import rank_table
 from ddpcheck.reports.verdict import counted, in_order, verdict_sentence
@@ -33,6 +34,7 @@ def render(report: Report, console: Console) -> None:
     ink.put(ink.text(verdict_sentence(report), _VERDICT_STYLES[report.verdict]))
     _findings(ink, report)
     _ranks(ink, report)
+    put_data(ink, report)
     _checks(ink, report)
     _next(ink, report)
 

@@ -99,6 +99,17 @@ class Agent:
         scaler = getattr(sys.modules.get("torch.amp.grad_scaler"), "GradScaler", None)
         if scaler is not None:
             self._observe(scaler, "step", before="scaler_before", after="scaler_after")
+        self._watch_loaders()
+
+    def _watch_loaders(self) -> None:
+        """Indices are drawn in the rank's own process, with workers too."""
+        from ddpcheck.agent.watched_loader import observed
+
+        loaders = sys.modules.get("torch.utils.data.dataloader")
+        iterators = getattr(loaders, "_BaseDataLoaderIter", None)
+        if iterators is not None:
+            drawn, exhausted = self._relay("drawn"), self._relay("exhausted")
+            self._patches.replace(iterators, "_next_index", lambda draw: observed(draw, drawn, exhausted))
 
     def _observe(self, owner: Any, name: str, before: str = "", after: str = "") -> None:
         def make(original: Any) -> Any:

@@ -123,6 +123,12 @@ class Watcher:
             if module.backward is not None:
                 module.backward.close_window()
 
+    def drawn(self, iterator: Any, index: Any) -> None:
+        self.session.tell("drawn", iterator, index)
+
+    def exhausted(self, iterator: Any) -> None:
+        self.session.tell("exhausted", iterator)
+
     def scaler_before(self, scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         self._steps_before = self._steps_seen
         watched = self._watched(optimizer)

@@ -8,6 +8,7 @@ from typing import Any
 from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.checks import checks_of
+from ddpcheck.analysis.data_table import data_table
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.restarts import made_good_by
 from ddpcheck.analysis.result import Attempt as AttemptSummary
@@ -69,6 +70,7 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
             if case.attempt.ranks
         ),
         checks=checks_of(last),
+        data=data_table(last),
         run=_about(run, description),
     )
 

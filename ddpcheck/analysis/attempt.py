@@ -7,19 +7,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpcheck.analysis.agreement import Agreement, ModuleKey
+from ddpcheck.analysis.data_seen import DataSeen
 from ddpcheck.analysis.gradient_ledger import GradientLedger
 from ddpcheck.records.schema import (
     LOOSE,
     AppliedRecord,
     BackwardRecord,
+    BatchRecord,
     CaptureRecord,
     CommHookRecord,
     DetailRecord,
     DigestRecord,
     EndRecord,
+    EpochRecord,
     FaultRecord,
     HyperRecord,
     JoinRecord,
+    LoaderRecord,
     ModuleRecord,
     OptimizerRecord,
     RankHeader,
@@ -101,6 +105,7 @@ class Attempt:
         self.gradients = GradientLedger()
         # Ranks from which no more gradients come.
         self._without_gradients: set[int] = set()
+        self.data = DataSeen()
         self.algorithm = ""
 
     @property
@@ -142,7 +147,7 @@ class Attempt:
                 rank.as_wrapped.setdefault(key, record)
             case OptimizerRecord() if record.module in rank.modules:
                 rank.optimizers[record.optimizer, rank.modules[record.module]] = record
-            case HyperRecord():
+            case HyperRecord() if not self._past_hyper(record):
                 rank.add_hyper(record)
             case SkipRecord():
                 rank.skips += 1
@@ -167,12 +172,19 @@ class Attempt:
                 rank.details.append((rank.modules[record.module], record))
             case CaptureRecord() if record.module in rank.modules:
                 rank.captures.append((rank.modules[record.module], record))
+            case BatchRecord() if record.module in rank.modules:
+                self.data.batch(header.rank, rank.modules[record.module], record)
+            case LoaderRecord():
+                self.data.loader(header.rank, record)
+            case EpochRecord() if record.module in rank.modules:
+                self.data.epoch(header.rank, rank.modules[record.module], record)
             case FaultRecord():
                 rank.faults.append(record)
                 self._fault(header.rank, record)
             case EndRecord():
                 rank.end = record
                 self.agreement.end_rank(header.rank)
+                self.data.end_rank(header.rank)
 
     def _meet(self, header: RankHeader) -> Rank:
         rank = self.ranks[header.rank] = Rank(header)
@@ -206,8 +218,15 @@ class Attempt:
     def end(self) -> None:
         """No more records come at all."""
         self.agreement.end_all()
+        self.data.end_all()
         latest = {key: record for rank in self.ranks.values() for key, record in rank.latest.items()}
         self.gradients.end(latest)
+
+    def _past_hyper(self, record: HyperRecord) -> bool:
+        """Whether ranks were known to differ before this change: it must not push out those that tell how."""
+        roots = [found.moment for found in self.agreement.hyper.values()]
+        steps = [moment.step for moment in roots if moment.optimizer == record.optimizer]
+        return bool(steps) and record.step > max(steps)
 
     def joined(self, module: ModuleKey) -> bool:
         return any(module in rank.joined for rank in self.ranks.values())

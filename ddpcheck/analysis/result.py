@@ -71,6 +71,28 @@ class Attempt:
 
 
 @dataclass(frozen=True)
+class DataEpoch:
+    """How one epoch's samples were dealt out to the ranks of a module."""
+
+    module: str
+    loader: int
+    epoch: int
+    step: int
+    samples: int
+    ranks: int
+    # Samples drawn, by rank; the first ranks only where there are very many.
+    per_rank: Mapping[str, int]
+    # Samples that several ranks drew, that none drew, and draws beyond one for each sample; null: not known.
+    overlap: int | None
+    missing: int | None
+    padding: int | None
+    # Whether every rank went through its share, and whether counts are exact or estimates.
+    complete: bool = True
+    exact: bool = True
+    sampler: str = ""
+
+
+@dataclass(frozen=True)
 class Report:
     """What report.json holds and every report renders."""
 
@@ -82,6 +104,8 @@ class Report:
     findings: tuple[Finding, ...]
     attempts: tuple[Attempt, ...]
     checks: tuple[Check, ...]
+    # The last attempt's, the first epochs of it.
+    data: tuple[DataEpoch, ...] = ()
     # path, name, id, started (ISO 8601), seconds, ddpcheck and torch versions, hosts
     run: Mapping[str, Any] = field(default_factory=dict)
     schema: int = REPORT_SCHEMA

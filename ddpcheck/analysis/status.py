@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from signal import SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
 
 from ddpcheck.analysis.attempt import Attempt, Rank
 from ddpcheck.analysis.result import RankStatus, RankSummary
@@ -10,6 +11,11 @@ from ddpcheck.analysis.run import NodeNotes
 
 # Signals to a whole job land within this time of each other.
 TOGETHER_SECONDS = 0.05
+VANISH_SECONDS = 2.0
+# What launchers end the other ranks with once one has died.
+_POLITE = (SIGTERM, SIGINT, SIGHUP)
+# What no rank brings upon itself because another one has gone, as it may SIGABRT.
+_HARD = (SIGKILL, SIGSEGV, SIGBUS, SIGILL, SIGFPE)
 
 
 def summaries(attempt: Attempt, number: int, notes: NodeNotes, over: bool) -> tuple[RankSummary, ...]:
@@ -49,34 +55,55 @@ def _statuses(attempt: Attempt, notes: NodeNotes, over: bool) -> Mapping[int, Ra
     first_raise = float("inf")
     for number, rank in attempt.ranks.items():
         if rank.end is None and not any(fault.probe == "exit" for fault in rank.faults):
-            silent[number] = notes.exits.get((rank.header.host, rank.header.pid))
+            silent[number] = notes.exits.get(_process(rank))
         elif rank.end is not None and rank.end.error:
-            by_user = rank.end.error.startswith("KeyboardInterrupt")
+            # Once the job was told to stop, ranks that lose their partners may raise whatever they like.
+            told = notes.stopped is not None and notes.stopped <= rank.end.time
+            by_user = told or rank.end.error.startswith("KeyboardInterrupt")
             statuses[number] = RankStatus.STOPPED if by_user else RankStatus.RAISED
             first_raise = min(first_raise, rank.end.time)
         else:
             statuses[number] = RankStatus.FINISHED
-    known = [when for when in silent.values() if when is not None]
-    first_death = min(known, default=float("inf"))
+    signals = {number: notes.signals.get(_process(attempt.ranks[number])) for number in silent}
+    suspects = _suspects(silent, signals)
+    first_death = min((when for n, when in silent.items() if n in suspects and when), default=float("inf"))
     for number, when in silent.items():
-        statuses[number] = _silent(when, first_death, first_raise, notes, over)
+        if when is None:
+            statuses[number] = _unseen(first_raise, notes, over)
+        elif number in suspects and _died(when, signals[number], first_death, first_raise, notes):
+            statuses[number] = RankStatus.DIED
+        else:
+            statuses[number] = RankStatus.STOPPED
     return statuses
 
 
-def _silent(
-    when: float | None, first_death: float, first_raise: float, notes: NodeNotes, over: bool
-) -> RankStatus:
-    """A rank without last words: the first of them died, those that followed were stopped because of it."""
-    if when is None:
-        return (
-            RankStatus.DIED
-            if over and notes.stopped is None and first_raise == float("inf")
-            else (RankStatus.STOPPED if over else RankStatus.RUNNING)
-        )
-    cause = min(first_raise, notes.stopped if notes.stopped is not None else float("inf"))
-    if cause <= when or when > first_death + TOGETHER_SECONDS:
-        return RankStatus.STOPPED
-    return RankStatus.DIED
+def _process(rank: Rank) -> tuple[str, int]:
+    return rank.header.host, rank.header.pid
+
+
+def _suspects(silent: Mapping[int, float | None], signals: Mapping[int, int | None]) -> set[int]:
+    """Ranks that vanished without having been asked to; where all were asked, all of them."""
+    gone = {number for number, when in silent.items() if when is not None}
+    return {number for number in gone if signals[number] not in _POLITE} or gone
+
+
+def _unseen(first_raise: float, notes: NodeNotes, over: bool) -> RankStatus:
+    """A rank without last words whose end nobody saw."""
+    if not over:
+        return RankStatus.RUNNING
+    excused = notes.stopped is not None or first_raise < float("inf")
+    return RankStatus.STOPPED if excused else RankStatus.DIED
+
+
+def _died(when: float, signal: int | None, first_death: float, first_raise: float, notes: NodeNotes) -> bool:
+    """Whether nothing else brought this rank down: the first died, others were stopped because of it."""
+    if notes.stopped is not None and notes.stopped <= when:
+        return False
+    # A killed process takes its time to vanish; others may complain of its closed connections before that.
+    if first_raise <= when - (VANISH_SECONDS if signal in _HARD else 0.0):
+        return False
+    # Without its signal only the order tells; with it, a whole job that was killed at once is told as such.
+    return when <= first_death + (TOGETHER_SECONDS if signal is not None else 0.0)
 
 
 def _row(attempt: Attempt, number: int, rank: int, status: RankStatus) -> RankSummary:

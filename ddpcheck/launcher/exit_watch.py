@@ -8,7 +8,7 @@ import select
 import threading
 import time
 
-from ddpcheck.launcher.process_table import read_process
+from ddpcheck.launcher.process_table import ending_signal, read_process
 
 _POLL_SECONDS = 0.05
 
@@ -21,6 +21,8 @@ class ExitWatch:
         self._lock = threading.Lock()
         self._known: set[tuple[int, int]] = set()
         self._exits: list[tuple[int, int, float]] = []
+        # By pid, where it could be seen before its parent took it away.
+        self.signals: dict[int, int] = {}
         self._by_descriptor: dict[int, tuple[int, int]] = {}
         self._polled: dict[tuple[int, int], int] = {}  # (rank, pid) -> start, where there is no pidfd
         self._poller = select.poll()
@@ -41,6 +43,7 @@ class ExitWatch:
             self._known.add((rank, pid))
             alive = self._watch(pid, rank, started)
             if not alive:
+                self._note_signal(pid)
                 self._exits.append((rank, pid, time.time()))
             elif self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="ddpcheck-exit-watch", daemon=True)
@@ -96,13 +99,21 @@ class ExitWatch:
                         os.read(descriptor, 64)
                     else:
                         self._poller.unregister(descriptor)
+                        rank, pid = self._by_descriptor.pop(descriptor)
+                        self._note_signal(pid, descriptor)
                         os.close(descriptor)
-                        self._exits.append((*self._by_descriptor.pop(descriptor), now))
+                        self._exits.append((rank, pid, now))
                 self._look_at_polled(now)
+
+    def _note_signal(self, pid: int, descriptor: int | None = None) -> None:
+        number = ending_signal(pid, descriptor)
+        if number is not None:
+            self.signals[pid] = number
 
     def _look_at_polled(self, now: float) -> None:
         for (rank, pid), started in list(self._polled.items()):
             process = read_process(pid)
             if process is None or process.is_gone or process.started != started:
                 del self._polled[(rank, pid)]
+                self._note_signal(pid)
                 self._exits.append((rank, pid, now))

@@ -40,4 +40,7 @@ class Follower:
 
     def _note_exits(self) -> None:
         for rank, pid, when in self._exits.poll():
-            self._node_log.write("rank_exit", rank=rank, pid=pid, host=self._node_log.host, time=when)
+            signal = self._exits.signals.pop(pid, None)
+            self._node_log.write(
+                "rank_exit", rank=rank, pid=pid, host=self._node_log.host, time=when, signal=signal
+            )

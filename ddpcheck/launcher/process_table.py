@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+# struct pidfd_info of linux/pidfd.h: a mask, identities that are of no interest here, and the wait status.
+_PIDFD_INFO = struct.Struct("=Q52xi")
+_PIDFD_INFO_EXIT = 1 << 3
+_PIDFD_GET_INFO = 0xC040FF0B
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,38 @@ def read_process(pid: int) -> Process | None:
         return Process(pid, int(fields[1]), fields[0], int(fields[19]), name)
     except (OSError, ValueError, IndexError):
         return None
+
+
+def ending_signal(pid: int, descriptor: int | None = None) -> int | None:
+    """Which signal ended a process, 0 where none did; None where it is not over or nobody can tell any more.
+
+    Its parent may have waited for it already: then only a descriptor opened before that still knows, and only
+    on a young kernel.
+    """
+    status = _zombie_status(pid)
+    if status is None and descriptor is not None:
+        status = _reaped_status(descriptor)
+    return None if status is None else status & 0x7F
+
+
+def _zombie_status(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return int(fields[49]) if fields[0] in (b"Z", b"X") else None
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _reaped_status(descriptor: int) -> int | None:
+    """By PIDFD_GET_INFO, which tells of the end of a process since Linux 6.15."""
+    answer = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, 0))
+    try:
+        fcntl.ioctl(descriptor, _PIDFD_GET_INFO, answer)
+    except OSError:
+        return None
+    mask, status = _PIDFD_INFO.unpack(answer)
+    return int(status) if mask & _PIDFD_INFO_EXIT else None
 
 
 def process_start(pid: int) -> int | None:

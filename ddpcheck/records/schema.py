@@ -260,6 +260,74 @@ class CaptureRecord:
 
 
 @dataclass(frozen=True)
+class BatchRecord:
+    """What a rank trained on in one forward: enough to compare ranks, nothing of the data itself."""
+
+    kind: ClassVar[str] = "batch"
+    forward: int
+    module: int = 0
+    # The optimizer step it belongs to; None: the same number as the forward's.
+    step: int | None = None
+    digest: str = ""
+    # How many different values the digest rests on; many, where it is not told.
+    variety: int = 64
+    rows: int = 0
+    # Labels that count in the loss, and tokens that are no padding, where the batch tells.
+    tokens: int = 0
+    attended: int = 0
+    # Digest of the random generators from which numbers were drawn between this forward and the step.
+    drew: str = ""
+
+
+@dataclass(frozen=True)
+class LoaderRecord:
+    """A data loader whose batches were trained on, and what its sampler says of itself."""
+
+    kind: ClassVar[str] = "loader"
+    loader: int
+    # Samples of the dataset; -1: not known.
+    length: int
+    sampler: str
+    # Only samples whose number this divides are in the maps of the epochs.
+    stride: int = 1
+    iterable: bool = False
+    shuffle: bool | None = None
+    replacement: bool = False
+    replicas: int | None = None
+    share: int | None = None
+    seed: int | None = None
+    # Digest of the dataset's own attributes: equal, where the dataset is. Empty: they tell too little.
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One pass over a loader: which samples this rank drew, and in what order."""
+
+    kind: ClassVar[str] = "epoch"
+    loader: int
+    epoch: int
+    drawn: int
+    module: int = 0
+    step: int = 0
+    batches: int = 0
+    largest: int = 0
+    # Batches that were handed out, and those of them that a training forward followed.
+    yielded: int = 0
+    fed: int = 0
+    # Whether the sampler was followed from its first draw to its end.
+    complete: bool = False
+    # Base64 of a compressed bitmap, one bit for each sample that the loader's stride divides.
+    map: str = ""
+    repeated: int = 0
+    order: str = ""
+    # Digest of the first indices only, for passes that are left early.
+    head: str = ""
+    # The sampler's own epoch, as `set_epoch` sets it.
+    at: int | None = None
+
+
+@dataclass(frozen=True)
 class FaultRecord:
     """ddpcheck itself failed somewhere and switched that part off."""
 
@@ -300,6 +368,9 @@ Record = (
     | AppliedRecord
     | DetailRecord
     | CaptureRecord
+    | BatchRecord
+    | LoaderRecord
+    | EpochRecord
     | FaultRecord
     | EndRecord
 )
@@ -320,6 +391,9 @@ KINDS: dict[str, type[Record]] = {
         AppliedRecord,
         DetailRecord,
         CaptureRecord,
+        BatchRecord,
+        LoaderRecord,
+        EpochRecord,
         FaultRecord,
         EndRecord,
     )

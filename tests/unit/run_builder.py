@@ -41,7 +41,7 @@ class RunBuilder:
         self.folder = folder
         self.world_size = world_size
         self.session = session
-        self.names: dict[str, tuple[str, ...]] = {}
+        self._paths: dict[int, Path] = {}
         self.description: dict[str, Any] = {
             "command": ["torchrun", "train.py"],
             "exit_code": 0,
@@ -214,11 +214,10 @@ class RunBuilder:
             self.say(rank, EndRecord(**{"reason": "exit", "time": time, **fields}))
         return self
 
-    def exited(self, rank: int, time: float) -> RunBuilder:
-        """The launcher saw the process go."""
-        self.notes.append(
-            {"kind": "rank_exit", "rank": rank, "pid": 100 + rank, "host": "node0", "time": time}
-        )
+    def exited(self, rank: int, time: float, signal: int | None = None) -> RunBuilder:
+        """The launcher saw the process go, and perhaps by which signal."""
+        note = {"kind": "rank_exit", "rank": rank, "pid": 100 + rank, "host": "node0", "time": time}
+        self.notes.append(note if signal is None else {**note, "signal": signal})
         return self
 
     def save(self) -> Path:
@@ -226,10 +225,15 @@ class RunBuilder:
         (self.folder / "run.json").write_text(json.dumps(self.description))
         (self.folder / "node-node0.jsonl").write_text("".join(json.dumps(note) + "\n" for note in self.notes))
         for rank, records in self.records.items():
-            taken = len(list(self.folder.glob(f"rank-{rank:05d}*.jsonl")))
-            name = f"rank-{rank:05d}{f'.{taken}' if taken else ''}.jsonl"
-            (self.folder / name).write_bytes(b"".join(map(to_line, records)))
+            self._path(rank).write_bytes(b"".join(map(to_line, records)))
         return self.folder
+
+    def _path(self, rank: int) -> Path:
+        """The first free name, and the same one each time: another attempt is another builder."""
+        if rank not in self._paths:
+            taken = len(list(self.folder.glob(f"rank-{rank:05d}*.jsonl")))
+            self._paths[rank] = self.folder / f"rank-{rank:05d}{f'.{taken}' if taken else ''}.jsonl"
+        return self._paths[rank]
 
     def report(self) -> Report:
         return analyse_run(self.save())

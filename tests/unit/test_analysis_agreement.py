@@ -186,15 +186,13 @@ def test_nothing_is_held_over_ten_thousand_steps() -> None:
     assert agreement.tally(FOUR, Stage.PARAMS, Of.PARAMETERS).compared == 10_000
 
 
-@pytest.mark.parametrize("missing", [3, 0])
-def test_a_rank_that_never_speaks_does_not_hold_up_the_others_for_good(missing: int) -> None:
+def test_a_rank_that_never_speaks_does_not_hold_up_the_others_for_good() -> None:
     """It may be on a node whose records are elsewhere: its neighbours must still be compared, as they run."""
     agreement = Agreement()
     most = 0
     for number in range(10_000):
-        for rank in range(4):
-            if rank != missing:
-                agreement.add(rank, FOUR, said("odd" if rank == 1 and number == 5000 else "same", number))
+        for rank in range(3):
+            agreement.add(rank, FOUR, said("odd" if rank == 1 and number == 5000 else "same", number))
         most = max(most, held(agreement))
     assert most < 5000
     assert first(agreement) is not None

@@ -7,7 +7,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddpcheck.records import reader
@@ -43,11 +43,13 @@ def test_parse_takes_any_bytes(data: bytes) -> None:
     parse(data)
 
 
+@settings(max_examples=50)
 @given(JSON)
 def test_parse_takes_any_json(value: object) -> None:
     assert parse(json.dumps(value).encode()) is None
 
 
+@settings(max_examples=50)
 @given(st.sampled_from(sorted(KINDS)), st.dictionaries(st.sampled_from(FIELDS), JSON))
 def test_parse_takes_any_fields_of_any_kind(kind: str, values: dict[str, object]) -> None:
     record = parse(json.dumps({**values, "kind": kind}).encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import MISSING, fields
+from typing import get_origin, get_type_hints
 
 import pytest
 
@@ -29,7 +30,8 @@ from ddpcheck.records.schema import (
     to_line,
 )
 
-SMALLEST: list[Record] = [
+END = EndRecord("exit", 9.25)
+LISTED: list[Record] = [
     RankHeader(0, 2, "node0", 7, 99, "a1", 1.5),
     ModuleRecord(0, "Net", [0, 1], 0, [["w", "float32", [2, 3], 1]], []),
     DigestRecord(0, "params", 3, "ab" * 16, "AAAA", 2),
@@ -42,8 +44,21 @@ SMALLEST: list[Record] = [
     DetailRecord(0, "params", 3, "parameters", None, "AAAA", 8, "AA=="),
     CaptureRecord(0, "params", 3, "parameters", 0, "captures/x.safetensors", [0]),
     FaultRecord("parameters", "after_step", "ValueError: no", "x.py:3"),
-    EndRecord("exit", 9.25),
+    END,
 ]
+
+
+def made_up(kind: type[Record]) -> Record:
+    """A record of a kind that is not listed above, with nothing but what it needs."""
+    values = {int: 3, float: 2.5, str: "x", bool: True}
+    hints = get_type_hints(kind)
+    needed = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+    return kind(
+        **{name: values.get(hints[name], (get_origin(hints[name]) or type(None))()) for name in needed}
+    )
+
+
+SMALLEST = LISTED + [made_up(kind) for kind in KINDS.values() if kind not in map(type, LISTED)]
 FULL: list[Record] = [
     RankHeader(
         3,
@@ -81,7 +96,8 @@ def test_a_record_comes_back_the_same(record: Record) -> None:
 
 
 def test_every_kind_is_tried_here() -> None:
-    assert [type(record) for record in SMALLEST] == list(KINDS.values())
+    assert {type(record) for record in SMALLEST} == set(KINDS.values())
+    assert len(SMALLEST) == len(KINDS)
 
 
 @pytest.mark.parametrize("record", SMALLEST, ids=lambda record: record.kind)
@@ -109,12 +125,12 @@ def test_a_missing_field_makes_it_no_record(record: Record) -> None:
 
 @pytest.mark.parametrize("kind", ["", "gradient_sketch", None, 3, ["rank"]])
 def test_an_unknown_kind_is_no_record(kind: object) -> None:
-    assert from_mapping({**json.loads(to_line(SMALLEST[0])), "kind": kind}) is None
+    assert from_mapping({**json.loads(to_line(LISTED[0])), "kind": kind}) is None
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, SCHEMA + 1, 1])
 def test_files_of_other_versions_are_read_as_far_as_they_are_understood(schema: int) -> None:
-    raw = {**json.loads(to_line(SMALLEST[0])), "schema": schema, "cluster": "x"}
+    raw = {**json.loads(to_line(LISTED[0])), "schema": schema, "cluster": "x"}
     header = parse(json.dumps(raw).encode())
     assert isinstance(header, RankHeader)
     assert header.schema == schema
@@ -123,21 +139,21 @@ def test_files_of_other_versions_are_read_as_far_as_they_are_understood(schema: 
 @pytest.mark.parametrize(
     ("record", "field", "wrong"),
     [
-        (SMALLEST[0], "rank", "0"),
-        (SMALLEST[0], "rank", True),
-        (SMALLEST[0], "rank", 1.0),
-        (SMALLEST[0], "local_rank", "0"),
-        (SMALLEST[0], "environment", {"A": 1}),
-        (SMALLEST[0], "argv", "train.py"),
-        (SMALLEST[1], "group", [0, "1"]),
-        (SMALLEST[1], "parameters", ["w"]),
-        (SMALLEST[1], "parameters", {"w": 1}),
-        (SMALLEST[2], "leaves", None),
-        (SMALLEST[2], "time", "now"),
-        (SMALLEST[2], "optimizer", [0]),
-        (SMALLEST[3], "groups", [0]),
-        (SMALLEST[4], "changed", []),
-        (SMALLEST[-1], "time", False),
+        (LISTED[0], "rank", "0"),
+        (LISTED[0], "rank", True),
+        (LISTED[0], "rank", 1.0),
+        (LISTED[0], "local_rank", "0"),
+        (LISTED[0], "environment", {"A": 1}),
+        (LISTED[0], "argv", "train.py"),
+        (LISTED[1], "group", [0, "1"]),
+        (LISTED[1], "parameters", ["w"]),
+        (LISTED[1], "parameters", {"w": 1}),
+        (LISTED[2], "leaves", None),
+        (LISTED[2], "time", "now"),
+        (LISTED[2], "optimizer", [0]),
+        (LISTED[3], "groups", [0]),
+        (LISTED[4], "changed", []),
+        (END, "time", False),
     ],
 )
 def test_a_field_of_the_wrong_type_makes_it_no_record(record: Record, field: str, wrong: object) -> None:
@@ -146,5 +162,5 @@ def test_a_field_of_the_wrong_type_makes_it_no_record(record: Record, field: str
 
 
 def test_a_whole_number_serves_as_a_time() -> None:
-    raw = {**json.loads(to_line(SMALLEST[-1])), "time": 9}
+    raw = {**json.loads(to_line(END)), "time": 9}
     assert parse(json.dumps(raw).encode()) == EndRecord("exit", 9)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 from ddpcheck.analysis.agreement import ModuleKey, groups_of, odd_ranks
 from ddpcheck.analysis.case import Case, name_ranks
 from ddpcheck.analysis.evidence import of_disagreement
@@ -17,28 +19,29 @@ def find(case: Case) -> list[Finding]:
 
 
 def _names(case: Case, module: ModuleKey) -> list[Finding]:
-    said = {
-        rank: "\n".join(row[0] for row in data.as_wrapped[module].buffers)
+    names = {
+        rank: [str(row[0]) for row in data.as_wrapped[module].buffers]
         for rank, data in case.attempt.of_module(module).items()
     }
-    groups = groups_of(said)
+    groups = [ranks for _, ranks in groups_of({rank: "\n".join(each) for rank, each in names.items()})]
     if len(groups) < 2:
         return []
-    usual, other = groups[0][0].split("\n"), groups[1][0].split("\n")
-    place = next((i for i, (a, b) in enumerate(zip(usual, other, strict=False)) if a != b), 0)
+    usual, other = names[groups[0][0]], names[groups[1][0]]
+    place = next(i for i, (a, b) in enumerate(zip_longest(usual, other)) if a != b)
+    at_place = {ranks: (*names[ranks[0]][place:], "not there")[0] for ranks in groups}
     return [
         case.finding(
             "DDP210",
-            f"Buffers stand in another order on {name_ranks(groups[1][1])}: number {place} is "
-            f"{usual[place]!r} on {name_ranks(groups[0][1])} and {other[place]!r} there. "
-            "DDP copies them by position.",
+            f"Buffers stand in another order on {name_ranks(groups[1])}: number {place} is "
+            f"{at_place[groups[0]]} on {name_ranks(groups[0])} and {at_place[groups[1]]} on "
+            f"{name_ranks(groups[1])}. DDP copies them by position.",
             module=module,
             stage=Stage.INIT_BEFORE.value,
-            parameter=usual[place],
-            ranks=odd_ranks([ranks for _, ranks in groups]),
+            parameter=(usual[place:] or other[place:])[0],
+            ranks=odd_ranks(groups),
             evidence={
                 "position": place,
-                "names": {name_ranks(r): text.split("\n")[place] for text, r in groups[:4]},
+                "names": {name_ranks(ranks): at_place[ranks] for ranks in groups[:4]},
             },
             cause="buffers mapped to different names",
             fix="Register buffers in the same order on every rank: iterate over lists or sorted names, never "

@@ -13,7 +13,8 @@ def find(case: Case) -> list[Finding]:
     rows = case.with_status(RankStatus.DIED, RankStatus.RAISED)
     if not rows:
         return []
-    rows.sort(key=lambda row: _ended(case, row))
+    # Who died first of all is told by its status; its end may have been seen after the others' complaints.
+    rows.sort(key=lambda row: (row.status is RankStatus.RAISED, _ended(case, row)))
     first = rows[0]
     # Ranks that left in another way lost their partner: their errors are consequences.
     alike = [row for row in rows if _how(row) == _how(first)]

@@ -1,0 +1,100 @@
+"""All that is known of an attempt's data: its batches, its loaders and how each epoch was dealt out."""
+
+from __future__ import annotations
+
+from ddpcheck.analysis.agreement import ModuleKey
+from ddpcheck.analysis.batches import Batches, ModuleBatches
+from ddpcheck.analysis.data_split import EpochSplit, Pass, split
+from ddpcheck.records.schema import BatchRecord, EpochRecord, LoaderRecord
+
+# Epochs that are kept with what each rank said; of later ones only those that repeat an order count.
+MOST_EPOCHS = 200
+MOST_PENDING = 256
+
+Place = tuple[ModuleKey, int, int]
+
+
+class Repeats:
+    """Which epochs of a loader came in the order of the epoch before."""
+
+    def __init__(self) -> None:
+        # By rank, the last pass; and by epoch, the ranks that repeated and those that could be compared.
+        self._last: dict[int, Pass] = {}
+        self.same: dict[int, set[int]] = {}
+        self.compared: dict[int, set[int]] = {}
+        self.example: Pass | None = None
+
+    def add(self, rank: int, now: Pass) -> None:
+        before, self._last[rank] = self._last.get(rank), now
+        if before is None or now.loader.iterable or not now.epoch.head or not before.epoch.head:
+            return
+        self.compared.setdefault(now.epoch.epoch, set()).add(rank)
+        both = now.epoch.complete and before.epoch.complete
+        same = now.epoch.order == before.epoch.order if both else now.epoch.head == before.epoch.head
+        if same:
+            self.same.setdefault(now.epoch.epoch, set()).add(rank)
+            self.example = self.example or now
+
+
+class DataSeen:
+    """Fed record by record."""
+
+    def __init__(self) -> None:
+        self.batches = Batches()
+        self.splits: dict[ModuleKey, list[EpochSplit]] = {}
+        self.repeats: dict[tuple[ModuleKey, int], Repeats] = {}
+        # Per rank, its loaders; and whether an IterableDataset fed a module.
+        self._loaders: dict[tuple[int, int], LoaderRecord] = {}
+        self.iterable: set[ModuleKey] = set()
+        self._pending: dict[Place, dict[int, Pass]] = {}
+        self._ended: set[int] = set()
+
+    def loader(self, rank: int, record: LoaderRecord) -> None:
+        self._loaders[rank, record.loader] = record
+
+    def batch(self, rank: int, module: ModuleKey, record: BatchRecord) -> None:
+        self.batches.add(rank, module, record)
+
+    def epoch(self, rank: int, module: ModuleKey, record: EpochRecord) -> None:
+        loader = self._loaders.get((rank, record.loader))
+        if loader is None:
+            return
+        now = Pass(loader, record)
+        if not now.trained:
+            return
+        if loader.iterable:
+            self.iterable.add(module)
+            return
+        self.repeats.setdefault((module, record.loader), Repeats()).add(rank, now)
+        place = (module, record.loader, record.epoch)
+        if len(self.splits.get(module, ())) >= MOST_EPOCHS:
+            return
+        self._pending.setdefault(place, {})[rank] = now
+        if self._complete(place):
+            self._finish(place)
+        elif len(self._pending) > MOST_PENDING:
+            self._finish(next(iter(self._pending)))
+
+    def of(self, module: ModuleKey) -> ModuleBatches:
+        return self.batches.modules.get(module, ModuleBatches())
+
+    def end_rank(self, rank: int) -> None:
+        self._ended.add(rank)
+        self.batches.end_rank(rank)
+        for place in [place for place in self._pending if self._complete(place)]:
+            self._finish(place)
+
+    def end_all(self) -> None:
+        self.batches.end_all()
+        for place in sorted(self._pending):
+            self._finish(place)
+
+    def _complete(self, place: Place) -> bool:
+        said = self._pending[place]
+        return all(rank in said or rank in self._ended for rank in place[0][0])
+
+    def _finish(self, place: Place) -> None:
+        passes = self._pending.pop(place)
+        # With a rank missing nothing can be said of shares, overlap or gaps.
+        if set(passes) == set(place[0][0]):
+            self.splits.setdefault(place[0], []).append(split(passes))

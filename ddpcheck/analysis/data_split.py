@@ -1,0 +1,122 @@
+"""How an epoch's samples were dealt out to the ranks: shares, overlap, what is missing, padding."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddpcheck.records.schema import EpochRecord, LoaderRecord
+
+# A map has one bit for each marked sample; nothing that unpacks to more was written by us.
+MOST_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one rank said of one epoch."""
+
+    loader: LoaderRecord
+    epoch: EpochRecord
+
+    @property
+    def trained(self) -> bool:
+        """Whether most of its batches were trained on: evaluation has a loader too."""
+        return self.epoch.fed > 0 and 2 * self.epoch.fed >= self.epoch.yielded
+
+
+@dataclass(frozen=True)
+class EpochSplit:
+    """One epoch of one loader over all ranks; counts are estimates where the dataset is very large."""
+
+    loader: int
+    epoch: int
+    module: int
+    step: int
+    samples: int
+    passes: Mapping[int, Pass]
+    exact: bool
+    complete: bool
+    # None: not known, or not to be told of an epoch that was left early.
+    overlap: int | None
+    missing: int | None
+    padding: int | None
+
+    @property
+    def per_rank(self) -> dict[int, int]:
+        return {rank: each.epoch.drawn for rank, each in sorted(self.passes.items())}
+
+    @property
+    def global_batch(self) -> int:
+        """The most that padding or leaving out the last batch can come to."""
+        return len(self.passes) * max(each.epoch.largest for each in self.passes.values())
+
+    def one(self, fact: str) -> Any:
+        """What all ranks' samplers say of themselves, if they say the same; else None."""
+        said = {getattr(each.loader, fact) for each in self.passes.values()}
+        return said.pop() if len(said) == 1 else None
+
+    def facts(self, fact: str) -> dict[str, Any]:
+        return {str(rank): getattr(each.loader, fact) for rank, each in sorted(self.passes.items())}
+
+    def same_data(self, group: int) -> bool:
+        """Whether the same number means the same sample on all ranks.
+
+        Ranks may each have a dataset of their own. They do not where their samplers deal one out to all of
+        them, nor where the datasets' attributes are equal.
+        """
+        return self.one("replicas") == group or bool(self.one("mark"))
+
+
+def split(passes: Mapping[int, Pass]) -> EpochSplit:
+    """Put together what the ranks said of one epoch."""
+    first = passes[min(passes)]
+    maps = {rank: unpack(each.epoch.map) for rank, each in passes.items()}
+    complete = all(each.epoch.complete for each in passes.values())
+    lengths = {each.loader.length for each in passes.values()}
+    known = len(lengths) == 1 and all(data is not None for data in maps.values())
+    overlap = missing = padding = None
+    stride = first.loader.stride
+    if known:
+        overlap, distinct = _overlap([data or 0 for data in maps.values()])
+        marked = -(-first.loader.length // stride)
+        if complete:
+            missing = (marked - distinct) * stride
+            padding = max(0, sum(each.epoch.drawn for each in passes.values()) - first.loader.length)
+        overlap *= stride
+    return EpochSplit(
+        loader=first.loader.loader,
+        epoch=first.epoch.epoch,
+        module=first.epoch.module,
+        step=first.epoch.step,
+        samples=max(lengths),
+        passes=passes,
+        exact=stride == 1,
+        complete=complete,
+        overlap=overlap,
+        missing=missing,
+        padding=padding,
+    )
+
+
+def _overlap(maps: list[int]) -> tuple[int, int]:
+    """How many samples several ranks drew, and how many any did."""
+    once = twice = 0
+    for bits in maps:
+        twice |= once & bits
+        once |= bits
+    return twice.bit_count(), once.bit_count()
+
+
+def unpack(text: str) -> int | None:
+    """The bitmap of a record as one number; None where there is none."""
+    if not text:
+        return None
+    try:
+        data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), MOST_BYTES)
+    except (binascii.Error, ValueError, zlib.error):
+        return None
+    return int.from_bytes(data, "little")

@@ -1,0 +1,179 @@
+"""Watches what each rank trains on: a fingerprint of every batch, samples drawn, random numbers used."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+
+import torch
+
+from ddpcheck.agent.watched_loader import MOST_EPOCHS, MOST_MAPS, Draws, Loaders, WatchedLoader
+from ddpcheck.probes.batch_fingerprint import NOTHING, Contents, Taken, take
+from ddpcheck.probes.probe import Probe, Scene
+from ddpcheck.probes.randomness import States, drawn_from, states
+from ddpcheck.records.schema import BatchRecord
+
+if TYPE_CHECKING:
+    from ddpcheck.agent.watched_module import WatchedModule
+    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+
+# What the loss leaves out, by the convention of torch and of transformers.
+IGNORED_LABEL = -100
+# transformers passes it to losses that are normalised over all ranks: no rank has a mean of its own then.
+SHARED_COUNT = "num_items_in_batch"
+# The dataset's attributes must hold at least this many different values to tell it from another one.
+TELLING = 16
+MOST_PENDING = 64
+
+
+class Pending(NamedTuple):
+    """A batch whose record is not complete: its fingerprint is on its way, or its step has not come."""
+
+    record: BatchRecord
+    taken: Taken | None
+    counted: tuple[str, ...]
+
+
+class DataProbe(Probe):
+    """Reads a bounded part of each batch; draws no random number and changes no order."""
+
+    name = "data"
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._loaders = Loaders(scene.world_size)
+        # The pass that was last drawn from, since the last training forward.
+        self._touched: Draws | None = None
+        self._open: Pending | None = None
+        self._before: tuple[int, States] | None = None
+        self._pending: deque[Pending] = deque()
+
+    def inputs(self, watched: WatchedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        ddp = watched.ddp()
+        # Gradients are often left on during evaluation, which may rightly see the same data on every rank.
+        if ddp is not None and not ddp.training:
+            return
+        self._feed(watched)
+        self._close()
+        self._before = (watched.index, states())
+        if watched.forwards % self.scene.config.every == 0:
+            self._open = _look(watched, args, kwargs)
+        self._settle()
+
+    def before_step(self, optimizer: WatchedOptimizer) -> None:
+        if self._before is None:
+            return
+        index, before = self._before
+        if any(watched.index == index for watched in optimizer.modules):
+            self._before = None
+            if self._open is not None:
+                drew = drawn_from(before, states())
+                self._open = self._open._replace(record=replace(self._open.record, drew=drew))
+
+    def after_step(self, optimizer: WatchedOptimizer) -> None:
+        self._close()
+        self._settle()
+        for loader in self._loaders.all:
+            if loader.open and loader.open[0].over:
+                self._write_passes(loader, keep=0)
+
+    def drawn(self, iterator: Any, index: Any) -> None:
+        begun = self._loaders.begun(iterator)
+        if begun is None:
+            return
+        draws, first = begun
+        if first:
+            self._write_passes(draws.loader, keep=1)
+            if draws.loader.described is None:
+                draws.loader.describe(iterator, "" if draws.loader.iterable else _mark(iterator))
+        draws.add(index)
+        self._touched = draws
+
+    def exhausted(self, iterator: Any) -> None:
+        draws = self._loaders.draws(iterator)
+        if draws is not None:
+            draws.exhausted = True
+
+    def ending(self) -> None:
+        self._close()
+        self._settle(wait=True)
+        for loader in self._loaders.all:
+            self._write_passes(loader, keep=0)
+
+    def _feed(self, watched: WatchedModule) -> None:
+        """Whose batch is this? That of the loader last drawn from, unless it had come to its end."""
+        draws, self._touched = self._touched, None
+        if draws is None:
+            return
+        draws.see()
+        if not draws.over:
+            if not draws.fed:
+                draws.module, draws.step = watched.index, watched.steps
+            draws.fed += 1
+
+    def _close(self) -> None:
+        if self._open is not None:
+            self._pending.append(self._open)
+            self._open = None
+
+    def _settle(self, wait: bool = False) -> None:
+        """Write what has arrived. In the training loop nothing is waited for, and nothing piles up."""
+        while self._pending:
+            record, taken, counted = self._pending[0]
+            if taken is not None and not (wait or taken.ready()):
+                if len(self._pending) > MOST_PENDING:
+                    self._pending.popleft()
+                return
+            self._pending.popleft()
+            found = taken.fingerprint() if taken is not None else NOTHING
+            counts = dict(zip(counted, found.counts, strict=False))
+            if found.digest or record.drew:
+                self.scene.write(
+                    replace(
+                        record,
+                        digest=found.digest,
+                        variety=min(64, found.variety),
+                        tokens=counts.get("tokens", 0),
+                        attended=counts.get("attended", 0),
+                    )
+                )
+
+    def _write_passes(self, loader: WatchedLoader, keep: int) -> None:
+        """Write the passes over a loader that are over, all but the last `keep`."""
+        done = loader.open[: len(loader.open) - keep]
+        del loader.open[: len(done)]
+        for draws in done:
+            if not draws.fed or loader.written > MOST_EPOCHS:
+                continue
+            if not loader.written and loader.described is not None:
+                self.scene.write(loader.described)
+            self.scene.write(draws.record(with_map=loader.written < MOST_MAPS))
+            loader.written += 1
+
+
+def _look(watched: WatchedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending:
+    contents = Contents(args, kwargs)
+    counted: dict[str, tuple[torch.Tensor, int]] = {}
+    if SHARED_COUNT not in contents.named:
+        for name, count, unless in (("labels", "tokens", IGNORED_LABEL), ("attention_mask", "attended", 0)):
+            tensor = contents.named.get(name)
+            if _per_token(tensor):
+                counted[count] = (tensor, unless)
+    step = None if watched.steps == watched.forwards else watched.steps
+    record = BatchRecord(watched.forwards, watched.index, step, rows=contents.rows())
+    return Pending(record, take(contents, list(counted.values())), tuple(counted))
+
+
+def _per_token(labels: Any) -> TypeGuard[torch.Tensor]:
+    return isinstance(labels, torch.Tensor) and labels.dim() == 2 and not labels.is_floating_point()
+
+
+def _mark(iterator: Any) -> str:
+    dataset = getattr(iterator, "_dataset", None)
+    contents = Contents(dataset)
+    taken = take(contents)
+    if not taken.ready():
+        return ""
+    found = taken.fingerprint()
+    return found.digest if found.variety >= TELLING else ""

@@ -1,0 +1,99 @@
+"""Breaks ddpcheck from inside: one healthy job per guarded entry point, which raises on rank 1.
+
+    python chaos.py --out results.json
+
+Without ddpcheck in the process there is nothing to break, and the job runs once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import battery
+import torch
+import variants
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+WORLD_SIZE = 2
+BROKEN_RANK = 1
+
+
+@variants.variant()
+def everything(rank: int, world_size: int) -> list[Any]:
+    """One loop that comes by every moment a probe can be told of."""
+    ddp = DDP(variants.normed())
+    optimizer = variants.sgd(ddp)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    for number, batch in enumerate(variants.batches(rank, 5)):
+        optimizer.zero_grad()
+        loss = ddp(batch).square().mean() * (float("inf") if number == 2 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    if os.environ["BREAK"] == "exit.raised" and rank == BROKEN_RANK:
+        # Forked processes never come to the hook by themselves; it would call the next one, which prints.
+        try:
+            raise ValueError("not meant")
+        except ValueError:
+            sys.excepthook(*sys.exc_info())
+    return [ddp, optimizer, scaler.state_dict()]
+
+
+def rank_main(name: str, rank: int, world_size: int, box: Any) -> None:
+    if rank == BROKEN_RANK and "ddpcheck.agent.guard" in sys.modules:
+        _arm(os.environ["BREAK"])
+    battery.rank_main(name, rank, world_size, box)
+    if rank == BROKEN_RANK and "ddpcheck.agent.guard" in sys.modules and not os.environ["BREAK"]:
+        names = sorted(sys.modules["ddpcheck.agent.guard"].GUARD.entry_points)
+        Path(os.environ["NOTES"], "entries.json").write_text(json.dumps(names))
+
+
+def _arm(wanted: str) -> None:
+    """Break the entry point, or see to it that it comes into the world broken."""
+    guard = sys.modules["ddpcheck.agent.guard"].GUARD
+    protect = guard.protect
+
+    def boom(*args: Any, **kwargs: Any) -> None:
+        Path(os.environ["NOTES"], wanted).touch()
+        raise RuntimeError(f"{wanted} was made to fail")
+
+    def broken(probe: str, name: str, body: Any) -> Any:
+        protected = protect(probe, name, body)
+        if f"{probe}.{name}" == wanted:
+            guard.entry_points[wanted].body = boom
+        return protected
+
+    guard.protect = broken
+    if wanted in guard.entry_points:
+        guard.entry_points[wanted].body = boom
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    results = {}
+    with tempfile.TemporaryDirectory() as notes:
+        os.environ["NOTES"] = notes
+        os.environ["BREAK"] = ""
+        results[""] = battery.run_job("everything", WORLD_SIZE, rank_main)
+        listed = Path(notes, "entries.json")
+        for entry in json.loads(listed.read_text()) if listed.exists() else ():
+            os.environ["BREAK"] = entry
+            results[entry] = battery.run_job("everything", WORLD_SIZE, rank_main)
+            results[entry]["reached"] = Path(notes, entry).exists()
+    options.out.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

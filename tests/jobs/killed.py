@@ -1,0 +1,87 @@
+"""Jobs in which a rank is killed at a random moment: torch imported once, ranks forked.
+
+python killed.py --jobs 20 --out results.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # DDP's constructor would, once in every rank
+import torch.distributed as dist
+import variants
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+WORLD_SIZE = 3
+LONGEST_DELAY = 1.0
+
+
+def rank_main(rank: int, started: Any) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    # The errors of those that lost a peer would fill the screen.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    variants.make_group(rank, WORLD_SIZE)
+    started.send_bytes(b"x")
+    ddp = DDP(variants.normed())
+    optimizer = variants.sgd(ddp)
+    for batch in variants.batches(rank, 10_000):
+        optimizer.zero_grad()
+        ddp(batch).square().mean().backward()
+        optimizer.step()
+        time.sleep(0.002)
+    dist.destroy_process_group()
+
+
+def run_job(number: int) -> dict[str, Any]:
+    """Odd jobs stop the others at once, as launchers do; in even ones they come to grief by themselves."""
+    chance = random.Random(number)
+    victim, delay = chance.randrange(WORLD_SIZE), chance.uniform(0, LONGEST_DELAY)
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe(duplex=False) for _ in range(WORLD_SIZE)]
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["JOB_STORE"] = os.path.join(folder, "store")
+        ranks = [context.Process(target=rank_main, args=(r, pipes[r][1])) for r in range(WORLD_SIZE)]
+        for process in ranks:
+            process.start()
+        pipes[victim][0].recv_bytes()
+        time.sleep(delay)
+        os.kill(ranks[victim].pid or 0, signal.SIGKILL)
+        for process in ranks:
+            if number % 2 and process is not ranks[victim]:
+                process.terminate()
+        for process in ranks:
+            process.join(20)
+        late = [process.pid for process in ranks if process.is_alive()]
+        for process in ranks:
+            process.kill()
+            process.join()
+    return {"victim": victim, "delay": delay, "exits": [p.exitcode for p in ranks], "late": late}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--jobs", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    results = [run_job(number) for number in range(options.first, options.first + options.jobs)]
+    options.out.write_text(json.dumps(results, indent=1))
+    sys.exit(9)
+
+
+if __name__ == "__main__":
+    main()

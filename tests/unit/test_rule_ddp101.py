@@ -1,0 +1,52 @@
+"""DDP101: parameters or buffers differ after wrapping."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from run_builder import RunBuilder
+
+from ddpcheck.records.schema import Of, Stage
+
+
+@pytest.mark.parametrize(("world_size", "odd"), [(2, (0, 1)), (4, (1,))])
+def test_parameters_that_differ_after_wrapping(tmp_path: Path, world_size: int, odd: tuple[int, ...]) -> None:
+    build = RunBuilder(tmp_path, world_size).wrap(odd={1: ["head.weight"]}, options={"init_sync": False})
+    finding = build.train(2, odd={1: ["head.weight"]}).end().only("DDP101")
+    assert (finding.ranks, finding.parameter, finding.step) == (odd, "head.weight", None)
+    assert finding.stage == "init.after"
+    assert "init_sync=False" in finding.cause
+    assert "1 of 3 parameters" in finding.message
+
+
+def test_buffers_that_differ_after_wrapping(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 4).wrap(
+        buffers=["norm.mean", "norm.var"], odd_buffers={2: ["norm.var"]}, options={"broadcast_buffers": False}
+    )
+    finding = build.train(2).end().only("DDP101")
+    assert (finding.ranks, finding.parameter) == ((2,), "norm.var")
+    assert "broadcast_buffers=False" in finding.cause
+    assert "1 of 2 buffers" in finding.message
+
+
+def test_without_an_option_to_blame(tmp_path: Path) -> None:
+    finding = RunBuilder(tmp_path, 4).wrap(odd={0: ["body.bias"]}).end().only("DDP101")
+    assert finding.cause == "the broadcast at wrapping did not make the ranks equal"
+
+
+def test_equal_after_wrapping(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap(buffers=["norm.mean"], odd_before={1: ["body.bias"]}).train(2)
+    assert build.end().findings("DDP101") == []
+
+
+def test_differing_names_are_another_story(tmp_path: Path) -> None:
+    other = ["head.weight", "body.weight", "body.bias"]
+    build = RunBuilder(tmp_path, 2).wrap(names_on={1: other}, odd={1: ["body.bias"]}).end()
+    assert build.findings("DDP101") == []
+
+
+def test_buffers_that_differ_in_training_only_are_another_story(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap(buffers=["norm.mean"])
+    build.look(Stage.BUFFERS, 0, ["norm.mean"], of=Of.BUFFERS, odd={1: ["norm.mean"]})
+    assert build.end().findings("DDP101") == []

@@ -1,0 +1,57 @@
+"""DDP605: ddpcheck switched a part of itself off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from run_builder import RunBuilder
+
+from ddpcheck.records.schema import FaultRecord, to_line
+
+FAULT = FaultRecord("parameters", "after_step", "ValueError: no", "x.py:3")
+
+
+@pytest.mark.parametrize(("world_size", "ranks"), [(2, (0, 1)), (4, (0, 3))])
+def test_the_same_fault_on_several_ranks_is_one_finding(
+    tmp_path: Path, world_size: int, ranks: tuple[int, ...]
+) -> None:
+    build = RunBuilder(tmp_path, world_size).wrap()
+    for rank in ranks:
+        build.say(rank, FAULT)
+    (finding,) = build.end().findings()
+    assert (finding.code, finding.severity.value, finding.ranks) == ("DDP605", "note", ranks)
+    assert "parameters.after_step failed" in finding.message
+    assert "ValueError: no" in finding.message
+
+
+def test_different_faults_are_different_findings(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap()
+    build.say(0, FAULT)
+    build.say(0, FaultRecord("structure", "forward", "KeyError: 'x'", "y.py:1"))
+    assert len(build.end().findings("DDP605")) == 2
+
+
+def test_a_process_that_never_became_a_rank(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap().end()
+    build.save()
+    (tmp_path / "fault-77.jsonl").write_bytes(
+        to_line(FaultRecord("bootstrap", "install", "OSError: x", "", 77))
+    )
+    from ddpcheck.analysis.analyse import analyse_run
+
+    (finding,) = analyse_run(tmp_path).findings
+    assert (finding.code, finding.ranks) == ("DDP605", ())
+    assert "bootstrap.install" in finding.message
+
+
+def test_a_rank_that_could_not_write(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap().end()
+    build.notes.append({"kind": "trouble", "rank": 1, "text": "No space left on device (/x)"})
+    (finding,) = build.findings()
+    assert (finding.code, finding.ranks) == ("DDP605", (1,))
+    assert "No space left on device" in finding.message
+
+
+def test_no_fault(tmp_path: Path) -> None:
+    assert RunBuilder(tmp_path, 2).wrap().end().findings("DDP605") == []
