@@ -65,7 +65,9 @@ class Rank:
 
     @property
     def counts_steps(self) -> bool:
-        """Whether all of this rank's steps are in its records: not once ddpcheck gave up looking."""
+        """Whether all of this rank's steps are in its records: not once ddpcheck gave up looking or writing."""
+        if self.end is None or self.end.dropped:
+            return False
         return not any(fault.probe in _DIGESTING for fault in self.faults)
 
     def add_hyper(self, record: HyperRecord) -> None:

@@ -16,6 +16,7 @@ from ddpcheck.analysis.findings import Severity
 from ddpcheck.analysis.result import Report, Verdict
 from ddpcheck.analysis.run import Run, read_description
 from ddpcheck.config import Config
+from ddpcheck.errors import RunNotFound
 from ddpcheck.launcher.board_file import board_file
 from ddpcheck.launcher.environment import command_environment
 from ddpcheck.launcher.follower import Follower
@@ -83,6 +84,9 @@ def _judge(run: Run, folder: RunFolder, status: ExitStatus, options: RunOptions)
     """The report, and the exit status. Whatever goes wrong from here on is not the job's fault."""
     try:
         report = conclude(run, read_description(folder.path))
+    except RunNotFound:
+        sys.stderr.write(f"ddpcheck: the run folder {folder.path} is gone: there is nothing to report on\n")
+        return status.returncode
     except Exception as error:
         sys.stderr.write(
             f"ddpcheck: the records in {folder.path} could not be analysed ({type(error).__name__}: "
