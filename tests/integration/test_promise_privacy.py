@@ -118,7 +118,7 @@ def test_what_a_failing_rank_says_is_masked(ddpcheck: RunWatched, tmp_path: Path
     script.write_text(
         "import torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
-        "raise ConnectionError('cannot reach postgres://admin:databasemark@db/x with token=ghp_abcdefgtokenmark')\n"
+        "raise ConnectionError('no way to postgres://admin:databasemark@db/x, token=ghp_abcdefgtokenmark')\n"
     )
     done = ddpcheck("torchrun", "--nproc-per-node", "1", script)
     assert done.status == 1

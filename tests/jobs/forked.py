@@ -1,4 +1,4 @@
-"""A plain training loop whose ranks are forked by one parent, with trouble on request; prints its final weights."""
+"""A plain training loop with forked ranks and trouble on request; prints a digest of its final weights."""
 
 from __future__ import annotations
 
