@@ -115,11 +115,16 @@ def _fails(report: Report, fail_on: str) -> bool:
 def _write_report(report: Report, folder: Path) -> None:
     from ddpcheck.reports.json_report import to_json
 
+    # Under another name first: half a report.json would be worse for its readers than none.
+    path, temporary = folder / "report.json", folder / f".report.json.{os.getpid()}"
     try:
-        descriptor = os.open(folder / "report.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(to_json(report))
+        os.replace(temporary, path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         sys.stderr.write(f"ddpcheck: report.json could not be written: {error.strerror} ({folder})\n")
 
 
