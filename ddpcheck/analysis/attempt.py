@@ -65,7 +65,7 @@ class Rank:
 
     @property
     def counts_steps(self) -> bool:
-        """Whether all of this rank's steps are in its records: not once ddpcheck gave up looking or writing."""
+        """Whether all of this rank's steps are in its records: not once looking or writing was given up."""
         if self.end is None or self.end.dropped:
             return False
         return not any(fault.probe in _DIGESTING for fault in self.faults)
