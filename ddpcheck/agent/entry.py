@@ -166,11 +166,11 @@ class Agent:
 
         frames = traceback.extract_tb(trace)
         where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        self._error = (f"{kind.__name__}: {error}"[:500], where)
+        self._error = (_quoted(f"{kind.__name__}: {error}"), where)
 
     def _leaving(self, status: object = None) -> None:
         if status not in (None, 0) and not self._error[0]:
-            self._error = (f"exit status {status}"[:500], "")
+            self._error = (_quoted(f"exit status {status}"), "")
 
     def _close(self) -> None:
         if self._watcher is not None:
@@ -182,6 +182,13 @@ class Agent:
         if self._watcher is not None:
             self._watcher.session.abandon()
             self._watcher = None
+
+
+def _quoted(text: str) -> str:
+    """What the user's program said at its end, without the credentials that error messages like to quote."""
+    from ddpcheck.privacy import mask_text
+
+    return mask_text(text[:4000])[:500]
 
 
 def install() -> None:

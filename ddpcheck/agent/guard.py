@@ -7,6 +7,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ddpcheck.privacy import mask_text
+
 T = TypeVar("T")
 
 Reporter = Callable[[str, str, str, str], None]
@@ -63,7 +65,8 @@ class Guard:
         self.off.add(entry.probe)
         frames = traceback.extract_tb(error.__traceback__)
         where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        fault = (entry.probe, entry.name, f"{type(error).__name__}: {error}"[:500], where)
+        text = mask_text(f"{type(error).__name__}: {error}"[:4000])[:500]
+        fault = (entry.probe, entry.name, text, where)
         reporter = self._reporters[0] if self._reporters else self.last_resort
         if reporter is None:
             self._unreported.append(fault)

@@ -56,7 +56,7 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
         verdict=_verdict(findings, exit_code, bool(description.get("stopped")), _is_partial(cases)),
         world_size=last.world_size,
         steps=max((last.steps(rank) for rank in last.ranks), default=0),
-        command=tuple(map(str, description.get("command", ()))),
+        command=_command(description),
         exit_code=exit_code,
         findings=findings,
         attempts=tuple(
@@ -105,6 +105,11 @@ def _verdict(findings: tuple[Finding, ...], exit_code: int | None, stopped: bool
     if partial or any(finding.code == "DDP601" for finding in findings):
         return Verdict.INCOMPLETE
     return Verdict.OK
+
+
+def _command(description: dict[str, Any]) -> tuple[str, ...]:
+    command = description.get("command")
+    return tuple(map(str, command)) if isinstance(command, list) else ()
 
 
 def _about(run: Run, description: dict[str, Any]) -> dict[str, Any]:

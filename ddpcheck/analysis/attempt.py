@@ -73,7 +73,9 @@ class Rank:
 
     @property
     def counts_steps(self) -> bool:
-        """Whether all of this rank's steps are in its records: not once ddpcheck gave up looking."""
+        """Whether all of this rank's steps are in its records: not once looking or writing was given up."""
+        if self.end is None or self.end.dropped:
+            return False
         return not any(fault.probe in _DIGESTING for fault in self.faults)
 
     def hooks(self, module: ModuleKey) -> list[str]:

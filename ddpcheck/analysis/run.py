@@ -138,7 +138,7 @@ def read_notes(path: Path) -> NodeNotes:
         for line in file.read_bytes().splitlines():
             try:
                 raw = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(raw, dict):
                 _note(notes, raw)

@@ -54,7 +54,7 @@ def _statuses(attempt: Attempt, notes: NodeNotes, over: bool) -> Mapping[int, Ra
     silent: dict[int, float | None] = {}
     first_raise = float("inf")
     for number, rank in attempt.ranks.items():
-        if rank.end is None and not any(fault.probe == "exit" for fault in rank.faults):
+        if rank.end is None and not _was_muted(number, rank, notes):
             silent[number] = notes.exits.get(_process(rank))
         elif rank.end is not None and rank.end.error:
             # Once the job was told to stop, ranks that lose their partners may raise whatever they like.
@@ -75,6 +75,12 @@ def _statuses(attempt: Attempt, notes: NodeNotes, over: bool) -> Mapping[int, Ra
         else:
             statuses[number] = RankStatus.STOPPED
     return statuses
+
+
+def _was_muted(number: int, rank: Rank, notes: NodeNotes) -> bool:
+    """Whether it left in order but could not write so: a full disk, or a fault of our own at the exit."""
+    left = _process(rank) in notes.exits and notes.signals.get(_process(rank), 0) == 0
+    return (number in notes.troubles and left) or any(fault.probe == "exit" for fault in rank.faults)
 
 
 def _process(rank: Rank) -> tuple[str, int]:

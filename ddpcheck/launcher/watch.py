@@ -16,6 +16,7 @@ from ddpcheck.analysis.findings import Severity
 from ddpcheck.analysis.result import Report, Verdict
 from ddpcheck.analysis.run import Run, read_description
 from ddpcheck.config import Config
+from ddpcheck.errors import RunNotFound
 from ddpcheck.launcher.board_file import board_file
 from ddpcheck.launcher.environment import command_environment
 from ddpcheck.launcher.follower import Follower
@@ -85,6 +86,9 @@ def _judge(run: Run, folder: RunFolder, status: ExitStatus, options: RunOptions)
     """The report, and the exit status. Whatever goes wrong from here on is not the job's fault."""
     try:
         report = conclude(run, read_description(folder.path))
+    except RunNotFound:
+        sys.stderr.write(f"ddpcheck: the run folder {folder.path} is gone: there is nothing to report on\n")
+        return status.returncode
     except Exception as error:
         sys.stderr.write(
             f"ddpcheck: the records in {folder.path} could not be analysed ({type(error).__name__}: "
@@ -113,11 +117,16 @@ def _fails(report: Report, fail_on: str) -> bool:
 def _write_report(report: Report, folder: Path) -> None:
     from ddpcheck.reports.json_report import to_json
 
+    # Under another name first: half a report.json would be worse for its readers than none.
+    path, temporary = folder / "report.json", folder / f".report.json.{os.getpid()}"
     try:
-        descriptor = os.open(folder / "report.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(to_json(report))
+        os.replace(temporary, path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         sys.stderr.write(f"ddpcheck: report.json could not be written: {error.strerror} ({folder})\n")
 
 

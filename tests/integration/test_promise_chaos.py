@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from watched_job import JOBS, Run, RunWatched, Watched
+from conftest import JOBS, Run, RunWatched, Watched
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from watched_job import EXAMPLE, JOBS, Run, RunWatched, Watched
+from conftest import EXAMPLE, JOBS, Run, RunWatched, Watched
 
 pytestmark = pytest.mark.slow
 

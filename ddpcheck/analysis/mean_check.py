@@ -1,0 +1,129 @@
+"""Whether a reduced gradient is the mean of the ranks' own, told from sketches; see docs/gradients.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ddpcheck.probes.sketches.packing import Packed
+from ddpcheck.probes.sketches.weights import BLOCK, LARGEST_WEIGHT
+
+# How many standard deviations of a sum under random signs are allowed: beyond it lies a probability of 6e-13.
+_DEVIATIONS = 7.6
+# The same for signs that come again in every block, whatever the errors: 4e-13.
+_DEVIATIONS_AT_MOST = 32.0
+# Additions a term passes through in a sketch, more than any of torch's summations needs, each off by 2**-53.
+_SKETCH_DEPTH = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """What a float format does to a number: relative error, absolute error near zero, largest value."""
+
+    roundoff: float
+    underflow: float
+    largest: float
+
+
+# Where hardware may flush subnormal numbers, a whole smallest normal number can be lost.
+_FORMATS = {
+    # Norms lose what is so small, and overflow with what is so large, that its square is no float64.
+    "float64": _Format(2.0**-53, 1e-150, 1e150),
+    "float32": _Format(2.0**-24, 2.0**-126, 3.4028234663852886e38),
+    "bfloat16": _Format(2.0**-8, 2.0**-126, 3.3895313892515355e38),
+    "float16": _Format(2.0**-11, 2.0**-25, 65504.0),
+    "float8_e4m3fn": _Format(2.0**-4, 2.0**-10, 448.0),
+    "float8_e4m3fnuz": _Format(2.0**-4, 2.0**-11, 240.0),
+    "float8_e5m2": _Format(2.0**-3, 2.0**-17, 57344.0),
+    "float8_e5m2fnuz": _Format(2.0**-3, 2.0**-18, 57344.0),
+}
+_COMPLEX = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was measured against what rounding can explain. An infinite bound: nothing could be told."""
+
+    error: float
+    bound: float
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.bound
+
+    @property
+    def ratio(self) -> float:
+        """Above 1 where rounding is no excuse."""
+        if math.isinf(self.bound) or not self.error:
+            return 0.0
+        return self.error / self.bound if self.bound else math.inf
+
+
+NOTHING_TO_TELL = Outcome(0.0, math.inf)
+
+
+def can_check(dtype: str) -> bool:
+    return _COMPLEX.get(dtype, dtype) in _FORMATS
+
+
+def mean_check(local: Mapping[int, Packed], reduced: Packed, dtype: str, numel: int, divisor: int) -> Outcome:
+    """Compare the sum of the ranks' gradients over `divisor` with what the AllReduce returned.
+
+    `local` holds every rank that contributed; those that contributed zeros may be left out.
+    """
+    number = _FORMATS[_COMPLEX.get(dtype, dtype)]
+    reals = 2 * numel if dtype in _COMPLEX else numel
+    ranks = [packed for packed in local.values() if packed.norm]
+    if not reduced.known or not all(packed.known for packed in ranks):
+        return _nonfinite(ranks, reduced, number)
+    by_norm = _check_norm(ranks, reduced, number, reals, divisor)
+    by_value = _check_value(ranks, reduced, number, reals, divisor)
+    return by_value if by_norm.ok or by_value.ratio > by_norm.ratio else by_norm
+
+
+def _check_value(ranks: list[Packed], reduced: Packed, number: _Format, reals: int, divisor: int) -> Outcome:
+    mean = math.fsum(packed.value for packed in ranks) / divisor
+    stored = math.fsum(packed.error for packed in ranks) / divisor + reduced.error
+    norms = math.fsum(packed.norm for packed in ranks) / divisor + reduced.norm
+    summed = _SKETCH_DEPTH * 2.0**-53 * LARGEST_WEIGHT * math.sqrt(reals) * norms
+    rounding = _deviations(reals) * _rounding(ranks, reduced.norm, number, reals, divisor)
+    return Outcome(abs(reduced.value - mean), rounding + stored + summed)
+
+
+def _check_norm(ranks: list[Packed], reduced: Packed, number: _Format, reals: int, divisor: int) -> Outcome:
+    """A mean is never longer than its parts together. This sees what random signs may happen to hide."""
+    limit = math.fsum(packed.norm for packed in ranks) / divisor
+    return Outcome(reduced.norm_low, limit + _rounding(ranks, limit, number, reals, divisor))
+
+
+def _rounding(ranks: list[Packed], reduced_norm: float, number: _Format, reals: int, divisor: int) -> float:
+    """The largest norm that the rounding errors of a scaled sum can have, in whatever order it was added."""
+    norms = sorted((packed.norm / divisor for packed in ranks), reverse=True)
+    total = math.fsum(norms)
+    # Multiplying by a rounded 1/n makes two errors, a power of two none.
+    scaling = 0.0 if divisor & (divisor - 1) == 0 else 2 * total
+    # Every addition rounds its own result. The last result is the reduced gradient; the others are longest
+    # when the ranks come one after the other, largest first.
+    partial = math.fsum(math.fsum(norms[:count]) for count in range(2, len(norms)))
+    last = min(reduced_norm, total) if len(norms) > 1 else 0.0
+    growth = (1 + number.roundoff) ** (len(norms) + 1)
+    relative = number.roundoff * growth * (scaling + partial + last)
+    return relative + 2 * len(norms) * number.underflow * math.sqrt(reals)
+
+
+def _deviations(reals: int) -> float:
+    blocks = -(-reals // BLOCK)
+    if blocks <= 1:
+        return _DEVIATIONS
+    return LARGEST_WEIGHT * min(_DEVIATIONS * math.sqrt(blocks), _DEVIATIONS_AT_MOST)
+
+
+def _nonfinite(ranks: list[Packed], reduced: Packed, number: _Format) -> Outcome:
+    """NaN and infinity pass through an AllReduce, and come out of one only where a sum can overflow."""
+    if reduced.known:
+        went_in = any(packed.nonfinite for packed in ranks)
+        return Outcome(math.inf, 0.0) if went_in else NOTHING_TO_TELL
+    # A rank of unknown norm makes this sum infinite.
+    could_overflow = math.fsum(packed.norm for packed in ranks) >= number.largest / 2
+    return NOTHING_TO_TELL if could_overflow else Outcome(math.inf, 0.0)

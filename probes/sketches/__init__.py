@@ -1,0 +1,4 @@
+"""Sketches of gradients: a few bytes that are linear in the tensor, so that means can be checked without it.
+
+Nothing is imported here: `packing` and `weights` serve readers that have no torch.
+"""

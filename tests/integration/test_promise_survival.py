@@ -1,0 +1,221 @@
+"""Nothing lost: killed ranks, torn files, full disks and vanished folders still leave a readable report."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import BIN, JOBS, Run, RunWatched, Watched, run_to_end
+
+from ddpcheck.analysis.analyse import analyse_run
+
+pytestmark = pytest.mark.slow
+
+KILLED, FORKED = JOBS / "killed.py", JOBS / "forked.py"
+KILLS = 20
+
+
+def complaints(done: Watched) -> list[tuple[str, list[int]]]:
+    return [(f["code"], f["ranks"]) for f in done.report["findings"] if f["severity"] != "note"]
+
+
+def test_a_rank_killed_at_random_moments_is_named(ddpcheck: RunWatched, tmp_path: Path) -> None:
+    """Twenty jobs, each an attempt of its own; in half of them the others are stopped at once."""
+    out = tmp_path / "killed.json"
+    done = ddpcheck(sys.executable, KILLED, "--jobs", KILLS, "--out", out)
+    assert done.status == 9, str(done)
+    assert done.report["verdict"] == "failed"
+    assert "Traceback" not in done.stderr
+    jobs = json.loads(out.read_text())
+    assert [job["late"] for job in jobs] == [[]] * KILLS
+    wrong = [(job, found) for number, job in enumerate(jobs) if (found := _wrong(done, number, job))]
+    assert wrong == []
+    assert len(done.report["attempts"]) == KILLS
+
+
+def _wrong(done: Watched, number: int, job: dict[str, Any]) -> Any:
+    """What the report says of this job, where that is not that its victim died."""
+    said = [(f["code"], f["ranks"]) for f in done.report["findings"] if f["attempt"] == number]
+    rows = {row["rank"]: row["status"] for row in done.report["attempts"][number]["ranks"]}
+    # The others may have been stopped before they could open their files: that is said too, and is true.
+    missing = [rank for rank, status in rows.items() if status == "missing"]
+    wanted = [("DDP602", [job["victim"]])] + ([("DDP601", missing)] if missing else [])
+    return None if said == wanted and job["victim"] not in missing else (said, rows)
+
+
+TORCHRUN_JOB = """
+import os, signal, sys, threading, time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+if dist.get_rank() == int(sys.argv[1]):
+    threading.Timer(float(sys.argv[2]), os.kill, (os.getpid(), signal.SIGKILL)).start()
+ddp = DDP(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+while True:
+    optimizer.zero_grad()
+    ddp(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    time.sleep(0.005)
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rank_killed_under_torchrun_is_named(ddpcheck: RunWatched, tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    victim, delay = chance.randrange(2), chance.uniform(0.0, 3.0)
+    script = tmp_path / "job.py"
+    script.write_text(TORCHRUN_JOB)
+    done = ddpcheck("torchrun", "--nproc-per-node", "2", script, victim, delay)
+    assert done.status == 1, str(done)
+    assert done.report["verdict"] == "failed"
+    assert done.finding("DDP602")["ranks"] == [victim], str(done)
+    assert "/ddpcheck/" not in done.stderr.partition("Traceback")[2], str(done)
+    [attempt] = done.report["attempts"]
+    assert [row["status"] for row in attempt["ranks"]][victim] == "died"
+
+
+@pytest.fixture(scope="module")
+def healthy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of two ranks and twenty steps."""
+    folder = tmp_path_factory.mktemp("healthy") / "run"
+    watch = [BIN / "ddpcheck", "run", "--out", folder, "--", sys.executable, FORKED]
+    done = run_to_end(watch, folder.parent, {})
+    assert done.status == 0, str(done)
+    return folder
+
+
+@pytest.fixture
+def stored(healthy_run: Path, tmp_path: Path) -> Path:
+    """A copy of it to spoil."""
+    return Path(shutil.copytree(healthy_run, tmp_path / "stored"))
+
+
+def codes(folder: Path) -> list[str]:
+    return [finding.code for finding in analyse_run(folder).findings if finding.severity.value != "note"]
+
+
+def test_a_file_torn_anywhere_is_read_up_to_there(stored: Path) -> None:
+    """A rank killed while it writes: whatever the length, no exception and no false disagreement."""
+    path = stored / "rank-00001.jsonl"
+    whole = path.read_bytes()
+    assert codes(stored) == []
+    for size in sorted({*range(0, len(whole), 97), *range(len(whole) - 200, len(whole))}):
+        path.write_bytes(whole[:size])
+        found = codes(stored)
+        assert set(found) <= {"DDP601", "DDP602"}, (size, found)
+        assert len(found) == 1 or size == len(whole) - 1, (size, found)
+
+
+GARBAGE = [
+    b"\n",
+    b"\x00" * 300 + b"\n",
+    b"\xff\xfe\xfa\n",
+    b"null\n",
+    b"[]\n",
+    b"{}\n",
+    b'{"kind":"digest"}\n',
+    b'{"kind":"digest","module":{},"stage":1,"step":"x","root":[],"leaves":0,"width":"w"}\n',
+    b'{"kind":"digest","module":0,"stage":"params","step":1e999,"root":"","leaves":"","width":2}\n',
+    b'{"kind":"digest","module":99,"stage":"params","step":3,"root":"ab","leaves":"!!","width":0}\n',
+    b'{"kind":"module","module":0,"name":"x","group":["a"],"ordinal":0,"parameters":[[]],"buffers":[]}\n',
+    b'{"kind":"end"}\n',
+    b'{"kind":"from the future","what":1}\n',
+    b"[" * 100_000 + b"\n",
+    b'{"kind":"rank","rank":' + b"9" * 5000 + b"}\n",
+    b'{"kind":"digest","module":0,"sta',
+]
+
+
+def test_garbage_between_records_is_passed_over(stored: Path, tmp_path: Path) -> None:
+    before = analyse_run(stored)
+    for path in stored.glob("rank-*.jsonl"):
+        lines = path.read_bytes().splitlines(keepends=True)
+        spoiled = [
+            part for line, junk in zip(lines, GARBAGE * len(lines), strict=False) for part in (line, junk)
+        ]
+        # A torn line swallows the next one, so the last kind of junk only comes at the very end.
+        path.write_bytes(b"".join(part for part in spoiled if part != GARBAGE[-1]) + GARBAGE[-1])
+    for path in stored.glob("node-*.jsonl"):
+        path.write_bytes(b"".join(GARBAGE[:-1]) + path.read_bytes() + GARBAGE[-1])
+    (stored / "fault-1.jsonl").write_bytes(b"".join(GARBAGE))
+    after = analyse_run(stored)
+    assert [finding.code for finding in after.findings] == [finding.code for finding in before.findings]
+    assert (after.verdict, after.steps, after.world_size) == (before.verdict, before.steps, before.world_size)
+    done = run_to_end([BIN / "ddpcheck", "report", stored], tmp_path, {})
+    assert done.status in (0, 10)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xff", b'{"command": 3, "exit_code": "x"}'])
+def test_a_damaged_run_file_costs_only_what_it_held(stored: Path, tmp_path: Path, content: bytes) -> None:
+    (stored / "run.json").write_bytes(content)
+    done = run_to_end([BIN / "ddpcheck", "report", stored], tmp_path, {})
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "Replicas agree" in done.stdout, str(done)
+
+
+def test_a_missing_rank_file_is_told(stored: Path) -> None:
+    (stored / "rank-00001.jsonl").unlink()
+    report = analyse_run(stored)
+    assert report.verdict.value == "incomplete"
+    [finding] = [finding for finding in report.findings if finding.code == "DDP601"]
+    assert finding.ranks == (1,)
+
+
+STEPS = ("--steps", "400")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", str(folder)]
+    if os.getuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a file system cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_costs_records_only(ddpcheck: RunWatched, unwatched: Run, small_disk: Path) -> None:
+    alone = unwatched(sys.executable, FORKED, *STEPS)
+    done = ddpcheck(sys.executable, FORKED, *STEPS, out=small_disk)
+    assert (done.status, done.stdout) == (alone.status, alone.stdout) == (0, alone.stdout), str(done)
+    assert "Traceback" not in done.stderr
+    # There was no room for report.json either: what is missing was said on the terminal.
+    assert "DDP605" in done.stderr
+    assert "No space left on device" in done.stderr
+    assert "DDP602" not in done.stderr
+    report = analyse_run(small_disk)
+    assert 0 < report.steps < 400
+
+
+def test_a_limit_on_file_sizes_costs_records_only(ddpcheck: RunWatched, unwatched: Run) -> None:
+    """The ranks cannot write, the launcher can: report.json says which ranks fell silent."""
+    alone = unwatched(sys.executable, FORKED, *STEPS)
+    done = ddpcheck("bash", "-c", f"ulimit -f 40; exec {sys.executable} {FORKED} {' '.join(STEPS)}")
+    assert (done.status, done.stdout) == (0, alone.stdout), str(done)
+    assert "Traceback" not in done.stderr
+    assert complaints(done) == []
+    assert sorted(f["ranks"][0] for f in done.report["findings"] if f["code"] == "DDP605") == [0, 1]
+
+
+@pytest.mark.parametrize("meddle", ["remove", "replace"])
+def test_a_folder_that_vanishes_leaves_the_job_alone(
+    ddpcheck: RunWatched, unwatched: Run, meddle: str
+) -> None:
+    steps = ("--steps", "100", "--pause", "0.01")
+    alone = unwatched(sys.executable, FORKED, *steps)
+    done = ddpcheck(sys.executable, FORKED, *steps, "--meddle", meddle, "--meddle-at", "50")
+    assert (done.status, done.stdout) == (0, alone.stdout), str(done)
+    assert "Traceback" not in done.stderr
+    assert "is gone" in done.stderr
