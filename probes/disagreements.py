@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ddpcheck.probes.captures import write_capture
 from ddpcheck.probes.looks import Look, Recent
-from ddpcheck.records.schema import CaptureRecord, DetailRecord, Stage
+from ddpcheck.records.schema import CaptureRecord, DetailRecord, Of, Stage
 
 if TYPE_CHECKING:
     from ddpcheck.agent.board import Board, Entry
@@ -31,16 +32,17 @@ class Disagreements:
         self._theirs: Recent[dict[int, Entry]] = Recent(256)
         # The most that ever spoke of one moment: ranks on other nodes are not on this board.
         self._neighbours = 0
-        self._details = 0
-        self._captures = 0
+        # Parameters, buffers and gradients each have their own: one must not use up the others'.
+        self._details: Counter[Of] = Counter()
+        self._captures: Counter[Of] = Counter()
         # Modules whose next look is to be kept whole, since an earlier disagreement was seen too late.
-        self._due: set[int] = set()
+        self._due: set[tuple[int, Of]] = set()
         self._held = False
 
     def publish(self, look: Look) -> None:
         look.number = self._board.publish(look.key, look.root, look.leaves)
         self._mine.put(look.key, look)
-        if look.moment.watched.index in self._due:
+        if _whose(look) in self._due:
             self._capture(look, None)
         for entry in (self._theirs.get(look.key) or {}).values():
             self._check(look, entry)
@@ -74,7 +76,7 @@ class Disagreements:
         if look.current:
             self._capture(look, entry)
         else:
-            self._due.add(look.moment.watched.index)
+            self._due.add(_whose(look))
         if self._scene.config.fail_fast and look.moment.stage is not Stage.REWRITTEN:
             self._hold()
 
@@ -85,10 +87,10 @@ class Disagreements:
             time.sleep(HOLD_SECONDS)
 
     def _detail(self, look: Look) -> None:
-        if look.detailed or self._details >= MOST_DETAILS:
+        if look.detailed or self._details[look.moment.of] >= MOST_DETAILS:
             return
         look.detailed = True
-        self._details += 1
+        self._details[look.moment.of] += 1
         moment = look.moment
         self._scene.write(
             DetailRecord(
@@ -105,11 +107,11 @@ class Disagreements:
 
     def _capture(self, look: Look, entry: Entry | None) -> None:
         """Write the differing tensors to a file of their own, while they still are what the digests say."""
-        if look.captured or self._captures >= MOST_CAPTURES:
+        if look.captured or self._captures[look.moment.of] >= MOST_CAPTURES:
             return
         look.captured = True
-        self._captures += 1
-        self._due.discard(look.moment.watched.index)
+        self._captures[look.moment.of] += 1
+        self._due.discard(_whose(look))
         self._detail(look)
         moment = look.moment
         others = self._board.leaves_of(entry.slot, look.key) if entry is not None else None
@@ -130,6 +132,10 @@ class Disagreements:
                 cut=cut,
             )
         )
+
+
+def _whose(look: Look) -> tuple[int, Of]:
+    return look.moment.watched.index, look.moment.of
 
 
 def _text(data: bytes) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddpcheck.agent.backward import Window
 from ddpcheck.probes.digest import combine
 from ddpcheck.probes.gradient_files import GradientFiles
 from ddpcheck.probes.looks import Look, Moment
@@ -126,6 +125,9 @@ class GradientProbe(Probe):
         )
 
     def _write_applied(self, optimizer: WatchedOptimizer, watched: WatchedModule) -> None:
+        watch = watched.backward
+        if watch is None:
+            return
         owned = optimizer.owned(watched)
         gradients = _gradients(watched)
         places = [place for place in sorted(owned) if gradients[place] is not None]
@@ -133,8 +135,7 @@ class GradientProbe(Probe):
         chosen = [gradient for place in places if (gradient := gradients[place]) is not None]
         for place, leaf in zip(places, submit(chosen).result(), strict=True):
             leaves[place] = leaf
-        backward = self._backwards.get(watched.index)
-        window = watched.backward.window if watched.backward is not None else Window()
+        backward, window = self._backwards.get(watched.index), watch.window
         root = combine(leaves)
         moved = backward is None or not backward.marks or _marks(gradients) != backward.marks
         self.scene.write(

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpcheck.agent.watched_module import WatchedModule
 from ddpcheck.agent.watcher import Watcher
 from ddpcheck.config import Config
+from ddpcheck.probes.disagreements import Disagreements
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.roster import PROBES
 from ddpcheck.records.schema import DigestRecord, Record, Stage
@@ -30,8 +31,8 @@ class FakeScene:
         self.session = "0123456789abcdef"
         self.rank = rank
         self.world_size = 2
-        self.board = board
         self.records: list[Record] = []
+        self.disagreements = Disagreements(self, board) if board is not None else None
         self.probes: list[Probe] = []
 
     def write(self, record: Record) -> None:

@@ -28,12 +28,12 @@ def state(build: RunBuilder) -> None:
 # In the order in which they take precedence; each leaves its mark before step 3.
 CAUSES: list[tuple[str, str, Callable[[RunBuilder], None] | None]] = [
     ("DDP104", "replaced", unknown_to_reducer),
+    ("DDP207", "a step was left out or added", None),
     ("DDP208", "written between two steps", rewritten),
     ("DDP208", "no optimizer steps these parameters", None),
     ("DDP206", "hyperparameters differ: lr", None),
     ("DDP206", "parameters in another order or other groups", None),
     ("DDP206", "optimizer state differs before the step", state),
-    ("DDP207", "a step was left out or added", None),
     ("DDP201", "", None),
 ]
 
@@ -41,17 +41,17 @@ CAUSES: list[tuple[str, str, Callable[[RunBuilder], None] | None]] = [
 def with_causes(folder: Path, active: list[int]) -> RunBuilder:
     """A run that parts at step 3, with marks of all `active` causes."""
     build = RunBuilder(folder, 2).wrap()
-    groups = [[0, 2]] if 2 in active else [[0, 1, 2]]
-    build.optimizer(groups, on={1: [list(reversed(groups[0]))]} if 4 in active else None)
+    groups = [[0, 2]] if 3 in active else [[0, 1, 2]]
+    build.optimizer(groups, on={1: [list(reversed(groups[0]))]} if 5 in active else None)
     build.train(3)
     for number in active:
         mark = CAUSES[number][2]
         if mark is not None:
             mark(build)
-    if 3 in active:
+    if 4 in active:
         build.hyper(3, {0: {"0.lr": 0.1}, 1: {"0.lr": 0.2}})
-    hyper = {0: "x", 1: "y"} if 3 in active else None
-    forward = {1: 5} if 6 in active else None
+    hyper = {0: "x", 1: "y"} if 4 in active else None
+    forward = {1: 5} if 1 in active else None
     return build.step(3, odd=ODD, hyper=hyper, forward=forward).end()
 
 

@@ -16,7 +16,7 @@ from ddpcheck.agent.board import Board, make_board
 from ddpcheck.probes import disagreements
 from ddpcheck.probes.parameters import ParameterProbe
 from ddpcheck.records.leaves import unpack_leaves, unpack_samples
-from ddpcheck.records.schema import CaptureRecord, DetailRecord, Record
+from ddpcheck.records.schema import CaptureRecord, DetailRecord, Of, Record
 
 
 class BoardOfOneProcess(Board):
@@ -61,7 +61,9 @@ class Pair:
         return next(probe for probe in self.scenes[rank].probes if isinstance(probe, ParameterProbe))
 
     def kept(self, rank: int) -> list[Record]:
-        return [r for r in self.scenes[rank].records if isinstance(r, DetailRecord | CaptureRecord)]
+        """Of the parameters: gradients have a budget of their own."""
+        kept = [r for r in self.scenes[rank].records if isinstance(r, DetailRecord | CaptureRecord)]
+        return [record for record in kept if record.of != Of.GRADIENTS.value]
 
 
 @pytest.fixture
