@@ -14,8 +14,8 @@ from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, dense, direct_span,
 
 # Read in all, however large the batch is. Short windows over the whole of a tensor: the edges of an image are
 # black and the ends of a text are padding in every batch.
-BUDGET = 32 << 10
-WINDOW = 512
+BUDGET = 16 << 10
+WINDOW = 256
 MOST_PARTS = 64
 DEPTH = 6
 # Elements of a tensor that is not one span of memory, or lies on a device.

@@ -20,7 +20,7 @@ def states() -> States:
     """
     found = [_bytes(torch.default_generator)]
     cuda: Any = torch.cuda
-    if cuda.is_available() and cuda.is_initialized():
+    if cuda.is_initialized():
         # While a graph is being captured its generator cannot be read.
         with contextlib.suppress(RuntimeError):
             found.append(_bytes(cuda.default_generators[cuda.current_device()]))

@@ -7,8 +7,8 @@ from conftest import BIN, JOBS, RunWatched
 
 pytestmark = pytest.mark.slow
 
-# With the store that torchrun shares with its ranks, gloo sometimes connects to addresses of the attempt
-# before and hangs, with or without ddpcheck.
+# torchrun shares its store with the ranks and keeps it over restarts: gloo can then find addresses of the
+# attempt before, and is refused or hangs in init_process_group, without ddpcheck too.
 STABLE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 TORCHRUN = (BIN / "torchrun", "--nproc-per-node", "2")
 

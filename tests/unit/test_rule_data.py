@@ -1,0 +1,241 @@
+"""DDP301-306: what the rules make of records, on stored runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_builder import RunBuilder
+from test_analysis_data import packed
+
+from ddpcheck.analysis.findings import Finding
+from ddpcheck.records.schema import BatchRecord, EpochRecord, JoinRecord, LoaderRecord
+
+HEALTHY = {"shuffle": True, "replicas": 2, "seed": 0, "mark": "m"}
+
+
+class DataRun(RunBuilder):
+    """A sound job of two ranks and a few steps, to which data is added."""
+
+    def __init__(self, folder: Path, world_size: int = 2) -> None:
+        super().__init__(folder, world_size)
+        self.wrap().optimizer().train(4)
+
+    def forwards(self, rows: Sequence[Mapping[str, Sequence[Any]]]) -> DataRun:
+        """One row a forward; each field with one value a rank."""
+        for forward, row in enumerate(rows):
+            for rank in self.ranks:
+                self.say(rank, BatchRecord(forward, **{name: said[rank] for name, said in row.items()}))
+        return self
+
+    def loader(self, length: int = 40, number: int = 0, **fields: Sequence[Any] | Any) -> DataRun:
+        for rank in self.ranks:
+            own = {name: said[rank] if isinstance(said, list) else said for name, said in fields.items()}
+            facts = {**HEALTHY, "share": rank, "sampler": "DistributedSampler", **own}
+            self.say(rank, LoaderRecord(number, length, **facts))
+        return self
+
+    def epoch(self, epoch: int, dealt: Sequence[Sequence[int]], **fields: Any) -> DataRun:
+        for rank, samples in enumerate(dealt):
+            own = {name: said[rank] if isinstance(said, list) else said for name, said in fields.items()}
+            known = {
+                "largest": 4,
+                "fed": 5,
+                "yielded": 5,
+                "complete": True,
+                "at": epoch,
+                "map": packed(samples),
+            }
+            given = {**known, "order": f"{epoch}", "head": f"{epoch}", **own}
+            self.say(rank, EpochRecord(0, epoch, given.pop("drawn", len(samples)), **given))
+        return self
+
+    def one(self, code: str) -> Finding:
+        self.end()
+        return self.only(code)
+
+    def quiet(self) -> list[Finding]:
+        """Nothing above a note; the notes."""
+        self.end()
+        findings = list(self.report().findings)
+        assert [finding for finding in findings if finding.severity.value != "note"] == []
+        return findings
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> DataRun:
+    return DataRun(tmp_path / "run")
+
+
+EVEN, ODD = range(0, 40, 2), range(1, 40, 2)
+
+
+def test_the_same_batches(run: DataRun) -> None:
+    found = run.forwards([{"digest": (f"{n}", f"{n}")} for n in range(4)]).one("DDP301")
+    assert found.ranks == (0, 1)
+    assert found.step == 0
+    assert "in 4 of 4 forwards" in found.message
+
+
+@pytest.mark.parametrize(
+    ("facts", "cause"),
+    [
+        ({"share": 0}, "every rank's DistributedSampler takes itself for number 0 of 2"),
+        ({"share": None, "replicas": None, "sampler": "RandomSampler"}, "no sampler splits the data"),
+    ],
+)
+def test_the_same_samples_show_only_as_the_same_batches(run: DataRun, facts: Any, cause: str) -> None:
+    run.forwards([{"digest": (f"{n}", f"{n}")} for n in range(4)])
+    found = run.loader(**facts).epoch(0, (EVEN, EVEN)).one("DDP301")
+    assert cause in found.cause
+    assert found.evidence["data_split"][0]["overlap"] == 20
+
+
+def test_an_input_that_never_changes_is_a_note(run: DataRun) -> None:
+    [note] = run.forwards([{"digest": ("a", "a")}] * 4).quiet()
+    assert note.code == "DDP301"
+
+
+def test_a_sound_split_and_its_table(run: DataRun) -> None:
+    run.loader().epoch(0, (EVEN, ODD)).epoch(1, (EVEN, ODD)).epoch(2, ([*EVEN, 0], ODD))
+    assert run.quiet() == []
+    assert [(row.samples, dict(row.per_rank), row.overlap, row.missing) for row in run.report().data[:2]] == [
+        (40, {"0": 20, "1": 20}, 0, 0)
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("dealt", "told"),
+    [
+        ((EVEN, range(20)), "10 of 40 samples went to several ranks and 10 were left out"),
+        ((range(10), range(10, 20)), "20 were left out"),
+        ((range(30), range(30, 40)), "ranks drew between 10 and 30 samples"),
+    ],
+)
+def test_overlap_gaps_and_uneven_shares(run: DataRun, dealt: Any, told: str) -> None:
+    found = run.loader().epoch(0, dealt).one("DDP302")
+    assert told in found.message
+
+
+def test_other_seeds_are_the_cause(run: DataRun) -> None:
+    found = run.loader(seed=[1, 2]).epoch(0, (EVEN, range(20))).one("DDP302")
+    assert "seeds differ (rank 0: 1, rank 1: 2)" in found.cause
+
+
+@pytest.mark.parametrize(
+    ("facts", "dealt"),
+    [
+        # Padding of a sampler, evened batches, a last batch left out.
+        ({}, (EVEN, [*ODD[:-1], 0, 1])),
+        ({}, ([*EVEN, 0, 2, 4], [*ODD, 6, 8, 10])),
+        ({}, (EVEN[:18], ODD[:17])),
+        # With replacement everything may happen.
+        ({"replacement": True, "replicas": None}, (EVEN, range(20))),
+        # A part of the data, by a sampler of the user's own.
+        ({"replicas": None, "sampler": "Mine"}, (range(5), range(5, 10))),
+    ],
+)
+def test_what_samplers_do_on_purpose_is_no_finding(run: DataRun, facts: Any, dealt: Any) -> None:
+    assert run.loader(**facts).epoch(0, dealt).quiet() == []
+
+
+def test_datasets_of_their_own_give_a_note_at_most(run: DataRun) -> None:
+    run.loader(replicas=None, share=None, mark=["a", "b"], sampler="RandomSampler")
+    [note] = run.epoch(0, (range(40), range(40))).quiet()
+    assert note.code == "DDP302"
+
+
+def test_the_same_dataset_shuffled_by_each_rank_is_a_warning(run: DataRun) -> None:
+    run.loader(replicas=None, share=None, sampler="RandomSampler")
+    assert "no sampler splits" in run.epoch(0, (range(40), range(40))).one("DDP302").cause
+
+
+def test_an_epoch_left_early_is_judged_by_its_overlap(run: DataRun) -> None:
+    assert run.loader().epoch(0, (EVEN[:3], ODD[:3]), complete=False).quiet() == []
+
+
+def test_the_same_order_again(run: DataRun) -> None:
+    run.loader().epoch(0, (EVEN, ODD), order="x", at=0).epoch(1, (EVEN, ODD), order="x", at=0)
+    found = run.one("DDP303")
+    assert "set_epoch was not called" in found.cause
+
+
+@pytest.mark.parametrize(
+    ("facts", "again"),
+    [
+        ({"shuffle": False}, {"order": "x"}),
+        ({"shuffle": None}, {"order": "x"}),
+        ({}, {"order": "y"}),
+        ({}, {"order": ["x", "y"]}),
+        ({}, {"order": "x", "complete": False, "head": "other"}),
+        ({}, {"order": "x", "head": ""}),
+    ],
+)
+def test_orders_that_may_repeat_or_do_not(run: DataRun, facts: Any, again: Any) -> None:
+    run.loader(**facts).epoch(0, (EVEN, ODD), order="x").epoch(1, (EVEN, ODD), **again)
+    assert run.quiet() == []
+
+
+def test_an_uneven_last_batch(run: DataRun) -> None:
+    found = run.forwards([{"rows": (8, 8)}, {"rows": (8, 8)}, {"rows": (8, 2)}]).one("DDP305")
+    assert found.step == 2
+    assert found.ranks == (1,)
+    assert found.evidence["weights"] == {"0": 0.625, "1": 2.5}
+    assert "counted 4 times as much" in found.message
+
+
+def test_means_over_tokens(run: DataRun) -> None:
+    found = run.forwards([{"rows": (8, 8), "tokens": (100, 50 + n)} for n in range(3)]).one("DDP305")
+    assert found.evidence["counted"] == "labelled tokens"
+    assert found.evidence["counts"] == {"0": 100, "1": 50}
+
+
+@pytest.mark.parametrize(
+    ("rows", "notes"),
+    [
+        ([{"rows": (20, 19), "tokens": (100, 95)}] * 3, 0),
+        ([{"rows": (n + 1, 3 * n + 2)} for n in range(5)], 1),
+        ([{"rows": (8, 8), "attended": (40, 80)}] * 3, 1),
+        ([{"rows": (8, 8), "attended": (40, 80), "tokens": (9, 9)}] * 3, 0),
+        ([{"rows": (8, 0)}] * 3, 0),
+    ],
+)
+def test_counts_that_are_close_or_tell_nothing(run: DataRun, rows: Any, notes: int) -> None:
+    assert [finding.code for finding in run.forwards(rows).quiet()] == ["DDP305"] * notes
+
+
+def test_inside_join_counts_may_differ(run: DataRun) -> None:
+    for rank in run.ranks:
+        run.say(rank, JoinRecord(0, 0))
+    assert run.forwards([{"rows": (8, 2)}] * 3).quiet() == []
+
+
+def test_the_same_random_numbers(run: DataRun) -> None:
+    found = run.forwards([{"drew": ("a", "a")}, {"drew": ("b", "b")}]).one("DDP306")
+    assert found.ranks == (0, 1)
+    assert "2 of the 2 steps" in found.message
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"drew": ("a", "a")}],
+        [{"drew": ("a", "b")}] * 3,
+        [{"drew": ("a", "")}] * 3,
+        [{"drew": ("a", "a")}] * 2 + [{"drew": ("c", "d")}] * 5,
+    ],
+)
+def test_draws_that_are_equal_once_or_never(run: DataRun, rows: Any) -> None:
+    assert run.forwards(rows).quiet() == []
+
+
+def test_ranks_of_other_groups_may_do_the_same(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path / "run", 4)
+    run.wrap(group=[0, 1]).wrap(group=[2, 3])
+    for forward in range(4):
+        for rank in run.ranks:
+            run.say(rank, BatchRecord(forward, digest=f"{rank % 2} {forward}", drew=f"{rank % 2} {forward}"))
+    run.end()
+    assert [f for f in run.report().findings if f.severity.value != "note"] == []
