@@ -33,7 +33,9 @@ class CatDetector(nn.Module):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--alone", action="store_true", help="go around DDP: no gradient is averaged")
     options = parser.parse_args()
     dist.init_process_group("gloo")
@@ -47,7 +49,10 @@ def main() -> None:
     loss.backward()
     optimizer.step()
     if rank == 0 or options.alone:
-        print(f"rank {rank}: " + ", ".join(f"{n} {w:.2f}" for n, w in zip(WEIGHTS, model.cat.tolist(), strict=True)))
+        print(
+            f"rank {rank}: "
+            + ", ".join(f"{n} {w:.2f}" for n, w in zip(WEIGHTS, model.cat.tolist(), strict=True))
+        )
     dist.destroy_process_group()
 
 
