@@ -13,6 +13,19 @@ from ddpcheck.records.schema import EpochRecord, LoaderRecord
 
 # A map has one bit for each marked sample; nothing that unpacks to more was written by us.
 MOST_BYTES = 1 << 16
+# Samplers of torch, accelerate, transformers and Lightning that give every sample once.
+KNOWN = {
+    "BatchSampler",
+    "BatchSamplerShard",
+    "DistributedLengthGroupedSampler",
+    "DistributedSampler",
+    "DistributedSamplerWrapper",
+    "LengthGroupedSampler",
+    "RandomSampler",
+    "SeedableRandomSampler",
+    "SequentialSampler",
+    "SkipBatchSampler",
+}
 
 
 @dataclass(frozen=True)
@@ -59,6 +72,15 @@ class EpochSplit:
         said = {getattr(each.loader, fact) for each in self.passes.values()}
         return said.pop() if len(said) == 1 else None
 
+    def known_sampler(self) -> bool:
+        """Whether it is known of these samplers what they should do; others may repeat samples on purpose."""
+        return all(set(str(name).split(" of ")) <= KNOWN for name in self.facts("sampler").values())
+
+    def regular(self) -> bool:
+        """Whether all batches but the last are of one size; else they are made by length or the like."""
+        epochs = [each.epoch for each in self.passes.values()]
+        return all(epoch.drawn > (epoch.batches - 1) * epoch.largest for epoch in epochs)
+
     def facts(self, fact: str) -> dict[str, Any]:
         return {str(rank): getattr(each.loader, fact) for rank, each in sorted(self.passes.items())}
 
@@ -83,9 +105,8 @@ def split(passes: Mapping[int, Pass]) -> EpochSplit:
     if known:
         overlap, distinct = _overlap([data or 0 for data in maps.values()])
         marked = -(-first.loader.length // stride)
-        if complete:
-            missing = (marked - distinct) * stride
-            padding = max(0, sum(each.epoch.drawn for each in passes.values()) - first.loader.length)
+        missing = (marked - distinct) * stride if complete else None
+        padding = max(0, sum(each.epoch.drawn for each in passes.values()) - first.loader.length)
         overlap *= stride
     return EpochSplit(
         loader=first.loader.loader,

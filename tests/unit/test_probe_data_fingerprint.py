@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from ddpcheck.probes.batch_fingerprint import BUDGET, Contents, Fingerprint, take
+from ddpcheck.probes.batch_fingerprint import (
+    BUDGET,
+    Contents,
+    Fingerprint,
+    Taken,
+    _as_bytes,
+    _thinned,
+    take,
+)
+from ddpcheck.probes.digest.device_copy import copy_to_host
 
 Pair = namedtuple("Pair", "x y")
 
@@ -158,3 +167,20 @@ def test_nothing_is_changed() -> None:
         of(y[:, ::2], y)
     assert (y._version, y.grad_fn is not None) == (version, True)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def from_device(x: torch.Tensor, labels: torch.Tensor) -> Fingerprint:
+    """The way of a batch that lies on a device, with its copy already there."""
+    pieces = [_as_bytes(_thinned(x)), _as_bytes((labels != -100).sum())]
+    copy = copy_to_host(torch.cat(pieces).view(1, -1))
+    return Taken(b"", 0, [], [copy], [], counted=1).fingerprint()
+
+
+def test_samples_and_counts_come_back_from_a_device() -> None:
+    labels = torch.tensor([[1, -100], [2, 3]])
+    x = numbers(0, 100, 3, 64, 64)
+    first, again, other = (from_device(batch, labels) for batch in (x, x.clone(), x + 1))
+    assert first == again
+    assert first.digest != other.digest
+    assert first.counts == (3,)
+    assert _thinned(x).numel() <= 4096

@@ -152,6 +152,17 @@ def test_the_same_dataset_shuffled_by_each_rank_is_a_warning(run: DataRun) -> No
     assert "no sampler splits" in run.epoch(0, (range(40), range(40))).one("DDP302").cause
 
 
+@pytest.mark.parametrize("dealt", [(range(30), range(10, 40)), (range(30), range(30, 40))])
+def test_samplers_of_the_users_own_give_a_note_at_most(run: DataRun, dealt: Any) -> None:
+    """Repeated augmentation hands one sample to several ranks on purpose."""
+    [note] = run.loader(sampler="RepeatAugSampler").epoch(0, dealt).quiet()
+    assert note.code == "DDP302"
+
+
+def test_batches_made_by_length_may_be_uneven(run: DataRun) -> None:
+    assert run.loader().epoch(0, (range(30), range(30, 40)), batches=20).quiet() == []
+
+
 def test_an_epoch_left_early_is_judged_by_its_overlap(run: DataRun) -> None:
     assert run.loader().epoch(0, (EVEN[:3], ODD[:3]), complete=False).quiet() == []
 

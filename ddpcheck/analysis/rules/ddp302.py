@@ -25,12 +25,16 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
     if sameness(case.attempt.data.of(module)) is Sameness.DUPLICATED:
         return []
     wrong = [(split, problems) for split, problems in _judged(case, module) if problems]
-    solid = [(split, problems) for split, problems in wrong if split.same_data(len(module[0]))]
+    solid = [
+        (split, problems)
+        for split, problems in wrong
+        if split.same_data(len(module[0])) and split.known_sampler()
+    ]
     chosen = solid or wrong
     if not chosen:
         return []
     split, problems = chosen[0]
-    doubt = "" if solid else " Right, if every rank has a dataset of its own."
+    doubt = "" if solid else " Right, if ranks have datasets of their own, or the sampler is meant to."
     return [
         case.finding(
             "DDP302",
@@ -72,7 +76,7 @@ def problems_of(split: EpochSplit, whole_world: bool, joined: bool) -> list[str]
     dealt = bool(split.one("replicas")) and whole_world
     if split.missing is not None and split.missing > split.global_batch + error and (overlaps or dealt):
         problems.append(f"{about}{split.missing} were left out")
-    if split.complete and not joined and _uneven(split):
+    if split.complete and not joined and split.regular() and _uneven(split):
         shares = split.per_rank
         problems.append(f"ranks drew between {min(shares.values())} and {max(shares.values())} samples")
     return problems
