@@ -20,6 +20,8 @@ import torch
 import variants
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 WORLD_SIZE = 2
 BROKEN_RANK = 1
@@ -31,7 +33,9 @@ def everything(rank: int, world_size: int) -> list[Any]:
     ddp = DDP(variants.normed())
     optimizer = variants.sgd(ddp)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    for number, batch in enumerate(variants.batches(rank, 5)):
+    data = TensorDataset(torch.randn(60, variants.WIDTH, generator=torch.Generator().manual_seed(1)))
+    sampler: Any = DistributedSampler(data, world_size, rank)
+    for number, (batch,) in enumerate(DataLoader(data, batch_size=6, sampler=sampler)):
         optimizer.zero_grad()
         loss = ddp(batch).square().mean() * (float("inf") if number == 2 else 1.0)
         scaler.scale(loss).backward()
