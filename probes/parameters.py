@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # bytes miss a differing parameter once in 65,536; buffers are many and small, and mostly differ together.
 WIDTH = {Stage.INIT_BEFORE: 8, Stage.INIT_AFTER: 8, Stage.BUFFERS: 1}
 NARROW = 2
-LINGER_SECONDS = 0.5
+LINGER_SECONDS = 2.0
 
 
 class Pending(NamedTuple):

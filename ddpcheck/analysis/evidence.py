@@ -29,7 +29,8 @@ def tensor_rows(attempt: Attempt, found: Disagreement) -> list[Row]:
 def differing_places(attempt: Attempt, found: Disagreement) -> list[int]:
     """Which tensors differ, by their leaves: those of details where ranks wrote them, else the record's."""
     leaves = {rank: _leaves(attempt.ranks[rank], rank, found) for rank in found.sightings}
-    columns = list(leaves.values())
+    # Of gradients, only ranks that saw the disagreement themselves wrote leaves.
+    columns = [column for column in leaves.values() if column]
     if len({len(column) for column in columns}) != 1:
         return []
     return [place for place in range(len(columns[0])) if len({column[place] for column in columns}) > 1]

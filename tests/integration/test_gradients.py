@@ -57,8 +57,10 @@ def test_the_values_that_part_are_shown(faults: tuple[Watched, list[Any]]) -> No
     finding = next(f for f in done.report["findings"] if f["attempt"] == number)
     elements = finding["evidence"]["elements"]
     assert elements["step"] == 3
-    values = elements["values"][0]["by_rank"]
-    assert values["0"] == values["2"] != values["1"]
+    # A rank that saw the disagreement late has no values of that step to show; the odd one and another do.
+    values = dict(elements["values"][0]["by_rank"])
+    odd = values.pop("1")
+    assert len(set(values.values()) | {odd}) == 2
 
 
 @pytest.fixture(scope="module")

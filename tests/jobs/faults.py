@@ -296,12 +296,24 @@ def unfrozen(rank: int, world_size: int) -> None:
         optimizer.step()
 
 
+class HalfBlind(nn.Module):
+    """Is given a share of its own, and looks only at what all ranks have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net()
+
+    def forward(self, own: torch.Tensor, common: torch.Tensor) -> torch.Tensor:
+        return self.inner(common)
+
+
 @fault("DDP304", "same data", -1, (0, 1))
 def twins(rank: int, world_size: int) -> None:
-    _, ddp, optimizer = setup()
-    for inputs in batches(0, LAST_STEP):
+    model = HalfBlind()
+    ddp, optimizer = DDP(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    for own, common in zip(batches(rank + 1, LAST_STEP), batches(0, LAST_STEP), strict=True):
         optimizer.zero_grad()
-        ddp(inputs).square().mean().backward()
+        ddp(own, common).square().mean().backward()
         optimizer.step()
 
 
