@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import IO
 
 JOB = Path(__file__).with_name("step_job.py")
 RANKS = 2
@@ -44,9 +45,11 @@ class Job:
             ]
         self.process = subprocess.Popen(command)
         self.open_pipes = contextlib.ExitStack()
-        enter = self.open_pipes.enter_context
-        self.orders = [enter(open(f"{self.pipes}.in.{rank}", "w")) for rank in range(RANKS)]
-        self.answers = [enter(open(f"{self.pipes}.out.{rank}")) for rank in range(RANKS)]
+        self.orders = [self._open(f"{self.pipes}.in.{rank}", "w") for rank in range(RANKS)]
+        self.answers = [self._open(f"{self.pipes}.out.{rank}", "r") for rank in range(RANKS)]
+
+    def _open(self, path: str, mode: str) -> IO[str]:
+        return self.open_pipes.enter_context(open(path, mode))
 
     def train(self, steps: int) -> float:
         """Seconds for a block of steps on the slower rank."""

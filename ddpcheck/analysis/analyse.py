@@ -13,7 +13,8 @@ from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.restarts import made_good_by
 from ddpcheck.analysis.result import Attempt as AttemptSummary
 from ddpcheck.analysis.result import RankStatus, RankSummary, Report, Verdict
-from ddpcheck.analysis.rules.roster import RULES
+from ddpcheck.analysis.rules.ddp605 import failed_rule
+from ddpcheck.analysis.rules.roster import RULES, Rule
 from ddpcheck.analysis.run import Run, read_description, read_notes
 from ddpcheck.analysis.status import summaries
 from ddpcheck.records.schema import FaultRecord
@@ -50,7 +51,7 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
         )
         for number, attempt in enumerate(attempts)
     ]
-    findings = tuple(_ordered([finding for case in cases for rule in RULES for finding in rule(case)]))
+    findings = tuple(_ordered([f for case in cases for rule in RULES for f in _findings(rule, case)]))
     last = attempts[-1]
     return Report(
         verdict=_verdict(findings, exit_code, bool(description.get("stopped")), _is_partial(cases)),
@@ -73,6 +74,14 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
         data=data_table(last),
         run=_about(run, description),
     )
+
+
+def _findings(rule: Rule, case: Case) -> list[Finding]:
+    """A rule that fails costs its own findings, never the report."""
+    try:
+        return rule(case)
+    except Exception as error:
+        return [failed_rule(case, rule.__module__.rpartition(".")[2].upper(), error)]
 
 
 def _ordered(findings: list[Finding]) -> list[Finding]:

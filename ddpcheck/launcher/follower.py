@@ -17,14 +17,24 @@ class Follower:
         self._fail_fast = fail_fast
         self._exits = ExitWatch()
         self._known: set[tuple[str, int]] = set()
+        self.stumbled = False
 
     def tick(self) -> StopRequest | None:
-        if self._run.poll():
-            self._meet_new_ranks()
+        if not self.stumbled:
+            self._follow()
         self._note_exits()
         if self._fail_fast and any(attempt.parted() for attempt in self._run.attempts.values()):
             return StopRequest("ranks disagree and --fail-fast was given")
         return None
+
+    def _follow(self) -> None:
+        try:
+            if self._run.poll():
+                self._meet_new_ranks()
+        except Exception:
+            # The supervisor writes it down; from here on only exits are noted.
+            self.stumbled = True
+            raise
 
     def close(self) -> None:
         self._note_exits()

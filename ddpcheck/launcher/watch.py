@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from ddpcheck.cli.run_options import RunOptions
 
 FOUND_SOMETHING = 10
+NOT_JUDGED = 1
 TICK_SECONDS = 0.1
 
 
 def run_watched(command: Sequence[str], options: RunOptions) -> int:
     """Run the command under watch and return the exit status of `ddpcheck run`."""
     folder = make_run_folder(command, out=options.out, name=options.name or "")
-    run = Run(folder.path)
     with board_file() as board:
         config = Config(
             run_dir=str(folder.path),
@@ -48,14 +48,16 @@ def run_watched(command: Sequence[str], options: RunOptions) -> int:
             board=str(board) if board is not None else "",
         )
         folder = begin_run(folder, command, config)
-        status, seconds = _watch(command, config, run, folder)
+        run, status, seconds = _watch(command, config, folder)
         if board is not None:
             _note_troubles(board, folder.path)
     finish_run(folder, status.returncode, seconds, stopped=status.stop_reason)
     return _judge(run, folder, status, options)
 
 
-def _watch(command: Sequence[str], config: Config, run: Run, folder: RunFolder) -> tuple[ExitStatus, float]:
+def _watch(command: Sequence[str], config: Config, folder: RunFolder) -> tuple[Run, ExitStatus, float]:
+    """Run the command to its end; the run comes back read as far as the follower came."""
+    run = Run(folder.path)
     node_log = NodeLog(folder.path)
     follower = Follower(run, node_log, config.fail_fast)
     started = time.monotonic()
@@ -70,7 +72,8 @@ def _watch(command: Sequence[str], config: Config, run: Run, folder: RunFolder) 
     finally:
         follower.close()
         node_log.close()
-    return status, time.monotonic() - started
+    # A follower that stumbled has lost its place in the files: read them once more from the beginning.
+    return Run(folder.path) if follower.stumbled else run, status, time.monotonic() - started
 
 
 def _note_troubles(board: Path, folder: Path) -> None:
@@ -88,13 +91,14 @@ def _judge(run: Run, folder: RunFolder, status: ExitStatus, options: RunOptions)
         report = conclude(run, read_description(folder.path))
     except RunNotFound:
         sys.stderr.write(f"ddpcheck: the run folder {folder.path} is gone: there is nothing to report on\n")
-        return status.returncode
+        return status.returncode or NOT_JUDGED
     except Exception as error:
         sys.stderr.write(
             f"ddpcheck: the records in {folder.path} could not be analysed ({type(error).__name__}: "
             f"{error}); they are kept, and `ddpcheck report {folder.path}` tries again\n"
         )
-        return status.returncode
+        # Not 0: a job that could not be judged must not pass for one that was found sound.
+        return status.returncode or NOT_JUDGED
     _write_report(report, folder.path)
     if not options.quiet or report.verdict is not Verdict.OK:
         _show(report)

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from run_builder import RunBuilder
 
+from ddpcheck.analysis import analyse
 from ddpcheck.analysis.analyse import analyse_run
+from ddpcheck.analysis.findings import Finding
 from ddpcheck.analysis.result import Report
 from ddpcheck.errors import RunNotFound, RunUnreadable
 from ddpcheck.launcher.watch import _fails
@@ -182,3 +184,17 @@ def test_damage_is_counted_and_the_rest_is_judged(tmp_path: Path) -> None:
     assert report.run["unreadable_lines"] == 2
     assert report.run["files_without_header"] == 1
     assert [finding.code for finding in report.findings] == ["DDP201"]
+
+
+def test_a_rule_that_fails_costs_its_own_findings_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(case: object) -> list[Finding]:
+        raise KeyError("no such thing")
+
+    failing.__module__ = "ddpcheck.analysis.rules.ddp201"
+    monkeypatch.setattr(analyse, "RULES", (failing, *analyse.RULES))
+    report = sound(tmp_path).report()
+    [finding] = report.findings
+    assert (finding.code, finding.severity.value) == ("DDP605", "warning")
+    assert "rule for DDP201 failed: KeyError: 'no such thing'" in finding.message

@@ -49,8 +49,20 @@ def test_defaults(launcher: Launcher) -> None:
 
 def test_every_option(launcher: Launcher) -> None:
     options = "--out there --name n --fail-on warning --fail-fast --every 5 --optimizer-state --quiet"
-    assert status(*options.split(), "--", "true") == 0
-    assert launcher.called == (["true"], RunOptions(Path("there"), "n", "warning", True, 5, True, True))
+    more = "--gradients full --save-gradients 0,10:13"
+    assert status(*options.split(), *more.split(), "--", "true") == 0
+    asked = RunOptions(Path("there"), "n", "warning", True, 5, True, "full", "0,10:13", True)
+    assert launcher.called == (["true"], asked)
+
+
+@pytest.mark.parametrize("steps", ["x", "5:3", "-1"])
+def test_steps_that_are_none(launcher: Launcher, capsys: pytest.CaptureFixture[str], steps: str) -> None:
+    assert status(f"--save-gradients={steps}", "--", "true") == 2
+    assert "--save-gradients" in capsys.readouterr().err
+
+
+def test_gradients_cannot_be_saved_unseen(launcher: Launcher) -> None:
+    assert status("--gradients", "off", "--save-gradients", "3", "--", "true") == 2
 
 
 @pytest.mark.parametrize(

@@ -42,3 +42,15 @@ def _unwritten(case: Case, rank: int, text: str) -> Finding:
         cause="the run folder cannot be written",
         fix="Free some space, or put the run folder elsewhere with --out.",
     )
+
+
+def failed_rule(case: Case, code: str, error: Exception) -> Finding:
+    """Stands in for what a rule of ours would have said, had it not failed itself."""
+    return case.finding(
+        "DDP605",
+        f"ddpcheck's rule for {code} failed: {type(error).__name__}: {error}. What it looks at was not judged.",
+        severity=Severity.WARNING,
+        evidence={"rule": code, "error": f"{type(error).__name__}: {error}"},
+        cause="a fault inside ddpcheck, or records that it does not expect",
+        fix="Please report it with this message; the other checks of this run hold.",
+    )
