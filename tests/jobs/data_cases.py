@@ -457,7 +457,7 @@ def healthy_placeholders(rank: int, world_size: int) -> None:
     for step in range(8):
         optimizer.zero_grad()
         given: list[tuple[Any, ...]] = [(torch.zeros(4, WIDTH),), (None,), (), (step,), (torch.zeros(0, 3),)]
-        ddp(*given[step % 5]).backward()
+        (ddp(*given[step % 5]) * (1 + rank + 0.1 * step)).backward()
         optimizer.step()
 
 
