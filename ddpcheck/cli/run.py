@@ -65,6 +65,12 @@ def run(
             show_default=False,
         ),
     ] = "",
+    sketch_every: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="N", help="After the first 20 steps, check the AllReduce at every N-th step."
+        ),
+    ] = 10,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing where all is well.")] = False,
 ) -> None:
     """Watch a DDP job, unchanged, and say whether its replicas agree.
@@ -87,6 +93,7 @@ def run(
         every=every,
         optimizer_state=optimizer_state,
         gradients=gradients.value,
+        sketch_every=sketch_every,
         save_gradients=_checked_steps(save_gradients, gradients),
         quiet=quiet,
     )

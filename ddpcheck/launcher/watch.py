@@ -44,6 +44,7 @@ def run_watched(command: Sequence[str], options: RunOptions) -> int:
             optimizer_state=options.optimizer_state,
             gradients=options.gradients,
             save_gradients=options.save_gradients,
+            sketch_every=options.sketch_every,
             fail_fast=options.fail_fast,
             board=str(board) if board is not None else "",
         )

@@ -49,9 +49,9 @@ def test_defaults(launcher: Launcher) -> None:
 
 def test_every_option(launcher: Launcher) -> None:
     options = "--out there --name n --fail-on warning --fail-fast --every 5 --optimizer-state --quiet"
-    more = "--gradients full --save-gradients 0,10:13"
+    more = "--gradients full --save-gradients 0,10:13 --sketch-every 3"
     assert status(*options.split(), *more.split(), "--", "true") == 0
-    asked = RunOptions(Path("there"), "n", "warning", True, 5, True, "full", "0,10:13", True)
+    asked = RunOptions(Path("there"), "n", "warning", True, 5, True, "full", "0,10:13", 3, True)
     assert launcher.called == (["true"], asked)
 
 
