@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 NO_GRADIENT = bytes(16)
 NOTHING = Sketch(0.0, 0.0, 0, 0)
 LIVE_RANKS = -1
+# A sketch costs several times what a digest does. Most mistakes show in the first steps, so these are sketched
+# all; from then on every so many, and the others are only looked through for values that are not finite.
+FIRST_STEPS = 20
 
 
 @dataclass
@@ -34,6 +38,7 @@ class Backward:
 
     number: int
     step: int
+    sketched: bool
     local: dict[int, Sketch] = field(default_factory=dict)
     reduced: list[Sketch] = field(default_factory=list)
     # Address and version of each gradient when it had been reduced: they tell whether anybody wrote since.
@@ -55,18 +60,19 @@ class GradientProbe(Probe):
     def backward_begun(self, watched: WatchedModule) -> None:
         self._write(watched)
         if watched.backward is not None:
-            self._backwards[watched.index] = Backward(watched.backward.number, watched.steps)
+            sketched = self._sketches(watched.steps)
+            self._backwards[watched.index] = Backward(watched.backward.number, watched.steps, sketched)
 
     def gradient_ready(self, watched: WatchedModule, place: int, gradient: torch.Tensor) -> None:
         backward = self._backwards[watched.index]
-        if self._looks_at(backward.step):
+        if backward.sketched or (self._looks_at(backward.step) and _has_nonfinite(gradient)):
             backward.local[place] = _sketch(gradient)
         self._files.keep_local(watched, backward.step, place, gradient)
 
     def reduced(self, watched: WatchedModule) -> None:
         backward = self._backwards[watched.index]
         gradients = _gradients(watched)
-        if self._looks_at(backward.step):
+        if backward.sketched or backward.local:
             backward.reduced = [_sketch(gradient) for gradient in gradients]
         backward.marks = _marks(gradients)
         self._files.write(watched, backward.step, gradients)
@@ -94,6 +100,11 @@ class GradientProbe(Probe):
     def _looks_at(self, step: int) -> bool:
         return step % self.scene.config.every == 0
 
+    def _sketches(self, step: int) -> bool:
+        """Decided by the step alone, so that all ranks sketch the same backwards."""
+        often = step < FIRST_STEPS or step % self.scene.config.sketch_every == 0
+        return often and self._looks_at(step)
+
     def _write(self, watched: WatchedModule) -> None:
         """One record a reduced backward, once it is known that nothing more belongs to it."""
         backward = self._backwards.get(watched.index)
@@ -112,10 +123,8 @@ class GradientProbe(Probe):
                 module=watched.index,
                 number=backward.number,
                 step=backward.step,
-                local=pack(local),
-                reduced=pack(backward.reduced[part::of]),
-                part=part,
-                of=of,
+                local=pack(local) if backward.sketched else "",
+                reduced=pack(backward.reduced[part::of]) if backward.sketched else "",
                 root=hashlib.blake2b(pack(backward.reduced).encode(), digest_size=8).hexdigest(),
                 local_nonfinite=_nonfinite(local),
                 reduced_nonfinite=_nonfinite(backward.reduced),
@@ -145,7 +154,6 @@ class GradientProbe(Probe):
                 step=optimizer.steps,
                 root=root.hex(),
                 last=window.last.value,
-                number=backward.number if backward is not None else 0,
                 moved=moved,
                 synced=window.synced,
                 unsynced=window.unsynced,
@@ -201,6 +209,11 @@ def _first_values(gradient: torch.Tensor | None) -> bytes:
         return bytes(1)
     size = min(FIRST, gradient.numel() * gradient.element_size()) if gradient.is_contiguous() else 0
     return bytes((size,)) + (ctypes.string_at(gradient.data_ptr(), size) if size else b"")
+
+
+def _has_nonfinite(gradient: torch.Tensor) -> bool:
+    """One quick sum; a doubtful one leads to a closer look. On a device it would have to be waited for."""
+    return gradient.is_cpu and gradient.layout == torch.strided and not isfinite(abs(gradient.sum().item()))
 
 
 def _nonfinite(sketches: list[Sketch]) -> dict[str, int]:

@@ -105,8 +105,6 @@ class Attempt:
         self.ranks: dict[int, Rank] = {}
         self.agreement = Agreement()
         self.gradients = GradientLedger()
-        # Ranks from which no more gradients come.
-        self._without_gradients: set[int] = set()
         self.data = DataSeen()
         self.algorithm = ""
 
@@ -158,6 +156,7 @@ class Attempt:
                 rank.structure.append((rank.modules[record.module], record))
             case JoinRecord() if record.module in rank.modules:
                 rank.joined.add(rank.modules[record.module])
+                self.gradients.joined.add(rank.modules[record.module])
             case CommHookRecord() if record.module in rank.modules:
                 rank.comm_hooks.setdefault(rank.modules[record.module], []).append(record.hook)
                 if LOOSE in record.hook:
@@ -210,19 +209,20 @@ class Attempt:
     def _fault(self, number: int, record: FaultRecord) -> None:
         self.agreement.impaired.add(number)
         if record.probe in _SKETCHING:
-            self._without_gradients.add(number)
+            self.gradients.lost.add(number)
         if record.probe in _DIGESTING:
             self.agreement.end_rank(number)
 
     def _sends_no_gradients(self, number: int) -> bool:
-        return number in self._without_gradients or number in self.agreement.ended
+        return number in self.gradients.lost or number in self.agreement.ended
 
     def end(self) -> None:
         """No more records come at all."""
         self.agreement.end_all()
         self.data.end_all()
-        latest = {key: record for rank in self.ranks.values() for key, record in rank.latest.items()}
-        self.gradients.end(latest)
+        everyone = {number for module, _ in self.modules() for number in module}
+        self.gradients.lost |= {n for n in everyone if n not in self.ranks or self.ranks[n].end is None}
+        self.gradients.end()
 
     def _past_hyper(self, record: HyperRecord) -> bool:
         """Whether ranks were known to differ before this change: it must not push out those that tell how."""

@@ -12,6 +12,8 @@ from ddpcheck.probes.sketches.packing import Packed, unpack
 from ddpcheck.records.schema import BackwardRecord, ModuleRecord
 
 LIVE_RANKS = -1
+# A rank may be silent for long, or for good: more backwards than this do not wait for anyone.
+MOST_PENDING = 1024
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,12 @@ class GradientLedger:
     """All reduced backwards of an attempt; each is forgotten once all ranks have spoken of it."""
 
     tallies: dict[ModuleKey, MeanTally] = field(default_factory=dict)
+    # Modules that train inside join(): ranks that have run out of data add zeros and write nothing.
+    joined: set[ModuleKey] = field(default_factory=set)
+    # Ranks that may have had gradients without writing of them.
+    lost: set[int] = field(default_factory=set)
     _pending: dict[tuple[ModuleKey, int], dict[int, BackwardRecord]] = field(default_factory=dict)
+    _descriptions: dict[ModuleKey, ModuleRecord] = field(default_factory=dict)
 
     def add(
         self,
@@ -70,56 +77,75 @@ class GradientLedger:
         description: ModuleRecord,
         gone: Callable[[int], bool],
     ) -> None:
+        if rank not in module[0]:
+            return
+        self._descriptions[module] = description
         said = self._pending.setdefault((module, record.number), {})
         said[rank] = record
         if all(other in said or gone(other) for other in module[0]):
-            self._finish(module, record.number, description)
+            self._finish(module, record.number)
+        elif len(self._pending) > MOST_PENDING:
+            # Perhaps that rank has only not been read yet: who took part cannot be told.
+            self._finish(*next(iter(self._pending)), early=True)
 
-    def end(self, descriptions: Mapping[ModuleKey, ModuleRecord]) -> None:
+    def end(self) -> None:
         for module, number in sorted(self._pending):
-            self._finish(module, number, descriptions[module])
+            self._finish(module, number)
 
-    def _finish(self, module: ModuleKey, number: int, description: ModuleRecord) -> None:
+    def _finish(self, module: ModuleKey, number: int, early: bool = False) -> None:
         said = self._pending.pop((module, number))
         tally = self.tallies.setdefault(module, MeanTally())
-        local = {rank: unpack(record.local) for rank, record in said.items()}
+        try:
+            local = {rank: unpack(record.local) for rank, record in said.items()}
+            reduced = {rank: unpack(record.reduced) for rank, record in said.items()}
+        except (TypeError, ValueError):
+            return  # a damaged record
         self._note_nonfinite(tally, said)
-        if len(module[0]) < 2:
+        # Without sketches, a backward was only looked through for values that are not finite.
+        if len(module[0]) < 2 or not any(record.local for record in said.values()):
             return
         self._note_twins(tally, said, local)
         if tally.parted is None and len({record.root for record in said.values()}) > 1:
             tally.parted = (number, min(record.step for record in said.values()))
+        if early or not self._all_known(module, said):
+            return
         tally.checked += 1
-        misses = self._misses(said, local, module, description, tally)
+        misses = self._misses(said, local, reduced, module, tally)
         if misses:
             tally.missed += 1
             if tally.first is None:
                 tally.first = max(misses, key=lambda miss: miss.outcome.ratio)
 
+    def _all_known(self, module: ModuleKey, said: Mapping[int, BackwardRecord]) -> bool:
+        """Whether the mean can be told: not where a rank had a share in it that we do not know."""
+        silent = set(module[0]) - set(said)
+        return not silent or (module in self.joined and not silent & self.lost)
+
     def _misses(
         self,
         said: Mapping[int, BackwardRecord],
         local: Mapping[int, list[Packed]],
+        reduced: Mapping[int, list[Packed]],
         module: ModuleKey,
-        description: ModuleRecord,
         tally: MeanTally,
     ) -> list[Miss]:
+        group, rows = module[0], self._descriptions[module].parameters
         misses: list[Miss] = []
         same_as_local = 0
         compared = 0
         for rank, record in said.items():
-            divisor = len(said) if record.divisor == LIVE_RANKS else len(module[0])
-            places = range(record.part, len(description.parameters), record.of)
-            for place, reduced in zip(places, unpack(record.reduced), strict=False):
-                row = description.parameters[place]
+            divisor = len(said) if record.divisor == LIVE_RANKS else len(group)
+            places = range(group.index(rank), len(rows), len(group))
+            for place, result in zip(places, reduced[rank], strict=False):
+                row = rows[place]
                 if place in record.absent or not can_check(row[1]):
                     continue
                 parts = {r: sketches[place] for r, sketches in local.items() if place < len(sketches)}
-                outcome = mean_check(parts, reduced, row[1], math.prod(row[2]), divisor)
+                outcome = mean_check(parts, result, row[1], math.prod(row[2]), divisor)
                 compared += 1
                 if not outcome.ok:
                     misses.append(Miss(record.number, record.step, place, outcome, rank))
-                    same_as_local += reduced.value == parts[rank].value if rank in parts else 0
+                    same_as_local += result.value == parts[rank].value if rank in parts else 0
                 tally.worst_relative = max(tally.worst_relative, _relative(outcome, parts, divisor))
         if misses and same_as_local == len(misses) and len(misses) * 2 > compared:
             tally.untouched += 1

@@ -179,16 +179,14 @@ class BackwardRecord:
     """Sketches of the gradients of one backward that DDP reduced."""
 
     kind: ClassVar[str] = "backward"
-    module: int
+    module: int = field(default=0, kw_only=True)
     # Reduced backwards of this module count from 1; the same on all ranks.
     number: int
     step: int
     # Packed sketches of all parameters' own gradients.
     local: str
-    # Of the reduced ones, the same on all ranks, each rank writes a share: places with place % of == part.
+    # Of the reduced ones, the same on all ranks, the n-th of W ranks writes a share: places with place % W == n.
     reduced: str
-    part: int
-    of: int
     # Short digest of all reduced sketches.
     root: str
     # Values that are not finite, by place.
@@ -212,12 +210,11 @@ class AppliedRecord:
     leaves: ClassVar[str] = ""
     width: ClassVar[int] = 8
     forward: ClassVar[int | None] = None
-    module: int
-    optimizer: int
+    module: int = field(default=0, kw_only=True)
+    optimizer: int = field(default=0, kw_only=True)
     step: int
     root: str
-    last: str
-    number: int = 0
+    last: str = "synced"
     # Whether anything wrote to the gradients after DDP had reduced them.
     moved: bool = False
     synced: int = 1
