@@ -12,7 +12,11 @@ from typing import Any
 from ddpcheck.analysis.analyse import analyse_run
 from ddpcheck.analysis.findings import Finding
 from ddpcheck.analysis.result import Report
+from ddpcheck.probes.sketches.packing import pack
+from ddpcheck.probes.sketches.sketch import Sketch
 from ddpcheck.records.schema import (
+    AppliedRecord,
+    BackwardRecord,
     CaptureRecord,
     DetailRecord,
     DigestRecord,
@@ -187,6 +191,42 @@ class RunBuilder:
             )
         return self
 
+    def apply(
+        self,
+        step: int,
+        odd: Odd | None = None,
+        on: Mapping[int, Mapping[str, Any]] | None = None,
+        ranks: Collection[int] | None = None,
+        **fields: Any,
+    ) -> RunBuilder:
+        """Ranks are about to apply gradients, as `fields` say, and on some ranks as `on` says."""
+        for rank in self.ranks if ranks is None else ranks:
+            leaves = leaves_of(NAMES, step, rank, (odd or {}).get(rank, ()))
+            root = hashlib.blake2b(b"".join(leaves), digest_size=16).hexdigest()
+            self.say(rank, AppliedRecord(step=step, root=root, **{**fields, **(on or {}).get(rank, {})}))
+        return self
+
+    def backward(
+        self,
+        number: int,
+        local: Mapping[int, Sequence[float]],
+        reduced: Sequence[float],
+        reduced_on: Mapping[int, Sequence[float]] | None = None,
+        **fields: Any,
+    ) -> RunBuilder:
+        """One reduced backward: `local` by rank, one number a parameter, and what came of it everywhere."""
+        for rank, own in local.items():
+            got = (reduced_on or {}).get(rank, reduced)
+            record = BackwardRecord(
+                number=number,
+                **{"step": number - 1, **fields},
+                local=pack(map(sketch_of, own)),
+                reduced=pack(map(sketch_of, got[rank :: self.world_size])),
+                root=repr(list(got)),
+            )
+            self.say(rank, record)
+        return self
+
     def detail(self, rank: int, step: int, odd: Collection[str], first: Mapping[str, bytes]) -> RunBuilder:
         leaves = leaves_of(NAMES, step, rank, odd)
         samples = b"".join(bytes((len(first.get(n, b"")),)) + first.get(n, b"") for n in NAMES)
@@ -254,6 +294,11 @@ def leaves_of(names: Sequence[str], step: int, rank: int, odd: Collection[str]) 
         hashlib.blake2b(f"{name} {step} {rank if name in odd else 'all'}".encode(), digest_size=16).digest()
         for name in names
     ]
+
+
+def sketch_of(number: float) -> Sketch:
+    """Of a gradient that sketches to this number; NaN: of one with a value that is none."""
+    return Sketch(number, abs(number), int(number != number), 4)
 
 
 def packed(leaves: Sequence[bytes], width: int) -> str:
