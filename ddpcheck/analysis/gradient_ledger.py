@@ -32,6 +32,7 @@ class Miss:
 class NonFinite:
     """The first values that were not finite."""
 
+    number: int
     step: int
     ranks: tuple[int, ...]
     place: int
@@ -107,7 +108,7 @@ class GradientLedger:
         self._note_twins(tally, said, local)
         if tally.parted is None and len({record.root for record in said.values()}) > 1:
             tally.parted = (number, min(record.step for record in said.values()))
-        if early or not self._all_known(module, said):
+        if early or not any(local.values()) or not self._all_known(module, said):
             return
         tally.checked += 1
         misses = self._misses(said, local, reduced, module, tally)
@@ -153,16 +154,19 @@ class GradientLedger:
         return misses
 
     def _note_nonfinite(self, tally: MeanTally, said: Mapping[int, BackwardRecord]) -> None:
-        """Where did it start: before the reduction only the ranks that made it have it."""
-        if tally.nonfinite is not None:
-            return
+        """Where did it start: before the reduction only the ranks that made it have it.
+
+        Between sketches only they write of it, so the first backward may be the last to be looked at.
+        """
         for record in said.values():
+            if tally.nonfinite is not None and tally.nonfinite.number <= record.number:
+                return
             for text in record.reduced_nonfinite or record.local_nonfinite:
                 place = int(text) if text.isdigit() else 0
                 counts = {rank: one.local_nonfinite.get(text, 0) for rank, one in said.items()}
                 makers = {rank: count for rank, count in counts.items() if count}
                 ranks = tuple(sorted(makers)) or tuple(sorted(said))
-                tally.nonfinite = NonFinite(record.step, ranks, place, sum(makers.values()))
+                tally.nonfinite = NonFinite(record.number, record.step, ranks, place, sum(makers.values()))
                 return
 
     def _note_twins(

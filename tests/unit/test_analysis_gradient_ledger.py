@@ -151,6 +151,21 @@ def test_the_first_nan_is_kept() -> None:
     assert (ranks.tally.nonfinite.step, ranks.tally.nonfinite.ranks) == (0, (1,))
 
 
+def test_a_nan_between_two_sketches() -> None:
+    """Only the rank that made it writes, and is waited for; one backward later all ranks have it."""
+    ranks = Ranks()
+    ranks.say(1, 25, [], [], local_nonfinite={"2": 3}, reduced_nonfinite={"2": 3})
+    for number in (26, 27):
+        for rank in (0, 1):
+            ranks.say(rank, number, [], [], local_nonfinite={"0": 4}, reduced_nonfinite={"0": 4})
+    ranks.ledger.end()
+    found = ranks.tally.nonfinite
+    assert found is not None
+    assert (found.number, found.ranks, found.place, found.count) == (25, (1,), 2, 3)
+    # Nothing was sketched, so nothing was checked.
+    assert (ranks.tally.checked, ranks.tally.missed) == (0, 0)
+
+
 def test_a_nan_that_the_reduction_swallowed() -> None:
     ranks = Ranks()
     ranks.say(0, 1, [math.nan, 1.0, 1.0, 1.0], [1.0] * 4, local_nonfinite={"0": 1})
