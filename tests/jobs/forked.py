@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--diverge-at", type=int, default=-1)
     parser.add_argument("--alone-from", type=int, default=-1)
+    parser.add_argument("--mark", help="no more than a word by which to know the job's processes")
     parser.add_argument("--meddle", default="")
     parser.add_argument("--meddle-at", type=int, default=-1)
     options = parser.parse_args()
@@ -79,6 +80,8 @@ def main() -> None:
             process.start()
         for process in ranks:
             process.join()
+    if any(process.exitcode for process in ranks):
+        print([process.exitcode for process in ranks], file=sys.stderr)
     sys.exit(1 if any(process.exitcode for process in ranks) else 0)
 
 
