@@ -72,7 +72,7 @@ def _never_reduced(
 def _hooks_lost(attempt: Attempt, module: ModuleKey, found: Disagreement) -> GradientDivergence | None:
     """The order of forwards and backwards is right, yet every rank still holds its very own gradients."""
     tally = attempt.gradients.tallies.get(module)
-    if tally is None or not tally.untouched or tally.untouched_steps[0] > found.moment.step:
+    if tally is None or not tally.untouched or tally.touched_until >= found.moment.step:
         return None
     return GradientDivergence(found, "DDP202", HOOKS_LOST, {"untouched_backwards": tally.untouched})
 
@@ -82,7 +82,7 @@ def _parted_on_the_way(
 ) -> GradientDivergence:
     tally = attempt.gradients.tallies.get(module)
     moved = [rank for rank, record in said.items() if record.moved]
-    parted = tally is not None and tally.parted is not None and tally.parted[1] <= found.moment.step
+    parted = tally is not None and tally.parted is not None and tally.together_until < found.moment.step
     if not moved or parted:
         return GradientDivergence(found, "DDP203", "the reduction did not give all ranks the same result")
     evidence = {"written_after_backward_on_ranks": moved}

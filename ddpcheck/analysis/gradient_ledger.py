@@ -51,11 +51,14 @@ class MeanTally:
     # Ranks whose own gradients were the same to the last bit, and in how many backwards.
     twins: dict[tuple[int, ...], int] = field(default_factory=dict)
     nonfinite: NonFinite | None = None
-    # First backward whose result was not the same on all ranks.
+    # First backward whose result was not the same on all ranks, and the last step before with one that was:
+    # not every step is sketched.
     parted: tuple[int, int] | None = None
+    together_until: int = -1
     # Backwards after which every rank still held its very own gradient: nothing was reduced at all.
     untouched: int = 0
-    untouched_steps: list[int] = field(default_factory=list)
+    # The last step, before the first of those, at which gradients were reduced.
+    touched_until: int = -1
 
 
 @dataclass
@@ -106,8 +109,7 @@ class GradientLedger:
         if len(module[0]) < 2 or not any(record.local for record in said.values()):
             return
         self._note_twins(tally, said, local)
-        if tally.parted is None and len({record.root for record in said.values()}) > 1:
-            tally.parted = (number, min(record.step for record in said.values()))
+        self._compare_results(tally, number, said)
         if early or not any(local.values()) or not self._all_known(module, said):
             return
         tally.checked += 1
@@ -116,6 +118,15 @@ class GradientLedger:
             tally.missed += 1
             if tally.first is None:
                 tally.first = max(misses, key=lambda miss: miss.outcome.ratio)
+
+    def _compare_results(self, tally: MeanTally, number: int, said: Mapping[int, BackwardRecord]) -> None:
+        if tally.parted is not None or len(said) < 2:
+            return
+        step = min(record.step for record in said.values())
+        if len({record.root for record in said.values()}) > 1:
+            tally.parted = (number, step)
+        else:
+            tally.together_until = max(tally.together_until, step)
 
     def _all_known(self, module: ModuleKey, said: Mapping[int, BackwardRecord]) -> bool:
         """Whether the mean can be told: not where a rank had a share in it that we do not know."""
@@ -150,7 +161,8 @@ class GradientLedger:
                 tally.worst_relative = max(tally.worst_relative, _relative(outcome, parts, divisor))
         if misses and same_as_local == len(misses) and len(misses) * 2 > compared:
             tally.untouched += 1
-            tally.untouched_steps = tally.untouched_steps or [misses[0].step]
+        elif not tally.untouched:
+            tally.touched_until = max(record.step for record in said.values())
         return misses
 
     def _note_nonfinite(self, tally: MeanTally, said: Mapping[int, BackwardRecord]) -> None:

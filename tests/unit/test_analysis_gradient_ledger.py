@@ -92,7 +92,7 @@ def test_one_rank_holds_something_else() -> None:
     ranks.backward(1, local, [3.0] * 4)
     for rank, own in local.items():
         ranks.say(rank, 2, own, [3.0] * 4 if rank != 2 else [3.0, 3.0, 7.0, 3.0])
-    assert ranks.tally.parted == (2, 1)
+    assert (ranks.tally.parted, ranks.tally.together_until) == ((2, 1), 0)
     assert ranks.tally.first is not None
     # Rank 2 writes the third parameter, which is wrong there.
     assert (ranks.tally.first.place, ranks.tally.first.rank) == (2, 2)
@@ -102,7 +102,7 @@ def test_gradients_that_were_never_touched() -> None:
     ranks = Ranks().backward(1, HEALTHY, MEAN)
     for rank, own in HEALTHY.items():
         ranks.say(rank, 2, own, own)
-    assert (ranks.tally.untouched, ranks.tally.untouched_steps) == (1, [1])
+    assert (ranks.tally.untouched, ranks.tally.touched_until) == (1, 0)
     assert ranks.tally.missed == 1
 
 
