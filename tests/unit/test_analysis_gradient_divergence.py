@@ -148,7 +148,7 @@ def test_another_scale_goes_before_the_gradients_it_parts(tmp_path: Path) -> Non
 def test_another_learning_rate_does_not(tmp_path: Path) -> None:
     build = start(tmp_path).hyper(0, {0: {"0.lr": 0.1}, 1: {"0.lr": 0.2}})
     build.apply(0, odd=OWN, **stray()).step(0, odd=OWN, hyper={0: "x", 1: "y"})
-    assert [f.code for f in build.end().findings() if f.severity.value == "error"][0] == "DDP202"
+    assert next(f.code for f in build.end().findings() if f.severity.value == "error") == "DDP202"
 
 
 def test_a_skipped_step_goes_before_the_gradients_it_parts(tmp_path: Path) -> None:
