@@ -65,4 +65,6 @@ class GradientFiles:
             for key, tensor in tensors.items()
             if tensor.dtype in NAMES and tensor.layout == torch.strided
         }
-        write_safetensors(Path(self._scene.config.run_dir) / FOLDER / name, rows)
+        # Whose gradients make up the mean: without it a missing file would go unnoticed.
+        about = {"group": ",".join(map(str, watched.group))}
+        write_safetensors(Path(self._scene.config.run_dir) / FOLDER / name, rows, about)

@@ -38,9 +38,13 @@ def tensor_bytes(tensor: torch.Tensor) -> bytes:
     return ctypes.string_at(tensor.data_ptr(), size) if size else b""
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, tuple[torch.dtype, list[int], bytes]]) -> None:
-    """`tensors`: by name the dtype, the shape and the bytes."""
-    header: dict[str, Any] = {}
+def write_safetensors(
+    path: Path,
+    tensors: Mapping[str, tuple[torch.dtype, list[int], bytes]],
+    about: Mapping[str, str] | None = None,
+) -> None:
+    """`tensors`: by name the dtype, the shape and the bytes; `about` goes where the format keeps notes."""
+    header: dict[str, Any] = {"__metadata__": dict(about)} if about else {}
     offset = 0
     for name, (dtype, shape, data) in tensors.items():
         header[name] = {"dtype": NAMES[dtype], "shape": shape, "data_offsets": [offset, offset + len(data)]}

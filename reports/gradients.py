@@ -8,6 +8,7 @@ from rich.console import Console
 
 from ddpcheck.analysis.saved_gradients import SavedGradients, SavedParameter, Side
 from ddpcheck.reports.ink import LABEL, Ink
+from ddpcheck.reports.rank_ranges import ranks_phrase
 
 _MOST_RANKS = 8
 # In small models people want to see every number; in large ones the first parameters stand for the rest.
@@ -19,6 +20,8 @@ def render_gradients(modules: Sequence[SavedGradients], console: Console) -> Non
     ink = Ink(console)
     for module in modules:
         ink.put(ink.text(_heading(module), LABEL))
+        if module.missing:
+            ink.put(ink.text(f"nothing was kept of {ranks_phrase(module.missing)}: no mean to compare with"))
         for parameter in module.parameters[:_MOST_PARAMETERS]:
             ink.gap()
             _parameter(ink, parameter)
@@ -29,13 +32,16 @@ def render_gradients(modules: Sequence[SavedGradients], console: Console) -> Non
 
 
 def _heading(module: SavedGradients) -> str:
+    return f"Step {module.step}, module {module.module}: {_told(module)}"
+
+
+def _told(module: SavedGradients) -> str:
+    if not any(parameter.reduced for parameter in module.parameters):
+        return "no reduced gradient was kept"
     differ = sum(not parameter.reduced_equal for parameter in module.parameters)
-    told = (
-        f"differ in {differ} of {len(module.parameters)} parameters"
-        if differ
-        else "are the same on all ranks"
-    )
-    return f"Step {module.step}, module {module.module}: reduced gradients {told}"
+    if differ:
+        return f"reduced gradients differ in {differ} of {len(module.parameters)} parameters"
+    return "reduced gradients are the same on all ranks" + (" that were kept" if module.missing else "")
 
 
 def _parameter(ink: Ink, parameter: SavedParameter) -> None:

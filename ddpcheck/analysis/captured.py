@@ -30,6 +30,11 @@ class CapturedTensors:
     def names(self) -> set[str]:
         return set(self._header)
 
+    def note(self, name: str) -> str:
+        """What the writer noted beside the tensors."""
+        notes = self._header.get("__metadata__")
+        return str(notes.get(name, "")) if isinstance(notes, dict) else ""
+
     def entries(self) -> list[tuple[str, str, list[int]]]:
         """Name, dtype in the format's own words, and shape of every tensor."""
         found = []
@@ -44,6 +49,9 @@ class CapturedTensors:
         match self._header.get(name):
             case {"data_offsets": [int(start), int(end)]} if 0 <= start <= end:
                 with self._path.open("rb") as file:
+                    # A damaged header may ask for more than there is memory.
+                    there = max(file.seek(0, 2) - self._data_at, 0)
+                    start, end = min(start, there), min(end, there)
                     file.seek(self._data_at + start)
                     return file.read(end - start)
         return b""

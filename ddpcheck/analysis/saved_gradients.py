@@ -55,11 +55,14 @@ class SavedGradients:
     module: int
     ranks: tuple[int, ...]
     parameters: tuple[SavedParameter, ...]
+    # Ranks of the module's group of which there is no file.
+    missing: tuple[int, ...] = ()
 
 
 def saved_gradients(path: Path, step: int) -> list[SavedGradients]:
     """One entry a module; RunNotFound where nothing was saved at that step."""
-    files: dict[int, dict[int, list[CapturedTensors]]] = {}
+    # By module, and by group: ranks of different groups count their modules each on their own.
+    files: dict[tuple[int, tuple[int, ...]], dict[int, list[CapturedTensors]]] = {}
     steps: set[int] = set()
     for file in sorted((path / FOLDER).glob("*.safetensors")):
         match = _FILE.fullmatch(file.name)
@@ -67,26 +70,37 @@ def saved_gradients(path: Path, step: int) -> list[SavedGradients]:
             continue
         steps.add(int(match[1]))
         if int(match[1]) == step:
-            files.setdefault(int(match[2]), {}).setdefault(int(match[3]), []).append(CapturedTensors(file))
+            kept = CapturedTensors(file)
+            if kept.entries():
+                key = (int(match[2]), _ranks(kept.note("group")))
+                files.setdefault(key, {}).setdefault(int(match[3]), []).append(kept)
     if not files:
         there = ", ".join(map(str, sorted(steps)[:10]))
         hint = f"there are some of step {there}" if steps else "run the job with --save-gradients"
         raise RunNotFound(f"{path} holds no gradients of step {step}: {hint}.")
-    return [_module(step, module, by_rank) for module, by_rank in sorted(files.items())]
+    return [_module(step, module, group, files[module, group]) for module, group in sorted(files)]
 
 
-def _module(step: int, module: int, by_rank: Mapping[int, list[CapturedTensors]]) -> SavedGradients:
+def _ranks(text: str) -> tuple[int, ...]:
+    return tuple(int(rank) for rank in text.split(",") if rank.isdecimal())
+
+
+def _module(
+    step: int, module: int, group: tuple[int, ...], by_rank: Mapping[int, list[CapturedTensors]]
+) -> SavedGradients:
     names: dict[str, tuple[str, tuple[int, ...]]] = {}
     for files in by_rank.values():
         for file in files:
             for key, dtype, shape in file.entries():
                 names.setdefault(key.partition("/")[2], (_DTYPES.get(dtype, dtype), tuple(shape)))
-    parameters = [_parameter(name, *kind, by_rank) for name, kind in names.items()]
-    return SavedGradients(step, module, tuple(sorted(by_rank)), tuple(parameters))
+    missing = tuple(rank for rank in group if rank not in by_rank)
+    size = len(by_rank) + len(missing)
+    parameters = tuple(_parameter(name, *kind, by_rank, size) for name, kind in names.items())
+    return SavedGradients(step, module, tuple(sorted(by_rank)), parameters, missing)
 
 
 def _parameter(
-    name: str, dtype: str, shape: tuple[int, ...], by_rank: Mapping[int, list[CapturedTensors]]
+    name: str, dtype: str, shape: tuple[int, ...], by_rank: Mapping[int, list[CapturedTensors]], size: int
 ) -> SavedParameter:
     raw = {
         part: {
@@ -106,7 +120,7 @@ def _parameter(
         before=sides["before"],
         after=sides["after"],
         reduced_equal=len(set(raw["reduced"].values())) <= 1,
-        off_mean=_off_mean(raw["local"], raw["reduced"], len(by_rank), dtype),
+        off_mean=_off_mean(raw["local"], raw["reduced"], size, dtype),
     )
 
 
@@ -118,20 +132,27 @@ def _numbers(data: bytes, dtype: str, most: int | None = None) -> Iterable[Any]:
 
 def _side(data: bytes, dtype: str) -> Side:
     numbers = [x for x in _numbers(data, dtype, MOST_ELEMENTS) if isinstance(x, (int, float))]
-    finite = [x for x in numbers if math.isfinite(x)]
-    norm = math.sqrt(math.fsum(x * x for x in finite)) if len(finite) == len(numbers) else math.nan
+    norm = math.hypot(*numbers) if all(map(math.isfinite, numbers)) else math.nan
     return Side(norm, tuple(_numbers(data, dtype, SHOWN)))
 
 
 def _off_mean(
     local: Mapping[int, bytes], reduced: Mapping[int, bytes], ranks: int, dtype: str
 ) -> float | None:
-    """None where some rank's side is missing, or the numbers are none that Python can add."""
+    """Of the rank that is worst off. None where some rank's side is missing or cut short, or cannot be added."""
     if len(local) < ranks or not reduced or dtype not in ("float64", "float32", "float16", "bfloat16"):
         return None
-    columns = [_numbers(data, dtype, MOST_ELEMENTS) for data in local.values()]
-    result = _numbers(next(iter(reduced.values())), dtype, MOST_ELEMENTS)
+    length = len(next(iter(local.values())))
+    if length % element_size(dtype) or any(
+        len(data) != length for data in (*local.values(), *reduced.values())
+    ):
+        return None
     worst = 0.0
-    for mean, got in zip((math.fsum(row) / ranks for row in zip(*columns, strict=True)), result, strict=True):
-        worst = max(worst, abs(mean - got))
+    for result in set(reduced.values()):
+        columns = [_numbers(data, dtype, MOST_ELEMENTS) for data in (*local.values(), result)]
+        for *row, got in zip(*columns, strict=True):
+            if not all(map(math.isfinite, (*row, got))):
+                return None
+            # Each divided on its own: sums of very large numbers have no room in a float.
+            worst = max(worst, abs(math.fsum(x / ranks for x in row) - got))
     return worst
