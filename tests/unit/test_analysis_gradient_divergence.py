@@ -132,6 +132,15 @@ def test_a_change_of_structure_goes_first(tmp_path: Path) -> None:
     assert build.end().only("DDP104").parameter == "head.weight"
 
 
+def test_a_change_of_structure_is_no_broken_reduction(tmp_path: Path) -> None:
+    """Gradients of a parameter that the reducer does not know differ rightly, learning rate or not."""
+    build = start(tmp_path).apply(0).step(0)
+    for rank in build.ranks:
+        build.say(rank, StructureRecord(0, "unfrozen", "head.weight", 1, 2))
+    build.apply(1, odd=HEAD).step(1).end()
+    assert not {"DDP202", "DDP203", "DDP205"} & {finding.code for finding in build.findings()}
+
+
 def test_a_change_of_structure_that_comes_later_does_not(tmp_path: Path) -> None:
     build = start(tmp_path).apply(0, odd=OWN, **stray()).step(0, odd=OWN)
     for rank in build.ranks:
@@ -166,6 +175,12 @@ def test_an_earlier_rewrite_goes_before_the_gradients_it_parts(tmp_path: Path) -
     build.apply(2, odd=OWN, **stray()).step(2, odd=OWN)
     finding = build.end().only("DDP208")
     assert finding.step == 1
+
+
+def test_an_earlier_rewrite_goes_first_also_where_its_step_was_not_compared(tmp_path: Path) -> None:
+    """With --every 2 parameters and gradients are both seen to part at step 2; the rewrite was at step 1."""
+    build = start(tmp_path).apply(0).step(0).rewrite(1, [1], odd={1: NAMES})
+    build.apply(2, odd=OWN).step(2, odd=OWN).end().only("DDP208")
 
 
 def test_gradients_that_part_before_a_rewrite_go_first(tmp_path: Path) -> None:
