@@ -29,7 +29,7 @@ NOTHING = Sketch(0.0, 0.0, 0, 0)
 LIVE_RANKS = -1
 # A sketch costs several times what a digest does. Most mistakes show in the first steps, so these are sketched
 # all; from then on every so many, and the others are only looked through for values that are not finite.
-FIRST_STEPS = 20
+FIRST_STEPS = 8
 
 
 @dataclass

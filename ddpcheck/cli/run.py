@@ -68,7 +68,7 @@ def run(
     sketch_every: Annotated[
         int,
         typer.Option(
-            min=1, metavar="N", help="After the first 20 steps, check the AllReduce at every N-th step."
+            min=1, metavar="N", help="After the first 8 steps, check the AllReduce at every N-th step."
         ),
     ] = 10,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing where all is well.")] = False,
