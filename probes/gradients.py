@@ -30,6 +30,10 @@ LIVE_RANKS = -1
 # A sketch costs several times what a digest does. Most mistakes show in the first steps, so these are sketched
 # all; from then on every so many, and the others are only looked through for values that are not finite.
 FIRST_STEPS = 8
+# What torch can add up as it is; fp8 it cannot.
+_SUMMABLE = frozenset(
+    {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
+)
 
 
 @dataclass
@@ -213,7 +217,9 @@ def _first_values(gradient: torch.Tensor | None) -> bytes:
 
 def _has_nonfinite(gradient: torch.Tensor) -> bool:
     """One quick sum; a doubtful one leads to a closer look. On a device it would have to be waited for."""
-    return gradient.is_cpu and gradient.layout == torch.strided and not isfinite(abs(gradient.sum().item()))
+    if not gradient.is_cpu or gradient.layout != torch.strided or gradient.dtype not in _SUMMABLE:
+        return False
+    return not isfinite(abs(gradient.sum().item()))
 
 
 def _nonfinite(sketches: list[Sketch]) -> dict[str, int]:

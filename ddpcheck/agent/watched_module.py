@@ -153,7 +153,9 @@ class WatchedModule:
         return f"{','.join(map(str, self.group))}#{self.ordinal}"
 
     def forget(self) -> None:
-        """The user let the module go: hold none of its tensors."""
+        """The user let DDP's wrapper go: hold none of its tensors, and leave no hook on a module that lives on."""
+        if self.backward is not None:
+            self.backward.detach()
         self.parameters, self.buffers, self._tensors, self._wanted = [], [], [], []
         self._parts, self._buffer_parts, self._members, self._absent = Holders([]), Holders([]), [], []
 

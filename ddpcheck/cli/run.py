@@ -70,7 +70,7 @@ def run(
         typer.Option(
             min=1, metavar="N", help="After the first 8 steps, check the AllReduce at every N-th step."
         ),
-    ] = 10,
+    ] = 20,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing where all is well.")] = False,
 ) -> None:
     """Watch a DDP job, unchanged, and say whether its replicas agree.
