@@ -89,8 +89,16 @@ def _process(rank: Rank) -> tuple[str, int]:
 
 def _suspects(silent: Mapping[int, float | None], signals: Mapping[int, int | None]) -> set[int]:
     """Ranks that vanished without having been asked to; where all were asked, all of them."""
-    gone = {number for number, when in silent.items() if when is not None}
-    return {number for number in gone if signals[number] not in _POLITE} or gone
+    gone = {number: when for number, when in silent.items() if when is not None}
+    killed = [when for number, when in gone.items() if signals[number] in _HARD]
+    unasked = {
+        number
+        for number, when in gone.items()
+        if signals[number] not in _POLITE
+        # Of two that vanish together, the one known to have been killed is the likelier of the two.
+        and not (signals[number] is None and any(abs(when - kill) <= TOGETHER_SECONDS for kill in killed))
+    }
+    return unasked or set(gone)
 
 
 def _unseen(first_raise: float, notes: NodeNotes, over: bool) -> RankStatus:

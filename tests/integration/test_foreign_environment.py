@@ -64,8 +64,8 @@ def test_divergence_without_our_dependencies(ddpcheck: RunWatched, bare_python: 
     job = ("-m", "torch.distributed.run", "--nproc-per-node", "2", EXAMPLE, "--epochs", "1")
     watched = ddpcheck(bare_python, *job, "--mistake", "bypass")
     assert watched.status == 10, str(watched)
-    finding = watched.finding("DDP201")
-    assert (finding["severity"], finding["step"], finding["stage"]) == ("error", 0, "params")
+    finding = watched.finding("DDP202")
+    assert (finding["severity"], finding["step"], finding["stage"]) == ("error", 0, "applied")
     assert finding["parameter"] is not None
     assert watched.files("fault-*.jsonl") == []
 

@@ -42,6 +42,16 @@ def test_without_their_signals_only_the_order_tells(build: RunBuilder) -> None:
     assert statuses(build) == ["stopped", "died", "stopped"]
 
 
+def test_of_two_that_vanish_together_the_one_known_to_be_killed_died(build: RunBuilder) -> None:
+    build.exited(0, 100.0).exited(1, 100.0002, SIGKILL).exited(2, 100.01, SIGTERM)
+    assert statuses(build) == ["stopped", "died", "stopped"]
+
+
+def test_one_that_vanished_long_before_the_others_were_killed_died(build: RunBuilder) -> None:
+    build.exited(0, 100.0).exited(1, 130.0, SIGKILL).exited(2, 130.0, SIGKILL)
+    assert statuses(build) == ["died", "stopped", "stopped"]
+
+
 def test_a_killed_rank_may_take_longer_to_vanish_than_those_it_brought_down(build: RunBuilder) -> None:
     build.exited(0, 100.0, SIGTERM).exited(2, 100.1, SIGTERM).exited(1, 100.5, SIGKILL)
     assert statuses(build) == ["stopped", "died", "stopped"]
