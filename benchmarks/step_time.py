@@ -96,7 +96,7 @@ def measure(model: str, rounds: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--model", choices=MODELS, action="append")
     options = parser.parse_args()
     missed = []
