@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from signal import SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
 
@@ -16,6 +17,13 @@ VANISH_SECONDS = 2.0
 _POLITE = (SIGTERM, SIGINT, SIGHUP)
 # What no rank brings upon itself because another one has gone, as it may SIGABRT.
 _HARD = (SIGKILL, SIGSEGV, SIGBUS, SIGILL, SIGFPE)
+# What gloo, NCCL, MPI and the stores say when the other end of a connection has gone. Whoever says so is not
+# where the trouble began.
+_LOST_A_PARTNER = re.compile(
+    r"connection (?:was )?(?:closed|reset|aborted)|broken pipe|failed to recv, got 0 bytes|socket closed"
+    r"|ncclRemoteError|remote process exited|peer (?:has )?(?:closed|exited|is dead)",
+    re.IGNORECASE,
+)
 
 
 def summaries(attempt: Attempt, number: int, notes: NodeNotes, over: bool) -> tuple[RankSummary, ...]:
@@ -61,7 +69,10 @@ def _statuses(attempt: Attempt, notes: NodeNotes, over: bool) -> Mapping[int, Ra
             told = notes.stopped is not None and notes.stopped <= rank.end.time
             by_user = told or rank.end.error.startswith("KeyboardInterrupt")
             statuses[number] = RankStatus.STOPPED if by_user else RankStatus.RAISED
-            first_raise = min(first_raise, rank.end.time)
+            # A rank that died before anybody watched it is found gone only after the others have complained,
+            # and its parent may have taken its signal away: then nothing but their words tells the order.
+            if not _LOST_A_PARTNER.search(rank.end.error):
+                first_raise = min(first_raise, rank.end.time)
         else:
             statuses[number] = RankStatus.FINISHED
     signals = {number: notes.signals.get(_process(attempt.ranks[number])) for number in silent}

@@ -63,6 +63,30 @@ def test_others_may_complain_of_a_killed_rank_before_it_has_vanished(build: RunB
     assert statuses(build) == ["raised", "died", "stopped"]
 
 
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711",
+        "RuntimeError: [../gloo/transport/tcp/pair.cc:525] Read error [127.0.0.1]:4711: Connection reset by peer",
+        "DistNetworkError: failed to recv, got 0 bytes",
+        "DistNetworkError: sendBytes failed on Socket: Broken pipe",
+        "DistBackendError: NCCL error: remote process exited or there was a network error. ncclRemoteError",
+    ],
+)
+def test_a_rank_found_gone_after_others_lost_it_died(build: RunBuilder, complaint: str) -> None:
+    """It died before it was watched, and its parent took its signal away."""
+    build.end([0, 1], time=99.0, reason="raised", error=complaint)
+    build.exited(2, 99.4)
+    assert statuses(build) == ["raised", "raised", "died"]
+
+
+def test_a_rank_found_gone_after_another_raised_for_its_own_reasons_was_stopped(build: RunBuilder) -> None:
+    build.end([0], time=99.0, reason="raised", error="ValueError: x")
+    build.end([1], time=99.1, reason="raised", error="RuntimeError: Connection closed by peer")
+    build.exited(2, 99.4)
+    assert statuses(build) == ["raised", "raised", "stopped"]
+
+
 def test_a_rank_killed_long_after_an_error_is_a_consequence(build: RunBuilder) -> None:
     build.end([0], time=90.0, reason="raised", error="ValueError: x")
     build.exited(1, 100.0, SIGKILL).exited(2, 100.0, SIGKILL)
