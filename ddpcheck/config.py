@@ -23,7 +23,7 @@ class Config:
     # off, sketch, or full: every gradient of every step is kept.
     gradients: str = "sketch"
     # After the first steps gradients are sketched at every so many steps; what is applied is digested at all.
-    sketch_every: int = 20
+    sketch_every: int = 1
     # Steps whose gradients are kept whole, as in "10:13".
     save_gradients: str = ""
     # Ranks that see a disagreement hold still for a moment, so that the job can be stopped within that step.

@@ -18,7 +18,7 @@ FOLDER = "gradients"
 
 
 class GradientFiles:
-    """One file a rank, module and step; nothing is kept for steps that were not asked for."""
+    """One file an attempt, rank, module and step; nothing is kept for steps that were not asked for."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -59,7 +59,9 @@ class GradientFiles:
             self._write(watched, step, "-parameters", {**before, **after})
 
     def _write(self, watched: WatchedModule, step: int, what: str, tensors: dict[str, torch.Tensor]) -> None:
-        name = f"step-{step:08d}-module-{watched.index}-rank-{self._scene.rank:05d}{what}.safetensors"
+        # The start of the session keeps a restart from writing over what the attempt before it has left.
+        start = self._scene.session[:8]
+        name = f"step-{step:08d}-module-{watched.index}-rank-{self._scene.rank:05d}-{start}{what}.safetensors"
         rows = {
             key: (tensor.dtype, list(tensor.shape), tensor_bytes(tensor))
             for key, tensor in tensors.items()

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 NO_GRADIENT = bytes(16)
 NOTHING = Sketch(0.0, 0.0, 0, 0)
 LIVE_RANKS = -1
-# A sketch costs several times what a digest does. Most mistakes show in the first steps, so these are sketched
-# all; from then on every so many, and the others are only looked through for values that are not finite.
+# A sketch costs several times what a digest does, so --sketch-every may thin it out. Most mistakes show in the
+# first steps, which are sketched all the same; steps between are looked through for values that are not finite.
 FIRST_STEPS = 8
 # What torch can add up as it is; fp8 it cannot.
 _SUMMABLE = frozenset(

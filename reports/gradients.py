@@ -32,7 +32,8 @@ def render_gradients(modules: Sequence[SavedGradients], console: Console) -> Non
 
 
 def _heading(module: SavedGradients) -> str:
-    return f"Step {module.step}, module {module.module}: {_told(module)}"
+    of_attempt = f", attempt {module.attempt}" if module.attempts > 1 else ""
+    return f"Step {module.step}, module {module.module}{of_attempt}: {_told(module)}"
 
 
 def _told(module: SavedGradients) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,10 @@ SHOWN = 4
 # Beyond this the element-wise comparison would take too long; the bits of the ranks are compared all the same.
 MOST_ELEMENTS = 2_000_000
 
-_FILE = re.compile(r"step-(\d+)-module-(\d+)-rank-(\d+)(-parameters)?\.safetensors")
+_FILE = re.compile(
+    r"step-(?P<step>\d+)-module-(?P<module>\d+)-rank-(?P<rank>\d+)(?:-(?P<start>[0-9a-f]{8}))?(?:-parameters)?"
+    r"\.safetensors"
+)
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "C64": "complex64"}
 
 
@@ -57,28 +60,44 @@ class SavedGradients:
     parameters: tuple[SavedParameter, ...]
     # Ranks of the module's group of which there is no file.
     missing: tuple[int, ...] = ()
+    # Which of the attempts that saved this step, and how many did: a restart may come by a step again.
+    attempt: int = 0
+    attempts: int = 1
+
+
+# By module, and by group: ranks of different groups count their modules each on their own. Then by rank.
+_Files = dict[tuple[int, tuple[int, ...]], dict[int, list[CapturedTensors]]]
 
 
 def saved_gradients(path: Path, step: int) -> list[SavedGradients]:
-    """One entry a module; RunNotFound where nothing was saved at that step."""
-    # By module, and by group: ranks of different groups count their modules each on their own.
-    files: dict[tuple[int, tuple[int, ...]], dict[int, list[CapturedTensors]]] = {}
+    """One entry an attempt and module; RunNotFound where nothing was saved at that step."""
+    by_attempt: dict[str, _Files] = {}
     steps: set[int] = set()
-    for file in sorted((path / FOLDER).glob("*.safetensors")):
+    # Oldest first, and with it the attempts.
+    for file in sorted((path / FOLDER).glob("*.safetensors"), key=_age):
         match = _FILE.fullmatch(file.name)
         if match is None:
             continue
-        steps.add(int(match[1]))
-        if int(match[1]) == step:
+        steps.add(int(match["step"]))
+        if int(match["step"]) == step:
             kept = CapturedTensors(file)
             if kept.entries():
-                key = (int(match[2]), _ranks(kept.note("group")))
-                files.setdefault(key, {}).setdefault(int(match[3]), []).append(kept)
-    if not files:
+                modules = by_attempt.setdefault(match["start"] or "", {})
+                key = (int(match["module"]), _ranks(kept.note("group")))
+                modules.setdefault(key, {}).setdefault(int(match["rank"]), []).append(kept)
+    if not by_attempt:
         there = ", ".join(map(str, sorted(steps)[:10]))
         hint = f"there are some of step {there}" if steps else "run the job with --save-gradients"
         raise RunNotFound(f"{path} holds no gradients of step {step}: {hint}.")
-    return [_module(step, module, group, files[module, group]) for module, group in sorted(files)]
+    return [
+        replace(_module(step, module, group, files), attempt=number, attempts=len(by_attempt))
+        for number, modules in enumerate(by_attempt.values())
+        for (module, group), files in sorted(modules.items())
+    ]
+
+
+def _age(file: Path) -> tuple[int, str]:
+    return file.stat().st_mtime_ns, file.name
 
 
 def _ranks(text: str) -> tuple[int, ...]:

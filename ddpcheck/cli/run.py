@@ -68,9 +68,12 @@ def run(
     sketch_every: Annotated[
         int,
         typer.Option(
-            min=1, metavar="N", help="After the first 8 steps, check the AllReduce at every N-th step."
+            min=1,
+            metavar="N",
+            help="After the first 8 steps, check the AllReduce at every N-th step only: cheaper where "
+            "parameters are many and arithmetic is little.",
         ),
-    ] = 20,
+    ] = 1,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing where all is well.")] = False,
 ) -> None:
     """Watch a DDP job, unchanged, and say whether its replicas agree.

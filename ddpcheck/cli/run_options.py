@@ -18,5 +18,5 @@ class RunOptions:
     optimizer_state: bool = False
     gradients: str = "sketch"
     save_gradients: str = ""
-    sketch_every: int = 20
+    sketch_every: int = 1
     quiet: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -199,3 +200,19 @@ def test_names_may_have_slashes_and_dots(tmp_path: Path) -> None:
     for rank in (0, 1):
         save(tmp_path, rank, {"local/a.b/c": LOCAL[rank], "reduced/a.b/c": MEAN})
     assert [parameter.name for parameter in only(tmp_path).parameters] == ["a.b/c"]
+
+
+def test_attempts_are_kept_apart_oldest_first(tmp_path: Path) -> None:
+    """A restart that comes by the same step again; its mark sorts before that of the first attempt."""
+    save_all(tmp_path, what="-ffffffff")
+    save_all(tmp_path, local={0: [5.0, 5.0], 1: [5.0, 5.0]}, reduced=[5.0, 5.0], what="-00000000")
+    for age, mark in enumerate(("ffffffff", "00000000")):
+        for rank in (0, 1):
+            os.utime(path_of(tmp_path, rank, what=f"-{mark}"), (age, age))
+    first, second = saved_gradients(tmp_path, 0)
+    assert [(one.attempt, one.attempts, one.ranks) for one in (first, second)] == [
+        (0, 2, (0, 1)),
+        (1, 2, (0, 1)),
+    ]
+    assert first.parameters[0].reduced[0].first == (2.0, 4.0)
+    assert second.parameters[0].reduced[0].first == (5.0, 5.0)

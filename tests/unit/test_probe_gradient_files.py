@@ -42,7 +42,7 @@ def test_nothing_is_kept_unasked(tmp_path: Path) -> None:
 
 def test_the_steps_that_were_asked_for(tmp_path: Path) -> None:
     train(tmp_path, 6, save_gradients="1,3:5", rank=1)
-    kept = [f"step-{step:08d}-module-0-rank-00001" for step in (1, 3, 4)]
+    kept = [f"step-{step:08d}-module-0-rank-00001-01234567" for step in (1, 3, 4)]
     assert names(tmp_path) == sorted(
         f"{name}{what}.safetensors" for name in kept for what in ("", "-parameters")
     )
@@ -55,7 +55,7 @@ def test_every_step(tmp_path: Path) -> None:
 
 def test_what_is_in_them(tmp_path: Path) -> None:
     module = train(tmp_path, 1, save_gradients="0")
-    stem = str(tmp_path / "gradients" / "step-00000000-module-0-rank-00000")
+    stem = str(tmp_path / "gradients" / "step-00000000-module-0-rank-00000-01234567")
     kept = load_file(stem + ".safetensors")
     assert sorted(kept) == ["local/bias", "local/weight", "reduced/bias", "reduced/weight"]
     assert kept["local/weight"].tolist() == [[1.0, 2.0, 3.0]] * 2
@@ -88,7 +88,7 @@ def test_local_gradients_are_copies(tmp_path: Path) -> None:
 
     probe.reduced = reduce_then  # type: ignore[method-assign]
     job.forward(X).sum().backward()
-    kept = load_file(tmp_path / "gradients" / "step-00000000-module-0-rank-00000.safetensors")
+    kept = load_file(tmp_path / "gradients" / "step-00000000-module-0-rank-00000-01234567.safetensors")
     assert kept["local/bias"].tolist() == [1.0, 1.0]
     assert kept["reduced/bias"].tolist() == [2.0, 2.0]
 
@@ -124,7 +124,7 @@ def test_what_the_format_does_not_know_is_left_out(tmp_path: Path) -> None:
 
     train(tmp_path, 1, Strange(), save_gradients="0")
     assert len(names(tmp_path)) == 2
-    stem = str(tmp_path / "gradients" / "step-00000000-module-0-rank-00000")
+    stem = str(tmp_path / "gradients" / "step-00000000-module-0-rank-00000-01234567")
     assert load_file(stem + ".safetensors") == {}
     assert sorted(load_file(stem + "-parameters.safetensors")) == [
         "after/table.weight",

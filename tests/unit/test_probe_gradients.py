@@ -140,7 +140,7 @@ def test_three_passes_and_no_more(monkeypatch: pytest.MonkeyPatch, clipped: bool
 def test_between_sketches_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradients, "FIRST_STEPS", 1)
     counted = Counted(monkeypatch)
-    watched = Watched(Many(6)).backward(inputs()).step()
+    watched = Watched(Many(6), sketch_every=20).backward(inputs()).step()
     counted.sketched.clear()
     counted.submitted.clear()
     watched.backward(inputs()).step()
@@ -193,7 +193,7 @@ def test_a_nan_between_two_sketches_is_written_by_the_rank_that_made_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gradients, "FIRST_STEPS", 1)
-    watched = Watched(Many(2))
+    watched = Watched(Many(2), sketch_every=20)
     watched.backward(inputs()).step().backward(inputs()).step()
     watched.backward(torch.full((7,), math.nan)).step()
     assert [record.step for record in watched.backwards] == [0, 2]
