@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +17,9 @@ from ddpcheck.probes.gradient_files import GradientFiles
 from ddpcheck.probes.looks import Look, Moment
 from ddpcheck.probes.probe import Probe, Scene
 from ddpcheck.probes.samples import FIRST
+from ddpcheck.probes.sketches.book import SketchBook
 from ddpcheck.probes.sketches.packing import pack
-from ddpcheck.probes.sketches.sketch import Sketch, can_sketch, sketch
+from ddpcheck.probes.sketches.sketch import Sketch
 from ddpcheck.probes.submission import submit
 from ddpcheck.records.schema import AppliedRecord, BackwardRecord, Of, Stage
 
@@ -43,11 +46,22 @@ class Backward:
     number: int
     step: int
     sketched: bool
-    local: dict[int, Sketch] = field(default_factory=dict)
-    reduced: list[Sketch] = field(default_factory=list)
+    local: SketchBook = field(default_factory=SketchBook)
+    reduced: SketchBook = field(default_factory=SketchBook)
+    # Places without a reduced gradient that could be sketched.
+    absent: set[int] = field(default_factory=set)
     # Address and version of each gradient when it had been reduced: they tell whether anybody wrote since.
     marks: list[tuple[int, int]] = field(default_factory=list)
+    done: bool = False
     written: bool = False
+
+
+@dataclass(frozen=True)
+class Due:
+    """A record that may still wait for a device."""
+
+    ready: Callable[[], bool]
+    write: Callable[[], None]
 
 
 class GradientProbe(Probe):
@@ -60,6 +74,17 @@ class GradientProbe(Probe):
         self._backwards: dict[int, Backward] = {}
         self._files = GradientFiles(scene)
         self._looks: dict[int, Look] = {}
+        self._due: deque[Due] = deque()
+        # Steps begun so far: what comes from a device after the next step has begun is no longer current.
+        self._generation = 0
+
+    def wrapped(self, watched: WatchedModule) -> None:
+        """Compile now what a device needs, not in the first backward."""
+        for device in {tensor.device for tensor in watched.tensors(watched.parameters)}:
+            if device.type == "cuda":
+                from ddpcheck.probes.sketches.device import fused_kernel
+
+                fused_kernel(device)
 
     def backward_begun(self, watched: WatchedModule) -> None:
         self._write(watched)
@@ -70,21 +95,28 @@ class GradientProbe(Probe):
     def gradient_ready(self, watched: WatchedModule, place: int, gradient: torch.Tensor) -> None:
         backward = self._backwards[watched.index]
         if backward.sketched or (self._looks_at(backward.step) and _has_nonfinite(gradient)):
-            backward.local[place] = _sketch(gradient)
+            backward.local.add(place, gradient)
         self._files.keep_local(watched, backward.step, place, gradient)
 
     def reduced(self, watched: WatchedModule) -> None:
         backward = self._backwards[watched.index]
         gradients = _gradients(watched)
         if backward.sketched or backward.local:
-            backward.reduced = [_sketch(gradient) for gradient in gradients]
+            for place, gradient in enumerate(gradients):
+                if gradient is None or not backward.reduced.add(place, gradient):
+                    backward.absent.add(place)
+            backward.local.send()
+            backward.reduced.send()
+            backward.done = True
         backward.marks = _marks(gradients)
         self._files.write(watched, backward.step, gradients)
 
     def forward(self, watched: WatchedModule) -> None:
+        self._settle()
         self._write(watched)
 
     def before_step(self, optimizer: WatchedOptimizer) -> None:
+        self._settle()
         for watched in optimizer.modules:
             self._write(watched)
             self._files.keep_parameters(watched, optimizer.steps)
@@ -93,12 +125,14 @@ class GradientProbe(Probe):
 
     def after_step(self, optimizer: WatchedOptimizer) -> None:
         """From here on the user may clear the gradients: they can no longer be captured."""
+        self._generation += 1
         for watched in optimizer.modules:
             self._files.write_parameters(watched, optimizer.steps)
             if watched.index in self._looks:
                 self._looks.pop(watched.index).current = False
 
     def ending(self) -> None:
+        self._settle(wait=True)
         self._backwards.clear()
 
     def _looks_at(self, step: int) -> bool:
@@ -109,33 +143,49 @@ class GradientProbe(Probe):
         often = step < FIRST_STEPS or step % self.scene.config.sketch_every == 0
         return often and self._looks_at(step)
 
+    def _put(self, due: Due) -> None:
+        """Write it now if it is complete, else when it is; records keep their order."""
+        self._due.append(due)
+        self._settle()
+
+    def _settle(self, wait: bool = False) -> None:
+        """Write what has arrived from a device; in the training loop nothing waits for it."""
+        while self._due and (wait or self._due[0].ready()):
+            self._due.popleft().write()
+
     def _write(self, watched: WatchedModule) -> None:
         """One record a reduced backward, once it is known that nothing more belongs to it."""
         backward = self._backwards.get(watched.index)
         watch = watched.backward
-        if watch is None or backward is None or backward.written or not backward.reduced:
+        if watch is None or backward is None or backward.written or not backward.done:
             return
         backward.written = True
         part, of = watched.group.index(self.scene.rank), len(watched.group)
         count = len(watched.parameters)
-        # A parameter that this rank did not use gives zeros to the sum.
-        local = [backward.local.get(place, NOTHING) for place in range(count)]
-        known = watch.places
-        absent = [p for p, found in enumerate(backward.reduced) if found is NOTHING or p not in known]
-        self.scene.write(
-            BackwardRecord(
-                module=watched.index,
-                number=backward.number,
-                step=backward.step,
-                local=pack(local) if backward.sketched else "",
-                reduced=pack(backward.reduced[part::of]) if backward.sketched else "",
-                root=hashlib.blake2b(pack(backward.reduced).encode(), digest_size=8).hexdigest(),
-                local_nonfinite=_nonfinite(local),
-                reduced_nonfinite=_nonfinite(backward.reduced),
-                absent=absent,
-                divisor=_divisor(watched),
+        known, divisor = watch.places, _divisor(watched)
+        absent = [place for place in range(count) if place in backward.absent or place not in known]
+
+        def write() -> None:
+            found_local, found = backward.local.sketches(), backward.reduced.sketches()
+            # A parameter that this rank did not use gives zeros to the sum.
+            local = [found_local.get(place, NOTHING) for place in range(count)]
+            reduced = [found.get(place, NOTHING) for place in range(count)]
+            self.scene.write(
+                BackwardRecord(
+                    module=watched.index,
+                    number=backward.number,
+                    step=backward.step,
+                    local=pack(local) if backward.sketched else "",
+                    reduced=pack(reduced[part::of]) if backward.sketched else "",
+                    root=hashlib.blake2b(pack(reduced).encode(), digest_size=8).hexdigest(),
+                    local_nonfinite=_nonfinite(found_local),
+                    reduced_nonfinite=_nonfinite(found),
+                    absent=absent,
+                    divisor=divisor,
+                )
             )
-        )
+
+        self._put(Due(lambda: backward.local.ready() and backward.reduced.ready(), write))
 
     def _write_applied(self, optimizer: WatchedOptimizer, watched: WatchedModule) -> None:
         watch = watched.backward
@@ -144,50 +194,64 @@ class GradientProbe(Probe):
         owned = optimizer.owned(watched)
         gradients = _gradients(watched)
         places = [place for place in sorted(owned) if gradients[place] is not None]
-        leaves = [NO_GRADIENT] * len(gradients)
-        chosen = [gradient for place in places if (gradient := gradients[place]) is not None]
-        for place, leaf in zip(places, submit(chosen).result(), strict=True):
-            leaves[place] = leaf
+        ticket = submit([gradient for place in places if (gradient := gradients[place]) is not None])
         backward, window = self._backwards.get(watched.index), watch.window
-        root = combine(leaves)
         moved = backward is None or not backward.marks or _marks(gradients) != backward.marks
-        self.scene.write(
-            AppliedRecord(
-                module=watched.index,
-                optimizer=optimizer.index,
-                step=optimizer.steps,
-                root=root.hex(),
-                last=window.last.value,
-                moved=moved,
-                synced=window.synced,
-                unsynced=window.unsynced,
-                reason=window.reason.value if window.reason is not None else "",
-                waiting=list(window.waiting)[:100],
-                nonfinite=self._nonfinite_applied(backward, moved, places, gradients),
-            )
+        nonfinite = _nonfinite_applied(backward, moved, places, gradients)
+        record = AppliedRecord(
+            module=watched.index,
+            optimizer=optimizer.index,
+            step=optimizer.steps,
+            root="",
+            last=window.last.value,
+            moved=moved,
+            synced=window.synced,
+            unsynced=window.unsynced,
+            reason=window.reason.value if window.reason is not None else "",
+            waiting=list(window.waiting)[:100],
         )
-        if self.scene.disagreements is not None and not watched.loose:
-            moment = Moment(watched, Stage.APPLIED, Of.GRADIENTS, optimizer.steps, optimizer.index)
-            samples = b"".join(map(_first_values, gradients))
-            look = Look(moment, moment.key(self.scene.session), root, leaves, samples)
-            self._looks[watched.index] = look
-            self.scene.disagreements.publish(look)
+        live = self.scene.disagreements is not None and not watched.loose
+        samples = b"".join(map(_first_values, gradients)) if live else b""
+        moment = Moment(watched, Stage.APPLIED, Of.GRADIENTS, optimizer.steps, optimizer.index)
+        count, generation = len(gradients), self._generation
 
-    def _nonfinite_applied(
-        self,
-        backward: Backward | None,
-        moved: bool,
-        places: list[int],
-        gradients: list[torch.Tensor | None],
-    ) -> dict[str, int]:
-        """What was not finite after the reduction still is, unless somebody wrote to the gradients since."""
-        if backward is None or not any(found.nonfinite for found in backward.reduced):
-            return {}
-        if not moved:
-            found = _nonfinite(backward.reduced)
-            return {str(place): found[str(place)] for place in places if str(place) in found}
-        looked = {place: _sketch(gradients[place]) for place in places}
-        return {str(place): one.nonfinite for place, one in looked.items() if one.nonfinite}
+        def write() -> None:
+            leaves = [NO_GRADIENT] * count
+            for place, leaf in zip(places, ticket.result(), strict=True):
+                leaves[place] = leaf
+            root = combine(leaves)
+            found = _nonfinite(nonfinite.sketches())
+            wrong = {str(place): found[str(place)] for place in places if str(place) in found}
+            self.scene.write(replace(record, root=root.hex(), nonfinite=wrong))
+            if live and self.scene.disagreements is not None:
+                current = generation == self._generation
+                key = moment.key(self.scene.session)
+                look = Look(moment, key, root, leaves, samples, current=current)
+                if current:
+                    self._looks[watched.index] = look
+                self.scene.disagreements.publish(look)
+
+        self._put(Due(lambda: ticket.ready() and nonfinite.ready(), write))
+
+
+def _nonfinite_applied(
+    backward: Backward | None, moved: bool, places: list[int], gradients: list[torch.Tensor | None]
+) -> SketchBook:
+    """Sketches that tell what is not finite in what is applied.
+
+    What was not finite after the reduction still is, unless somebody wrote to the gradients since.
+    """
+    if backward is None or not backward.reduced.may_hold_nonfinite():
+        return SketchBook()
+    if not moved:
+        return backward.reduced
+    again = SketchBook()
+    for place in places:
+        gradient = gradients[place]
+        if gradient is not None:
+            again.add(place, gradient)
+    again.send()
+    return again
 
 
 def _gradients(watched: WatchedModule) -> list[torch.Tensor | None]:
@@ -201,10 +265,6 @@ def _marks(gradients: list[torch.Tensor | None]) -> list[tuple[int, int]]:
 def _address(gradient: torch.Tensor) -> int:
     # Sparse gradients have none; a new one is made in every backward.
     return gradient.data_ptr() if gradient.layout == torch.strided else id(gradient)
-
-
-def _sketch(gradient: torch.Tensor | None) -> Sketch:
-    return NOTHING if gradient is None or not can_sketch(gradient) else sketch(gradient)
 
 
 def _first_values(gradient: torch.Tensor | None) -> bytes:
@@ -222,8 +282,8 @@ def _has_nonfinite(gradient: torch.Tensor) -> bool:
     return not isfinite(abs(gradient.sum().item()))
 
 
-def _nonfinite(sketches: list[Sketch]) -> dict[str, int]:
-    return {str(place): found.nonfinite for place, found in enumerate(sketches) if found.nonfinite}
+def _nonfinite(sketches: Mapping[int, Sketch]) -> dict[str, int]:
+    return {str(place): one.nonfinite for place, one in sorted(sketches.items()) if one.nonfinite}
 
 
 def _divisor(watched: WatchedModule) -> int:

@@ -51,9 +51,11 @@ def sketch(tensor: torch.Tensor) -> Sketch:
 
         return sketch_sparse(tensor)
     if not tensor.is_cpu:
-        from .device import sketch_async
+        from .device import DevicePage
 
-        return sketch_async([tensor]).result()[0]
+        page = DevicePage(tensor.device)
+        page.add(0, tensor)
+        return page.sketches()[0]
     return _sketch_cpu(as_real(tensor), tensor.numel())
 
 

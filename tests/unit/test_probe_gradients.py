@@ -13,6 +13,7 @@ from torch import nn
 
 from ddpcheck.probes import gradients
 from ddpcheck.probes.gradients import FIRST_STEPS, GradientProbe
+from ddpcheck.probes.sketches import book
 from ddpcheck.probes.sketches.packing import unpack
 from ddpcheck.probes.sketches.sketch import sketch
 from ddpcheck.records.schema import AppliedRecord, BackwardRecord, to_line
@@ -110,7 +111,7 @@ class Counted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sketched: list[int] = []
         self.submitted: list[int] = []
-        real_sketch, real_submit = gradients.sketch, gradients.submit
+        real_sketch, real_submit = book.sketch, gradients.submit
 
         def counting_sketch(tensor: torch.Tensor) -> Any:
             self.sketched.append(tensor.data_ptr())
@@ -120,7 +121,7 @@ class Counted:
             self.submitted += [tensor.data_ptr() for tensor in tensors]
             return real_submit(tensors)
 
-        monkeypatch.setattr(gradients, "sketch", counting_sketch)
+        monkeypatch.setattr(book, "sketch", counting_sketch)
         monkeypatch.setattr(gradients, "submit", counting_submit)
 
 
@@ -331,3 +332,41 @@ def test_gradients_generators_and_versions_stay_as_they_are() -> None:
     assert alone[:2] == under[:2]
     assert torch.equal(alone[2], under[2])
     assert len(scene.of(AppliedRecord)) == 3
+
+
+class Behind:
+    """A device that is behind: whoever asks for sketches too early would have to wait."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.arrived = False
+        self.may_wait = False
+        real = book.SketchBook.sketches
+
+        def sketches(of: book.SketchBook) -> dict[int, Any]:
+            assert self.arrived or self.may_wait or not of, "the training loop waited for the device"
+            return real(of)
+
+        monkeypatch.setattr(book.SketchBook, "ready", lambda _: self.arrived)
+        monkeypatch.setattr(book.SketchBook, "sketches", sketches)
+
+
+def test_nothing_waits_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    behind = Behind(monkeypatch)
+    watched = Watched(Many(3))
+    for _ in range(3):
+        watched.backward(inputs()).step()
+    assert watched.scene.records == []
+    behind.arrived = True
+    watched.backward(inputs())
+    assert [type(record) for record in watched.scene.records] == [BackwardRecord, AppliedRecord] * 3
+    assert [record.step for record in watched.backwards] == [0, 1, 2]
+    assert [record.step for record in watched.applied] == [0, 1, 2]
+
+
+def test_what_is_still_on_its_way_is_waited_for_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    behind = Behind(monkeypatch)
+    watched = Watched(Many(3)).backward(inputs()).step().backward(inputs()).step()
+    assert watched.scene.records == []
+    behind.may_wait = True
+    watched.scene.tell("ending")
+    assert ([record.step for record in watched.backwards], len(watched.applied)) == ([0, 1], 2)

@@ -16,7 +16,8 @@ import torch
 
 from ddpcheck.probes.digest.device_copy import DirectCopy
 from ddpcheck.probes.sketches import device
-from ddpcheck.probes.sketches.device import sketch_async, sketch_row
+from ddpcheck.probes.sketches.book import SketchBook
+from ddpcheck.probes.sketches.device import sketch_row
 from ddpcheck.probes.sketches.sketch import Sketch, can_sketch, sketch
 from ddpcheck.probes.sketches.weights import BLOCK, LARGEST_WEIGHT, PIECE, signs, weight
 
@@ -266,29 +267,107 @@ assert len(os.listdir("/proc/self/task")) == before
 def test_a_device_computes_the_same(size: int) -> None:
     # The device's operations, run on the CPU: there was no other device to run them on.
     tensor = normal(size)
-    value, norm, nonfinite = sketch_row(tensor).tolist()
-    assert_is_sketch_of(Sketch(value, norm, int(nonfinite), size), tensor)
+    value, squares, nonfinite = sketch_row(tensor).tolist()
+    assert_is_sketch_of(Sketch(value, math.sqrt(squares), int(nonfinite), size), tensor)
     if size:
         tensor[-1] = math.nan
         assert sketch_row(tensor)[2].item() == 1
 
 
-def test_tickets() -> None:
+def test_a_book_keeps_what_is_on_the_cpu() -> None:
     tensors = [normal(10), normal(50000), torch.eye(3).to_sparse(), torch.ones(3, dtype=torch.complex64)]
-    ticket = sketch_async(tensors)
-    assert ticket.ready()
-    assert ticket.result() == [sketch(each) for each in tensors]
-    assert sketch_async([]).result() == []
+    book = SketchBook()
+    assert not book
+    assert all(book.add(2 * place, tensor) for place, tensor in enumerate(tensors))
+    assert not book.add(9, torch.ones(3, device="meta"))
+    assert book
+    book.send()
+    assert book.ready()
+    assert not book.may_hold_nonfinite()
+    assert book.sketches() == {2 * place: sketch(tensor) for place, tensor in enumerate(tensors)}
+    book.add(1, torch.tensor([1.0, math.inf]))
+    assert book.may_hold_nonfinite()
 
 
-def test_a_ticket_from_a_device_that_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+class SlowCopy(DirectCopy):
+    """A copy that is under way for as long as the test says."""
+
+    arrived = False
+
+    def ready(self) -> bool:
+        return self.arrived
+
+
+def test_a_book_fetches_from_a_device_once_and_is_not_ready_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[torch.Tensor] = []
+
+    def copy_to_host(rows: torch.Tensor) -> SlowCopy:
+        copies.append(rows)
+        return SlowCopy(rows)
+
     monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda _: False))
-    monkeypatch.setattr(device, "copy_to_host", DirectCopy)
-    ticket = device.sketch_async([normal(10), normal(50000)])
+    monkeypatch.setattr(device, "copy_to_host", copy_to_host)
+    book = SketchBook()
+    for place, size in enumerate((10, 50000)):
+        assert book.add(place, normal(size))
+    # The number of its entries is on the device.
+    assert not book.add(2, torch.eye(3).to_sparse())
+    assert not book.ready()
+    book.send()
+    assert not book.ready()
+    assert book.may_hold_nonfinite()
+    monkeypatch.setattr(SlowCopy, "arrived", True)
+    assert book.ready()
+    assert [tuple(rows.shape) for rows in copies] == [(2, 3)]
+    found = book.sketches()
     monkeypatch.undo()
-    assert ticket.ready()
-    for result, size in zip(ticket.result(), (10, 50000), strict=True):
-        assert_is_sketch_of(result, normal(size))
+    for place, size in enumerate((10, 50000)):
+        assert_is_sketch_of(found[place], normal(size))
+
+
+TRITON_SCRIPT = """
+import contextlib, math
+import numpy
+import torch
+from ddpcheck.probes.sketches import device, fused_triton
+from ddpcheck.probes.sketches.weights import BLOCK
+
+# The CUDA calls around the launch, stood in for: the interpreter works on CPU memory.
+torch.cuda.device = lambda device: contextlib.nullcontext()
+torch.manual_seed(0)
+for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2):
+    for size in (1, 16 * 1024, 16 * 1024 + 1) + (BLOCK + 5,) * (dtype is torch.float32):
+        tensor = torch.randn(size).to(dtype)
+        torch.testing.assert_close(
+            device._row_by_kernel(fused_triton, tensor), device.row_by_torch(tensor), rtol=1e-12, atol=1e-9
+        )
+turned = torch.randn(300, 7).t()
+torch.testing.assert_close(
+    device._row_by_kernel(fused_triton, turned), device.row_by_torch(turned), rtol=1e-12, atol=1e-12
+)
+numpy.seterr(invalid="ignore")  # the interpreter's own arithmetic
+wrong = torch.ones(40_000)
+wrong[[3, 20_000, 39_999]] = torch.tensor([math.nan, math.inf, -math.inf])
+assert device._row_by_kernel(fused_triton, wrong)[2].item() == 3
+assert device.fused_kernel(torch.device("cpu")) is fused_triton
+device.fused_kernel.cache_clear()
+fused_triton.launch = lambda flat, signs, weights: torch.ones(3, dtype=torch.float64)
+assert device.fused_kernel(torch.device("cpu")) is None
+"""
+
+
+def test_triton_computes_the_same_and_is_dropped_where_it_does_not() -> None:
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": ROOT}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", TRITON_SCRIPT],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_cannot_be_read_is_said_so() -> None:

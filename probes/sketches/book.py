@@ -1,0 +1,60 @@
+"""Sketches of many tensors, taken as they come: at once on the CPU, fetched together from a device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .sketch import Sketch, can_sketch, sketch
+
+if TYPE_CHECKING:
+    from .device import DevicePage
+
+
+class SketchBook:
+    """Never waits for a device before `sketches` is asked for."""
+
+    def __init__(self) -> None:
+        self._here: dict[int, Sketch] = {}
+        self._away: dict[torch.device, DevicePage] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._here or self._away)
+
+    def add(self, place: int, tensor: torch.Tensor) -> bool:
+        """Sketch `tensor` as it is at this moment; False where it cannot be done."""
+        if not can_sketch(tensor):
+            return False
+        if tensor.is_cpu:
+            self._here[place] = sketch(tensor)
+            return True
+        if tensor.is_sparse:
+            return False  # how many entries it has could only be known by waiting
+        page = self._away.get(tensor.device)
+        if page is None:
+            from .device import DevicePage
+
+            page = self._away[tensor.device] = DevicePage(tensor.device)
+        page.add(place, tensor)
+        return True
+
+    def send(self) -> None:
+        """Nothing more will come: let what is on devices set out for the host."""
+        for page in self._away.values():
+            page.send()
+
+    def ready(self) -> bool:
+        """Whether `sketches` would return without waiting."""
+        return all(page.ready() for page in self._away.values())
+
+    def may_hold_nonfinite(self) -> bool:
+        """True also where it is not known yet."""
+        return bool(self._away) or any(found.nonfinite for found in self._here.values())
+
+    def sketches(self) -> dict[int, Sketch]:
+        """By place."""
+        found = dict(self._here)
+        for page in self._away.values():
+            found.update(page.sketches())
+        return found
