@@ -96,8 +96,10 @@ def measure(model: str, options: list[str], rounds: int) -> float:
     without, with_it = (statistics.median(wall for wall, _ in column) for column in zip(*pairs, strict=True))
     wall = statistics.median(second[0] / first[0] for first, second in pairs)
     work = statistics.median(second[1] / first[1] for first, second in pairs)
+    what = " ".join([model, *options])
+    before, after = without / steps * 1e3, with_it / steps * 1e3
     print(
-        f"{' '.join([model, *options])}: {without / steps * 1e3:.1f} ms a step without, {with_it / steps * 1e3:.1f} ms with ddpcheck: "
+        f"{what}: {before:.1f} ms a step without, {after:.1f} ms with ddpcheck: "
         f"ratio {wall:.3f} (processor time {work:.3f})"
     )
     return wall
