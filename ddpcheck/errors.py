@@ -23,6 +23,12 @@ class RunUnreadable(UserError):
     """There is a run, but nothing in it can be read."""
 
 
+class NotComparable(UserError):
+    """Two runs that have too little in common to say where they part."""
+
+    exit_status = 2
+
+
 class OutputFolderError(UserError):
     """The run folder cannot be made or written."""
 

@@ -72,7 +72,7 @@ class Run:
         return sorted(self.attempts.values(), key=lambda attempt: attempt.started)
 
     def _discover(self) -> None:
-        for path in sorted(self.path.glob(RANK_FILES), key=_by_start):
+        for path in sorted(self.path.glob(RANK_FILES), key=by_start):
             if path not in self._files:
                 self._files[path] = (RecordFile(path), None)
 
@@ -108,7 +108,7 @@ class Run:
         return header
 
 
-def _by_start(path: Path) -> tuple[str, int]:
+def by_start(path: Path) -> tuple[str, int]:
     """A rank's files in the order in which they were opened: rank-00000.jsonl, rank-00000.1.jsonl, …"""
     rank, _, number = path.name.removesuffix(".jsonl").partition(".")
     return rank, int(number) if number.isdigit() else 0

@@ -1,0 +1,1 @@
+"""Comparing two runs: the first step, stage and parameter at which they part."""
