@@ -40,7 +40,7 @@ _TOP_LEVEL = (
 
 def to_json(report: Report) -> str:
     """The text of report.json, ending in a newline."""
-    document = {name: _plain(getattr(report, name)) for name in _TOP_LEVEL}
+    document = {name: plain(getattr(report, name)) for name in _TOP_LEVEL}
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
@@ -97,7 +97,7 @@ def _known(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in raw.items() if key in names}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """`value` in JSON's own types only; what JSON has no word for becomes a string."""
     if isinstance(value, Enum):
         return value.value
@@ -108,11 +108,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return _well_formed(value)
     if isinstance(value, Mapping):
-        return {_well_formed(str(key)): _plain(item) for key, item in value.items()}
+        return {_well_formed(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, (Sequence, set, frozenset)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, (Finding, Attempt, Check, DataEpoch, RankSummary)):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     return _well_formed(str(value))
 
 

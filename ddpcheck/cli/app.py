@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ddpcheck.cli.diff import diff
 from ddpcheck.cli.explain import explain
 from ddpcheck.cli.report import report
 from ddpcheck.cli.run import run
@@ -39,4 +40,5 @@ def ddpcheck(
 # Whatever follows the command's first word belongs to the command, dashes and all.
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(report)
+app.command()(diff)
 app.command()(explain)

@@ -57,9 +57,10 @@ def _exact(a: Side, b: Side, outlines: tuple[Outline, Outline], notes: list[str]
 def _with_ratios(partings: list[Parting], within: list[Parting]) -> list[Parting]:
     """What the sizes of the gradients say, beside the bits."""
     told = {(one.module, one.step): one.message for one in within if one.stage is Where.REDUCED}
-    gradients = (Where.LOCAL, Where.REDUCED)
     return [
-        replace(one, message=told.get((one.module, one.step), "")) if one.stage in gradients else one
+        replace(one, message=told.get((one.module, one.step), ""))
+        if one.stage is Where.REDUCED or (one.stage is Where.LOCAL and one is partings[0])
+        else one
         for one in partings
     ]
 
@@ -205,7 +206,7 @@ def _how_large(within: RoundingResult) -> list[str]:
     """A difference in the bits may be no more than rounding: how far the gradients are apart tells."""
     if not within.growth:
         return []
-    beyond = next((one for one in within.growth if one.relative > one.tolerance), None)
+    beyond = next((one for one in within.growth if one.beyond), None)
     if beyond is not None:
         return [
             f"Reduced gradients are further apart than rounding explains from step {beyond.step} on "

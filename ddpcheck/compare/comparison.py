@@ -97,6 +97,11 @@ class Growth:
     relative: float
     tolerance: float
 
+    @property
+    def beyond(self) -> bool:
+        """Whether rounding is no excuse any more."""
+        return self.relative > self.tolerance
+
 
 @dataclass(frozen=True)
 class Comparison:

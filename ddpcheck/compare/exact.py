@@ -47,7 +47,7 @@ def compare_exactly(a: Side, b: Side) -> ExactResult:
     agreed: dict[tuple[int, Where], int] = {}
     same_version = a.recorded_by == b.recorded_by
     for rank in sorted(a.headers.keys() & b.headers.keys()):
-        walk = _Walk(a, b, Seat(rank, same_version))
+        walk = RankWalk(a, b, Seat(rank, same_version))
         earliest = min((difference.moment.step for difference in differences), default=None)
         differences += walk.differences(earliest)
         result.compared.update(walk.compared)
@@ -58,12 +58,12 @@ def compare_exactly(a: Side, b: Side) -> ExactResult:
     return result
 
 
-class _Walk:
+class RankWalk:
     """One rank through both runs, side by side."""
 
     def __init__(self, a: Side, b: Side, seat: Seat) -> None:
         self._sides = (Timeline(a.records(seat.rank)), Timeline(b.records(seat.rank)))
-        self._waiting: tuple[dict[Key, Moment], dict[Key, Moment]] = ({}, {})
+        self.waiting: tuple[dict[Key, Moment], dict[Key, Moment]] = ({}, {})
         self._seat = seat
         self.compared: Counter[str] = Counter()
         # By module and stage, the last step before the first difference at which the runs agreed.
@@ -74,9 +74,9 @@ class _Walk:
     def differences(self, earliest: int | None) -> list[Difference]:
         last = None if earliest is None else earliest + AFTERMATH
         for side, moment in self._moments():
-            other = self._waiting[1 - side].pop(moment.key, None)
+            other = self.waiting[1 - side].pop(moment.key, None)
             if other is None:
-                self._waiting[side][moment.key] = moment
+                self.waiting[side][moment.key] = moment
             else:
                 self._compare(*((moment, other) if side == 0 else (other, moment)))
             if self._found and last is None:
@@ -84,8 +84,8 @@ class _Walk:
             if last is not None and min(timeline.step for timeline in self._sides) > last:
                 break
             self._forget()
-        self._settle_missing(list(self._waiting[0].values()), 0)
-        self._settle_missing(list(self._waiting[1].values()), 1)
+        self._settle_missing(list(self.waiting[0].values()), 0)
+        self._settle_missing(list(self.waiting[1].values()), 1)
         self.common = min(timeline.step for timeline in self._sides)
         return [difference for difference in self._found if last is None or difference.moment.step <= last]
 
@@ -99,7 +99,7 @@ class _Walk:
 
     def _forget(self) -> None:
         for side in (0, 1):
-            waiting = self._waiting[side]
+            waiting = self.waiting[side]
             if len(waiting) < 8 * MOST_AHEAD:
                 continue
             old = [m for m in waiting.values() if m.step + MOST_AHEAD < self._sides[1 - side].step]

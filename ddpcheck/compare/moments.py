@@ -54,7 +54,9 @@ class Timeline:
         self.reached: dict[int, tuple[int, int]] = {}
         self.over = False
         self._turn = 0
-        self._modules: dict[int, ModuleRecord] = {}
+        # By module: names of its parameters and of its buffers, and the ranks of its group.
+        self._names: dict[tuple[int, bool], tuple[str, ...]] = {}
+        self._groups: dict[int, tuple[int, ...]] = {}
         self._backwards: dict[int, BackwardRecord] = {}
         self._params: dict[int, DigestRecord] = {}
         # Never changed in place: moments keep them.
@@ -82,7 +84,7 @@ class Timeline:
     def _take(self, record: Record) -> Moment | None:
         match record:
             case ModuleRecord():
-                self._modules[record.module] = record
+                self._describe(record)
             case OptimizerRecord():
                 self._change(record.optimizer, {"class": record.name})
             case HyperRecord():
@@ -101,6 +103,11 @@ class Timeline:
             case SkipRecord() if record.module is not None:
                 return self._moment(("skip", record.module, record.forward), record.step, record)
         return None
+
+    def _describe(self, record: ModuleRecord) -> None:
+        self._names[record.module, False] = tuple(str(row[0]) for row in record.parameters)
+        self._names[record.module, True] = tuple(str(row[0]) for row in record.buffers)
+        self._groups[record.module] = tuple(record.group)
 
     def _change(self, optimizer: int, changed: Mapping[str, Any]) -> None:
         self._hyper[optimizer] = {**self._hyper.get(optimizer, {}), **changed}
@@ -131,22 +138,16 @@ class Timeline:
         # A batch is written down after the step that it led to.
         late = 0 <= step <= done
         backward = self._backwards.get(module)
+        buffers = isinstance(record, DigestRecord) and record.of == Of.BUFFERS.value
         return Moment(
             key=key,
             step=step,
             turn=turn if late else self._turn,
             module=module,
             record=record,
-            names=self._names(module, record),
-            group=tuple(self._modules[module].group) if module in self._modules else (),
+            names=self._names.get((module, buffers), ()),
+            group=self._groups.get(module, ()),
             backward=backward if backward is not None and backward.step == step else None,
             hyper=hyper or {},
             before=self._params.get(module),
         )
-
-    def _names(self, module: int, record: Comparable) -> tuple[str, ...]:
-        described = self._modules.get(module)
-        if described is None:
-            return ()
-        buffers = isinstance(record, DigestRecord) and record.of == Of.BUFFERS.value
-        return tuple(str(row[0]) for row in (described.buffers if buffers else described.parameters))

@@ -13,6 +13,8 @@ from ddpcheck.probes.sketches.packing import Packed
 from ddpcheck.records.leaves import unpack_leaves
 from ddpcheck.records.schema import AppliedRecord, BackwardRecord, BatchRecord, DigestRecord, Of, Stage
 
+# Of a digest, for people to compare.
+_DIGITS = 16
 _STAGES = {
     Stage.INIT_AFTER.value: Where.INIT,
     Stage.BUFFERS.value: Where.BUFFERS,
@@ -49,7 +51,7 @@ def compare(a: Moment, b: Moment, seat: Seat) -> Iterator[Verdict]:
     if isinstance(one, DigestRecord) and isinstance(other, DigestRecord):
         yield from _digests(a, b, one, other, seat)
     elif isinstance(one, AppliedRecord) and isinstance(other, AppliedRecord):
-        said: tuple[Value, ...] = (Value("digest", one.root, other.root, seat.rank),)
+        said: tuple[Value, ...] = (_roots(one, other, seat.rank),)
         if one.moved != other.moved:
             said = (*said, Value("written after the reduction", one.moved, other.moved, seat.rank))
         yield Verdict(Where.APPLIED, one.root != other.root, None, None, said)
@@ -86,7 +88,11 @@ def _digests(a: Moment, b: Moment, one: DigestRecord, other: DigestRecord, seat:
         )
         for name in names
     }
-    yield Verdict(where, differ, names or None, values, (Value("digest", one.root, other.root, seat.rank),))
+    yield Verdict(where, differ, names or None, values, (_roots(one, other, seat.rank),))
+
+
+def _roots(a: DigestRecord | AppliedRecord, b: DigestRecord | AppliedRecord, rank: int) -> Value:
+    return Value("digest", a.root[:_DIGITS], b.root[:_DIGITS], rank)
 
 
 def written(moment: Moment) -> tuple[str, ...] | None:

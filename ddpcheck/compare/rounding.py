@@ -164,7 +164,7 @@ class _Walk:
             text = "gradients are not finite in one run only"
         else:
             text = f"gradients are apart by {relative:.2g} of their size"
-            if before is None or relative > SUDDEN * max(before.relative, self._tolerance.roundoff):
+            if before is None or relative > SUDDEN * before.relative:
                 text += ", all at once"
             else:
                 text += f", after {before.relative:.2g} at step {before.step}"
@@ -196,11 +196,17 @@ class _Walk:
             quantities["ratio of the global batches"] = max(rows) / min(rows)
         if all(forwards) and forwards[0] != forwards[1]:
             quantities["ratio of the forwards per step"] = max(forwards) / min(forwards)
-        for which, size, count, total in zip("AB", sizes, forwards, rows, strict=True):
-            quantities.setdefault(f"world size of run {which}", size)
-            quantities.setdefault(f"forwards per step of run {which}", count)
-            quantities.setdefault(f"global batch of run {which}", total)
-            quantities.setdefault(f"batch of a rank of run {which}", total / size)
+        shares = [total / size for total, size in zip(rows, sizes, strict=True)]
+        for name, both in (
+            ("world size", sizes),
+            ("forwards per step", forwards),
+            ("global batch", rows),
+            ("batch of a rank", shares),
+        ):
+            if both[0] == both[1]:
+                quantities[name] = both[0]
+            else:
+                quantities |= {f"{name} of run {which}": size for which, size in zip("AB", both, strict=True)}
         return quantities
 
     def _hyper(self, a: RunStep, b: RunStep) -> Parting | None:

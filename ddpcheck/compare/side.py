@@ -63,8 +63,8 @@ def read_side(label: str, folder: Path, attempt: int | None) -> Side:
         )
     number = len(attempts) - 1 if attempt is None else attempt
     if number >= len(attempts):
-        known = "attempt 0 only" if len(attempts) == 1 else f"attempts 0 to {len(attempts) - 1}"
-        raise NotComparable(f"{folder} has no attempt {number}: there is {known}")
+        known = "only attempt 0" if len(attempts) == 1 else f"attempts 0 to {len(attempts) - 1}"
+        raise NotComparable(f"{folder} has no attempt {number}: it holds {known}")
     headers = {rank: header for rank, (_, header) in sorted(attempts[number].items())}
     files = {rank: path for rank, (path, _) in attempts[number].items()}
     return Side(label, folder, number, description, files, headers)

@@ -34,8 +34,8 @@ def same(a: Packed, b: Packed) -> bool:
 
 
 def about_norm(one: Packed) -> float:
-    """A norm is known between two bounds, not far from each other: the middle of them."""
-    return math.sqrt(one.norm * one.norm_low) if one.known else math.nan
+    """A norm is known between two bounds, not far from each other: the middle of them, in two digits."""
+    return float(f"{math.sqrt(one.norm * one.norm_low):.2g}") if one.known else math.nan
 
 
 def _unpacked(text: str) -> list[Packed]:

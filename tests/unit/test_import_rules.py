@@ -23,6 +23,7 @@ ACCELERATORS = {"xxhash", "triton", "pynvml"}
 
 FORBIDDEN = {
     "analysis": {"torch", "rich", "typer", "reports", "cli", "launcher", "agent", "bootstrap"},
+    "compare": {"torch", "rich", "typer", "reports", "cli", "launcher", "agent", "bootstrap"},
     "reports": {"torch", "typer", "probes", "agent", "launcher", "bootstrap", "cli", "records"},
     "probes": {"rich", "typer", "analysis", "reports", "cli", "launcher"},
     "explanations": {"torch", "rich", "typer"},

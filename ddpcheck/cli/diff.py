@@ -1,0 +1,88 @@
+"""`ddpcheck diff`: the first step, stage and parameter at which two runs part."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import typer
+
+from ddpcheck.cli.run_folder import find_run
+from ddpcheck.errors import RunNotFound, RunUnreadable, UsageError
+
+PARTED = 10
+
+
+def diff(
+    run_a: Annotated[
+        str, typer.Argument(metavar="RUN_A", help="Run folder, or (part of) its name in ddpcheck-runs.")
+    ],
+    run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="The run to compare it with.")],
+    rtol: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Compare within this relative difference of the gradients, not to the bit "
+            "[default: for runs on other numbers of ranks, by dtype and step].",
+            show_default=False,
+        ),
+    ] = None,
+    attempt: Annotated[
+        str,
+        typer.Option(
+            metavar="N[,M]",
+            help="Which start of the job, counted from 0; N of RUN_A and M of RUN_B [default: the last].",
+            show_default=False,
+        ),
+    ] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON instead.")] = False,
+) -> None:
+    """Name the first step, stage and parameter at which two runs part.
+
+    Runs on the same number of ranks are compared rank by rank, to the bit;
+    others by their reduced gradients, within rounding.
+
+    Exit status: 0 where the runs agree, 10 where they part, 2 where they
+    cannot be compared.
+
+    \b
+    Examples:
+      ddpcheck diff 20260131-101500 20260131-104000
+      ddpcheck diff one-rank four-ranks
+      ddpcheck diff old-torch new-torch --rtol 1e-3 --json
+    """
+    _check_rtol(rtol)
+    attempts = _attempts(attempt)
+    from ddpcheck.compare.compare import compare_runs
+    from ddpcheck.compare.comparison import Verdict
+
+    try:
+        comparison = compare_runs(find_run(run_a), find_run(run_b), rtol, attempts)
+    except (RunNotFound, RunUnreadable) as error:
+        # 1 would read like a verdict: whoever compares in a script knows 0, 10 and "could not be done".
+        raise UsageError(str(error)) from None
+    if json:
+        from ddpcheck.reports.diff_json import to_json
+
+        typer.echo(to_json(comparison), nl=False)
+    else:
+        from rich.console import Console
+
+        from ddpcheck.reports.diff import render
+
+        render(comparison, Console())
+    raise typer.Exit(PARTED if comparison.verdict is Verdict.PARTED else 0)
+
+
+def _check_rtol(rtol: float | None) -> None:
+    if rtol is not None and not (math.isfinite(rtol) and rtol > 0):
+        raise UsageError(f"--rtol {rtol} is no tolerance: give a number above 0, such as 1e-4")
+
+
+def _attempts(text: str) -> tuple[int | None, int | None]:
+    if not text:
+        return None, None
+    parts = text.split(",")
+    if len(parts) > 2 or not all(part.strip().isdecimal() for part in parts):
+        raise UsageError(f"--attempt {text!r} is neither a number nor two of them, such as 0 or 0,1")
+    return int(parts[0]), int(parts[-1])
