@@ -107,7 +107,8 @@ def of_the_split(
         found.append(Value("rows of each rank, which averages over its own", said[0], said[1]))
     if not all(sizes) or sizes[0] == sizes[1]:
         return found
-    names = [str(row[0]) for module in outlines[0].modules.values() for row in module.buffers]
+    modules = [module for outline in outlines for module in outline.modules.values()]
+    names = [str(row[0]) for module in modules for row in module.buffers]
     if any(name.endswith(_NORMED) for name in names):
         each = [
             f"over {total // size} rows" if total else "over its own rows"
@@ -115,6 +116,6 @@ def of_the_split(
         ]
         found.append(Value("BatchNorm normalises on each rank", each[0], each[1]))
     if outlines[0].draws or outlines[1].draws:
-        drawn = ["drawn by each rank" if found.draws else "none drawn" for found in outlines]
+        drawn = ["drawn by each rank" if outline.draws else "none drawn" for outline in outlines]
         found.append(Value("random numbers (dropout, noise)", drawn[0], drawn[1]))
     return found
