@@ -10,7 +10,7 @@ from rich.console import Console
 from ddpcheck.compare.comparison import Comparison, Growth, Method, Parting, RunSide, Value, Verdict
 from ddpcheck.reports.ink import LABEL, QUIET, Ink, indented
 from ddpcheck.reports.rank_ranges import ranks_phrase
-from ddpcheck.reports.safe_text import shortened
+from ddpcheck.reports.safe_text import safe_line, shortened
 from ddpcheck.reports.verdict import counted
 
 _MOST_VALUES = 12
@@ -57,7 +57,7 @@ def _place(parting: Parting) -> str:
         when += f" (last compared and equal at step {parting.agreed_until})"
     parts = [when, f"stage {parting.stage.value}", f"module {parting.module}"]
     if parting.parameter:
-        parts.append(f"parameter {parting.parameter}")
+        parts.append(f"parameter {safe_line(parting.parameter)}")
     text = ", ".join(parts)
     if parting.differing > 1:
         text += f" and {parting.differing - 1} more of {parting.tensors}"
@@ -65,7 +65,7 @@ def _place(parting: Parting) -> str:
 
 
 def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + "."
+    return safe_line(text[:1].upper() + text[1:] + ".")
 
 
 def _sides(ink: Ink, comparison: Comparison) -> None:
@@ -83,9 +83,14 @@ def _values(ink: Ink, parting: Parting) -> None:
     if not parting.values:
         return
     ink.gap()
-    what = parting.parameter or parting.stage.value
+    what = safe_line(parting.parameter or parting.stage.value)
     rows = [
-        (value.what, "" if value.rank is None else f"rank {value.rank}", _shown(value.a), _shown(value.b))
+        (
+            safe_line(value.what),
+            "" if value.rank is None else f"rank {value.rank}",
+            _shown(value.a),
+            _shown(value.b),
+        )
         for value in parting.values[:_MOST_VALUES]
     ]
     ink.put(ink.text(f"Values of {what}", LABEL), indented(ink.columns(("", "", "run A", "run B"), rows)))
@@ -97,7 +102,7 @@ def _values(ink: Ink, parting: Parting) -> None:
 def _shown(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:.6g}" if isinstance(value, float) else shortened(str(value), _LONGEST)
+    return f"{value:.6g}" if isinstance(value, float) else shortened(safe_line(value), _LONGEST)
 
 
 def _then(ink: Ink, partings: Sequence[Parting]) -> None:
@@ -107,9 +112,9 @@ def _then(ink: Ink, partings: Sequence[Parting]) -> None:
         (
             "wrapping" if parting.step < 0 else parting.step,
             parting.stage.value,
-            parting.parameter or "",
+            safe_line(parting.parameter or ""),
             f"{parting.differing} of {parting.tensors}" if parting.differing else "",
-            parting.message,
+            safe_line(parting.message),
         )
         for parting in partings[:_MOST_THEN]
     ]
@@ -123,7 +128,7 @@ def _suspects(ink: Ink, suspects: Sequence[Value]) -> None:
     if not suspects:
         ink.put(ink.text("Nothing else that is on record differs between the runs.", QUIET))
         return
-    rows = [(one.what, _shown(one.a), _shown(one.b)) for one in suspects[:_MOST_SUSPECTS]]
+    rows = [(safe_line(one.what), _shown(one.a), _shown(one.b)) for one in suspects[:_MOST_SUSPECTS]]
     ink.put(ink.text("What else differs", LABEL), indented(ink.columns(("", "run A", "run B"), rows)))
     left_out = len(suspects) - _MOST_SUSPECTS
     if left_out > 0:

@@ -69,6 +69,7 @@ class RankWalk:
         # By module and stage, the last step before the first difference at which the runs agreed.
         self.agreed: dict[tuple[int, Where], int] = {}
         self.common = -1
+        self._forgotten = 0
         self._found: list[Difference] = []
 
     def differences(self, earliest: int | None) -> list[Difference]:
@@ -98,11 +99,13 @@ class RankWalk:
                 yield behind, moment
 
     def _forget(self) -> None:
-        for side in (0, 1):
-            waiting = self.waiting[side]
-            if len(waiting) < 8 * MOST_AHEAD:
-                continue
-            old = [m for m in waiting.values() if m.step + MOST_AHEAD < self._sides[1 - side].step]
+        """Not at every moment: looking through all that waits would take longer than reading."""
+        step = min(timeline.step for timeline in self._sides)
+        if step < self._forgotten + MOST_AHEAD:
+            return
+        self._forgotten = step
+        for side, waiting in enumerate(self.waiting):
+            old = [moment for moment in waiting.values() if moment.step + MOST_AHEAD < step]
             self._settle_missing(old, side)
             for moment in old:
                 del waiting[moment.key]

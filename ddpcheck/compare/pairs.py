@@ -65,8 +65,8 @@ def compare(a: Moment, b: Moment, seat: Seat) -> Iterator[Verdict]:
 def _digests(a: Moment, b: Moment, one: DigestRecord, other: DigestRecord, seat: Seat) -> Iterator[Verdict]:
     if one.stage == Stage.PARAMS.value:
         if one.forward is not None and other.forward is not None:
-            said = (Value("training forwards so far", one.forward, other.forward, seat.rank),)
-            yield Verdict(Where.FORWARDS, one.forward != other.forward, None, None, said)
+            counts = Value("training forwards so far", one.forward, other.forward, seat.rank)
+            yield Verdict(Where.FORWARDS, one.forward != other.forward, None, None, (counts,))
         yield Verdict(Where.HYPER, *_hyper(a.hyper, b.hyper, seat.rank))
     where = _STAGES.get(one.stage)
     if where is None:
@@ -88,11 +88,18 @@ def _digests(a: Moment, b: Moment, one: DigestRecord, other: DigestRecord, seat:
         )
         for name in names
     }
-    yield Verdict(where, differ, names or None, values, (_roots(one, other, seat.rank),))
+    said = (_roots(one, other, seat.rank), *_sets(a.names, b.names))
+    yield Verdict(where, differ, names or None, values, said)
 
 
 def _roots(a: DigestRecord | AppliedRecord, b: DigestRecord | AppliedRecord, rank: int) -> Value:
     return Value("digest", a.root[:_DIGITS], b.root[:_DIGITS], rank)
+
+
+def _sets(a: Sequence[str], b: Sequence[str]) -> tuple[Value, ...]:
+    """Buffers that only one version of a model has."""
+    only = [", ".join(sorted(set(one) - set(other))) for one, other in ((a, b), (b, a))]
+    return (Value("only in this run", only[0], only[1]),) if any(only) else ()
 
 
 def written(moment: Moment) -> tuple[str, ...] | None:
