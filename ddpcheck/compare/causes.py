@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ddpcheck.compare.comparison import Method, Parting, Value, Where
 from ddpcheck.compare.outline import Outline
+from ddpcheck.compare.pairs import MOVED, SKETCHED
 
 _EXACT = {
     Where.INIT: "The runs start from different parameters: another seed, another checkpoint, or another way of "
@@ -30,12 +31,12 @@ _EXACT = {
 _NORMED = "running_mean"
 
 
-def cause_of(method: Method, first: Parting, then: Collection[Parting], compared: Mapping[str, int]) -> str:
+def cause_of(method: Method, first: Parting, compared: Mapping[str, int]) -> str:
     """One or two sentences for people."""
     if first.stage is Where.LOCAL:
         return _computation(compared)
     if first.stage is Where.APPLIED:
-        return _applied(first, then)
+        return _applied(first)
     if method is Method.ROUNDING and first.stage is Where.REDUCED:
         return _beyond_rounding(first)
     return _EXACT[first.stage]
@@ -53,15 +54,12 @@ def _computation(compared: Mapping[str, int]) -> str:
     )
 
 
-def _applied(first: Parting, then: Collection[Parting]) -> str:
-    sketched = first.agreed_until is None or any(
-        value.what.startswith("gradient norm") for value in first.values
-    )
-    moved = next((value for value in first.values if value.what == "written after the reduction"), None)
+def _applied(first: Parting) -> str:
+    moved = next((value for value in first.values if value.what == MOVED), None)
     if moved is not None:
         which = "A" if moved.a else "B"
         return f"Gradients were written to between backward and step in run {which} only: clipping, scaling, a hook."
-    if sketched:
+    if any(value.what == SKETCHED and value.a == value.b for value in first.values):
         return (
             "Gradients are the same after the reduction and not when they are applied: clipping, scaling or another "
             "write between backward and step."
@@ -73,7 +71,7 @@ def _applied(first: Parting, then: Collection[Parting]) -> str:
 
 
 def _beyond_rounding(first: Parting) -> str:
-    if "ratio" in first.message:
+    if first.ratio is not None:
         return (
             "One run's gradients are a multiple of the other's: a loss that is summed instead of averaged, a division "
             "by the number of ranks or of accumulated batches that is missing or done twice."
@@ -83,7 +81,7 @@ def _beyond_rounding(first: Parting) -> str:
             "Gradients are not the same from the first step on: other data in the global batch, ranks that average "
             "over unequal counts, or a model that depends on how the batch is split."
         )
-    if "all at once" in first.message:
+    if first.sudden:
         return (
             f"Gradients were the same up to step {first.agreed_until}: what was done since is the difference, the "
             "update after that step (clipping, learning rate, writes) or the data and loss of this one."

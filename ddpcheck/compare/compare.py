@@ -8,8 +8,17 @@ from pathlib import Path
 
 from ddpcheck.analysis.case import name_ranks
 from ddpcheck.compare.causes import cause_of, of_the_split
-from ddpcheck.compare.comparison import Comparison, Growth, Method, Parting, RunSide, Verdict, Where
-from ddpcheck.compare.exact import AFTERMATH, compare_exactly
+from ddpcheck.compare.comparison import (
+    AFTERMATH,
+    Comparison,
+    Growth,
+    Method,
+    Parting,
+    RunSide,
+    Verdict,
+    Where,
+)
+from ddpcheck.compare.exact import compare_exactly
 from ddpcheck.compare.outline import Outline, check_models, outline
 from ddpcheck.compare.rounding import RoundingResult, compare_within_rounding
 from ddpcheck.compare.run_steps import run_steps
@@ -56,13 +65,15 @@ def _exact(a: Side, b: Side, outlines: tuple[Outline, Outline], notes: list[str]
 
 def _with_ratios(partings: list[Parting], within: list[Parting]) -> list[Parting]:
     """What the sizes of the gradients say, beside the bits."""
-    told = {(one.module, one.step): one.message for one in within if one.stage is Where.REDUCED}
-    return [
-        replace(one, message=told.get((one.module, one.step), ""))
-        if one.stage is Where.REDUCED or (one.stage is Where.LOCAL and one is partings[0])
-        else one
-        for one in partings
-    ]
+    told = {(one.module, one.step): one for one in within if one.stage is Where.REDUCED}
+    more = []
+    for one in partings:
+        size = told.get((one.module, one.step))
+        wanted = one.stage is Where.REDUCED or (one.stage is Where.LOCAL and one is partings[0])
+        if size is not None and wanted:
+            one = replace(one, message=size.message, ratio=size.ratio, sudden=size.sudden)
+        more.append(one)
+    return more
 
 
 def _silent(a: Side, b: Side) -> list[str]:
@@ -118,7 +129,7 @@ def _comparison(
         a=sides[0],
         b=sides[1],
         first=first,
-        cause="" if first is None else cause_of(method, first, then, compared),
+        cause="" if first is None else cause_of(method, first, compared),
         then=tuple(then[:_MOST_THEN]),
         suspects=() if first is None else (*split, *suspects(a, b, outlines)),
         compared=dict(compared),

@@ -42,6 +42,8 @@ class Where(str, Enum):
     PARAMS = "params"
 
 
+# Steps after the first parting that are told of as well.
+AFTERMATH = 2
 ORDER = {where: number for number, where in enumerate(Where)}
 
 
@@ -84,6 +86,10 @@ class Parting:
     ranks: tuple[int, ...]
     message: str
     values: tuple[Value, ...] = ()
+    # B over A, where all gradients that are off are off by one factor.
+    ratio: float | None = None
+    # Whether the difference came from one step to the next, and did not grow; None: not known.
+    sudden: bool | None = None
     # The last earlier step at which this stage was compared and found equal; None: there is none.
     agreed_until: int | None = None
 

@@ -6,14 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from ddpcheck.compare.comparison import ORDER, Parting, Value, Where
+from ddpcheck.compare.comparison import AFTERMATH, ORDER, Parting, Value, Where
 from ddpcheck.compare.moments import Key, Moment, Timeline
-from ddpcheck.compare.pairs import Seat, Verdict, compare, written
+from ddpcheck.compare.pairs import Outcome, Seat, compare, written
 from ddpcheck.compare.side import Side
 from ddpcheck.records.schema import DigestRecord, SkipRecord, Stage
 
-# Steps after the first difference whose differences are told as well.
-AFTERMATH = 2
 # Steps by which one run may be read ahead of the other before a moment counts as missing there.
 MOST_AHEAD = 64
 _MOST_VALUES = 64
@@ -25,7 +23,7 @@ class Difference:
 
     turn: int
     moment: Moment
-    verdict: Verdict
+    outcome: Outcome
     rank: int
     message: str = ""
 
@@ -111,12 +109,12 @@ class RankWalk:
                 del waiting[moment.key]
 
     def _compare(self, a: Moment, b: Moment) -> None:
-        for verdict in compare(a, b, self._seat):
-            self.compared[verdict.where.value] += 1
-            if verdict.differ:
-                self._found.append(Difference(a.turn, a, verdict, self._seat.rank))
-            elif not any(found.verdict.where is verdict.where for found in self._found):
-                place = (a.module, verdict.where)
+        for outcome in compare(a, b, self._seat):
+            self.compared[outcome.where.value] += 1
+            if outcome.differ:
+                self._found.append(Difference(a.turn, a, outcome, self._seat.rank))
+            elif not any(found.outcome.where is outcome.where for found in self._found):
+                place = (a.module, outcome.where)
                 self.agreed[place] = max(self.agreed.get(place, a.step), a.step)
 
     def _settle_missing(self, moments: list[Moment], side: int) -> None:
@@ -126,20 +124,20 @@ class RankWalk:
                 continue
             which = "AB"[side]
             if isinstance(moment.record, SkipRecord):
-                verdict = Verdict(Where.FORWARDS, True)
+                outcome = Outcome(Where.FORWARDS, True)
                 text = f"run {which} left out an optimizer step (GradScaler), the other run did not"
             elif isinstance(moment.record, DigestRecord) and moment.record.stage == Stage.REWRITTEN.value:
-                verdict = Verdict(Where.REWRITTEN, True, written(moment))
+                outcome = Outcome(Where.REWRITTEN, True, written(moment))
                 text = f"parameters were written before this step in run {which} only"
             else:
                 continue
-            self._found.append(Difference(moment.turn, moment, verdict, self._seat.rank, text))
+            self._found.append(Difference(moment.turn, moment, outcome, self._seat.rank, text))
 
 
 def _partings(differences: list[Difference], agreed: dict[tuple[int, Where], int]) -> list[Parting]:
     groups: dict[tuple[int, int, Where], list[Difference]] = {}
     for difference in differences:
-        moment, where = difference.moment, difference.verdict.where
+        moment, where = difference.moment, difference.outcome.where
         groups.setdefault((moment.module, moment.step, where), []).append(difference)
     ordered = sorted(
         groups.items(), key=lambda item: (min(d.turn for d in item[1]), ORDER[item[0][2]], item[0][0])
@@ -151,13 +149,13 @@ def _partings(differences: list[Difference], agreed: dict[tuple[int, Where], int
 
 def _parting(module: int, step: int, where: Where, found: list[Difference]) -> Parting:
     order = found[0].moment.names
-    differing = {name for one in found for name in one.verdict.names or ()}
+    differing = {name for one in found for name in one.outcome.names or ()}
     names = [name for name in order if name in differing]
     name = names[0] if names else None
     values: list[Value] = []
     for one in found:
-        by_name = one.verdict.values or {}
-        values += by_name.get(name, ()) if name is not None else one.verdict.said
+        by_name = one.outcome.values or {}
+        values += by_name.get(name, ()) if name is not None else one.outcome.said
     messages = [one.message for one in found if one.message]
     if where is Where.HYPER:
         told = {f"{value.what} is {value.a} in run A and {value.b} in run B": None for value in values}

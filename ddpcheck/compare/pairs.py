@@ -13,6 +13,9 @@ from ddpcheck.probes.sketches.packing import Packed
 from ddpcheck.records.leaves import unpack_leaves
 from ddpcheck.records.schema import AppliedRecord, BackwardRecord, BatchRecord, DigestRecord, Of, Stage
 
+# What causes are told by.
+MOVED = "written after the reduction"
+SKETCHED = "reduced gradients' sketches"
 # Of a digest, for people to compare.
 _DIGITS = 16
 _STAGES = {
@@ -25,7 +28,7 @@ _STAGES = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Outcome:
     """One stage of a moment: whether the runs differ there, in which tensors, and what each says."""
 
     where: Where
@@ -45,16 +48,18 @@ class Seat:
     sketches: bool = True
 
 
-def compare(a: Moment, b: Moment, seat: Seat) -> Iterator[Verdict]:
-    """One verdict for each thing that both moments tell of."""
+def compare(a: Moment, b: Moment, seat: Seat) -> Iterator[Outcome]:
+    """One outcome for each thing that both moments tell of."""
     one, other = a.record, b.record
     if isinstance(one, DigestRecord) and isinstance(other, DigestRecord):
         yield from _digests(a, b, one, other, seat)
     elif isinstance(one, AppliedRecord) and isinstance(other, AppliedRecord):
         said: tuple[Value, ...] = (_roots(one, other, seat.rank),)
         if one.moved != other.moved:
-            said = (*said, Value("written after the reduction", one.moved, other.moved, seat.rank))
-        yield Verdict(Where.APPLIED, one.root != other.root, None, None, said)
+            said = (*said, Value(MOVED, one.moved, other.moved, seat.rank))
+        if seat.sketches and a.backward is not None and b.backward is not None:
+            said = (*said, Value(SKETCHED, a.backward.root, b.backward.root, seat.rank))
+        yield Outcome(Where.APPLIED, one.root != other.root, None, None, said)
     elif isinstance(one, BackwardRecord) and isinstance(other, BackwardRecord):
         if seat.sketches and one.local and other.local:
             yield from _gradients(a, b, one, other, seat)
@@ -62,17 +67,17 @@ def compare(a: Moment, b: Moment, seat: Seat) -> Iterator[Verdict]:
         yield from _batches(one, other, seat.rank)
 
 
-def _digests(a: Moment, b: Moment, one: DigestRecord, other: DigestRecord, seat: Seat) -> Iterator[Verdict]:
+def _digests(a: Moment, b: Moment, one: DigestRecord, other: DigestRecord, seat: Seat) -> Iterator[Outcome]:
     if one.stage == Stage.PARAMS.value:
         if one.forward is not None and other.forward is not None:
             counts = Value("training forwards so far", one.forward, other.forward, seat.rank)
-            yield Verdict(Where.FORWARDS, one.forward != other.forward, None, None, (counts,))
-        yield Verdict(Where.HYPER, *_hyper(a.hyper, b.hyper, seat.rank))
+            yield Outcome(Where.FORWARDS, one.forward != other.forward, None, None, (counts,))
+        yield Outcome(Where.HYPER, *_hyper(a.hyper, b.hyper, seat.rank))
     where = _STAGES.get(one.stage)
     if where is None:
         return
     if one.root == other.root and a.names == b.names:
-        yield Verdict(where, False)
+        yield Outcome(where, False)
         return
     leaves = [
         dict(zip(m.names, unpack_leaves(r.leaves, r.width), strict=False)) for m, r in ((a, one), (b, other))
@@ -89,7 +94,7 @@ def _digests(a: Moment, b: Moment, one: DigestRecord, other: DigestRecord, seat:
         for name in names
     }
     said = (_roots(one, other, seat.rank), *_sets(a.names, b.names))
-    yield Verdict(where, differ, names or None, values, said)
+    yield Outcome(where, differ, names or None, values, said)
 
 
 def _roots(a: DigestRecord | AppliedRecord, b: DigestRecord | AppliedRecord, rank: int) -> Value:
@@ -142,19 +147,19 @@ def _hyper(
 
 def _gradients(
     a: Moment, b: Moment, one: BackwardRecord, other: BackwardRecord, seat: Seat
-) -> Iterator[Verdict]:
+) -> Iterator[Outcome]:
     own = (local_sketches(one, a.names), local_sketches(other, b.names))
     yield _sketches(Where.LOCAL, *own, seat.rank)
     shares = [reduced_sketches(r, m.names, m.group, seat.rank) for m, r in ((a, one), (b, other))]
     found = _sketches(Where.REDUCED, shares[0], shares[1], seat.rank)
     # The other shares are with the other ranks; the root is over all of them.
     differ = found.differ or (one.root != other.root and a.names == b.names)
-    yield Verdict(Where.REDUCED, differ, found.names, found.values)
+    yield Outcome(Where.REDUCED, differ, found.names, found.values)
 
 
-def _sketches(where: Where, a: Mapping[str, Packed], b: Mapping[str, Packed], rank: int) -> Verdict:
+def _sketches(where: Where, a: Mapping[str, Packed], b: Mapping[str, Packed], rank: int) -> Outcome:
     names = tuple(name for name, one in a.items() if name in b and not same(one, b[name]))
-    return Verdict(where, bool(names), names or None, {name: _pair(a[name], b[name], rank) for name in names})
+    return Outcome(where, bool(names), names or None, {name: _pair(a[name], b[name], rank) for name in names})
 
 
 def _pair(a: Packed, b: Packed, rank: int) -> tuple[Value, ...]:
@@ -167,12 +172,12 @@ def _pair(a: Packed, b: Packed, rank: int) -> tuple[Value, ...]:
     return tuple(values)
 
 
-def _batches(a: BatchRecord, b: BatchRecord, rank: int) -> Iterator[Verdict]:
+def _batches(a: BatchRecord, b: BatchRecord, rank: int) -> Iterator[Outcome]:
     if a.digest and b.digest:
         said: Sequence[Value] = [Value("batch", a.digest, b.digest, rank)]
         if a.rows != b.rows:
             said = [*said, Value("rows", a.rows, b.rows, rank)]
-        yield Verdict(Where.DATA, a.digest != b.digest, None, None, tuple(said))
+        yield Outcome(Where.DATA, a.digest != b.digest, None, None, tuple(said))
     if a.drew or b.drew:
         said = (Value("generators", a.drew or "nothing drawn", b.drew or "nothing drawn", rank),)
-        yield Verdict(Where.RANDOM, a.drew != b.drew, None, None, tuple(said))
+        yield Outcome(Where.RANDOM, a.drew != b.drew, None, None, tuple(said))

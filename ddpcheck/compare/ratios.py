@@ -49,7 +49,7 @@ def named(ratio: float, quantities: Mapping[str, float], slack: float) -> Ratio:
             return Ratio(math.copysign(quantity, ratio), name)
         if _equal(size, 1 / quantity, slack):
             return Ratio(math.copysign(1 / quantity, ratio), f"1 / {name}")
-    for whole in range(1, 65):
+    for whole in range(1 if ratio < 0 else 2, 65):
         if _equal(size, whole, slack):
             return Ratio(math.copysign(whole, ratio), "")
         if _equal(size, 1 / whole, slack):

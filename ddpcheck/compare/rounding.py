@@ -7,20 +7,20 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from ddpcheck.compare.comparison import ORDER, Growth, Parting, Value, Where
-from ddpcheck.compare.moments import Moment, Timeline
+from ddpcheck.compare.comparison import AFTERMATH, ORDER, Growth, Parting, Value, Where
 from ddpcheck.compare.outline import Outline
-from ddpcheck.compare.pairs import Seat, compare
-from ddpcheck.compare.ratios import common_ratio, named, ratio_of
+from ddpcheck.compare.ratios import Ratio, common_ratio, named, ratio_of
 from ddpcheck.compare.run_steps import RunStep, run_steps
 from ddpcheck.compare.side import Side
 from ddpcheck.compare.sketched import about_norm
+from ddpcheck.compare.starts import compare_starts
 from ddpcheck.compare.tolerance import Tolerance
-from ddpcheck.records.schema import DigestRecord, ModuleRecord, Stage
+from ddpcheck.records.schema import ModuleRecord
 
-AFTERMATH = 2
 # A difference that is this many times the last one did not grow, it came.
 SUDDEN = 30.0
+# How well a ratio of two gradients is known where only float32 rounded them.
+EXACTLY = 1e-4
 _MOST_VALUES = 64
 
 
@@ -40,7 +40,8 @@ def compare_within_rounding(
     """Modules by the order in which they were wrapped."""
     result = RoundingResult()
     if a.header().algorithm == b.header().algorithm:
-        _compare_starts(a, b, outlines, result)
+        result.partings, compared = compare_starts(a, b, len(outlines[0].modules))
+        result.compared[Where.INIT.value] = compared
     half = outlines[0].scaled or outlines[1].scaled
     for one, other in zip(outlines[0].modules.values(), outlines[1].modules.values(), strict=True):
         dtypes = {str(row[1]) for row in (*one.parameters, *other.parameters)}
@@ -52,42 +53,6 @@ def compare_within_rounding(
         result.common = max(result.common, walk.common)
     result.partings.sort(key=lambda parting: (parting.step, ORDER[parting.stage], parting.module))
     return result
-
-
-def _compare_starts(a: Side, b: Side, outlines: tuple[Outline, Outline], result: RoundingResult) -> None:
-    """The first rank's parameters after wrapping, to the bit: rounding has not begun yet."""
-    starts = [_starts(side, len(found.modules)) for side, found in zip((a, b), outlines, strict=True)]
-    for key, moment in starts[0].items():
-        other = starts[1].get(key)
-        for verdict in compare(moment, other, Seat(a.first_rank)) if other is not None else ():
-            result.compared[verdict.where.value] += 1
-            if verdict.differ:
-                names = verdict.names or ()
-                values = (verdict.values or {}).get(names[0], ()) if names else verdict.said
-                result.partings.append(
-                    Parting(
-                        step=-1,
-                        stage=verdict.where,
-                        module=moment.module,
-                        parameter=names[0] if names else None,
-                        differing=len(names),
-                        tensors=len(moment.names),
-                        ranks=(a.first_rank,),
-                        message="",
-                        values=tuple(values),
-                    )
-                )
-
-
-def _starts(side: Side, modules: int) -> dict[object, Moment]:
-    found: dict[object, Moment] = {}
-    for moment in Timeline(side.records(side.first_rank)):
-        record = moment.record
-        if isinstance(record, DigestRecord) and record.stage == Stage.INIT_AFTER.value:
-            found[moment.key] = moment
-        if len({start.module for start in found.values()}) == modules and moment.step > 0:
-            break
-    return found
 
 
 class _Walk:
@@ -149,6 +114,7 @@ class _Walk:
         self, a: RunStep, b: RunStep, off: list[str], count: int, relative: float, before: Growth | None
     ) -> Parting:
         ratio = self._ratio(a, b, off)
+        sudden = before is None or relative > SUDDEN * before.relative
         worst = off[0]
         values = [
             Value("reduced norm, about", about_norm(a.reduced[worst]), about_norm(b.reduced[worst])),
@@ -158,30 +124,36 @@ class _Walk:
         for rank in ranks:
             norms = [_norm(step, worst, rank) for step in (a, b)]
             values.append(Value("local norm, about", norms[0], norms[1], rank))
-        if ratio:
+        if ratio is not None:
             text = f"gradient norm ratio {ratio} in {len(off)} of {count} parameters"
         elif math.isinf(relative):
             text = "gradients are not finite in one run only"
         else:
             text = f"gradients are apart by {relative:.2g} of their size"
-            if before is None or relative > SUDDEN * before.relative:
-                text += ", all at once"
-            else:
+            if before is not None and not sudden:
                 text += f", after {before.relative:.2g} at step {before.step}"
-        parting = self._parting(a, Where.REDUCED, text)
+            else:
+                text += ", all at once"
         return replace(
-            parting, parameter=worst, differing=len(off), tensors=count, values=tuple(values[:_MOST_VALUES])
+            self._parting(a, Where.REDUCED, text),
+            parameter=worst,
+            differing=len(off),
+            tensors=count,
+            values=tuple(values[:_MOST_VALUES]),
+            ratio=None if ratio is None else ratio.value,
+            sudden=sudden,
         )
 
-    def _ratio(self, a: RunStep, b: RunStep, off: list[str]) -> str:
-        slack = max(1e-4, 64 * self._tolerance.roundoff)
+    def _ratio(self, a: RunStep, b: RunStep, off: list[str]) -> Ratio | None:
+        # One parameter has a ratio to anything: of a few only a telling one is worth a word, and an exact one.
+        few = len(off) < 3
+        slack = EXACTLY if few else max(EXACTLY, self._tolerance.roughly)
         ratio = common_ratio([(a.reduced[name], b.reduced[name]) for name in off], slack)
         if ratio is None:
-            return ""
+            return None
         found = named(ratio, self._quantities(a, b), slack)
-        # One parameter has a ratio to anything; only a telling one is worth a word.
         simple = found.meaning or found.value.is_integer() or (1 / found.value).is_integer()
-        return str(found) if simple or len(off) > 2 else ""
+        return found if simple or not few else None
 
     def _quantities(self, a: RunStep, b: RunStep) -> dict[str, float]:
         """Numbers of the two jobs that people multiply or divide a loss by."""

@@ -32,8 +32,13 @@ class Tolerance:
         """`fixed` is what the user asked for; `half`: a GradScaler tells that fp16 is computed in."""
         self._fixed = fixed
         roundoffs = [_ROUNDOFF.get(dtype, 2.0**-8) for dtype in dtypes] + [2.0**-11] * half
-        self.roundoff = max(roundoffs, default=2.0**-24)
-        self._a_step = max(_RESOLUTION, _ROUNDINGS * self.roundoff)
+        # What a step may add.
+        self._a_step = max(_RESOLUTION, _ROUNDINGS * max(roundoffs, default=2.0**-24))
+
+    @property
+    def roughly(self) -> float:
+        """Within this, a gradient is a multiple of another one, whatever the user allows."""
+        return min(LARGEST, self._a_step)
 
     def at(self, step: int) -> float:
         """It grows with the steps: each adds roundings of its own to parameters that are off already."""

@@ -118,7 +118,7 @@ def test_the_same_job_twice(compared: Compare) -> None:
         ({"rewrite": 3}, 3, Where.REWRITTEN, NAMES[2], (0, 1), "outside the optimizer"),
         ({"local": 2}, 2, Where.LOCAL, NAMES[0], (0, 1), "the computation differs"),
         ({"reduced": 2}, 2, Where.REDUCED, NAMES[0], (0, 1), "the reduction gave something else"),
-        ({"applied": 5}, 5, Where.APPLIED, None, (0,), "between backward and step"),
+        ({"applied": 5}, 5, Where.APPLIED, None, (0,), "are the same after the reduction"),
         ({"lr": 4}, 4, Where.HYPER, None, (0, 1), "the optimizer's settings"),
         ({"params": 1}, 1, Where.PARAMS, NAMES[1], (1,), "the optimizer's update itself"),
     ],
@@ -139,6 +139,20 @@ def test_one_change(
     assert (found.first.step, found.first.stage, found.first.parameter) == (step, stage, parameter)
     assert found.first.ranks == ranks
     assert says in found.cause
+
+
+def test_what_was_not_sketched_is_not_known(tmp_path: Path) -> None:
+    a, b = build(tmp_path / "a"), build(tmp_path / "b", applied=5, params=5)
+    for run in (a, b):
+        for rank in run.ranks:
+            run.records[rank] = [
+                record for record in run.records[rank] if not (record.kind == "backward" and record.step == 5)
+            ]
+    found = compare_runs(a.save(), b.save())
+    assert found.first is not None
+    # The parameters after the step tell which one it was.
+    assert (found.first.step, found.first.stage, found.first.parameter) == (5, Where.APPLIED, NAMES[1])
+    assert "it was not sketched" in found.cause
 
 
 def test_the_earliest_of_several_changes(compared: Compare) -> None:

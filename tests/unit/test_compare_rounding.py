@@ -87,6 +87,14 @@ def test_a_factor_is_named(tmp_path: Path, factor: float, says: str) -> None:
     assert ("world size", 1, 4) in [(one.what, one.a, one.b) for one in found.suspects]
 
 
+def test_a_factor_under_coarse_rounding(tmp_path: Path) -> None:
+    """As autocast to bfloat16 makes it."""
+    found = against_one(tmp_path, factors=dict.fromkeys(range(STEPS), (4.006, 3.993, 4.002)))
+    assert found.first is not None
+    assert found.first.message == "gradient norm ratio 4.0 (= world size) in 3 of 3 parameters"
+    assert found.first.ratio == 4.0
+
+
 def test_one_parameter_of_three(tmp_path: Path) -> None:
     found = against_one(tmp_path, factors={2: (1.0, 2.0, 1.0)})
     assert found.first is not None
