@@ -88,8 +88,7 @@ def _values(ink: Ink, parting: Parting) -> None:
         (
             safe_line(value.what),
             "" if value.rank is None else f"rank {value.rank}",
-            _shown(value.a),
-            _shown(value.b),
+            *_shown(value),
         )
         for value in parting.values[:_MOST_VALUES]
     ]
@@ -99,10 +98,16 @@ def _values(ink: Ink, parting: Parting) -> None:
         ink.put(ink.text(f"and {left_out} more, in --json", QUIET), indent=2)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Value) -> tuple[str, str]:
+    """Both sides; numbers that differ late get the digits that tell them apart."""
+    short = _text(value.a, 6), _text(value.b, 6)
+    return short if short[0] != short[1] or value.a == value.b else (_text(value.a, 10), _text(value.b, 10))
+
+
+def _text(value: Any, digits: int) -> str:
     if value is None:
         return "-"
-    return f"{value:.6g}" if isinstance(value, float) else shortened(safe_line(value), _LONGEST)
+    return f"{value:.{digits}g}" if isinstance(value, float) else shortened(safe_line(value), _LONGEST)
 
 
 def _then(ink: Ink, partings: Sequence[Parting]) -> None:
@@ -128,7 +133,7 @@ def _suspects(ink: Ink, suspects: Sequence[Value]) -> None:
     if not suspects:
         ink.put(ink.text("Nothing else that is on record differs between the runs.", QUIET))
         return
-    rows = [(safe_line(one.what), _shown(one.a), _shown(one.b)) for one in suspects[:_MOST_SUSPECTS]]
+    rows = [(safe_line(one.what), *_shown(one)) for one in suspects[:_MOST_SUSPECTS]]
     ink.put(ink.text("What else differs", LABEL), indented(ink.columns(("", "run A", "run B"), rows)))
     left_out = len(suspects) - _MOST_SUSPECTS
     if left_out > 0:

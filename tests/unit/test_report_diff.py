@@ -99,6 +99,13 @@ def test_steps_that_nobody_looked_at_are_admitted() -> None:
     assert lines[0].startswith("The runs part at step 20 (last compared and equal at step 7)")
 
 
+def test_digits_that_tell_numbers_apart() -> None:
+    close = replace(FIRST, values=(Value("sketch", 0.5253219, 0.5253218), Value("norm", 0.3, 0.3)))
+    words = [line.split() for line in shown(replace(PARTED, first=close))]
+    assert ["sketch", "0.5253219", "0.5253218"] in words
+    assert ["norm", "0.3", "0.3"] in words
+
+
 def test_after_wrapping() -> None:
     start = replace(FIRST, step=-1, stage=Where.INIT, agreed_until=None)
     assert shown(replace(PARTED, first=start))[0].startswith("The runs part after wrapping, stage init.after")
