@@ -21,6 +21,8 @@ from ddpcheck.records.schema import (
 )
 
 Comparable = DigestRecord | AppliedRecord | BackwardRecord | BatchRecord | SkipRecord
+# Steps whose turn is remembered for records that come late.
+MOST_TURNS = 256
 Key = tuple[str | int, ...]
 
 
@@ -54,6 +56,7 @@ class Timeline:
         self.reached: dict[int, tuple[int, int]] = {}
         self.over = False
         self._turn = 0
+        self._turns: dict[tuple[int, int], int] = {}
         # By module: names of its parameters and of its buffers, and the ranks of its group.
         self._names: dict[tuple[int, bool], tuple[str, ...]] = {}
         self._groups: dict[int, tuple[int, ...]] = {}
@@ -127,6 +130,9 @@ class Timeline:
             self._params[record.module] = record
         if record.stage == Stage.PARAMS.value:
             self.reached[record.module] = (record.step, self._turn)
+            self._turns[record.module, record.step] = self._turn
+            if len(self._turns) > MOST_TURNS:
+                del self._turns[next(iter(self._turns))]
             self._turn += 1
         return moment
 
@@ -134,15 +140,14 @@ class Timeline:
         self, key: Key, step: int, record: Comparable, hyper: Mapping[str, Any] | None = None
     ) -> Moment:
         module = int(record.module or 0)
-        done, turn = self.reached.get(module, (-1, 0))
-        # A batch is written down after the step that it led to.
-        late = 0 <= step <= done
+        # A batch is written down after the step that it led to, and gradients come late from a device.
+        turn = self._turns.get((module, step), self._turn)
         backward = self._backwards.get(module)
         buffers = isinstance(record, DigestRecord) and record.of == Of.BUFFERS.value
         return Moment(
             key=key,
             step=step,
-            turn=turn if late else self._turn,
+            turn=turn,
             module=module,
             record=record,
             names=self._names.get((module, buffers), ()),

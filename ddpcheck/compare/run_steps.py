@@ -20,6 +20,8 @@ from ddpcheck.records.schema import (
     Stage,
 )
 
+# Steps for which records of an earlier one may still come.
+LATE = 16
 ModuleKey = tuple[tuple[int, ...], int]
 
 
@@ -115,8 +117,8 @@ def _rank_steps(side: Side, rank: int, key: ModuleKey) -> Iterator[RankStep]:
             case DigestRecord() if record.module == number and record.stage == Stage.PARAMS.value:
                 if record.optimizer is not None:
                     at(record.step).hyper[record.optimizer] = hyper.get(record.optimizer, {})
-                # A batch is written down after its step, and before the next one ends.
-                for done in sorted(step for step in steps if step < record.step):
+                # A batch is written down after its step; gradients come late from a device.
+                for done in sorted(step for step in steps if step < record.step - LATE):
                     yield steps.pop(done)
     for done in sorted(steps):
         yield steps.pop(done)
