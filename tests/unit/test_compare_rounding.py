@@ -223,3 +223,16 @@ def test_sketches_of_another_version(tmp_path: Path) -> None:
     b.description["ddpcheck"] = "9.0"
     with pytest.raises(NotComparable, match="recorded by ddpcheck"):
         compare_runs(build(tmp_path / "a", 1).save(), b.save())
+
+
+def test_gradients_that_come_late(tmp_path: Path) -> None:
+    """From a device, sketches are written down steps after they were taken."""
+    b = build(tmp_path / "b", 4, factors={1: (4.0,) * 3})
+    for rank in b.ranks:
+        late = [record for record in b.records[rank] if record.kind == "backward"]
+        others = [record for record in b.records[rank] if record.kind != "backward"]
+        b.records[rank] = [*others[:-1], *late, others[-1]]
+    found = compare_runs(build(tmp_path / "a", 1).save(), b.save())
+    assert found.first is not None
+    assert (found.first.step, found.first.stage) == (1, Where.REDUCED)
+    assert found.compared["reduced"] == STEPS
