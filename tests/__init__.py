@@ -1,0 +1,1 @@
+"""Tests of ddpcheck, and the corpus of broken and sound jobs."""

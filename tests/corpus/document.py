@@ -1,0 +1,140 @@
+"""The results as docs/corpus.md."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from tests.corpus.plain import WAIT_SECONDS
+from tests.corpus.results import Program, Results, Row
+from tests.corpus.table import POINTS, mark, misses
+
+_TOP = """\
+<!-- Made by `make corpus`. Changes go into the scripts of examples/faults and examples/healthy, or into tests/corpus. -->
+# The corpus
+
+Bugs that people met in real DDP jobs, each rewritten as a small script, and sound jobs of many kinds. `make corpus` runs
+all of them under `ddpcheck run` and compares the findings with what each script's docstring expects: for a fault its
+code, cause, first step, stage, parameter and odd ranks, and no other finding at warning or above; for a sound job
+nothing at warning or above. It fails where anything is not so. This page is what it last printed.
+"""
+_PLAIN = f"""\
+The columns "plain" and "INFO" say what the same script shows without ddpcheck, started as it is and with
+`TORCH_DISTRIBUTED_DEBUG=INFO`: nothing, a warning, an error, or a hang (still waiting after {WAIT_SECONDS:.0f} seconds).
+What PyTorch said is quoted below the table.
+"""
+
+
+def render(results: Results) -> str:
+    """The whole page; it holds no time and no duration, so that only findings change it."""
+    parts = [_TOP, _versions(), "## Totals\n", _list(results.totals())]
+    unexpected = misses(results)
+    if unexpected:
+        parts += ["## Not as expected\n", _list(unexpected)]
+    parts += ["## Faults\n", _PLAIN, _faults(results.faults), _quotes(results.faults)]
+    parts += ["## Variants of faults\n", _variants(results.variants)]
+    parts += ["## Healthy jobs\n", _healthy(results.healthy)]
+    if results.programs is not None:
+        parts += ["## Real programs\n", _programs(results.programs)]
+    return "\n".join(part for part in parts if part)
+
+
+def _versions() -> str:
+    return f"With torch {version('torch')} on Python {platform.python_version()}, on CPU with gloo.\n"
+
+
+def _faults(rows: Sequence[Row]) -> str:
+    points = [name for _, name in POINTS]
+    return _table(
+        ["bug", "seen in", "script", "expected", "found", *(f"right {name}" for name in points), "plain", "INFO"],
+        [
+            [
+                " ".join(map(str, row.header.bugs)),
+                row.header.seen_in,
+                _link(row),
+                _expected(row),
+                row.found,
+                *(mark(row.right(point)) for point, _ in POINTS),
+                row.plain.kind if row.plain else "",
+                row.detailed.kind if row.detailed else "",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _quotes(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in rows:
+        plain, detailed = row.plain, row.detailed
+        if plain and plain.quote:
+            lines.append(f"`{row.header.name}`: {plain.kind}, “{plain.quote}”")
+        if detailed and detailed.quote and detailed != plain:
+            lines.append(f"`{row.header.name}` with INFO: {detailed.kind}, “{detailed.quote}”")
+    return _list(lines) if lines else ""
+
+
+def _variants(rows: Sequence[Row]) -> str:
+    return _table(
+        ["script", "variant of", "ranks", "expected", "found", *(f"right {name}" for _, name in POINTS)],
+        [
+            [
+                _link(row, "variants/"),
+                row.header.variant_of,
+                " ".join(map(str, row.header.ranks)),
+                _expected(row),
+                row.found,
+                *(mark(row.right(point)) for point, _ in POINTS),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _healthy(rows: Sequence[Row]) -> str:
+    return _table(
+        ["script", "variants", "ranks", "jobs", "found at warning or above"],
+        [
+            [
+                f"[{row.header.name}](../examples/healthy/{row.header.path.name})",
+                " ".join(row.header.cases) or "one",
+                " ".join(map(str, row.header.ranks)),
+                str(len(row.verdicts)),
+                row.found,
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _programs(programs: Sequence[Program]) -> str:
+    return _table(
+        ["program", "as without ddpcheck", "note"],
+        [[program.name, f"{program.passed} of {program.total}", program.note] for program in programs],
+    )
+
+
+def _link(row: Row, folder: str = "") -> str:
+    return f"[{row.header.name}](../examples/faults/{folder}{row.header.path.name})"
+
+
+def _expected(row: Row) -> str:
+    header = row.header
+    where = "" if header.step in (None, -1) else f", step {header.step}"
+    who = f", ranks {' '.join(map(str, header.odd_ranks))}" if header.odd_ranks else ""
+    return f"{' '.join([header.expect, *header.also])}: {header.cause}{where}{who}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [_line(head), "|" + "---|" * len(head), *(_line(row) for row in rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    # What a job said may hold anything.
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines) + "\n"

@@ -1,0 +1,271 @@
+"""Starts jobs of the corpus, watched or plainly, and gathers what they left.
+
+Importing torch takes longer than most of these jobs, so that jobs share parents: a handful runs as one command
+after the other's end, each on freshly forked ranks, and each is an attempt of its own in the report. Jobs that fail
+or hang, that start their ranks another way or that want options of their own have a command to themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tests.corpus.header import Header
+
+BIN = Path(sys.executable).parent
+FORKER = Path(__file__).with_name("forker.py")
+
+JOB_SECONDS = 60.0
+# Until ddpcheck's own watchdog has spoken; without it, or plainly, such a job never ends.
+HANG_SECONDS = 60.0
+START_SECONDS = 90.0
+STOP_SECONDS = 30.0
+
+# What a launcher or a scheduler around the corpus may have set, and would be taken for the job's own.
+_HIDDEN = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "MASTER_",
+    "GROUP_",
+    "ROLE_",
+    "TORCH",
+    "SLURM_",
+    "OMPI_",
+    "DDPCHECK_",
+    "PYTHON",
+    "PYTEST_",
+    "COV_",
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A script, run once."""
+
+    header: Header
+    world_size: int
+    case: str = ""
+
+    @property
+    def name(self) -> str:
+        case = f" {self.case}" if self.case else ""
+        return f"{self.header.path.parent.name}/{self.header.name}{case} x{self.world_size}"
+
+    def alone(self, watched: bool = True) -> bool:
+        """Whether it needs a command of its own."""
+        header = self.header
+        if header.launcher != "fork":
+            return True
+        return watched and bool(header.options or header.hangs or header.fails)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a job left: its ranks' ends, their output, and what ddpcheck said of it."""
+
+    job: Job
+    # Of each rank, as far as known; negative by a signal.
+    exits: tuple[int, ...] = ()
+    # Ranks that had to be stopped from outside.
+    stopped: tuple[int, ...] = ()
+    stderr: tuple[str, ...] = ()
+    seconds: float = 0.0
+    # Of the command around it: `ddpcheck run` where the job was watched. None: it had to be killed.
+    status: int | None = 0
+    findings: tuple[Mapping[str, Any], ...] = ()
+    # By attempt, the ranks that reported and how they ended.
+    reported: tuple[str, ...] = ()
+    trouble: str = ""
+
+
+def jobs_of(header: Header) -> list[Job]:
+    """A script with every case and every world size that its header names."""
+    return [Job(header, size, case) for case in header.cases or ("",) for size in header.ranks]
+
+
+def batches(jobs: Sequence[Job], most: int, watched: bool = True) -> list[list[Job]]:
+    """Jobs that run under one command, at most so many."""
+    alone = [[job] for job in jobs if job.alone(watched)]
+    together = [job for job in jobs if not job.alone(watched)]
+    # Dealt out in turn: scripts of one family, which take about as long, go to different commands.
+    count = -(-len(together) // most) if together else 0
+    # Those that wait for long go first, so that the end is not spent waiting for them.
+    return alone + [together[start::count] for start in range(count)]
+
+
+def run_batch(
+    batch: Sequence[Job],
+    *,
+    watched: bool = True,
+    seconds: float | None = None,
+    env: Mapping[str, str] | None = None,
+) -> list[Outcome]:
+    """Run jobs under one command and return what each of them left, in order."""
+    with tempfile.TemporaryDirectory(prefix="corpus-") as name:
+        return _Batch(batch, Path(name), watched, seconds, env or {}).run()
+
+
+class _Batch:
+    """One command and the folder it works in."""
+
+    def __init__(
+        self, batch: Sequence[Job], folder: Path, watched: bool, seconds: float | None, env: Mapping[str, str]
+    ) -> None:
+        self._jobs, self._folder, self._watched, self._env = batch, folder, watched, env
+        self._seconds = [seconds or (HANG_SECONDS if job.header.hangs else JOB_SECONDS) for job in batch]
+        self._forked = batch[0].header.launcher == "fork"
+
+    def run(self) -> list[Outcome]:
+        (self._folder / "tmp").mkdir()
+        command = self._forking() if self._forked else self._launching(self._jobs[0])
+        if self._watched:
+            options = ["--out", self._folder / "run", *self._jobs[0].header.options]
+            command = [BIN / "ddpcheck", "run", *options, "--", *command]
+        status, stderr = self._run_to_end(command)
+        outcomes = list(self._outcomes(status, stderr))
+        return [self._with_report(outcome) for outcome in outcomes] if self._watched else outcomes
+
+    def _forking(self) -> list[object]:
+        plan = self._folder / "plan.json"
+        plan.write_text(
+            json.dumps(
+                [
+                    {
+                        "name": job.name,
+                        "script": str(job.header.path.resolve()),
+                        "arguments": [job.case] if job.case else [],
+                        "ranks": job.world_size,
+                        "seconds": seconds,
+                        "logs": str(self._folder / "logs" / str(number)),
+                    }
+                    for number, (job, seconds) in enumerate(zip(self._jobs, self._seconds, strict=True))
+                ]
+            ),
+            encoding="utf-8",
+        )
+        return [sys.executable, FORKER, plan, self._folder / "results.jsonl"]
+
+    def _launching(self, job: Job) -> list[object]:
+        script = [job.header.path.resolve(), *([job.case] if job.case else [])]
+        if job.header.launcher == "python":
+            return [sys.executable, *script]
+        return [BIN / "torchrun", "--standalone", "--nproc-per-node", job.world_size, *script]
+
+    def _run_to_end(self, command: Sequence[object]) -> tuple[int | None, str]:
+        """The command's exit status, None where it had to be killed, and what it said."""
+        log = self._folder / "stderr"
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                [str(word) for word in command],
+                cwd=self._folder / "tmp",
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=sink,
+                start_new_session=True,
+            )
+            try:
+                status: int | None = process.wait(self._most_seconds())
+            except subprocess.TimeoutExpired:
+                status = None
+            finally:
+                end_group(process)
+        return status, log.read_text(encoding="utf-8", errors="replace")
+
+    def _most_seconds(self) -> float:
+        # The forker bounds each job by itself; elsewhere nobody but this process does.
+        return sum(self._seconds) + (START_SECONDS if self._forked else 0.0)
+
+    def _environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(_HIDDEN)}
+        return {
+            **kept,
+            "PATH": f"{BIN}{os.pathsep}{kept.get('PATH', os.defpath)}",
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "200",
+            "TMPDIR": str(self._folder / "tmp"),
+            **self._env,
+        }
+
+    def _outcomes(self, status: int | None, stderr: str) -> Iterator[Outcome]:
+        results = self._results()
+        for number, job in enumerate(self._jobs):
+            done = results.get(job.name)
+            if not self._forked:
+                stopped = tuple(range(job.world_size)) if status is None else ()
+                yield Outcome(job, stopped=stopped, stderr=(stderr,), status=status)
+            elif done is None:
+                # Ended together with the command: by ddpcheck's watchdog, or because something went wrong.
+                trouble = "" if job.header.hangs else f"did not run: {_tail(stderr)}"
+                yield Outcome(job, status=status, trouble=trouble)
+            else:
+                yield Outcome(
+                    job,
+                    exits=tuple(done["exits"]),
+                    stopped=tuple(done["stopped"]),
+                    stderr=self._logs(number, job.world_size),
+                    seconds=done["seconds"],
+                    status=status,
+                )
+
+    def _results(self) -> dict[str, dict[str, Any]]:
+        path = self._folder / "results.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        return {row["name"]: row for row in map(json.loads, lines)}
+
+    def _logs(self, number: int, world_size: int) -> tuple[str, ...]:
+        folder = self._folder / "logs" / str(number)
+        paths = [folder / f"rank-{rank}.stderr" for rank in range(world_size)]
+        return tuple(
+            path.read_text(encoding="utf-8", errors="replace") if path.exists() else "" for path in paths
+        )
+
+    def _with_report(self, outcome: Outcome) -> Outcome:
+        path = self._folder / "run" / "report.json"
+        if not path.exists():
+            return replace(outcome, trouble=outcome.trouble or "ddpcheck left no report.json")
+        report = json.loads(path.read_text(encoding="utf-8"))
+        mine = self._attempts(report, outcome.job)
+        return replace(
+            outcome,
+            findings=tuple(f for f in report["findings"] if len(self._jobs) == 1 or f["attempt"] in mine),
+            reported=tuple(
+                row["status"] for a in report["attempts"] if a["number"] in mine for row in a["ranks"]
+            ),
+        )
+
+    def _attempts(self, report: Mapping[str, Any], job: Job) -> set[int]:
+        """The attempts of a job, known by the processes of its ranks: a job may make its group twice."""
+        if len(self._jobs) == 1:
+            return {attempt["number"] for attempt in report["attempts"]}
+        pids = set(self._results().get(job.name, {}).get("pids", ()))
+        return {a["number"] for a in report["attempts"] if any(row["pid"] in pids for row in a["ranks"])}
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Take a command down with everything under it: first in the way that lets it do so by itself."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _tail(text: str) -> str:
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "it said nothing"

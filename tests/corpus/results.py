@@ -1,0 +1,106 @@
+"""Everything the corpus found out, and whether it is as it should be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.corpus.header import Header
+from tests.corpus.plain import Said
+from tests.corpus.verdict import Verdict
+
+KINDS = ("nothing", "a warning", "an error", "a hang")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One script with the verdicts on all its jobs."""
+
+    header: Header
+    verdicts: tuple[Verdict, ...]
+    # What PyTorch says by itself, and with TORCH_DISTRIBUTED_DEBUG=INFO; None: not asked.
+    plain: Said | None = None
+    detailed: Said | None = None
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.verdicts) and all(verdict.passed for verdict in self.verdicts)
+
+    @property
+    def found(self) -> str:
+        """Codes at warning and above; where jobs of one script differ, all of them."""
+        kinds = dict.fromkeys(" ".join(verdict.found) or "nothing" for verdict in self.verdicts)
+        return " / ".join(kinds)
+
+    def right(self, point: str) -> bool:
+        return all(getattr(verdict, point) for verdict in self.verdicts)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that nobody here wrote, and how many of its parts went as they do without ddpcheck."""
+
+    name: str
+    passed: int
+    total: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Results:
+    """Of the whole corpus."""
+
+    faults: tuple[Row, ...] = ()
+    variants: tuple[Row, ...] = ()
+    healthy: tuple[Row, ...] = ()
+    # None: not run.
+    programs: tuple[Program, ...] | None = None
+
+    @property
+    def passed(self) -> bool:
+        programs = all(program.passed == program.total for program in self.programs or ())
+        return programs and all(row.passed for row in [*self.faults, *self.variants, *self.healthy])
+
+    @property
+    def false_alarms(self) -> int:
+        return sum(len(verdict.found) for row in self.healthy for verdict in row.verdicts)
+
+    @property
+    def healthy_variants(self) -> int:
+        return sum(len(row.header.cases) or 1 for row in self.healthy)
+
+    @property
+    def bugs(self) -> list[int]:
+        return sorted({bug for row in self.faults for bug in row.header.bugs})
+
+    def totals(self) -> list[str]:
+        """One sentence per part of the corpus."""
+        lines = [_count("faults", self.faults), _count("variants of faults", self.variants)]
+        jobs = [verdict for row in self.healthy for verdict in row.verdicts]
+        lines.append(
+            f"healthy: {sum(v.passed for v in jobs)} of {len(jobs)} jobs as expected "
+            f"({self.healthy_variants} variants), {self.false_alarms} findings at warning or above"
+        )
+        for title, kinds in (
+            ("PyTorch by itself", _kinds(row.plain for row in self.faults if row.plain)),
+            ("with TORCH_DISTRIBUTED_DEBUG=INFO", _kinds(r.detailed for r in self.faults if r.detailed)),
+        ):
+            if kinds:
+                lines.append(f"{title}: {kinds}")
+        for program in self.programs or ():
+            lines.append(f"{program.name}: {program.passed} of {program.total}")
+        return lines
+
+
+def _count(title: str, rows: Sequence[Row]) -> str:
+    points = ", ".join(
+        f"{name} {sum(row.right(point) for row in rows)}"
+        for point, name in (("code", "code"), ("cause", "cause"), ("step", "step"), ("ranks", "rank"))
+    )
+    return f"{title}: {sum(row.passed for row in rows)} of {len(rows)} right ({points})"
+
+
+def _kinds(said: object) -> str:
+    counted = Counter(one.kind for one in said)  # type: ignore[attr-defined]
+    return ", ".join(f"{kind} for {counted[kind]}" for kind in KINDS if counted[kind])

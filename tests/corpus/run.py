@@ -1,0 +1,165 @@
+"""The command: runs the corpus, prints the table, writes docs/corpus.md on request, fails on any miss."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from fnmatch import fnmatch
+from pathlib import Path
+
+if __package__ in (None, ""):  # started as a file
+    sys.path[0] = str(Path(__file__).parents[2])
+
+from rich.console import Console
+
+from tests.corpus import document, table
+from tests.corpus.header import Header, HeaderError, read_header
+from tests.corpus.jobs import Job, Outcome, batches, jobs_of, run_batch
+from tests.corpus.plain import DETAIL, Said, run_plainly
+from tests.corpus.results import Program, Results, Row
+from tests.corpus.verdict import Verdict, judge
+
+ROOT = Path(__file__).parents[2]
+FAULTS, VARIANTS, HEALTHY = "examples/faults", "examples/faults/variants", "examples/healthy"
+# Enough to make the import of torch cheap, few enough to keep all processors busy.
+MOST_IN_A_BATCH = 12
+
+Report = Callable[[str], None]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    console = Console(width=max(140, Console().width) if not sys.stdout.isatty() else None)
+    try:
+        headers = {folder: collect(options.root / folder, options.only) for folder in (FAULTS, VARIANTS, HEALTHY)}
+    except HeaderError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if not any(headers.values()):
+        print("no script fits", file=sys.stderr)
+        return 2
+    results = run_corpus(headers, options, _reporter())
+    table.show(results, console)
+    if options.docs:
+        options.docs.write_text(document.render(results), encoding="utf-8")
+    return 0 if results.passed else 1
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.corpus", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="commands at once")
+    parser.add_argument("--only", metavar="GLOB", help="scripts whose name or folder/name fits")
+    parser.add_argument("--times", type=int, default=1, help="run everything under ddpcheck so often")
+    parser.add_argument("--no-plain", action="store_true", help="leave out what PyTorch says by itself")
+    parser.add_argument("--no-real", action="store_true", help="leave out programs that nobody here wrote")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="write the page there; needs the whole corpus")
+    parser.add_argument("--root", type=Path, default=ROOT, help="folder that holds examples/")
+    options = parser.parse_args(arguments)
+    if options.docs and (options.only or options.no_plain):
+        parser.error("--docs is about the whole corpus: leave out --only and --no-plain")
+    return options
+
+
+def collect(folder: Path, only: str | None = None) -> list[Header]:
+    """The headers of a folder's scripts, those of real bugs in the order of their numbers."""
+    headers = [
+        read_header(path)
+        for path in sorted(folder.glob("*.py"))
+        if not only or fnmatch(path.stem, only) or fnmatch(f"{folder.name}/{path.stem}", only)
+    ]
+    return sorted(headers, key=lambda header: (header.bugs or (0,), header.name))
+
+
+def run_corpus(headers: dict[str, list[Header]], options: argparse.Namespace, report: Report) -> Results:
+    """Everything the options ask for."""
+    jobs = [job for folder in headers.values() for header in folder for job in jobs_of(header)]
+    verdicts: dict[Path, list[Verdict]] = {}
+    for time_number in range(options.times):
+        if options.times > 1:
+            report(f"time {time_number + 1} of {options.times}")
+        for verdict in run_watched(jobs, options.jobs, report):
+            verdicts.setdefault(verdict.outcome.job.header.path, []).append(verdict)
+    said: tuple[dict[str, Said], dict[str, Said]] = ({}, {})
+    if not options.no_plain:
+        of_faults = [job for header in headers[FAULTS] for job in jobs_of(header)]
+        said = run_all_plainly(of_faults, options.jobs, report)
+
+    def rows(folder: str) -> tuple[Row, ...]:
+        return tuple(_row(header, verdicts.get(header.path, []), said) for header in headers[folder])
+
+    programs = None if options.no_real or options.only else real_programs(report)
+    return Results(rows(FAULTS), rows(VARIANTS), rows(HEALTHY), programs)
+
+
+def _row(header: Header, verdicts: list[Verdict], said: tuple[dict[str, Said], dict[str, Said]]) -> Row:
+    name = jobs_of(header)[0].name
+    return Row(header, tuple(verdicts), *(one.get(name) for one in said))
+
+
+def run_watched(jobs: Sequence[Job], workers: int, report: Report) -> list[Verdict]:
+    """The verdict on each job, in their order."""
+    verdicts: dict[Job, Verdict] = {}
+
+    def run(batch: list[Job]) -> list[Outcome]:
+        return run_batch(batch)
+
+    for outcomes in _all(run, batches(jobs, MOST_IN_A_BATCH), workers):
+        for outcome in outcomes:
+            verdict = verdicts[outcome.job] = judge(outcome)
+            report(f"{'ok  ' if verdict.passed else 'MISS'} {outcome.job.name}")
+            for miss in verdict.misses:
+                report(f"     {miss}")
+    return [verdicts[job] for job in jobs]
+
+
+def run_all_plainly(
+    jobs: Sequence[Job], workers: int, report: Report
+) -> tuple[dict[str, Said], dict[str, Said]]:
+    """What PyTorch says of each job by itself, and with its own debugging on."""
+    said: tuple[dict[str, Said], dict[str, Said]] = ({}, {})
+    asked = [
+        (number, env, batch)
+        for number, env in enumerate(({}, DETAIL))
+        for batch in batches(jobs, MOST_IN_A_BATCH, watched=False)
+    ]
+    for number, answers in _all(lambda a: (a[0], run_plainly(a[2], a[1])), asked, workers):
+        said[number].update(answers)
+        for name, answer in answers.items():
+            report(f"plainly{', INFO' if number else ''}: {name}: {answer}")
+    return said
+
+
+def real_programs(report: Report) -> tuple[Program, ...] | None:
+    """Programs that nobody here wrote, where this checkout has them."""
+    try:
+        from tests.corpus.real_programs import run_all
+    except ModuleNotFoundError as error:
+        if error.name != "tests.corpus.real_programs":
+            raise
+        return None
+    return tuple(Program(one.name, one.passed, one.total, one.note) for one in run_all(report))
+
+
+def _all(function: Callable, arguments: Iterable, workers: int) -> Iterable:  # type: ignore[type-arg]
+    with ThreadPoolExecutor(workers) as pool:
+        for future in as_completed([pool.submit(function, argument) for argument in arguments]):
+            yield future.result()
+
+
+def _reporter() -> Report:
+    began, lock = time.monotonic(), threading.Lock()
+
+    def report(line: str) -> None:
+        with lock:
+            print(f"{time.monotonic() - began:6.1f}s  {line}", flush=True)
+
+    return report
+
+
+if __name__ == "__main__":
+    sys.exit(main())
