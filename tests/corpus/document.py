@@ -11,17 +11,17 @@ from tests.corpus.results import Program, Results, Row
 from tests.corpus.table import POINTS, mark, misses
 
 _TOP = """\
-<!-- Made by `make corpus`. Changes go into the scripts of examples/faults and examples/healthy, or into tests/corpus. -->
+<!-- Made by `make corpus`. Changes go into examples/faults, examples/healthy or tests/corpus. -->
 # The corpus
 
-Bugs that people met in real DDP jobs, each rewritten as a small script, and sound jobs of many kinds. `make corpus` runs
-all of them under `ddpcheck run` and compares the findings with what each script's docstring expects: for a fault its
-code, cause, first step, stage, parameter and odd ranks, and no other finding at warning or above; for a sound job
-nothing at warning or above. It fails where anything is not so. This page is what it last printed.
+Bugs that people met in real DDP jobs, each rewritten as a small script, and sound jobs of many kinds. `make corpus`
+runs all of them under `ddpcheck run` and compares the findings with what each script's docstring expects: for a fault
+its code, cause, first step, stage, parameter and odd ranks, and no other finding at warning or above; for a sound job
+nothing at warning or above. It fails where anything is not so. This page is what it last found.
 """
 _PLAIN = f"""\
 The columns "plain" and "INFO" say what the same script shows without ddpcheck, started as it is and with
-`TORCH_DISTRIBUTED_DEBUG=INFO`: nothing, a warning, an error, or a hang (still waiting after {WAIT_SECONDS:.0f} seconds).
+`TORCH_DISTRIBUTED_DEBUG=INFO`: nothing, a warning, an error, or a hang (still there after {WAIT_SECONDS:.0f} seconds).
 What PyTorch said is quoted below the table.
 """
 
@@ -47,7 +47,16 @@ def _versions() -> str:
 def _faults(rows: Sequence[Row]) -> str:
     points = [name for _, name in POINTS]
     return _table(
-        ["bug", "seen in", "script", "expected", "found", *(f"right {name}" for name in points), "plain", "INFO"],
+        [
+            "bug",
+            "seen in",
+            "script",
+            "expected",
+            "found",
+            *(f"right {name}" for name in points),
+            "plain",
+            "INFO",
+        ],
         [
             [
                 " ".join(map(str, row.header.bugs)),

@@ -91,7 +91,9 @@ def _fields(path: Path, docstring: str) -> dict[str, str]:
     for line in block.splitlines():
         match = _LINE.fullmatch(line.strip())
         if match is None:
-            raise HeaderError(f"{path}: {line.strip()!r} in the docstring's last paragraph is not `key: value`")
+            raise HeaderError(
+                f"{path}: {line.strip()!r} in the docstring's last paragraph is not `key: value`"
+            )
         key, value = match.groups()
         if key not in _KEYS:
             raise HeaderError(f"{path}: there is no key {key!r}; known are {', '.join(sorted(_KEYS))}")

@@ -18,7 +18,13 @@ _CORE_WARNING = re.compile(r"^(\[rank\d+\]:)?\[W\d{4} [^\]]*\] (?P<text>.*)$", r
 # The last line of a traceback; torchrun puts the rank in front of it.
 _ERROR = re.compile(r"^(\[rank\d+\]: ?)?(?P<text>[\w.]*(Error|Exception|Interrupt)\b: .*)$", re.MULTILINE)
 # Where an error comes from the death of another rank, that is not what it was about.
-_SECOND_HAND = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "recvVector", "SignalException")
+_SECOND_HAND = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "recvVector",
+    "SignalException",
+)
 _NO_WORDS = ("ChildFailedError",)
 # Said of every job alike, faulty or not.
 _OF_NO_MATTER = ("destroy_process_group", "Detected CPU only", "OMP_NUM_THREADS", "socket.cpp")

@@ -76,15 +76,17 @@ class Results:
 
     def totals(self) -> list[str]:
         """One sentence per part of the corpus."""
-        lines = [_count("faults", self.faults), _count("variants of faults", self.variants)]
+        parts = (("faults", self.faults), ("variants of faults", self.variants))
+        lines = [_count(title, rows) for title, rows in parts if rows]
         jobs = [verdict for row in self.healthy for verdict in row.verdicts]
-        lines.append(
-            f"healthy: {sum(v.passed for v in jobs)} of {len(jobs)} jobs as expected "
-            f"({self.healthy_variants} variants), {self.false_alarms} findings at warning or above"
-        )
+        if jobs:
+            lines.append(
+                f"healthy: {sum(v.passed for v in jobs)} of {len(jobs)} jobs as expected "
+                f"({self.healthy_variants} variants), {self.false_alarms} findings at warning or above"
+            )
         for title, kinds in (
-            ("PyTorch by itself", _kinds(row.plain for row in self.faults if row.plain)),
-            ("with TORCH_DISTRIBUTED_DEBUG=INFO", _kinds(r.detailed for r in self.faults if r.detailed)),
+            ("PyTorch by itself", _kinds([row.plain for row in self.faults])),
+            ("with TORCH_DISTRIBUTED_DEBUG=INFO", _kinds([row.detailed for row in self.faults])),
         ):
             if kinds:
                 lines.append(f"{title}: {kinds}")
@@ -101,6 +103,6 @@ def _count(title: str, rows: Sequence[Row]) -> str:
     return f"{title}: {sum(row.passed for row in rows)} of {len(rows)} right ({points})"
 
 
-def _kinds(said: object) -> str:
-    counted = Counter(one.kind for one in said)  # type: ignore[attr-defined]
+def _kinds(said: Sequence[Said | None]) -> str:
+    counted = Counter(one.kind for one in said if one is not None)
     return ", ".join(f"{kind} for {counted[kind]}" for kind in KINDS if counted[kind])

@@ -36,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     console = Console(width=max(140, Console().width) if not sys.stdout.isatty() else None)
     try:
-        headers = {folder: collect(options.root / folder, options.only) for folder in (FAULTS, VARIANTS, HEALTHY)}
+        headers = {
+            folder: collect(options.root / folder, options.only) for folder in (FAULTS, VARIANTS, HEALTHY)
+        }
     except HeaderError as error:
         print(error, file=sys.stderr)
         return 2
@@ -57,7 +59,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--times", type=int, default=1, help="run everything under ddpcheck so often")
     parser.add_argument("--no-plain", action="store_true", help="leave out what PyTorch says by itself")
     parser.add_argument("--no-real", action="store_true", help="leave out programs that nobody here wrote")
-    parser.add_argument("--docs", type=Path, metavar="FILE", help="write the page there; needs the whole corpus")
+    parser.add_argument(
+        "--docs", type=Path, metavar="FILE", help="write the page there; needs the whole corpus"
+    )
     parser.add_argument("--root", type=Path, default=ROOT, help="folder that holds examples/")
     options = parser.parse_args(arguments)
     if options.docs and (options.only or options.no_plain):

@@ -1,0 +1,119 @@
+"""Ways to deal samples out to ranks.
+
+ranks: 2 3
+expect: nothing
+cases: sampler padded dropped workers stream weighted own_files own_batch_sampler sentences left_early
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+
+def table(rows: int, seed: int = 3) -> TensorDataset:
+    drawn = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(rows, 8, generator=drawn)
+    return TensorDataset(inputs, inputs.sum(1, keepdim=True).sign())
+
+
+class Stream(IterableDataset):
+    """Rows of a log, every rank its own ones, and the same number of them for each."""
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        rows = table(48)
+        for number in range(len(rows) - len(rows) % ranks):
+            if number % ranks == rank:
+                yield rows[number]
+
+
+class Alternating(Sampler):
+    """Batches of neighbours, dealt out in turn."""
+
+    def __init__(self, rows: int) -> None:
+        starts = range(4 * dist.get_rank(), rows, 4 * dist.get_world_size())
+        self.own = [list(range(start, start + 4)) for start in starts]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.own)
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+
+def build_loader(case: str) -> tuple[DataLoader, DistributedSampler | None]:
+    rank = dist.get_rank()
+    if case == "stream":
+        return DataLoader(Stream(), batch_size=4), None
+    if case == "weighted":
+        # With replacement and from all of the data, each rank by its own draws.
+        torch.manual_seed(100 + rank)
+        sampler = WeightedRandomSampler([1.0 + (row % 3) for row in range(48)], 24)
+        return DataLoader(table(48), batch_size=4, sampler=sampler), None
+    if case == "own_files":
+        torch.manual_seed(100 + rank)
+        return DataLoader(table(24, seed=rank + 10), batch_size=4, shuffle=True), None
+    if case == "own_batch_sampler":
+        return DataLoader(table(48), batch_sampler=Alternating(48)), None
+    rows: Dataset = table({"padded": 49, "dropped": 53, "left_early": 200}.get(case, 48))
+    split: DistributedSampler = DistributedSampler(rows, drop_last=case == "dropped", seed=6)
+    workers = {"num_workers": 1, "persistent_workers": True} if case == "workers" else {}
+    return DataLoader(rows, batch_size=4, sampler=split, **workers), split
+
+
+def sentences(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Texts of any length, and a loss that is weighted by the tokens of all ranks together."""
+    drawn = torch.Generator().manual_seed(40 + dist.get_rank())
+    for _ in range(8):
+        tokens = int(torch.randint(5, 30, (), generator=drawn))
+        inputs = torch.randn(tokens, 8, generator=drawn)
+        everybody = torch.tensor(float(tokens))
+        dist.all_reduce(everybody)
+        optimizer.zero_grad()
+        # DDP takes the mean over ranks, so that the sum over tokens is scaled up by their number first.
+        total = functional.softplus(-model(inputs)).sum()
+        (total * dist.get_world_size() / everybody).backward()
+        optimizer.step()
+
+
+def main() -> None:
+    case = sys.argv[1]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    torch.manual_seed(1)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if case == "sentences":
+        sentences(model, optimizer)
+    else:
+        loader, sampler = build_loader(case)
+        for epoch in range(3):
+            if sampler is not None:
+                sampler.set_epoch(epoch)
+            for number, (inputs, targets) in enumerate(loader):
+                if case == "left_early" and number == 5:
+                    break
+                optimizer.zero_grad()
+                functional.soft_margin_loss(model(inputs), targets).backward()
+                optimizer.step()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
