@@ -1,0 +1,103 @@
+"""Headers of corpus scripts: read whole, and refused with a message that names the file and the line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.corpus.header import HeaderError, parse_header, read_header
+from tests.corpus.run import FAULTS, HEALTHY, ROOT, VARIANTS, collect
+
+PATH = Path("examples/faults/bypass.py")
+
+FAULT = """Forward through `model.module`.
+
+A sentence: with a colon.
+
+bug: 1 7
+seen in: minimind#853
+ranks: 3
+expect: DDP202
+cause: wrapper bypassed
+stage: applied
+step: 2
+odd ranks: 0 1
+parameter: net.*
+also: DDP209
+launcher: torchrun
+options: --hang-timeout 5
+exit: fails
+"""
+
+
+def changed(old: str, new: str) -> str:
+    assert old in FAULT
+    return FAULT.replace(old, new)
+
+
+def test_a_fault() -> None:
+    header = parse_header(PATH, FAULT)
+    assert (header.name, header.title, header.healthy) == ("bypass", "Forward through `model.module`.", False)
+    assert (header.bugs, header.seen_in, header.ranks) == ((1, 7), "minimind#853", (3,))
+    assert (header.expect, header.cause, header.stage) == ("DDP202", "wrapper bypassed", "applied")
+    assert (header.step, header.odd_ranks, header.parameter) == (2, (0, 1), "net.*")
+    assert (header.also, header.launcher, header.options) == (
+        ("DDP209",),
+        "torchrun",
+        ("--hang-timeout", "5"),
+    )
+    assert header.fails
+    assert not header.hangs
+
+
+def test_a_healthy_family() -> None:
+    header = parse_header(PATH, "Sound.\n\nranks: 1 2\nexpect: nothing\ncases: a b")
+    assert header.healthy
+    assert (header.ranks, header.cases, header.step, header.odd_ranks) == ((1, 2), ("a", "b"), None, None)
+
+
+@pytest.mark.parametrize("word", ["none", "-1"])
+def test_a_finding_without_a_step(word: str) -> None:
+    assert parse_header(PATH, changed("step: 2", f"step: {word}")).step == -1
+
+
+@pytest.mark.parametrize(
+    ("docstring", "complaint"),
+    [
+        (changed("cause: wrapper", "reason: wrapper"), "there is no key 'reason'"),
+        (changed("step: 2", "step: 2\nstep: 3"), "'step' is there twice"),
+        (changed("step: 2", "step: two"), "`step` is 'two'"),
+        (changed("step: 2\n", ""), "says `cause`, `step` and `odd ranks` too"),
+        (changed("DDP202", "202"), "`expect` is '202'"),
+        (changed("ranks: 3\n", ""), "`ranks` is missing"),
+        (changed("ranks: 3\n", "ranks: 0\n"), "`ranks` is '0'"),
+        (changed("odd ranks: 0 1", "odd ranks: first"), "`odd ranks` is 'first'"),
+        (changed("also: DDP209", "also: more"), "`also` has 'more'"),
+        (changed("torchrun", "srun"), "`launcher` is 'srun'"),
+        (changed("exit: fails", "exit: 3"), "`exit` is '3'"),
+        ("Title.\n\nranks: 2\nexpect: nothing\nstep: 3", "expects nothing has no 'step'"),
+        ("Title only, no header", "is not `key: value`"),
+    ],
+)
+def test_what_is_refused(docstring: str, complaint: str) -> None:
+    with pytest.raises(HeaderError, match=r"examples/faults/bypass\.py: ") as refused:
+        parse_header(PATH, docstring)
+    assert complaint in str(refused.value)
+
+
+def test_a_script_without_docstring(tmp_path: Path) -> None:
+    script = tmp_path / "bare.py"
+    script.write_text("x = 1\n")
+    with pytest.raises(HeaderError, match="no docstring"):
+        read_header(script)
+
+
+def test_all_scripts_of_the_project_have_a_sound_header() -> None:
+    faults, variants, healthy = (collect(ROOT / folder) for folder in (FAULTS, VARIANTS, HEALTHY))
+    assert all(header.healthy for header in healthy)
+    assert sum(len(header.cases) or 1 for header in healthy) >= 40
+    assert all(not header.healthy and header.bugs for header in faults)
+    assert all(not header.healthy for header in variants)
+    names = {header.name for header in [*faults, *variants]}
+    assert {header.variant_of for header in variants} <= names
