@@ -1,7 +1,7 @@
 # The whole vocabulary of the project. Needs make and Python 3.10 or later; everything else goes into .venv.
 
 PYTHON ?= python3
-# More for pytest, as in `make test ARGS="-k digest -x"`.
+# More for pytest, as in `make test ARGS="-k digest -x"`, or for the corpus.
 ARGS ?=
 BIN := .venv/bin
 READY := .venv/.ready
@@ -9,7 +9,7 @@ READY := .venv/.ready
 BENCHMARKS = $(filter-out %_job.py,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench
+.PHONY: help demo test lint bench corpus
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | tr '|' '\t'
@@ -27,6 +27,9 @@ lint: $(READY) ## check style, format and types
 
 bench: $(READY) ## measure what watching costs
 	@missed=0; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || missed=1; done; exit $$missed
+
+corpus: $(READY) ## run every known fault and sound job, and write docs/corpus.md; ARGS="--only GLOB" for some
+	$(BIN)/python -m tests.corpus $(or $(ARGS),--docs docs/corpus.md)
 
 # torch goes first and alone: named with its exact version, pip takes the build that this machine prefers.
 $(READY): pyproject.toml constraints.txt

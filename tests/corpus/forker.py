@@ -136,7 +136,7 @@ def run_script(script: str) -> int:
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException:
         status = 1
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     return status

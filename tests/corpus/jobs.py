@@ -26,7 +26,8 @@ FORKER = Path(__file__).with_name("forker.py")
 JOB_SECONDS = 60.0
 # Until ddpcheck's own watchdog has spoken; without it, or plainly, such a job never ends.
 HANG_SECONDS = 60.0
-START_SECONDS = 90.0
+# For the imports before the first job; the forker bounds each job by itself.
+START_SECONDS = 60.0
 STOP_SECONDS = 30.0
 
 # What a launcher or a scheduler around the corpus may have set, and would be taken for the job's own.
@@ -174,16 +175,12 @@ class _Batch:
                 start_new_session=True,
             )
             try:
-                status: int | None = process.wait(self._most_seconds())
+                status: int | None = process.wait(START_SECONDS + sum(self._seconds))
             except subprocess.TimeoutExpired:
                 status = None
             finally:
                 end_group(process)
         return status, log.read_text(encoding="utf-8", errors="replace")
-
-    def _most_seconds(self) -> float:
-        # The forker bounds each job by itself; elsewhere nobody but this process does.
-        return sum(self._seconds) + (START_SECONDS if self._forked else 0.0)
 
     def _environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_HIDDEN)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 import threading
@@ -140,12 +141,9 @@ def run_all_plainly(
 
 def real_programs(report: Report) -> tuple[Program, ...] | None:
     """Programs that nobody here wrote, where this checkout has them."""
-    try:
-        from tests.corpus.real_programs import run_all
-    except ModuleNotFoundError as error:
-        if error.name != "tests.corpus.real_programs":
-            raise
+    if importlib.util.find_spec("tests.corpus.real_programs") is None:
         return None
+    run_all = importlib.import_module("tests.corpus.real_programs").run_all
     return tuple(Program(one.name, one.passed, one.total, one.note) for one in run_all(report))
 
 
