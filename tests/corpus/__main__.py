@@ -2,6 +2,6 @@
 
 import sys
 
-from tests.corpus.run import main
+from tests.corpus.run import command
 
-sys.exit(main())
+sys.exit(command())

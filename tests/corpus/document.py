@@ -32,8 +32,10 @@ def render(results: Results) -> str:
     unexpected = misses(results)
     if unexpected:
         parts += ["## Not as expected\n", _list(unexpected)]
-    parts += ["## Faults\n", _PLAIN, _faults(results.faults), _quotes(results.faults)]
-    parts += ["## Variants of faults\n", _variants(results.variants)]
+    if results.faults:
+        parts += ["## Faults\n", _PLAIN, _faults(results.faults), _quotes(results.faults)]
+    if results.variants:
+        parts += ["## Variants of faults\n", _variants(results.variants)]
     parts += ["## Healthy jobs\n", _healthy(results.healthy)]
     if results.programs is not None:
         parts += ["## Real programs\n", _programs(results.programs)]

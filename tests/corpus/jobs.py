@@ -47,6 +47,8 @@ _HIDDEN = (
     "COV_",
 )
 
+_RUNNING: set[subprocess.Popen[bytes]] = set()
+
 
 @dataclass(frozen=True)
 class Job:
@@ -111,8 +113,21 @@ def run_batch(
     env: Mapping[str, str] | None = None,
 ) -> list[Outcome]:
     """Run jobs under one command and return what each of them left, in order."""
-    with tempfile.TemporaryDirectory(prefix="corpus-") as name:
-        return _Batch(batch, Path(name), watched, seconds, env or {}).run()
+    for last in (False, True):
+        with tempfile.TemporaryDirectory(prefix="corpus-") as name:
+            outcomes = _Batch(batch, Path(name), watched, seconds, env or {}).run()
+        if last or not any(_stood_still(outcome) for outcome in outcomes):
+            break
+    return outcomes
+
+
+def _stood_still(outcome: Outcome) -> bool:
+    """Whether a job that has no reason to hang did so: now and then torch never gets out of its own destructor.
+
+    The forker keeps its ranks from that (see there); a launcher's ranks have to be run once more.
+    """
+    header = outcome.job.header
+    return bool(outcome.stopped) and header.launcher != "fork" and not header.hangs
 
 
 class _Batch:
@@ -174,12 +189,14 @@ class _Batch:
                 stderr=sink,
                 start_new_session=True,
             )
+            _RUNNING.add(process)
             try:
                 status: int | None = process.wait(START_SECONDS + sum(self._seconds))
             except subprocess.TimeoutExpired:
                 status = None
             finally:
                 end_group(process)
+                _RUNNING.discard(process)
         return status, log.read_text(encoding="utf-8", errors="replace")
 
     def _environment(self) -> dict[str, str]:
@@ -246,6 +263,12 @@ class _Batch:
             return {attempt["number"] for attempt in report["attempts"]}
         pids = set(self._results().get(job.name, {}).get("pids", ()))
         return {a["number"] for a in report["attempts"] if any(row["pid"] in pids for row in a["ranks"])}
+
+
+def end_all() -> None:
+    """Take down what is under way; those who wait for it go on."""
+    for process in list(_RUNNING):
+        process.terminate()
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import TypeVar
 
 if __package__ in (None, ""):  # started as a file
     sys.path[0] = str(Path(__file__).parents[2])
@@ -20,7 +22,7 @@ from rich.console import Console
 
 from tests.corpus import document, table
 from tests.corpus.header import Header, HeaderError, read_header
-from tests.corpus.jobs import Job, Outcome, batches, jobs_of, run_batch
+from tests.corpus.jobs import Job, batches, end_all, jobs_of, run_batch
 from tests.corpus.plain import DETAIL, Said, run_plainly
 from tests.corpus.results import Program, Results, Row
 from tests.corpus.verdict import Verdict, judge
@@ -31,6 +33,8 @@ FAULTS, VARIANTS, HEALTHY = "examples/faults", "examples/faults/variants", "exam
 MOST_IN_A_BATCH = 12
 
 Report = Callable[[str], None]
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -109,11 +113,7 @@ def _row(header: Header, verdicts: list[Verdict], said: tuple[dict[str, Said], d
 def run_watched(jobs: Sequence[Job], workers: int, report: Report) -> list[Verdict]:
     """The verdict on each job, in their order."""
     verdicts: dict[Job, Verdict] = {}
-
-    def run(batch: list[Job]) -> list[Outcome]:
-        return run_batch(batch)
-
-    for outcomes in _all(run, batches(jobs, MOST_IN_A_BATCH), workers):
+    for outcomes in _all(run_batch, batches(jobs, MOST_IN_A_BATCH), workers):
         for outcome in outcomes:
             verdict = verdicts[outcome.job] = judge(outcome)
             report(f"{'ok  ' if verdict.passed else 'MISS'} {outcome.job.name}")
@@ -127,12 +127,13 @@ def run_all_plainly(
 ) -> tuple[dict[str, Said], dict[str, Said]]:
     """What PyTorch says of each job by itself, and with its own debugging on."""
     said: tuple[dict[str, Said], dict[str, Said]] = ({}, {})
-    asked = [
-        (number, env, batch)
-        for number, env in enumerate(({}, DETAIL))
-        for batch in batches(jobs, MOST_IN_A_BATCH, watched=False)
-    ]
-    for number, answers in _all(lambda a: (a[0], run_plainly(a[2], a[1])), asked, workers):
+    asked = [(number, batch) for number in (0, 1) for batch in batches(jobs, MOST_IN_A_BATCH, watched=False)]
+
+    def ask(question: tuple[int, list[Job]]) -> tuple[int, dict[str, Said]]:
+        number, batch = question
+        return number, run_plainly(batch, DETAIL if number else {})
+
+    for number, answers in _all(ask, asked, workers):
         said[number].update(answers)
         for name, answer in answers.items():
             report(f"plainly{', INFO' if number else ''}: {name}: {answer}")
@@ -147,10 +148,16 @@ def real_programs(report: Report) -> tuple[Program, ...] | None:
     return tuple(Program(one.name, one.passed, one.total, one.note) for one in run_all(report))
 
 
-def _all(function: Callable, arguments: Iterable, workers: int) -> Iterable:  # type: ignore[type-arg]
+def _all(function: Callable[[_T], _R], arguments: Iterable[_T], workers: int) -> Iterator[_R]:
+    """Results as they come; whoever stops waiting for them stops the jobs too."""
     with ThreadPoolExecutor(workers) as pool:
-        for future in as_completed([pool.submit(function, argument) for argument in arguments]):
-            yield future.result()
+        try:
+            for future in as_completed([pool.submit(function, argument) for argument in arguments]):
+                yield future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            end_all()
+            raise
 
 
 def _reporter() -> Report:
@@ -163,5 +170,14 @@ def _reporter() -> Report:
     return report
 
 
+def command() -> int:
+    """`main` for a shell: asked to end, it takes everything it started with it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return main()
+    except KeyboardInterrupt:
+        return 130
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command())

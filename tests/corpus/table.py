@@ -42,7 +42,14 @@ def misses(results: Results) -> list[str]:
 
 def _faults(title: str, rows: Sequence[Row]) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold")
-    for name in ("bug", "script", "expected", "found", *(name for _, name in POINTS), "plain PyTorch"):
+    for name in (
+        "bug",
+        "script",
+        "expected",
+        "found",
+        *(f"right {name}" for _, name in POINTS),
+        "PyTorch says",
+    ):
         table.add_column(name)
     for row in rows:
         table.add_row(

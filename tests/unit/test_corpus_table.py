@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.corpus.header import NOTHING, Header
 from tests.corpus.jobs import Job, Outcome
 from tests.corpus.plain import Said
 from tests.corpus.results import Program, Results, Row
+from tests.corpus.run import FAULTS, HEALTHY, ROOT, VARIANTS, collect
 from tests.corpus.verdict import Verdict
 
 FAULT = Header(
@@ -111,3 +113,11 @@ def test_the_page() -> None:
     assert "| [plain](../examples/healthy/plain.py) | a b | 1 2 | 4 | nothing |" in page
     assert "| accelerate | 5 of 5 | five scripts |" in page
     assert "Real programs" not in document.render(replace(GOOD, programs=None))
+
+
+def test_the_page_of_the_project_names_every_script() -> None:
+    """Where this fails, a script is new or gone: `make corpus` writes the page anew."""
+    page = (ROOT / "docs" / "corpus.md").read_text(encoding="utf-8")
+    scripts = [header.path for folder in (FAULTS, VARIANTS, HEALTHY) for header in collect(ROOT / folder)]
+    linked = set(re.findall(r"\(\.\./(examples/[\w/]+\.py)\)", page))
+    assert linked == {str(path.relative_to(ROOT)) for path in scripts}
