@@ -7,6 +7,7 @@ cases: some_ranks two_halves made_again
 
 from __future__ import annotations
 
+import socket
 import sys
 
 import torch
@@ -23,6 +24,14 @@ def train(network: nn.Module, steps: int, group: dist.ProcessGroup | None = None
         optimizer.zero_grad()
         model(torch.randn(6, 5, generator=drawn)).square().mean().backward()
         optimizer.step()
+
+
+def agreed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = torch.tensor(probe.getsockname()[1])
+    dist.broadcast(port, 0)
+    return int(port)
 
 
 def main() -> None:
@@ -45,8 +54,10 @@ def main() -> None:
         dist.barrier()
     else:
         train(network, 3)
+        # At another address: ranks that are quick would meet those who have not left the first group.
+        address, ranks = f"tcp://127.0.0.1:{agreed_port()}", dist.get_world_size()
         dist.destroy_process_group()
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", address, rank=rank, world_size=ranks)
         train(network, 4)
     dist.destroy_process_group()
 
