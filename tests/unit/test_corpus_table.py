@@ -7,7 +7,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from tests.corpus import document, table
@@ -116,13 +115,9 @@ def test_the_page() -> None:
     assert "Real programs" not in document.render(replace(GOOD, programs=None))
 
 
-PAGE = ROOT / "docs" / "corpus.md"
-
-
-@pytest.mark.skipif(not PAGE.exists(), reason="docs/corpus.md is not written yet: `make corpus`")
 def test_the_page_of_the_project_names_every_script() -> None:
     """Where this fails, a script is new or gone: `make corpus` writes the page anew."""
-    page = PAGE.read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "corpus.md").read_text(encoding="utf-8")
     scripts = [header.path for folder in (FAULTS, VARIANTS, HEALTHY) for header in collect(ROOT / folder)]
     linked = set(re.findall(r"\(\.\./(examples/[\w/]+\.py)\)", page))
     assert linked == {str(path.relative_to(ROOT)) for path in scripts}
