@@ -34,7 +34,11 @@ def settings(world_size: int) -> dict[str, str]:
 def forked_case() -> type[unittest.TestCase]:
     """Torch's test case, with ranks that are forked: spawned ones would import torch once per test and rank."""
     import torch
+    from torch.testing._internal import common_distributed
     from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+
+    # Up to 500 seconds for some, though none that passes on a processor takes more than a few.
+    common_distributed.TIMEOUT_OVERRIDE.clear()
 
     class Forked(TestDistBackend, DistributedTest._DistTestBase):  # type: ignore[misc]
         def setUp(self) -> None:
@@ -89,8 +93,11 @@ def main() -> None:
     if options.lend_processor:
         import processor_for_gpus
 
+        processor_for_gpus.drop_conditions(options.world_size)
+        case = forked_case()
         processor_for_gpus.lend(options.world_size)
-    case = forked_case()
+    else:
+        case = forked_case()
     names = options.only.split(",") if options.only else names_of(case)
     results = {}
     for name in names:
