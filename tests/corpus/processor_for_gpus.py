@@ -1,6 +1,6 @@
-"""Lets torch's tests that ask for GPUs run where there are none: every tensor they put on one stays put.
+"""Lets programs that ask for GPUs run where there are none: every tensor they put on one stays put.
 
-What such a test is about, the order of forwards, backwards, hooks and joins, is the same on a processor. What
+What a test of DDP is about, the order of forwards, backwards, hooks and joins, is the same on a processor. What
 truly needs a device (streams, events, NCCL) still fails, and fails without ddpcheck too.
 """
 
@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.testing._internal import common_distributed
 
 CPU = torch.device("cpu")
 _FACTORIES = (
@@ -32,7 +31,10 @@ _FACTORIES = (
 
 def drop_conditions(devices: int) -> None:
     """Before torch's test module is imported: it takes the conditions of its tests from another."""
-    vars(common_distributed).update(skip_if_no_gpu=_as_it_is, skip_if_lt_x_gpu=_if_there_are(devices))
+    from torch.testing._internal import common_distributed
+
+    at_least = _if_there_are(devices, common_distributed.skip_if_lt_x_gpu)
+    vars(common_distributed).update(skip_if_no_gpu=_as_it_is, skip_if_lt_x_gpu=at_least)
 
 
 def lend(devices: int) -> None:
@@ -55,9 +57,7 @@ def _as_it_is(test: Callable[..., Any]) -> Callable[..., Any]:
     return test
 
 
-def _if_there_are(devices: int) -> Callable[..., Any]:
-    original = common_distributed.skip_if_lt_x_gpu
-
+def _if_there_are(devices: int, original: Callable[..., Any]) -> Callable[..., Any]:
     def condition(count: int, **options: Any) -> Any:
         return _as_it_is if count <= devices else original(count, **options)
 
@@ -92,7 +92,9 @@ def _without_ids(original: Callable[..., None]) -> Callable[..., None]:
     """DDP's constructor, with a module that it takes to be on the processor."""
 
     @functools.wraps(original)
-    def wrapper(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, **more: Any) -> None:
+    def wrapper(
+        self: Any, module: Any, device_ids: Any = None, output_device: Any = None, **more: Any
+    ) -> None:
         original(self, module, **more)
 
     return wrapper

@@ -82,13 +82,17 @@ def run_both(command: Sequence[object], **env: str) -> Pair:
         plain = run(command, folder, env)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        watched = run([BIN / "ddpcheck", "run", "--fail-on", "never", "--out", out, "--", *command], folder, env)
+        watched = run(
+            [BIN / "ddpcheck", "run", "--fail-on", "never", "--out", out, "--", *command], folder, env
+        )
         file = out / "report.json"
         report = json.loads(file.read_text()) if file.is_file() else {"findings": [], "attempts": []}
     return Pair(plain, watched, report)
 
 
-def run(command: Sequence[object], folder: str, env: Mapping[str, str]) -> Ended:
+def run(
+    command: Sequence[object], folder: str, env: Mapping[str, str], most_seconds: float = MOST_SECONDS
+) -> Ended:
     process = subprocess.Popen(
         [str(word) for word in command],
         cwd=folder,
@@ -100,12 +104,21 @@ def run(command: Sequence[object], folder: str, env: Mapping[str, str]) -> Ended
         start_new_session=True,
     )
     try:
-        stdout, stderr = process.communicate(timeout=MOST_SECONDS)
+        stdout, stderr = process.communicate(timeout=most_seconds)
+    except subprocess.TimeoutExpired:
+        stdout, stderr = _end(process)
+        stderr += f"\nkilled after {most_seconds:.0f} seconds\n"
+    return Ended(process.returncode, stdout, stderr)
+
+
+def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Launchers take their ranks down with them when asked to, but not when killed."""
+    process.terminate()
+    try:
+        return process.communicate(timeout=40)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        stdout, stderr = process.communicate()
-        stderr += f"\nkilled after {MOST_SECONDS:.0f} seconds\n"
-    return Ended(process.returncode, stdout, stderr)
+        return process.communicate()
 
 
 def lasting(text: str) -> list[str]:

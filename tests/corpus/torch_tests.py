@@ -25,7 +25,7 @@ def settings(world_size: int) -> dict[str, str]:
     return {
         "BACKEND": "gloo",
         "WORLD_SIZE": str(world_size),
-        # All that the module looks at is that it is a file; each test then makes one of its own.
+        # Until a test has made one of its own, all that matters is that it is a file.
         "INIT_METHOD": "file:///dev/null",
         "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(TEST_SECONDS),
     }
@@ -35,6 +35,7 @@ def forked_case() -> type[unittest.TestCase]:
     """Torch's test case, with ranks that are forked: spawned ones would import torch once per test and rank."""
     import torch
     from torch.testing._internal import common_distributed
+    from torch.testing._internal.distributed import distributed_test
     from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
 
     # Up to 500 seconds for some, though none that passes on a processor takes more than a few.
@@ -43,6 +44,8 @@ def forked_case() -> type[unittest.TestCase]:
     class Forked(TestDistBackend, DistributedTest._DistTestBase):  # type: ignore[misc]
         def setUp(self) -> None:
             super().setUp()
+            # Each test has a file of its own to meet in, which spawned ranks would read on import.
+            distributed_test.INIT_METHOD = os.environ["INIT_METHOD"]
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
     return Forked
