@@ -8,19 +8,14 @@ from pathlib import Path
 NEEDS_DATA = "downloads a model and a data set"
 NEEDS_DEEPSPEED = "needs DeepSpeed and GPUs"
 
-ENVIRONMENT = {"ACCELERATE_USE_CPU": "true", "ACCELERATE_NUM_PROCESSES": "2"}
+ENVIRONMENT = {"ACCELERATE_USE_CPU": "true"}
 
 RUN = (
     "test_cli.py",
-    "test_merge_weights.py",
-    "test_notebook.py",
     "test_ops.py",
     "test_script.py",
     "test_sync.py",
-    "external_deps/test_pippy.py",
 )
-# Start their ranks by themselves.
-OWN_LAUNCHER = ("test_notebook.py",)
 # Findings that are true of a script, and why.
 TRUE: dict[str, tuple[tuple[str, ...], str]] = {
     "test_cli.py": (("DDP601",), "prints a line and makes no process group"),
@@ -28,6 +23,9 @@ TRUE: dict[str, tuple[tuple[str, ...], str]] = {
 NOT_RUN = {
     "test_distributed_data_loop.py": "waits for ever on processors: accelerate joins uneven inputs on GPUs only",
     "test_ddp_comm_hook.py": "hands DDP device ids, and torch has its bf16 hook with NCCL only",
+    "test_merge_weights.py": "shards a model over two accelerators",
+    "test_notebook.py": "a race of its own: at a restart one rank may return while the other waits for it for ever",
+    "external_deps/test_pippy.py": "does nothing without GPUs",
     "external_deps/test_checkpointing.py": NEEDS_DATA,
     "external_deps/test_metrics.py": NEEDS_DATA,
     "external_deps/test_performance.py": NEEDS_DATA,

@@ -14,6 +14,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 CPU = torch.device("cpu")
+# Tests that asked for GPUs, no more of them than are lent.
+ASKING: set[str] = set()
 _FACTORIES = (
     "arange",
     "empty",
@@ -54,6 +56,7 @@ def lend(devices: int) -> None:
 
 
 def _as_it_is(test: Callable[..., Any]) -> Callable[..., Any]:
+    ASKING.add(test.__name__)
     return test
 
 

@@ -4,8 +4,9 @@
 
 Accelerate's own test scripts, Lightning's demos, the Trainer of transformers, and torch's own distributed tests.
 A program passes if its exit status and its output are the same both times, and if ddpcheck says of it what is
-true and no more. The output is compared line by line, without regard to their order (ranks print when they
-please) and to clocks, speeds, addresses and temporary folders. A test of torch's passes if it passes both times.
+true and no more. The output of each rank is compared line by line, without regard to clocks, speeds, addresses and
+temporary folders; where ranks share one output, without regard to the order of lines. A test of torch's passes if it
+passes both times.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ from side_by_side import BIN
 HERE = Path(__file__).parent
 JOBS = HERE.parent / "jobs"
 PYTHON = sys.executable
-TORCHRUN = (BIN / "torchrun", "--standalone", "--nproc-per-node", "2")
+# Ranks that print at the same time would tear each other's lines apart: standard output (1) goes to files.
+TORCHRUN = (
+    *(BIN / "torchrun", "--standalone", "--nproc-per-node", "2"),
+    *("--redirects", "1", "--log-dir", side_by_side.LOGS),
+)
 
 Reporter = Callable[[str], None]
 
@@ -79,11 +84,10 @@ TRUE_OF_TESTS: dict[str, tuple[str, ...]] = {
 def _accelerate() -> Iterator[Program]:
     folder = accelerate_scripts.folder()
     for script in accelerate_scripts.RUN:
-        launcher = () if script in accelerate_scripts.OWN_LAUNCHER else TORCHRUN
         findings, why = accelerate_scripts.TRUE.get(script, ((), ""))
         yield Program(
             f"accelerate {script}",
-            (*(launcher or (PYTHON,)), folder / script),
+            (*TORCHRUN, folder / script),
             accelerate_scripts.ENVIRONMENT,
             findings,
             why,

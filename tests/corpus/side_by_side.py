@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import os
 import re
@@ -10,13 +11,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 BIN = Path(sys.executable).parent
 MOST_SECONDS = 300.0
+# The folder for torchrun's `--log-dir`, below the one in which a program runs.
+LOGS = "logs"
 # What a launcher or a scheduler around this process may have set, and would be taken for the program's own.
 _OF_OTHERS = (
     "RANK",
@@ -50,6 +53,8 @@ class Ended:
     status: int
     stdout: str
     stderr: str
+    # What each rank printed, where the launcher was told to keep that apart (LOGS).
+    ranks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,9 +70,15 @@ class Pair:
         found = []
         if self.plain.status != self.watched.status:
             found.append(f"exit status {self.watched.status} in place of {self.plain.status}")
-        before, after = lasting(self.plain.stdout), lasting(self.watched.stdout)
-        found.extend(line for line in difflib.ndiff(before, after) if line[0] in "+-")
+        # Ranks that share a pipe print in any order.
+        pairs = [(sorted(lasting(self.plain.stdout)), sorted(lasting(self.watched.stdout)))]
+        pairs += [(lasting(before), lasting(after)) for before, after in self._by_rank()]
+        for before, after in pairs:
+            found.extend(line for line in difflib.ndiff(before, after) if line[0] in "+-")
         return found
+
+    def _by_rank(self) -> Iterator[tuple[str, str]]:
+        yield from itertools.zip_longest(self.plain.ranks, self.watched.ranks, fillvalue="")
 
     def codes(self) -> list[str]:
         """Findings that are more than notes."""
@@ -108,7 +119,8 @@ def run(
     except subprocess.TimeoutExpired:
         stdout, stderr = _end(process)
         stderr += f"\nkilled after {most_seconds:.0f} seconds\n"
-    return Ended(process.returncode, stdout, stderr)
+    logs = sorted(Path(folder).glob(f"{LOGS}/*/attempt_0/*/stdout.log"), key=lambda log: int(log.parent.name))
+    return Ended(process.returncode, stdout, stderr, tuple(log.read_text() for log in logs))
 
 
 def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
@@ -122,10 +134,10 @@ def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def lasting(text: str) -> list[str]:
-    """Lines without what passes. Sorted: ranks that print at the same time do so in any order."""
+    """Lines without what passes."""
     for pattern, name in _PASSING:
         text = pattern.sub(name, text)
-    return sorted(line.strip() for line in text.splitlines() if line.strip())
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:

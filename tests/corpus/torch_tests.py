@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--world-size", type=int, default=2)
     parser.add_argument("--only", help="names, separated by commas")
     parser.add_argument(
-        "--lend-processor", action="store_true", help="run tests that ask for GPUs on the processor"
+        "--lend-processor", action="store_true", help="run those that ask for GPUs, on the processor"
     )
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -99,9 +99,12 @@ def main() -> None:
         processor_for_gpus.drop_conditions(options.world_size)
         case = forked_case()
         processor_for_gpus.lend(options.world_size)
+        names = sorted(processor_for_gpus.ASKING.intersection(names_of(case)))
     else:
         case = forked_case()
-    names = options.only.split(",") if options.only else names_of(case)
+        names = names_of(case)
+    if options.only:
+        names = options.only.split(",")
     results = {}
     for name in names:
         results[name] = run_test(case, name)
