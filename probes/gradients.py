@@ -68,7 +68,10 @@ class Due:
 
 
 class GradientProbe(Probe):
-    """At most three passes over the gradients a step: as computed, as reduced, as applied."""
+    """At most three passes over the gradients a step: as computed, as reduced, as applied.
+
+    Where a backward may leave parameters out, one more over the gradients that were there before it.
+    """
 
     name = "gradients"
 

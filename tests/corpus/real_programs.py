@@ -167,12 +167,8 @@ def _is_true(code: str, test: str) -> bool:
 def _tasks() -> Iterator[tuple[str, Callable[[], Result]]]:
     for program in programs():
         yield program.name, program.run
-    for world_size in (2, 3):
-        name = f"torch tests, {world_size} ranks"
-        yield name, lambda name=name, size=world_size: torch_tests(name, size)
-    for world_size in (2, 3):
-        name = f"torch tests for GPUs, {world_size} ranks"
-        yield name, lambda name=name, size=world_size: torch_tests(name, size, lend=True)
+    yield "torch tests", lambda: torch_tests("torch tests")
+    yield "torch tests for GPUs", lambda: torch_tests("torch tests for GPUs", lend=True)
 
 
 def run_all(report: Reporter, only: str = "") -> list[Result]:
