@@ -47,6 +47,9 @@ class Backward:
     step: int
     sketched: bool
     local: SketchBook = field(default_factory=SketchBook)
+    # Gradients from before it. Of parameters that a backward leaves out, DDP reduces these once more: that is how a
+    # micro-batch under no_sync comes to its right when the last one does not use the same layers.
+    left_over: SketchBook = field(default_factory=SketchBook)
     reduced: SketchBook = field(default_factory=SketchBook)
     # Places without a reduced gradient that could be sketched.
     absent: set[int] = field(default_factory=set)
@@ -65,7 +68,10 @@ class Due:
 
 
 class GradientProbe(Probe):
-    """At most three passes over the gradients a step: as computed, as reduced, as applied."""
+    """At most three passes over the gradients a step: as computed, as reduced, as applied.
+
+    Where a backward may leave parameters out, one more over the gradients that were there before it.
+    """
 
     name = "gradients"
 
@@ -88,9 +94,16 @@ class GradientProbe(Probe):
 
     def backward_begun(self, watched: WatchedModule) -> None:
         self._write(watched)
-        if watched.backward is not None:
-            sketched = self._sketches(watched.steps)
-            self._backwards[watched.index] = Backward(watched.backward.number, watched.steps, sketched)
+        watch = watched.backward
+        if watch is None:
+            return
+        backward = Backward(watch.number, watched.steps, self._sketches(watched.steps))
+        self._backwards[watched.index] = backward
+        if backward.sketched and watch.finds_unused:
+            for place, gradient in enumerate(_gradients(watched)):
+                if gradient is not None:
+                    backward.left_over.add(place, gradient)
+            backward.left_over.send()
 
     def gradient_ready(self, watched: WatchedModule, place: int, gradient: torch.Tensor) -> None:
         backward = self._backwards[watched.index]
@@ -167,8 +180,9 @@ class GradientProbe(Probe):
 
         def write() -> None:
             found_local, found = backward.local.sketches(), backward.reduced.sketches()
-            # A parameter that this rank did not use gives zeros to the sum.
-            local = [found_local.get(place, NOTHING) for place in range(count)]
+            # A parameter that this rank did not use, and that had no gradient, gives zeros to the sum.
+            given = {**backward.left_over.sketches(), **found_local}
+            local = [given.get(place, NOTHING) for place in range(count)]
             reduced = [found.get(place, NOTHING) for place in range(count)]
             self.scene.write(
                 BackwardRecord(
@@ -185,7 +199,8 @@ class GradientProbe(Probe):
                 )
             )
 
-        self._put(Due(lambda: backward.local.ready() and backward.reduced.ready(), write))
+        books = (backward.local, backward.left_over, backward.reduced)
+        self._put(Due(lambda: all(book.ready() for book in books), write))
 
     def _write_applied(self, optimizer: WatchedOptimizer, watched: WatchedModule) -> None:
         watch = watched.backward

@@ -81,6 +81,12 @@ class BackwardWatch:
         self._first = hide_from_compiler(GUARD.protect("backward", "queued", self._on_first))
         self._second = hide_from_compiler(GUARD.protect("backward", "done", self._on_done))
 
+    @property
+    def finds_unused(self) -> bool:
+        """Whether DDP also finishes a backward that leaves parameters out."""
+        ddp: Any = self._watched.ddp()
+        return bool(getattr(ddp, "find_unused_parameters", False) or getattr(ddp, "static_graph", False))
+
     def attach(self) -> None:
         """Hook every parameter that the reducer knows. The hooks hold on to nothing of the user's."""
         me = weakref.ref(self)
@@ -179,10 +185,7 @@ class BackwardWatch:
 
     def _waiting(self) -> tuple[int, ...]:
         """What the reducer still waits for; nothing where it was told to find out by itself."""
-        ddp: Any = self._watched.ddp()
-        if getattr(ddp, "find_unused_parameters", False) or getattr(ddp, "static_graph", False):
-            return ()
-        return tuple(sorted(self.places - self._fired))
+        return () if self.finds_unused else tuple(sorted(self.places - self._fired))
 
     def _why_unsynced(self) -> Reason:
         window = self.window

@@ -92,6 +92,9 @@ class Watcher:
             watched.forwards += 1
 
     def buffers_synced(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        # A hook of the user's own may leave the work for the end of the backward: when it is done cannot be seen.
+        if hasattr(ddp, "buffer_hook"):
+            return
         watched = self._modules.get(ddp)
         if watched is not None and torch.is_grad_enabled():
             self.session.tell("buffers_synced", watched)

@@ -133,6 +133,46 @@ def find_unused(rank: int, world_size: int) -> list[Any]:
 
 
 @variant()
+def find_unused_accumulated(rank: int, world_size: int) -> list[Any]:
+    """The last micro-batch leaves out what the first one used: DDP reduces the gradients left from then."""
+    torch.manual_seed(1)
+    ddp = DDP(Branches(), find_unused_parameters=True)
+    optimizer = sgd(ddp)
+    for number, batch in enumerate(batches(rank)):
+        optimizer.zero_grad()
+        with ddp.no_sync():
+            ddp(batch, 0).square().mean().backward()
+        ddp(batch + 1, (rank + number) % 2 if number > 1 else 1).square().mean().backward()
+        optimizer.step()
+    return [ddp, optimizer]
+
+
+@variant()
+def gradients_never_cleared(rank: int, world_size: int) -> list[Any]:
+    """A running sum of gradients, with layers that some backwards leave out on some ranks, or on all."""
+    torch.manual_seed(1)
+    ddp = DDP(Branches(), find_unused_parameters=True, gradient_as_bucket_view=True)
+    optimizer = sgd(ddp, lr=0.001)
+    for number, batch in enumerate(batches(rank, 8)):
+        ddp(batch, number % 2 if number < 4 else (rank + number) % 2).square().mean().backward()
+        optimizer.step()
+    return [ddp, optimizer]
+
+
+@variant()
+def buffers_by_hook(rank: int, world_size: int) -> list[Any]:
+    """A hook of the user's own synchronises the buffers, and is not done before the backward is."""
+
+    def add_up(state: Any, buffers: dict[str, torch.Tensor]) -> list[Any]:
+        return [dist.all_reduce(buffer, async_op=True).get_future() for buffer in buffers.values()]
+
+    ddp = DDP(nn.Sequential(nn.Linear(WIDTH, 12), nn.BatchNorm1d(12), nn.Linear(12, 4)))
+    after_forward = nn.parallel.distributed._BufferCommHookLocation.POST_FORWARD
+    ddp._register_buffer_comm_hook(None, add_up, after_forward)
+    return fit(ddp, sgd(ddp), rank)
+
+
+@variant()
 def freeze_midway(rank: int, world_size: int) -> list[Any]:
     ddp = DDP(net(), find_unused_parameters=True)
     optimizer = sgd(ddp)

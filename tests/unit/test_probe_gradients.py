@@ -215,6 +215,31 @@ def test_parameters_without_gradients() -> None:
     assert (watched.backwards[1].absent, applied.last) == ([], "synced")
 
 
+@pytest.mark.parametrize("option", ["find_unused_parameters", "static_graph"])
+def test_what_a_backward_leaves_out_is_reduced_once_more(option: str) -> None:
+    """DDP hands the gradient of an unused parameter to the reduction as it finds it, zeros only if there is none."""
+    module = Many(3)
+    setattr(module, option, True)
+    watched = Watched(module)
+    watched.job.forward(inputs(), [2]).backward()
+    before = sketch(module.parts[1].grad)
+    watched.job.forward(inputs(), [1, 2]).backward()
+    watched.step()
+    used, left_out, never = unpack(watched.backwards[1].local)
+    assert used.value == pytest.approx(sketch(module.parts[0].grad).value, rel=1e-6)
+    assert left_out.value == pytest.approx(before.value, rel=1e-6)
+    assert never.norm == 0
+    assert watched.backwards[1].absent == [2]
+
+
+def test_nothing_more_is_read_where_every_parameter_must_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(Many(2))
+    watched.job.forward(inputs()).backward()
+    counted = Counted(monkeypatch)
+    watched.job.forward(inputs()).backward()
+    assert len(counted.sketched) == 4  # two parameters, each as computed and as reduced
+
+
 def test_a_reduction_that_never_ends_leaves_no_sketches() -> None:
     watched = Watched(Many(3)).backward(inputs(), [2]).step()
     assert watched.backwards == []

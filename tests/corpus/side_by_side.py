@@ -1,0 +1,146 @@
+"""Runs a command as it is and under `ddpcheck run`, and says in what the two differ."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BIN = Path(sys.executable).parent
+MOST_SECONDS = 300.0
+# The folder for torchrun's `--log-dir`, below the one in which a program runs.
+LOGS = "logs"
+# What a launcher or a scheduler around this process may have set, and would be taken for the program's own.
+_OF_OTHERS = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "MASTER_",
+    "GROUP_",
+    "ROLE_",
+    "TORCHELASTIC_",
+    "SLURM_",
+    "OMPI_",
+    "DDPCHECK_",
+    "PYTHON",
+    "ACCELERATE_",
+    "PL_",
+    "PYTEST_",
+    "COV_",
+)
+# What differs between any two runs of one program: clocks, speeds, process ids, ports, temporary folders.
+_PASSING = (
+    (re.compile(r"'train_\w+_per_second': '?[\d.e+-]+'?|'train_runtime': '?[\d.e+-]+'?"), "<speed>"),
+    (re.compile(r"\b0x[0-9a-f]{6,}\b"), "<address>"),
+    (re.compile(r"/tmp/\w+"), "<folder>"),
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A program that has ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+    # What each rank printed, where the launcher was told to keep that apart (LOGS).
+    ranks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same program twice; `report` is what ddpcheck had to say."""
+
+    plain: Ended
+    watched: Ended
+    report: Mapping[str, Any]
+
+    def differences(self) -> list[str]:
+        """In what ddpcheck changed the program, as far as its user can see: nothing, one hopes."""
+        found = []
+        if self.plain.status != self.watched.status:
+            found.append(f"exit status {self.watched.status} in place of {self.plain.status}")
+        # Ranks that share a pipe print in any order.
+        pairs = [(sorted(lasting(self.plain.stdout)), sorted(lasting(self.watched.stdout)))]
+        pairs += [(lasting(before), lasting(after)) for before, after in self._by_rank()]
+        for before, after in pairs:
+            found.extend(line for line in difflib.ndiff(before, after) if line[0] in "+-")
+        return found
+
+    def _by_rank(self) -> Iterator[tuple[str, str]]:
+        yield from itertools.zip_longest(self.plain.ranks, self.watched.ranks, fillvalue="")
+
+    def codes(self) -> list[str]:
+        """Findings that are more than notes."""
+        return sorted(
+            {finding["code"] for finding in self.report["findings"] if finding["severity"] != "note"}
+        )
+
+
+def run_both(command: Sequence[object], **env: str) -> Pair:
+    """The findings of a run do not touch its exit status here, so that the two can be compared."""
+    with tempfile.TemporaryDirectory() as folder:
+        plain = run(command, folder, env)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        watched = run(
+            [BIN / "ddpcheck", "run", "--fail-on", "never", "--out", out, "--", *command], folder, env
+        )
+        file = out / "report.json"
+        report = json.loads(file.read_text()) if file.is_file() else {"findings": [], "attempts": []}
+    return Pair(plain, watched, report)
+
+
+def run(
+    command: Sequence[object], folder: str, env: Mapping[str, str], most_seconds: float = MOST_SECONDS
+) -> Ended:
+    process = subprocess.Popen(
+        [str(word) for word in command],
+        cwd=folder,
+        env=_environment(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=most_seconds)
+    except subprocess.TimeoutExpired:
+        stdout, stderr = _end(process)
+        stderr += f"\nkilled after {most_seconds:.0f} seconds\n"
+    logs = sorted(Path(folder).glob(f"{LOGS}/*/attempt_0/*/stdout.log"), key=lambda log: int(log.parent.name))
+    return Ended(process.returncode, stdout, stderr, tuple(log.read_text() for log in logs))
+
+
+def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Launchers take their ranks down with them when asked to, but not when killed."""
+    process.terminate()
+    try:
+        return process.communicate(timeout=40)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.communicate()
+
+
+def lasting(text: str) -> list[str]:
+    """Lines without what passes."""
+    for pattern, name in _PASSING:
+        text = pattern.sub(name, text)
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _environment(more: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_OTHERS)}
+    path = f"{BIN}{os.pathsep}{kept.get('PATH', os.defpath)}"
+    return {**kept, "PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200", **more}

@@ -1,0 +1,90 @@
+"""Programs that were written elsewhere behave the same under ddpcheck, and nothing untrue is said of them.
+
+A few of what `tests/corpus/real_programs.py` runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+CORPUS = Path(__file__).parents[1] / "corpus"
+
+pytestmark = pytest.mark.slow
+
+PROGRAMS = (
+    "accelerate test_script.py",
+    "accelerate test_sync.py",
+    "lightning BoringModel",
+    "transformers Trainer",
+    "transformers Trainer with dropout",
+)
+# Of torch's tests those that look closest at DDP: its log, its hooks, its graph, and what becomes of it.
+TESTS = (
+    "test_DistributedDataParallelCPU",
+    "test_DistributedDataParallelCPU_grad_is_view",
+    "test_DistributedDataParallel_requires_grad",
+    "test_accumulate_gradients_no_sync",
+    "test_accumulate_gradients_no_sync_allreduce_hook",
+    "test_accumulate_gradients_no_sync_grad_is_view",
+    "test_ddp_create_graph",
+    "test_ddp_logging_data_cpu",
+    "test_grads_same_across_ranks_with_no_sync",
+    "test_static_graph_api_cpu",
+)
+TESTS_FOR_GPUS = (
+    "test_DistributedDataParallel_with_amp_and_grad_is_view",
+    "test_ddp_broadcast_buffer_via_hook",
+    "test_ddp_buffer_hook_allreduce_return_future",
+    "test_ddp_comm_hook_logging",
+    "test_ddp_control_flow_different_across_ranks",
+    "test_ddp_control_flow_same_across_ranks",
+    "test_ddp_forward_backward_hook",
+    "test_ddp_grad_div_uneven_inputs",
+    "test_ddp_hook_parity_powerSGD",
+    "test_ddp_ignore_params_arg",
+    "test_ddp_join_model_equivalence",
+    "test_ddp_new_tensor_in_fwd_static_graph",
+    "test_ddp_profiling_torch_profiler",
+    "test_ddp_python_error_logged",
+    "test_ddp_remove_autograd_hooks",
+    "test_ddp_uneven_input_exception",
+    "test_ddp_unused_params_rebuild_buckets_exception",
+    "test_detect_ddp_is_actually_static",
+    "test_different_graph_across_ranks",
+    "test_post_localSGD_optimizer_parity",
+    "test_stateless_api_with_ddp",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _corpus() -> None:
+    if str(CORPUS) not in sys.path:
+        sys.path.insert(0, str(CORPUS))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(name: str) -> None:
+    import real_programs
+
+    [program] = [program for program in real_programs.programs() if program.name == name]
+    result = program.run()
+    assert result.passed == result.total == 1, result.note
+
+
+@pytest.mark.parametrize("lend", [False, True], ids=["on-processors", "for-gpus"])
+def test_torch_tests(lend: bool) -> None:
+    import real_programs
+
+    chosen = TESTS_FOR_GPUS if lend else TESTS
+    result = real_programs.torch_tests("torch tests", lend=lend, only=chosen)
+    assert result.passed == result.total, result.note
+    assert result.total == len(chosen), result.note
+
+
+def test_every_script_of_accelerate_is_run_or_has_a_reason() -> None:
+    import accelerate_scripts
+
+    assert accelerate_scripts.unlisted() == []
