@@ -7,9 +7,13 @@ from typing import Any
 
 from ddpcheck.analysis.agreement import Disagreement, ModuleKey, groups_of
 from ddpcheck.analysis.attempt import Attempt
+from ddpcheck.analysis.case import name_ranks
 from ddpcheck.analysis.evidence import differing_places, tensor_rows
 from ddpcheck.analysis.gradient_divergence import gradient_divergence
 from ddpcheck.records.schema import Of, Stage
+
+# In the name of torch's optimizer that keeps on each rank the state of other parameters.
+SHARDED = "ZeroRedundancy"
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ def divergence(attempt: Attempt, module: ModuleKey) -> Divergence | None:
         _hyperparameters,
         _group_order,
         _state,
+        _state_of_some,
     ):
         explained = explain(attempt, module, found)
         if explained is not None:
@@ -177,6 +182,29 @@ def _state(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergen
     if root is None or root.moment.step > found.moment.step:
         return None
     return Divergence(found, "DDP206", cause="optimizer state differs before the step", root=root)
+
+
+def _state_of_some(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergence | None:
+    """Some ranks came to the step with a state, or a newly loaded one, and the others did not."""
+    moments = [
+        one.moment
+        for one in attempt.agreement.partial_state
+        if one.moment.module == module and one.moment.step <= found.moment.step
+    ]
+    for root in attempt.agreement.partial_state:
+        # Where others hold other parts, the state is sharded.
+        alone = [(m.optimizer, m.step) for m in moments].count((root.moment.optimizer, root.moment.step)) == 1
+        if root.moment not in moments or not alone or _sharded(attempt, module, root.moment.optimizer):
+            continue
+        ranks = tuple(sorted(root.sightings))
+        cause = f"optimizer state was loaded on {name_ranks(ranks)} alone"
+        return Divergence(found, "DDP206", cause, root, {"state_loaded_on_ranks": list(ranks)})
+    return None
+
+
+def _sharded(attempt: Attempt, module: ModuleKey, optimizer: int) -> bool:
+    records = [rank.optimizers.get((optimizer, module)) for rank in _ranks(attempt, module)]
+    return any(record is not None and SHARDED in record.name for record in records)
 
 
 def _skipped(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergence | None:
