@@ -44,9 +44,7 @@ class WithAdapter(nn.Module):
         return self.base(inputs) + inputs @ self.down.T @ self.up.T
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(13)
     model = Block()
     ddp = DDP(model)
@@ -60,6 +58,12 @@ def main():
         optimizer.zero_grad()
         F.mse_loss(ddp(hidden), target).backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

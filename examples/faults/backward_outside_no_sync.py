@@ -33,9 +33,7 @@ class Autoencoder(nn.Module):
         return self.decode(self.encode(inputs))
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(17)
     ddp = DDP(Autoencoder())
     optimizer = torch.optim.Adagrad(ddp.parameters(), lr=0.05)
@@ -50,6 +48,12 @@ def main():
                 output = ddp(inputs)
             (F.mse_loss(output, inputs) / batches).backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -7,7 +7,7 @@ bug: 15
 seen in: speculators#926
 ranks: 3
 expect: DDP208
-cause: rank 0 alone wrote
+cause: by rank 0 alone
 stage: rewritten
 step: 0
 odd ranks: 0
@@ -42,9 +42,7 @@ def saved_checkpoint():
     return file
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(47)
     ddp = DDP(Bag())
     if dist.get_rank() == 0:
@@ -57,6 +55,12 @@ def main():
         optimizer.zero_grad()
         F.cross_entropy(ddp(words), labels).backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -39,9 +39,7 @@ def evaluate(model, images):
     return score
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(11)
     model = SmallConv()
     ddp = DDP(model)
@@ -55,6 +53,12 @@ def main():
         optimizer.zero_grad()
         F.cross_entropy(ddp(images), labels).backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

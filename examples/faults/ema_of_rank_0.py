@@ -7,7 +7,7 @@ bug: 17
 seen in: ema-pytorch#9
 ranks: 3
 expect: DDP208
-cause: rank 0 alone wrote
+cause: by rank 0 alone
 stage: rewritten
 step: 3
 odd ranks: 0
@@ -45,9 +45,7 @@ class Ema:
         self.online.load_state_dict(self.average.state_dict())
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(59)
     model = Denoiser()
     ema = Ema(model) if dist.get_rank() == 0 else None
@@ -63,6 +61,12 @@ def main():
             ema.update()
             if step % 3 == 2:
                 ema.copy_to_online()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -37,9 +37,7 @@ class NextToken(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(7)
     ddp = DDP(NextToken())
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2)
@@ -53,6 +51,12 @@ def main():
             loss = ddp.module.loss(tokens)
         loss.backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -31,9 +31,7 @@ class Regressor(nn.Module):
         return self.second(torch.tanh(self.first(left, right))).squeeze(-1)
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(31)
     ddp = DDP(Regressor())
     parameters = list(ddp.parameters())
@@ -50,6 +48,12 @@ def main():
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient.clamp(-1, 1)
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

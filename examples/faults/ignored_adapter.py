@@ -42,9 +42,7 @@ class Adapted(nn.Module):
         return F.gelu(self.base(inputs) + self.adapter(inputs))
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(71)
     model = Adapted()
     torch.manual_seed(1000 + dist.get_rank())  # for noise and augmentation, too early
@@ -60,6 +58,12 @@ def main():
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -1,7 +1,7 @@
 """`no_sync()` is entered by hand and not left on one path: no later step is reduced.
 
-The trainer opens `no_sync()` while it accumulates and closes it before the last batch. A batch that is skipped takes the
-path that forgets to close it, and from then on every rank trains alone.
+The trainer opens `no_sync()` while it accumulates and closes it before the last batch. A batch that is skipped takes
+the path that forgets to close it, and from then on every rank trains alone.
 
 bug: 8
 seen in: speechbrain#2010
@@ -51,9 +51,7 @@ class Trainer:
             self.optimizer.zero_grad()
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(19)
     trainer = Trainer(Speech())
     data = torch.Generator().manual_seed(70 + dist.get_rank())
@@ -61,6 +59,12 @@ def main():
         frames = torch.randn(3, 7, 6, generator=data)
         labels = torch.randint(4, (3,), generator=data)
         trainer.fit_batch(frames, labels, first=batch % 2 == 0, skipped=batch == 5)
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

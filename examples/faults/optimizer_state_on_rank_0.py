@@ -7,7 +7,7 @@ bug: 16
 seen in: -
 ranks: 3
 expect: DDP206
-cause: rank 0 alone holds optimizer state
+cause: optimizer state was loaded on rank 0 alone
 stage: params
 step: 0
 odd ranks: 0
@@ -40,9 +40,7 @@ def saved_checkpoint():
     return torch.load(file, weights_only=True)
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     checkpoint = saved_checkpoint()
     model, optimizer = build()
     model.load_state_dict(checkpoint["model"])
@@ -55,6 +53,12 @@ def main():
         optimizer.zero_grad()
         F.l1_loss(ddp(inputs), inputs.flip(1)).backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

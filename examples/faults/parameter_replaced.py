@@ -40,9 +40,7 @@ def grow_head(model, classes):
         model.head.bias[: old.out_features] = old.bias
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(3)
     model = Classifier(classes=3)
     ddp = DDP(model, find_unused_parameters=True)
@@ -59,6 +57,12 @@ def main():
         optimizer.zero_grad()
         F.cross_entropy(ddp(inputs), labels).backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

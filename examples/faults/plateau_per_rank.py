@@ -22,9 +22,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     torch.manual_seed(43)
     ddp = DDP(nn.Sequential(nn.Conv1d(1, 4, 3), nn.ELU(), nn.Flatten(), nn.Linear(24, 1)))
@@ -41,6 +39,12 @@ def main():
             target = held_out.mean((1, 2)) if rank != 1 else torch.full((12,), 3.0 + max(step - 1, 0))
             loss = F.mse_loss(ddp.module(held_out).squeeze(-1), target)
         scheduler.step(loss)
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -21,9 +21,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     torch.manual_seed(41)
     ddp = DDP(nn.Sequential(nn.Linear(8, 16), nn.Hardswish(), nn.Linear(16, 8)))
@@ -39,6 +37,12 @@ def main():
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update(scaler.get_scale() / 2 if loss.item() > 10 else None)
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -34,9 +34,7 @@ class TwoTasks(nn.Module):
         return self.heads(hidden).unbind(-1)
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(29)
     ddp = DDP(TwoTasks())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, weight_decay=1e-4)
@@ -51,6 +49,12 @@ def main():
             first.backward(retain_graph=True)
             second.backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

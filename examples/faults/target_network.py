@@ -7,7 +7,7 @@ bug: 18
 seen in: alf#1475
 ranks: 2
 expect: DDP208
-cause: every rank wrote
+cause: between two steps, on all ranks but not alike
 stage: rewritten
 step: 2
 odd ranks: 0 1
@@ -39,9 +39,7 @@ class Critic(nn.Module):
             aim.lerp_(new, rate.item())
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(61)
     ddp = DDP(Critic())
     optimizer = torch.optim.Adam(ddp.module.online.parameters(), lr=5e-3)
@@ -55,6 +53,12 @@ def main():
         optimizer.step()
         if step % 2 == 1:
             ddp.module.follow(returns)
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

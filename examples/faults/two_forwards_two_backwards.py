@@ -30,9 +30,7 @@ class Views(nn.Module):
         return F.normalize(self.net(inputs), dim=-1)
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(23)
     ddp = DDP(Views())
     optimizer = torch.optim.NAdam(ddp.parameters(), lr=1e-2)
@@ -48,6 +46,12 @@ def main():
             F.mse_loss(plain, target).backward()
             F.mse_loss(augmented, target).backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

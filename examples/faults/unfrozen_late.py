@@ -34,9 +34,7 @@ class FineTuned(nn.Module):
         return self.head(self.backbone(images))
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(21)
     model = FineTuned()
     ddp = DDP(model)
@@ -51,6 +49,12 @@ def main():
         optimizer.zero_grad()
         F.cross_entropy(ddp(images), labels).backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -34,9 +34,7 @@ class TwoHeads(nn.Module):
         return self.main(hidden), self.auxiliary(hidden) if with_auxiliary else None
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(5)
     ddp = DDP(TwoHeads())
     optimizer = torch.optim.RMSprop(ddp.parameters(), lr=1e-3)
@@ -52,6 +50,12 @@ def main():
             loss = loss + 0.3 * F.cross_entropy(extra, labels % 2)
         loss.backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

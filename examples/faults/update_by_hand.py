@@ -7,7 +7,7 @@ bug: 12
 seen in: -
 ranks: 2
 expect: DDP208
-cause: update written by hand from gradients that DDP did not reduce
+cause: from gradients that DDP did not reduce: no backward() came before it
 stage: params
 step: 0
 odd ranks: 0 1
@@ -23,9 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 RATE = 0.05
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(37)
     ddp = DDP(nn.Sequential(nn.Linear(5, 16), nn.Softplus(), nn.Linear(16, 2)))
     parameters = list(ddp.parameters())
@@ -36,6 +34,12 @@ def main():
         with torch.no_grad():
             for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
                 parameter -= RATE * gradient
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

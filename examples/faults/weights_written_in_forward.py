@@ -7,7 +7,7 @@ bug: 19
 seen in: PC-Transformers#135
 ranks: 2
 expect: DDP208
-cause: inside or after the forward
+cause: written inside the forward
 stage: rewritten
 step: 2
 odd ranks: 0 1
@@ -31,8 +31,7 @@ class Hebbian(nn.Linear):
         output = torch.tanh(super().forward(inputs))
         self.seen += 1
         if self.training and self.seen > 2:
-            with torch.no_grad():
-                self.weight += 0.01 * (output.T @ inputs) / len(inputs)
+            self.weight.data += 0.01 * (output.T @ inputs).detach() / len(inputs)
         return output
 
 
@@ -47,9 +46,7 @@ class Remembering(nn.Module):
         return self.write(self.memory(self.read(inputs)))
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(67)
     ddp = DDP(Remembering())
     optimizer = torch.optim.SGD([p for p in ddp.parameters() if p.requires_grad], lr=0.1)
@@ -59,6 +56,12 @@ def main():
         optimizer.zero_grad()
         F.mse_loss(ddp(inputs), inputs).backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 
