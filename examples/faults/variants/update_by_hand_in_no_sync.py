@@ -1,15 +1,17 @@
-"""Plain gradient descent by hand, after a backward that went around the wrapper.
+"""Plain gradient descent by hand, in a loop that never leaves `no_sync()`.
 
 variant of: update_by_hand
 seen in: -
 ranks: 3
 expect: DDP208
-cause: from gradients that DDP did not reduce: wrapper bypassed
+cause: from gradients that DDP did not reduce: no_sync open
 stage: params
 step: 2
 odd ranks: 0 1 2
 parameter: weight
 """
+
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -24,13 +26,11 @@ def train():
     data = torch.Generator().manual_seed(80 + dist.get_rank())
     for step in range(5):
         inputs = torch.randn(9, 7, generator=data)
-        with torch.no_grad():
-            before = ddp(inputs).abs().mean()
         ddp.zero_grad()
-        loss = (model if step >= 2 else ddp)(inputs).sub(inputs[:, :2]).square().mean()
-        loss.backward()
+        with ddp.no_sync() if step >= 2 else nullcontext():
+            ddp(inputs).sub(inputs[:, :2]).square().mean().backward()
         for parameter in model.parameters():
-            parameter.data -= 0.1 * parameter.grad / (1 + 0 * before)
+            parameter.data -= 0.1 * parameter.grad
 
 
 def main():
