@@ -175,7 +175,7 @@ class GradientProbe(Probe):
         backward.written = True
         part, of = watched.group.index(self.scene.rank), len(watched.group)
         count = len(watched.parameters)
-        known, divisor = watch.places, _divisor(watched)
+        known, divisor = watch.places - watched.strangers(), _divisor(watched)
         absent = [place for place in range(count) if place in backward.absent or place not in known]
 
         def write() -> None:

@@ -31,15 +31,27 @@ class OptimizerProbe(Probe):
         super().__init__(scene)
         self._values: dict[int, dict[str, Any]] = {}
         self._signatures: dict[int, tuple[int, ...]] = {}
+        # Which dict held each optimizer's state at its last step; never looked into, only compared.
+        self._states: dict[int, int] = {}
 
     def before_step(self, optimizer: WatchedOptimizer) -> None:
         self._write_groups(optimizer)
         # Before the step, a state that differs is a cause; after it, perhaps an effect of the gradients.
-        # The first look shows a state that only some ranks loaded; one at every step is one more pass each.
+        # A look at the first step, and after each load, shows what only some ranks loaded; one at every step
+        # is one more pass each.
         torch_optimizer = optimizer.ref()
-        if torch_optimizer is not None and (optimizer.steps == 0 or self.scene.config.optimizer_state):
+        if torch_optimizer is None:
+            return
+        if self._loaded(optimizer, torch_optimizer) or self.scene.config.optimizer_state:
             for watched in optimizer.modules:
                 self._write_state(optimizer, torch_optimizer, watched)
+
+    def _loaded(self, optimizer: WatchedOptimizer, torch_optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the state is another dict than before: load_state_dict makes a new one."""
+        state = id(torch_optimizer.state)
+        loaded = self._states.get(optimizer.index) != state
+        self._states[optimizer.index] = state
+        return loaded
 
     def _write_groups(self, optimizer: WatchedOptimizer) -> None:
         if self._signatures.get(optimizer.index) == optimizer.signature:

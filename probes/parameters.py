@@ -13,6 +13,7 @@ from ddpcheck.probes.looks import Look, Moment
 from ddpcheck.probes.probe import Probe, Scene
 from ddpcheck.probes.samples import Marks, Sampler
 from ddpcheck.probes.submission import submit
+from ddpcheck.probes.writes import WriteWatch
 from ddpcheck.records.schema import DigestRecord, Of, Stage
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Pending(NamedTuple):
     samples: bytes
     only_changes: bool
     hyper: str
+    how: str
 
 
 class ParameterProbe(Probe):
@@ -50,6 +52,7 @@ class ParameterProbe(Probe):
         self._samplers: dict[tuple[int, Of], Sampler] = {}
         # How each module's parameters stood after the last step.
         self._marks: dict[int, Marks] = {}
+        self._writes = WriteWatch()
         self._disagreements = scene.disagreements
 
     def entering(self, watched: WatchedModule) -> None:
@@ -68,6 +71,12 @@ class ParameterProbe(Probe):
             self._disagreements.catch_up()
         if not watched.stepped:
             self._look_without_optimizer(watched)
+        elif self._writes.awaits(watched):
+            self._writes.forward(watched, self._sample(watched))
+
+    def backward_begun(self, watched: WatchedModule) -> None:
+        if self._writes.awaits(watched):
+            self._writes.backward(watched, self._sample(watched))
 
     def buffers_synced(self, watched: WatchedModule) -> None:
         if watched.syncs % self.scene.config.every == 0:
@@ -79,8 +88,10 @@ class ParameterProbe(Probe):
         if self._disagreements is not None:
             self._disagreements.catch_up()
         for watched in optimizer.modules:
-            if self._sample(watched) != self._marks.get(watched.index):
-                self._look(Moment(watched, Stage.REWRITTEN, Of.PARAMETERS, optimizer.steps, optimizer.index))
+            before, marks = self._marks.get(watched.index), self._sample(watched)
+            if marks != before:
+                moment = Moment(watched, Stage.REWRITTEN, Of.PARAMETERS, optimizer.steps, optimizer.index)
+                self._look(moment, marks=marks, how=self._writes.when(watched, before))
             self._outdate(watched, Of.PARAMETERS)
 
     def after_step(self, optimizer: WatchedOptimizer) -> None:
@@ -108,7 +119,8 @@ class ParameterProbe(Probe):
         """Without an optimizer: a hand-written update shows as a change between two forwards."""
         if (watched.index, Of.PARAMETERS) in self._last and watched.parameters:
             stage = Stage.PARAMS if watched.forwards else Stage.REWRITTEN
-            self._look(Moment(watched, stage, Of.PARAMETERS, watched.steps), only_changes=True)
+            how = watched.backward.came_to() if watched.backward is not None and watched.forwards else ""
+            self._look(Moment(watched, stage, Of.PARAMETERS, watched.steps), only_changes=True, how=how)
 
     def _places(self, optimizer: WatchedOptimizer, watched: WatchedModule) -> list[int] | None:
         """What to read after this step; None: all. What another optimizer steps, its own look covers."""
@@ -126,6 +138,7 @@ class ParameterProbe(Probe):
         only_changes: bool = False,
         hyper: str = "",
         marks: Marks | None = None,
+        how: str = "",
     ) -> None:
         watched = moment.watched
         slots = watched.buffers if moment.of is Of.BUFFERS else watched.parameters
@@ -134,7 +147,7 @@ class ParameterProbe(Probe):
             return
         ticket = submit(tensors if places is None else [tensors[place] for place in places])
         samples = (marks or self._sample(watched, moment.of)).packed()
-        pending = Pending(ticket, moment, places, samples, only_changes, hyper)
+        pending = Pending(ticket, moment, places, samples, only_changes, hyper, how)
         if self._pending or not ticket.ready():
             self._pending.append(pending)
         else:
@@ -165,13 +178,15 @@ class ParameterProbe(Probe):
                 return
             moment = replace(moment, step=moment.watched.steps)
             moment.watched.steps += moment.stage is Stage.PARAMS
+            if moment.watched.backward is not None:
+                moment.watched.backward.close_window()
         if last is not None:
             last.current = False
         look = Look(moment, moment.key(self.scene.session), root, leaves, pending.samples, current=current)
         self._last[slot] = look
-        self._record(look, pending.hyper)
+        self._record(look, pending.hyper, pending.how)
 
-    def _record(self, look: Look, hyper: str = "") -> None:
+    def _record(self, look: Look, hyper: str, how: str) -> None:
         moment = look.moment
         width = WIDTH.get(moment.stage, NARROW)
         self.scene.write(
@@ -187,6 +202,7 @@ class ParameterProbe(Probe):
                 optimizer=moment.optimizer,
                 forward=moment.watched.forwards,
                 hyper=hyper,
+                how=how,
             )
         )
         # Before the broadcast ranks may rightly differ, and so they may under post-localSGD.

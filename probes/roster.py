@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from ddpcheck.probes.data import DataProbe
 from ddpcheck.probes.gradients import GradientProbe
+from ddpcheck.probes.ignored import IgnoredProbe
 from ddpcheck.probes.optimizers import OptimizerProbe
 from ddpcheck.probes.parameters import ParameterProbe
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.structure import StructureProbe
 
 # Structure first: it renews the list of tensors that the others read.
-PROBES: tuple[type[Probe], ...] = (StructureProbe, OptimizerProbe, ParameterProbe, GradientProbe, DataProbe)
+PROBES: tuple[type[Probe], ...] = (
+    StructureProbe,
+    OptimizerProbe,
+    ParameterProbe,
+    IgnoredProbe,
+    GradientProbe,
+    DataProbe,
+)

@@ -133,6 +133,11 @@ class BackwardWatch:
             # Only nested backwards had gradients to show: their end was not the end of the reduction.
             self._reduced()
 
+    def came_to(self) -> str:
+        """What became of the last backward: how it went astray, where that is known."""
+        reason = self.window.reason if self.window.last is Last.UNSYNCED else None
+        return self.window.last.value if reason is None else reason.value
+
     def close_window(self) -> None:
         """A step was taken; what comes next belongs to the next one."""
         self.window.closed = True

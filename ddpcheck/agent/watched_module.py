@@ -147,6 +147,11 @@ class WatchedModule:
             elif not wanted[slot.name]:
                 yield Change("unfrozen", slot.name)
 
+    def strangers(self) -> set[int]:
+        """Places at which another tensor stands now than the reducer was built from."""
+        known = self._reduced
+        return {place for place, tensor in enumerate(self._tensors) if id(tensor) not in known}
+
     @property
     def key(self) -> str:
         """The module's name across ranks."""

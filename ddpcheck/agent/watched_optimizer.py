@@ -17,7 +17,7 @@ _OPTIMIZER_FILE = sys.modules[torch.optim.Optimizer.__module__].__file__
 
 @dataclass(eq=False)
 class WatchedOptimizer:
-    """One optimizer; `steps` counts its finished steps, so it names the step under way."""
+    """One optimizer; `steps` names the step under way: its finished ones, after those of a predecessor."""
 
     index: int
     name: str
@@ -46,6 +46,16 @@ def groups_of(optimizer: torch.optim.Optimizer, watched: WatchedModule) -> list[
     """Per group, where its parameters stand in the module's list; -1 for those of others."""
     places = {id(tensor): place for place, tensor in enumerate(watched.tensors(watched.parameters))}
     return [[places.get(id(p), -1) for p in group["params"]] for group in optimizer.param_groups]
+
+
+def first_step(watched: WatchedModule, groups: list[list[int]]) -> int:
+    """The number of a new optimizer's first step: a job that makes its optimizer anew goes on counting.
+
+    One that steps other parameters works beside the optimizers before it, and joins the step they took last.
+    """
+    earlier: set[int] = set().union(*watched.owners.values())
+    takes_over = any(place in earlier for group in groups for place in group)
+    return watched.steps if takes_over else max(watched.steps - 1, 0)
 
 
 def steps_inside_backward(optimizer: torch.optim.Optimizer) -> bool:

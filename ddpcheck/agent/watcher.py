@@ -14,6 +14,7 @@ from ddpcheck.agent.session import Session
 from ddpcheck.agent.watched_module import WatchedModule
 from ddpcheck.agent.watched_optimizer import (
     WatchedOptimizer,
+    first_step,
     groups_of,
     inside_another_step,
     signature,
@@ -86,8 +87,11 @@ class Watcher:
         watched = self._modules.get(ddp)
         if watched is not None and torch.is_grad_enabled():
             if watched.backward is not None:
-                watched.backward.forward(armed=bool(getattr(ddp, "require_backward_grad_sync", True)))
+                watched.backward.settle()
+            # Before the forward counts: what was done until now belongs to the backwards until now.
             self.session.tell("forward", watched)
+            if watched.backward is not None:
+                watched.backward.forward(armed=bool(getattr(ddp, "require_backward_grad_sync", True)))
             self.session.tell("inputs", watched, args, kwargs)
             watched.forwards += 1
 
@@ -162,6 +166,7 @@ class Watcher:
         if known is None:
             name = type(optimizer).__name__
             known = WatchedOptimizer(self._optimizer_count, name, weakref.ref(optimizer), now)
+            known.steps = max(first_step(watched, groups[watched.index]) for watched in stepped)
             self._optimizer_count += 1
             self._optimizers[optimizer] = known
         known.signature, known.modules, known.groups = now, stepped, groups

@@ -10,6 +10,8 @@ from ddpcheck.records.schema import AppliedRecord, DigestRecord, Of, Stage
 # A rank may be missing for good: more moments than this do not wait for anyone. Ranks that are read in turn,
 # or that train together, are never that far apart.
 MOST_PENDING = 4096
+# Looks at optimizer state that not all ranks took part in, as under a sharded optimizer at every step.
+MOST_PARTIAL = 256
 
 # What a rank says of a moment.
 Sighting = DigestRecord | AppliedRecord
@@ -80,6 +82,8 @@ class Agreement:
     hyper: dict[ModuleKey, Disagreement] = field(default_factory=dict)
     forwards: dict[ModuleKey, Disagreement] = field(default_factory=dict)
     rewritten: dict[ModuleKey, Disagreement] = field(default_factory=dict)
+    # Optimizer state that some ranks have and others do not: loaded there alone, or sharded.
+    partial_state: list[Disagreement] = field(default_factory=list)
     ended: set[int] = field(default_factory=set)
     # Ranks on which part of ddpcheck is off: their digests hold, what stands beside them may be stale.
     impaired: set[int] = field(default_factory=set)
@@ -122,6 +126,8 @@ class Agreement:
         said = self._pending.pop(moment)
         if moment.stage == Stage.PARAMS.value:
             self._compare_rewrites(moment, said)
+        if moment.of == Of.STATE.value and len(said) < len(moment.module[0]):
+            self._keep_partial(Disagreement(moment, said))
         if len(said) < 2:
             return
         tally = self.tallies.setdefault((moment.module, moment.stage, moment.of), Tally())
@@ -139,6 +145,10 @@ class Agreement:
                 self.hyper.setdefault(moment.module, found)
             if len({record.forward for record in sound}) > 1:
                 self.forwards.setdefault(moment.module, found)
+
+    def _keep_partial(self, found: Disagreement) -> None:
+        if len(self.partial_state) < MOST_PARTIAL:
+            self.partial_state.append(found)
 
     def _compare_rewrites(self, moment: Moment, said: Mapping[int, Sighting]) -> None:
         """Were parameters equal before this step? Who rewrote nothing stands where all last agreed."""

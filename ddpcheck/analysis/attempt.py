@@ -25,6 +25,7 @@ from ddpcheck.records.schema import (
     JoinRecord,
     LoaderRecord,
     ModuleRecord,
+    Of,
     OptimizerRecord,
     RankHeader,
     Record,
@@ -55,6 +56,8 @@ class Rank:
     skips: int = 0
     first_skip: SkipRecord | None = None
     structure: list[tuple[ModuleKey, StructureRecord]] = field(default_factory=list)
+    # When in a step parameters are written outside the optimizer, as far as that was seen.
+    writes: dict[ModuleKey, str] = field(default_factory=dict)
     joined: set[ModuleKey] = field(default_factory=set)
     # Modules whose replicas are meant to differ between averagings.
     loose: set[ModuleKey] = field(default_factory=set)
@@ -203,6 +206,8 @@ class Attempt:
         if record.stage == Stage.PARAMS.value:
             place = (key, -1 if record.optimizer is None else record.optimizer)
             rank.steps[place] = max(rank.steps.get(place, 0), record.step + 1)
+        if record.stage == Stage.REWRITTEN.value and record.how:
+            rank.writes.setdefault(key, record.how)
         if rank.header.algorithm == self.algorithm:
             self.agreement.add(number, key, record)
 
@@ -240,6 +245,6 @@ class Attempt:
         """Whether ranks are known to disagree where they must not: what --fail-fast waits for."""
         return any(
             tally.first is not None
-            for (module, stage, _), tally in self.agreement.tallies.items()
-            if stage != Stage.INIT_BEFORE.value and not self.loose(module)
+            for (module, stage, of), tally in self.agreement.tallies.items()
+            if stage != Stage.INIT_BEFORE.value and of != Of.IGNORED.value and not self.loose(module)
         )

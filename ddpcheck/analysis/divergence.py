@@ -7,9 +7,15 @@ from typing import Any
 
 from ddpcheck.analysis.agreement import Disagreement, ModuleKey, groups_of
 from ddpcheck.analysis.attempt import Attempt
+from ddpcheck.analysis.case import name_ranks
 from ddpcheck.analysis.evidence import differing_places, tensor_rows
-from ddpcheck.analysis.gradient_divergence import gradient_divergence
-from ddpcheck.records.schema import Of, Stage
+from ddpcheck.analysis.gradient_divergence import SYNCED, gradient_divergence
+from ddpcheck.probes.writes import BEFORE_FORWARD
+from ddpcheck.records.schema import DigestRecord, Of, Stage
+
+# In the name of torch's optimizer that keeps on each rank the state of other parameters.
+SHARDED = "ZeroRedundancy"
+NO_BACKWARD = "no backward() came before it"
 
 
 @dataclass(frozen=True)
@@ -38,10 +44,12 @@ def divergence(attempt: Attempt, module: ModuleKey) -> Divergence | None:
         _skipped,
         _gradients,
         _rewritten,
+        _by_hand,
         _frozen,
         _hyperparameters,
         _group_order,
         _state,
+        _state_of_some,
     ):
         explained = explain(attempt, module, found)
         if explained is not None:
@@ -102,7 +110,42 @@ def _rewritten(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Dive
     root = attempt.agreement.rewritten.get(module)
     if root is None or root.moment.step > found.moment.step:
         return None
-    return Divergence(found, "DDP208", cause="written between two steps", root=root)
+    return Divergence(found, "DDP208", cause=f"written {_when(attempt, root)}, {_by_whom(root)}", root=root)
+
+
+def _when(attempt: Attempt, root: Disagreement) -> str:
+    module = root.moment.module
+    seen: set[str] = {rank.writes[module] for rank in _ranks(attempt, module) if module in rank.writes}
+    if len(seen) == 1 and seen != {BEFORE_FORWARD}:
+        return seen.pop()
+    return "between two steps" if root.moment.step > 0 else "between wrapping and the first step"
+
+
+def _by_whom(root: Disagreement) -> str:
+    ranks = writers(root)
+    if set(ranks) == set(root.moment.module[0]):
+        return "on all ranks but not alike"
+    return f"by {name_ranks(ranks)} alone"
+
+
+def writers(root: Disagreement) -> tuple[int, ...]:
+    """The ranks that wrote to their parameters before a step; the others stand where they stood."""
+    return tuple(sorted(r for r, record in root.sightings.items() if record.stage == root.moment.stage))
+
+
+def _by_hand(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergence | None:
+    """No step of a torch optimizer was seen: the job updates its parameters by itself."""
+    if found.moment.optimizer >= 0:
+        return None
+    said = {r: record.how for r, record in found.sightings.items() if isinstance(record, DigestRecord)}
+    stray = {rank: how for rank, how in said.items() if how not in ("", SYNCED)}
+    cause = "updated outside optimizer.step()"
+    if stray:
+        how = stray[min(stray)]
+        cause += f" from gradients that DDP did not reduce: {NO_BACKWARD if how == 'none' else how}"
+    return Divergence(
+        found, "DDP208", cause, evidence={"last_backward": {str(r): h for r, h in said.items()}}
+    )
 
 
 def _frozen(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergence | None:
@@ -177,6 +220,32 @@ def _state(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergen
     if root is None or root.moment.step > found.moment.step:
         return None
     return Divergence(found, "DDP206", cause="optimizer state differs before the step", root=root)
+
+
+def _state_of_some(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergence | None:
+    """Some ranks came to the step with a state, or a newly loaded one, and the others did not."""
+    moments = [
+        one.moment
+        for one in attempt.agreement.partial_state
+        if one.moment.module == module and one.moment.step <= found.moment.step
+    ]
+    for root in attempt.agreement.partial_state:
+        # Where others hold other parts, the state is sharded.
+        alone = [(m.optimizer, m.step) for m in moments].count((root.moment.optimizer, root.moment.step)) == 1
+        silent = set(module[0]) - set(root.sightings)
+        if root.moment not in moments or not alone or silent & attempt.agreement.impaired:
+            continue
+        if _sharded(attempt, module, root.moment.optimizer):
+            continue
+        ranks = tuple(sorted(root.sightings))
+        cause = f"optimizer state was loaded on {name_ranks(ranks)} alone"
+        return Divergence(found, "DDP206", cause, root, {"state_loaded_on_ranks": list(ranks)})
+    return None
+
+
+def _sharded(attempt: Attempt, module: ModuleKey, optimizer: int) -> bool:
+    records = [rank.optimizers.get((optimizer, module)) for rank in _ranks(attempt, module)]
+    return any(record is not None and SHARDED in record.name for record in records)
 
 
 def _skipped(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergence | None:

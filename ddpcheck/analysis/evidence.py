@@ -23,6 +23,8 @@ def tensor_rows(attempt: Attempt, found: Disagreement) -> list[Row]:
     """The tensors behind a moment's leaves, in order."""
     rank = attempt.ranks[min(found.sightings)]
     record = rank.latest[found.moment.module]
+    if found.moment.of == Of.IGNORED.value:
+        return [[name, "", [], 1] for name in record.ignored]
     return record.buffers if found.moment.of == Of.BUFFERS.value else record.parameters
 
 

@@ -143,7 +143,7 @@ class GradientLedger:
     ) -> list[Miss]:
         group, rows = module[0], self._descriptions[module].parameters
         misses: list[Miss] = []
-        same_as_local = 0
+        unreduced: list[Miss] = []
         compared = 0
         for rank, record in said.items():
             divisor = len(said) if record.divisor == LIVE_RANKS else len(group)
@@ -157,9 +157,12 @@ class GradientLedger:
                 compared += 1
                 if not outcome.ok:
                     misses.append(Miss(record.number, record.step, place, outcome, rank))
-                    same_as_local += result.value == parts[rank].value if rank in parts else 0
+                    if rank in parts and result.value == parts[rank].value:
+                        unreduced.append(misses[-1])
                 tally.worst_relative = max(tally.worst_relative, _relative(outcome, parts, divisor))
-        if misses and same_as_local == len(misses) and len(misses) * 2 > compared:
+        # One rank's word for a few parameters is not enough: a broken reduction may leave one as it was.
+        several = len(misses) * 2 > compared or len({miss.rank for miss in unreduced}) > 1
+        if misses and len(unreduced) == len(misses) and several:
             tally.untouched += 1
         elif not tally.untouched:
             tally.touched_until = max(record.step for record in said.values())

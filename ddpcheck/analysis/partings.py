@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ddpcheck.analysis.agreement import ModuleKey
 from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.divergence import divergence
+from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.gradient_divergence import GradientDivergence, gradient_divergence
+from ddpcheck.records.schema import Of, Stage
 
 
 def explained_by_stage(case: Case, module: ModuleKey) -> GradientDivergence | None:
@@ -26,3 +30,17 @@ def explained_by_stage(case: Case, module: ModuleKey) -> GradientDivergence | No
 def partings(case: Case, code: str) -> list[GradientDivergence]:
     found = [explained_by_stage(case, module) for module in case.modules()]
     return [parted for parted in found if parted is not None and parted.code == code]
+
+
+def evidence_of(case: Case, parted: GradientDivergence) -> dict[str, Any]:
+    """What shows the parting of gradients.
+
+    Their digests one by one are written only by ranks that saw it themselves. Where one had run too far ahead,
+    the parameters that differ after the very step have to tell.
+    """
+    moment = parted.found.moment
+    evidence = {**parted.evidence, **of_disagreement(case.attempt, parted.found, case.folder)}
+    after = case.attempt.agreement.tally(moment.module, Stage.PARAMS, Of.PARAMETERS).first
+    if not evidence["parameters"]["names"] and after is not None and after.moment.step == moment.step:
+        evidence["parameters"] = of_disagreement(case.attempt, after, case.folder)["parameters"]
+    return evidence

@@ -44,6 +44,8 @@ class Of(str, Enum):
     BUFFERS = "buffers"
     STATE = "state"
     GRADIENTS = "gradients"
+    # Parameters that DDP was told to leave alone.
+    IGNORED = "ignored"
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ class DigestRecord:
     forward: int | None = None
     # Short digest of the optimizer's hyperparameters in force at this step.
     hyper: str = ""
+    # Of a write that no optimizer made: when it came, or what became of the backward before it.
+    how: str = ""
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,7 @@ class RunBuilder:
         odd: Odd | None = None,
         odd_buffers: Odd | None = None,
         options: Mapping[str, Any] | None = None,
+        ignored: Sequence[str] = (),
     ) -> RunBuilder:
         """Every rank wraps a module; `names_on` gives some ranks other names."""
         group = list(self.ranks if group is None else group)
@@ -103,6 +104,7 @@ class RunBuilder:
                 group=group,
                 ordinal=module,
                 parameters=self.rows((names_on or {}).get(rank, names)),
+                ignored=list(ignored),
                 buffers=self.rows((buffers_on or {}).get(rank, buffers)),
                 options=dict(options or {}),
             )
@@ -135,6 +137,7 @@ class RunBuilder:
         optimizer: int | None = None,
         forward: Mapping[int, int] | None = None,
         hyper: Mapping[int, str] | None = None,
+        how: str = "",
         ranks: Collection[int] | None = None,
     ) -> RunBuilder:
         for rank in self.ranks if ranks is None else ranks:
@@ -150,6 +153,7 @@ class RunBuilder:
                 optimizer=optimizer,
                 forward=(forward or {}).get(rank, step + 1),
                 hyper=(hyper or {}).get(rank, ""),
+                how=how,
             )
             self.say(rank, record)
         return self
@@ -178,7 +182,7 @@ class RunBuilder:
             self.step(step, odd)
         return self
 
-    def rewrite(self, step: int, ranks: Collection[int], odd: Odd | None = None) -> RunBuilder:
+    def rewrite(self, step: int, ranks: Collection[int], odd: Odd | None = None, how: str = "") -> RunBuilder:
         """Some ranks write to their parameters before a step; those not in `odd` write what all held."""
         for rank in ranks:
             leaves = leaves_of(NAMES, step - 1, rank, (odd or {}).get(rank, ()))
@@ -186,7 +190,15 @@ class RunBuilder:
             self.say(
                 rank,
                 DigestRecord(
-                    0, Stage.REWRITTEN.value, step, root, packed(leaves, 2), 2, optimizer=0, forward=step
+                    0,
+                    Stage.REWRITTEN.value,
+                    step,
+                    root,
+                    packed(leaves, 2),
+                    2,
+                    optimizer=0,
+                    forward=step,
+                    how=how,
                 ),
             )
         return self

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_scene import watch
+from fake_scene import FakeScene, Job, watch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -17,6 +17,7 @@ from ddpcheck.agent.watched_optimizer import (
     signature,
     steps_inside_backward,
 )
+from ddpcheck.records.schema import Stage
 
 
 def test_groups_are_places_in_the_modules_list() -> None:
@@ -118,3 +119,24 @@ def test_optimizers_that_step_inside_the_backward() -> None:
     assert steps_inside_backward(inside)
     assert not steps_inside_backward(torch.optim.SGD(module.parameters(), lr=0.1))
     assert not steps_inside_backward(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1))
+
+
+def numbers(module: nn.Module, *optimizers: torch.optim.Optimizer) -> list[tuple[int | None, int]]:
+    """Optimizer and step of every look after a step, for these optimizers stepping in turn."""
+    scene = FakeScene()
+    job = Job(module, scene).wrapped()
+    for optimizer in optimizers:
+        job.train(optimizer)
+    return [(record.optimizer, record.step) for record in scene.digests(Stage.PARAMS)]
+
+
+def test_an_optimizer_made_anew_goes_on_counting() -> None:
+    module = nn.Linear(2, 2)
+    old, new = (torch.optim.SGD(module.parameters(), lr=0.1) for _ in range(2))
+    assert numbers(module, old, old, new, new) == [(0, 0), (0, 1), (1, 2), (1, 3)]
+
+
+def test_optimizers_side_by_side_take_the_same_step() -> None:
+    module = nn.Linear(2, 2)
+    first, second = torch.optim.SGD([module.weight], lr=0.1), torch.optim.SGD([module.bias], lr=0.1)
+    assert numbers(module, first, second, first, second) == [(0, 0), (1, 0), (0, 1), (1, 1)]

@@ -271,3 +271,18 @@ def test_the_real_limit_leaves_room_for_ranks_that_are_read_in_turn() -> None:
     from ddpcheck.analysis.run import MOST_AHEAD
 
     assert gradient_ledger.MOST_PENDING >= 4 * MOST_AHEAD
+
+
+def test_part_of_the_model_stayed_as_it_was() -> None:
+    """Both ranks say so, each of a parameter of its share; the rest was reduced."""
+    ranks = Ranks().backward(1, HEALTHY, MEAN)
+    for rank, own in HEALTHY.items():
+        ranks.say(rank, 2, own, [*own[:2], *MEAN[2:]])
+    assert (ranks.tally.untouched, ranks.tally.touched_until) == (1, 0)
+
+
+def test_one_parameter_that_stayed_as_it_was_may_be_a_broken_reduction() -> None:
+    ranks = Ranks().backward(1, HEALTHY, MEAN)
+    for rank, own in HEALTHY.items():
+        ranks.say(rank, 2, own, [own[0], *MEAN[1:]])
+    assert (ranks.tally.untouched, ranks.tally.missed) == (0, 1)

@@ -179,3 +179,12 @@ def test_a_sharded_state_is_told_apart_from_a_differing_one(module: nn.Module) -
         Job(module, scene).wrapped().train(optimizer)
         parts.append(scene.digests(Stage.STATE)[0].hyper)
     assert parts[0] != parts[1]
+
+
+def test_a_state_that_is_loaded_later_is_looked_at_again(scene: FakeScene, module: nn.Module) -> None:
+    job = Job(module, scene).wrapped()
+    optimizer = torch.optim.AdamW(module.parameters())
+    job.train(optimizer, steps=2)
+    optimizer.load_state_dict(optimizer.state_dict())
+    job.train(optimizer, steps=2)
+    assert [record.step for record in scene.digests(Stage.STATE)] == [2]

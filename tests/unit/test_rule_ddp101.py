@@ -50,3 +50,39 @@ def test_buffers_that_differ_in_training_only_are_another_story(tmp_path: Path) 
     build = RunBuilder(tmp_path, 2).wrap(buffers=["norm.mean"])
     build.look(Stage.BUFFERS, 0, ["norm.mean"], of=Of.BUFFERS, odd={1: ["norm.mean"]})
     assert build.end().findings("DDP101") == []
+
+
+ADAPTER = ("adapter.down", "adapter.up")
+
+
+def with_adapter(folder: Path, world_size: int, odd: dict[int, list[str]]) -> RunBuilder:
+    """DDP was told to leave an adapter alone, which is not the same on all ranks."""
+    build = RunBuilder(folder, world_size).wrap(ignored=ADAPTER).optimizer()
+    return build.look(Stage.INIT_AFTER, -1, ADAPTER, of=Of.IGNORED, odd=odd, width=8)
+
+
+def apply_to_adapter(build: RunBuilder, step: int, odd: dict[int, list[str]] | None = None) -> RunBuilder:
+    return build.look(Stage.APPLIED, step, ADAPTER, of=Of.IGNORED, odd=odd, width=8, optimizer=0).step(step)
+
+
+@pytest.mark.parametrize(("world_size", "ranks"), [(2, (0, 1)), (3, (1,))])
+def test_ignored_and_meant_to_be_equal(tmp_path: Path, world_size: int, ranks: tuple[int, ...]) -> None:
+    build = with_adapter(tmp_path, world_size, {1: ["adapter.up"]})
+    finding = apply_to_adapter(apply_to_adapter(build, 1), 2).end().only("DDP101")
+    assert (finding.parameter, finding.ranks, finding.stage) == ("adapter.up", ranks, "init.after")
+    assert finding.evidence["steps_with_equal_gradients"] == 2
+    assert "told to ignore" in finding.cause
+
+
+def test_ignored_and_trained_by_each_rank_for_itself(tmp_path: Path) -> None:
+    build = with_adapter(tmp_path, 2, {1: ["adapter.up"]})
+    build = apply_to_adapter(apply_to_adapter(build, 1), 2, {1: ["adapter.down"]})
+    assert build.end().findings() == []
+
+
+def test_ignored_and_not_trained(tmp_path: Path) -> None:
+    assert with_adapter(tmp_path, 2, {1: ["adapter.up"]}).train(3).end().findings() == []
+
+
+def test_ignored_and_equal(tmp_path: Path) -> None:
+    assert apply_to_adapter(with_adapter(tmp_path, 2, {}), 1).end().findings() == []

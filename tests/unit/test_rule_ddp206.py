@@ -8,7 +8,7 @@ import pytest
 from run_builder import RunBuilder
 
 from ddpcheck.analysis import attempt
-from ddpcheck.records.schema import Of, Stage
+from ddpcheck.records.schema import FaultRecord, Of, Stage
 
 ODD = {1: ["body.bias"]}
 
@@ -75,3 +75,39 @@ def test_the_parts_of_a_sharded_state_explain_nothing(tmp_path: Path) -> None:
 def test_the_same_everywhere(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 4).wrap().optimizer().hyper(0, {rank: {"0.lr": 0.1} for rank in range(4)})
     assert build.train(3).end().findings("DDP206") == []
+
+
+def state(build: RunBuilder, step: int, ranks: list[int], part: str = "whole") -> RunBuilder:
+    return build.look(
+        Stage.STATE, step, of=Of.STATE, optimizer=0, ranks=ranks, hyper=dict.fromkeys(build.ranks, part)
+    )
+
+
+@pytest.mark.parametrize(("world_size", "odd"), [(2, (0, 1)), (3, (1,))])
+def test_one_rank_loaded_a_state(tmp_path: Path, world_size: int, odd: tuple[int, ...]) -> None:
+    build = state(RunBuilder(tmp_path, world_size).wrap().optimizer().train(2), 2, [1])
+    finding = build.step(2, odd=ODD).end().only("DDP206")
+    assert (finding.ranks, finding.step) == (odd, 2)
+    assert finding.cause == "optimizer state was loaded on rank 1 alone"
+    assert finding.evidence["state_loaded_on_ranks"] == [1]
+
+
+def test_a_state_that_all_loaded_explains_nothing(tmp_path: Path) -> None:
+    build = state(RunBuilder(tmp_path, 3).wrap().optimizer(), 0, [0, 1, 2])
+    build.step(0, odd=ODD).end().only("DDP201")
+
+
+def test_a_state_loaded_after_the_parting_explains_nothing(tmp_path: Path) -> None:
+    build = state(RunBuilder(tmp_path, 3).wrap().optimizer().train(2).step(2, odd=ODD), 3, [1])
+    build.step(3, odd=ODD).end().only("DDP201")
+
+
+def test_a_rank_whose_optimizers_nobody_watches_may_have_loaded_too(tmp_path: Path) -> None:
+    build = state(RunBuilder(tmp_path, 2).wrap().optimizer(), 0, [1])
+    build.say(0, FaultRecord(probe="optimizers", entry="before_step", error="ValueError", where="", pid=1))
+    build.step(0, odd=ODD).end().only("DDP201")
+
+
+def test_one_rank_that_loaded_and_stays_equal(tmp_path: Path) -> None:
+    build = state(RunBuilder(tmp_path, 2).wrap().optimizer(), 0, [1])
+    assert build.train(3).end().findings() == []

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from run_builder import RunBuilder
 
+from ddpcheck.records.schema import Stage
+
 ODD = {1: ["body.bias"]}
 
 
@@ -42,3 +44,55 @@ def test_all_ranks_wrote_the_same(tmp_path: Path) -> None:
 def test_a_write_that_changed_nothing_explains_nothing(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 4).wrap().optimizer().train(3).rewrite(3, [1])
     build.step(3, odd=ODD).end().only("DDP201")
+
+
+@pytest.mark.parametrize(
+    ("step", "ranks", "cause"),
+    [
+        (3, [1], "written between two steps, by rank 1 alone"),
+        (0, [1], "written between wrapping and the first step, by rank 1 alone"),
+        (3, [0, 1, 2], "written between two steps, on all ranks but not alike"),
+        (3, [1, 2], "written between two steps, by ranks 1-2 alone"),
+    ],
+)
+def test_who_wrote_and_when(tmp_path: Path, step: int, ranks: list[int], cause: str) -> None:
+    build = RunBuilder(tmp_path, 3).wrap().optimizer().train(step).rewrite(step, ranks, ODD)
+    assert build.train(2, first=step, odd=ODD).end().only("DDP208").cause == cause
+
+
+@pytest.mark.parametrize(
+    ("how", "when"),
+    [
+        ("inside the forward", "inside the forward"),
+        ("between backward and step", "between backward and step"),
+        ("before the forward", "between two steps"),
+    ],
+)
+def test_when_is_told_by_a_later_write(tmp_path: Path, how: str, when: str) -> None:
+    build = RunBuilder(tmp_path, 2).wrap().optimizer().train(2).rewrite(2, [0, 1], ODD).step(2, odd=ODD)
+    build.rewrite(3, [0, 1], ODD, how=how).step(3, odd=ODD)
+    assert build.end().only("DDP208").cause == f"written {when}, on all ranks but not alike"
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ("none", " from gradients that DDP did not reduce: no backward() came before it"),
+        ("wrapper bypassed", " from gradients that DDP did not reduce: wrapper bypassed"),
+        ("synced", ""),
+        ("", ""),
+    ],
+)
+def test_an_update_without_an_optimizer(tmp_path: Path, how: str, cause: str) -> None:
+    build = RunBuilder(tmp_path, 3).wrap()
+    for step in range(2):
+        build.look(Stage.PARAMS, step, odd=ODD if step else None, how=how)
+    finding = build.end().only("DDP208")
+    assert (finding.ranks, finding.step, finding.stage) == ((1,), 1, "params")
+    assert finding.cause == "updated outside optimizer.step()" + cause
+
+
+def test_an_update_without_an_optimizer_that_is_equal_everywhere(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 3).wrap()
+    build.look(Stage.PARAMS, 0, how="none").look(Stage.PARAMS, 1, how="synced")
+    assert build.end().findings() == []

@@ -213,3 +213,22 @@ def test_a_damaged_record_costs_no_report(tmp_path: Path) -> None:
         ]
         build.say(rank, EndRecord("exit", 2000.0))
     assert build.report().verdict.value == "ok"
+
+
+def test_parameters_after_the_step_tell_which_gradients_differ(tmp_path: Path) -> None:
+    """Where no rank kept the digests of its gradients one by one."""
+    odd = {1: ["head.weight"]}
+    build = start(tmp_path).apply(0).step(0).apply(1, odd=odd, last="none").step(1, odd=odd)
+    finding = build.end().only("DDP202")
+    assert (finding.step, finding.parameter) == (1, "head.weight")
+    assert finding.evidence["parameters"] == {"count": 1, "of": 3, "names": ["head.weight"]}
+
+
+def test_parameters_that_part_later_do_not_tell_which_gradients_differ(tmp_path: Path) -> None:
+    """As in a warm-up with a learning rate of zero."""
+    odd = {1: ["head.weight"]}
+    build = (
+        start(tmp_path).apply(0, odd=odd, last="none").step(0).apply(1, odd=odd, last="none").step(1, odd=odd)
+    )
+    finding = build.end().only("DDP202")
+    assert (finding.step, finding.parameter) == (0, None)

@@ -17,7 +17,7 @@ def find(case: Case) -> list[Finding]:
         if names_agree(case.attempt, module)
         for of in (Of.PARAMETERS, Of.BUFFERS)
         for finding in _of_module(case, module, of)
-    ]
+    ] + [finding for module in case.modules() for finding in _ignored(case, module)]
 
 
 def _of_module(case: Case, module: ModuleKey, of: Of) -> list[Finding]:
@@ -43,6 +43,30 @@ def _of_module(case: Case, module: ModuleKey, of: Of) -> list[Finding]:
             cause=cause,
             fix="Let DDP broadcast at wrapping (leave init_sync and buffer broadcasting on), or load or seed "
             "the same values on every rank before wrapping.",
+        )
+    ]
+
+
+def _ignored(case: Case, module: ModuleKey) -> list[Finding]:
+    """What DDP ignores may differ, unless ranks apply the same gradients to it: then it is meant to be a replica."""
+    found = case.attempt.agreement.tally(module, Stage.INIT_AFTER, Of.IGNORED).first
+    applied = case.attempt.agreement.tally(module, Stage.APPLIED, Of.IGNORED)
+    if found is None or not applied.compared or applied.differing:
+        return []
+    evidence = of_disagreement(case.attempt, found, case.folder)
+    names = evidence["parameters"]["names"]
+    evidence["steps_with_equal_gradients"] = applied.compared
+    return [
+        case.finding(
+            "DDP101",
+            f"Right after wrapping, {len(names)} parameters that DDP leaves alone are not the same on all ranks, and "
+            f"yet every rank applies the same gradients to them; odd: {name_ranks(found.odd_ranks())}.",
+            found=found,
+            parameter=names[0] if names else None,
+            evidence=evidence,
+            cause="DDP was told to ignore these parameters, so it did not broadcast them at wrapping",
+            fix="Broadcast ignored parameters from one rank after wrapping, or build them from the same seed "
+            "everywhere.",
         )
     ]
 

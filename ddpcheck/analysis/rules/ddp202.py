@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.case import Case, name_ranks
-from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.findings import Finding
 from ddpcheck.analysis.gradient_divergence import BY_HAND, HOOKS_LOST, GradientDivergence
-from ddpcheck.analysis.partings import partings
+from ddpcheck.analysis.partings import evidence_of, partings
 
 _FIXES = {
     "wrapper bypassed": "Call the DDP wrapper itself, ddp(inputs), in the training loop, not ddp.module(inputs).",
@@ -31,7 +30,7 @@ def find(case: Case) -> list[Finding]:
 
 def _finding(case: Case, parted: GradientDivergence) -> Finding:
     found = parted.found
-    evidence = {**parted.evidence, **of_disagreement(case.attempt, found, case.folder)}
+    evidence = evidence_of(case, parted)
     names = evidence["parameters"]["names"]
     who = name_ranks(parted.ranks or tuple(found.sightings))
     return case.finding(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.case import Case, name_ranks
-from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.findings import Finding
 from ddpcheck.analysis.gradient_divergence import GradientDivergence
-from ddpcheck.analysis.partings import partings
+from ddpcheck.analysis.partings import evidence_of, partings
 from ddpcheck.records.schema import Stage
 
 
@@ -16,7 +15,7 @@ def find(case: Case) -> list[Finding]:
 
 def _finding(case: Case, parted: GradientDivergence) -> Finding:
     found = parted.found
-    evidence = {**parted.evidence, **of_disagreement(case.attempt, found, case.folder)}
+    evidence = evidence_of(case, parted)
     names = evidence["parameters"]["names"]
     hooks = sorted({hook for rank in case.attempt.ranks.values() for hook in rank.hooks(found.moment.module)})
     if hooks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.case import Case, name_ranks
-from ddpcheck.analysis.divergence import Divergence, divergence
+from ddpcheck.analysis.divergence import Divergence, divergence, writers
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.findings import Finding
 
@@ -15,10 +15,10 @@ def find(case: Case) -> list[Finding]:
 
 def _finding(case: Case, parted: Divergence) -> Finding:
     found, root = parted.found, parted.root or parted.found
-    evidence = of_disagreement(case.attempt, found, case.folder)
+    evidence = {**parted.evidence, **of_disagreement(case.attempt, found, case.folder)}
     names = evidence["parameters"]["names"]
     if parted.root is not None:
-        wrote = tuple(rank for rank, record in root.sightings.items() if record.stage == root.moment.stage)
+        wrote = writers(root)
         evidence["rewritten_on_ranks"] = list(wrote)
         told = (
             f"Before step {root.moment.step} and outside any optimizer, {name_ranks(wrote)} wrote to the "
@@ -27,7 +27,7 @@ def _finding(case: Case, parted: Divergence) -> Finding:
     else:
         told = (
             f"At step {found.moment.step} {evidence['parameters']['count']} parameters differ that no "
-            "optimizer steps: something else wrote to them."
+            f"optimizer steps: something else wrote to them; odd: {name_ranks(found.odd_ranks())}."
         )
     return case.finding(
         "DDP208",
@@ -39,5 +39,6 @@ def _finding(case: Case, parted: Divergence) -> Finding:
         evidence=evidence,
         cause=parted.cause,
         fix="Load checkpoints on every rank (or before wrapping), and compute moving averages and hand-made "
-        "updates from values that were reduced or broadcast first.",
+        "updates from values that were reduced or broadcast first: the gradients that loss.backward() leaves after "
+        "a forward through the wrapper are, those of autograd.grad are not.",
     )

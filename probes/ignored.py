@@ -1,0 +1,94 @@
+"""Looks at parameters that DDP was told to leave alone: are they meant to be replicas all the same?"""
+
+from __future__ import annotations
+
+import base64
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from ddpcheck.probes.digest import combine
+from ddpcheck.probes.probe import Probe, Scene
+from ddpcheck.probes.submission import submit
+from ddpcheck.records.schema import DigestRecord, Of, Stage
+
+if TYPE_CHECKING:
+    from ddpcheck.agent.watched_module import WatchedModule
+    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+
+NOTHING = bytes(16)
+WIDTH = 8
+MOST_LOOKS = 4
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class IgnoredProbe(Probe):
+    """Values after wrapping, and gradients of the first steps.
+
+    Ignored parameters may rightly differ. But ranks that apply the same gradients to them mean them to be equal.
+    """
+
+    name = "ignored"
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._gradients: dict[tuple[int, int], list[bytes]] = {}
+
+    def wrapped(self, watched: WatchedModule) -> None:
+        found = _ignored(watched)
+        if found:
+            self._write(watched, Stage.INIT_AFTER, -1, None, _leaves(watched, found))
+
+    def before_step(self, optimizer: WatchedOptimizer) -> None:
+        for watched in optimizer.modules:
+            if watched.ignored:
+                self._look(optimizer, watched)
+
+    def _look(self, optimizer: WatchedOptimizer, watched: WatchedModule) -> None:
+        looks = self._gradients.setdefault((watched.index, optimizer.index), [])
+        if len(looks) >= MOST_LOOKS:
+            return
+        gradients = {n: p.grad for n, p in _ignored(watched).items() if p.grad is not None}
+        leaves = _leaves(watched, gradients)
+        looks.append(combine(leaves))
+        # A gradient that never changes (zero, most often) is the same everywhere without being shared.
+        if gradients and len(looks) > 1 and looks[-1] != looks[-2]:
+            self._write(watched, Stage.APPLIED, optimizer.steps, optimizer.index, leaves)
+
+    def _write(
+        self, watched: WatchedModule, stage: Stage, step: int, optimizer: int | None, leaves: list[bytes]
+    ) -> None:
+        self.scene.write(
+            DigestRecord(
+                module=watched.index,
+                stage=stage.value,
+                step=step,
+                root=combine(leaves).hex(),
+                leaves=base64.b64encode(b"".join(leaf[:WIDTH] for leaf in leaves)).decode(),
+                width=WIDTH,
+                of=Of.IGNORED.value,
+                time=round(time.time(), 4),
+                optimizer=optimizer,
+                forward=watched.forwards,
+            )
+        )
+
+
+def _ignored(watched: WatchedModule) -> dict[str, torch.Tensor]:
+    """Plain ones that train; a tensor subclass, as sharding makes them, is another rank's other part."""
+    module = watched.module()
+    if module is None or not watched.ignored:
+        return {}
+    return {
+        name: parameter
+        for name, parameter in module.named_parameters()
+        if name in watched.ignored and parameter.requires_grad and type(parameter) in _PLAIN
+    }
+
+
+def _leaves(watched: WatchedModule, tensors: dict[str, torch.Tensor]) -> list[bytes]:
+    """In the order in which the module's record lists all that is ignored."""
+    names = [name for name in sorted(watched.ignored) if name in tensors]
+    digests = dict(zip(names, submit([tensors[name] for name in names]).result(), strict=True))
+    return [digests.get(name, NOTHING) for name in sorted(watched.ignored)]
