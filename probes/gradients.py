@@ -192,6 +192,7 @@ class GradientProbe(Probe):
                     local=pack(local) if backward.sketched else "",
                     reduced=pack(reduced[part::of]) if backward.sketched else "",
                     root=hashlib.blake2b(pack(reduced).encode(), digest_size=8).hexdigest(),
+                    # In the order of their arrival: the first is nearest to where it began.
                     local_nonfinite=_nonfinite(found_local),
                     reduced_nonfinite=_nonfinite(found),
                     absent=absent,

@@ -241,5 +241,5 @@ class Attempt:
         return any(
             tally.first is not None
             for (module, stage, _), tally in self.agreement.tallies.items()
-            if stage != Stage.INIT_BEFORE.value and not self.loose(module)
+            if stage not in (Stage.INIT_BEFORE.value, Stage.BUFFERS_END.value) and not self.loose(module)
         )

@@ -9,6 +9,7 @@ from ddpcheck.analysis.agreement import Disagreement, ModuleKey, groups_of
 from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.evidence import differing_places, tensor_rows
 from ddpcheck.analysis.gradient_divergence import gradient_divergence
+from ddpcheck.analysis.step_blame import blame_for_a_step
 from ddpcheck.records.schema import Of, Stage
 
 
@@ -23,6 +24,8 @@ class Divergence:
     root: Disagreement | None = None
     evidence: dict[str, Any] = field(default_factory=dict)
     parameter: str | None = None
+    # Ranks that the evidence points at; empty: those that stand apart at `found`.
+    ranks: tuple[int, ...] = ()
 
 
 def divergence(attempt: Attempt, module: ModuleKey) -> Divergence | None:
@@ -186,10 +189,7 @@ def _skipped(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Diverg
     if root is None or root.moment.step != found.moment.step or attempt.joined(module):
         return None
     forwards = {str(rank): record.forward for rank, record in root.sightings.items()}
+    cause, ranks = blame_for_a_step(attempt, module, root)
     return Divergence(
-        found,
-        "DDP207",
-        cause="a step was left out or added",
-        root=root,
-        evidence={"forwards_before_step": forwards},
+        found, "DDP207", cause=cause, root=root, evidence={"forwards_before_step": forwards}, ranks=ranks
     )

@@ -8,7 +8,7 @@ bug: 26
 seen in: fvcore#152
 ranks: 2
 expect: DDP210
-cause: written after the last training forward
+cause: written after the last training step
 stage: buffers.end
 step: none
 odd ranks: 0 1

@@ -20,7 +20,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-BANDS = {"bass": 1.0, "mid": 2.0, "treble": 4.0, "voice": 3.0, "noise": 9.0, "hum": 0.5, "hiss": 7.0, "air": 6.0}
+BANDS = {
+    "bass": 1.0,
+    "mid": 2.0,
+    "treble": 4.0,
+    "voice": 3.0,
+    "noise": 9.0,
+    "hum": 0.5,
+    "hiss": 7.0,
+    "air": 6.0,
+}
 
 
 class Filters(nn.Module):

@@ -7,7 +7,7 @@ bug: 23
 seen in: WeatherGenerator#2724
 ranks: 3
 expect: DDP209
-cause: before the reduction on rank 1
+cause: in all 3 of its gradients: it came with the loss or the inputs
 stage: local
 step: 4
 odd ranks: 1

@@ -36,7 +36,9 @@ class Deep(nn.Module):
 
 def checkpoint():
     momenta = torch.Generator().manual_seed(7)
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(6, 6)) for _ in range(DEPTH)], lr=0.01, momentum=0.9)
+    optimizer = torch.optim.SGD(
+        [nn.Parameter(torch.zeros(6, 6)) for _ in range(DEPTH)], lr=0.01, momentum=0.9
+    )
     state = optimizer.state_dict()
     state["state"] = {n: {"momentum_buffer": torch.randn(6, 6, generator=momenta)} for n in range(DEPTH)}
     return state

@@ -7,10 +7,10 @@ bug: 22
 seen in: Lightning#5243
 ranks: 2
 expect: DDP207
-cause: a step was left out
+cause: a step was left out on rank 1
 stage: params
 step: 2
-odd ranks: 0 1
+odd ranks: 1
 also: DDP209
 """
 
