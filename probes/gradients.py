@@ -221,7 +221,8 @@ class GradientProbe(Probe):
             root="",
             last=window.last.value,
             moved=moved,
-            synced=window.synced,
+            # A step right after another one has no backward behind it.
+            synced=0 if window.closed else window.synced,
             unsynced=window.unsynced,
             reason=window.reason.value if window.reason is not None else "",
             waiting=list(window.waiting)[:100],
@@ -299,7 +300,7 @@ def _has_nonfinite(gradient: torch.Tensor) -> bool:
 
 
 def _nonfinite(sketches: Mapping[int, Sketch]) -> dict[str, int]:
-    return {str(place): one.nonfinite for place, one in sorted(sketches.items()) if one.nonfinite}
+    return {str(place): one.nonfinite for place, one in sketches.items() if one.nonfinite}
 
 
 def _divisor(watched: WatchedModule) -> int:

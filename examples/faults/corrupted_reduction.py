@@ -11,7 +11,7 @@ cause: the reduction did not give all ranks the same result
 stage: reduced
 step: 3
 odd ranks: 1
-parameter: 0.bias
+parameter: 0.weight
 """
 
 import torch

@@ -42,7 +42,12 @@ def _how(found: Disagreement, evidence: dict[str, Any]) -> str:
     if elements.get("step") != found.moment.step:
         return ""
     wrote = evidence["written_after_backward_on_ranks"]
-    groups = [ranks for _, ranks in found.groups()]
-    usual = next((rank for ranks in groups for rank in ranks if rank not in wrote), groups[0][0])
-    odd = next(ranks[0] for ranks in groups if usual not in ranks)
+    # Values are kept by those that were in time.
+    kept = {rank for row in elements["values"] for rank in row["by_rank"]}
+    sides = [[rank for rank in ranks if str(rank) in kept] for _, ranks in found.groups()]
+    shown = [ranks for ranks in sides if ranks]
+    if len(shown) < 2:
+        return ""
+    usual = next((rank for ranks in shown for rank in ranks if rank not in wrote), shown[0][0])
+    odd = next(ranks[0] for ranks in shown if usual not in ranks)
     return how_changed(elements, odd, usual)
