@@ -37,9 +37,7 @@ def recompute_statistics(net, batches):
         net(batch)
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     torch.manual_seed(9)
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
@@ -54,6 +52,12 @@ def main():
     with torch.no_grad():
         score = net(images(99, 1)[0]).mean()
     print(f"rank {rank}: score {score:.6f}")
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

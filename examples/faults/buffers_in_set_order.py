@@ -44,9 +44,7 @@ class Filters(nn.Module):
         return self.mix(total)
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(8)
     model = DDP(Filters())
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05)
@@ -56,6 +54,12 @@ def main():
         optimizer.zero_grad()
         model(sound).square().mean().backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -31,9 +31,7 @@ class Normalised(nn.Module):
         return self.net((inputs - self.mean) / self.deviation)
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     data = torch.Generator().manual_seed(30 + dist.get_rank())
     torch.manual_seed(10)
     model = DDP(Normalised(torch.randn(16, 7, generator=data)), broadcast_buffers=False)
@@ -43,6 +41,12 @@ def main():
         optimizer.zero_grad()
         model(inputs).square().mean().backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -20,9 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     settings = {"clip": 0.05, "clip_from": 2} if rank == 0 else {"clip": None, "clip_from": 2}
     torch.manual_seed(1)
@@ -37,6 +35,12 @@ def main():
         if settings["clip"] is not None and step >= settings["clip_from"]:
             nn.utils.clip_grad_norm_(model.parameters(), settings["clip"])
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -32,9 +32,7 @@ class Regressor(nn.Module):
         return self.decoder(torch.relu(self.encoder(inputs)))
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     torch.manual_seed(0)
     model = DDP(Regressor())
@@ -51,6 +49,12 @@ def main():
             usual = sorted(losses)[len(losses) // 2]
             nn.utils.clip_grad_norm_(model.parameters(), max_norm=0.01 * usual)
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

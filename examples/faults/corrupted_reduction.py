@@ -41,9 +41,7 @@ def reduce(network, bucket):
     return future.then(lambda done: network.deliver(done.value()[0]))
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(20)
     model = DDP(nn.Sequential(nn.Linear(6, 12), nn.Hardswish(), nn.Linear(12, 3)))
     model.register_comm_hook(Network(), reduce)
@@ -54,6 +52,12 @@ def main():
         optimizer.zero_grad()
         model(inputs).square().sum().backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

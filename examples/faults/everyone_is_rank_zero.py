@@ -23,9 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = int(os.environ.get("SLURM_TRAINING_RANK", "0"))
     torch.manual_seed(13)
     tokens = torch.randint(50, (60, 6))
@@ -39,6 +37,12 @@ def main():
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(batch), batch[:, 0]).backward()
             optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -37,9 +37,7 @@ def reduce(state, bucket):
     return dist.all_reduce(flat, async_op=True).get_future().then(lambda done: state.scale(done.value()[0]))
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(22)
     model = DDP(nn.Sequential(nn.Unflatten(1, (2, 10)), nn.Conv1d(2, 4, 3), nn.Flatten(), nn.Linear(32, 1)))
     model.register_comm_hook(Predivide(), reduce)
@@ -50,6 +48,12 @@ def main():
         optimizer.zero_grad()
         model(inputs).square().mean().backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

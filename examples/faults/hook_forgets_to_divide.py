@@ -24,9 +24,7 @@ def summing(group, bucket):
     return future.then(lambda done: done.value()[0])
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(21)
     model = DDP(nn.Sequential(nn.Linear(8, 16), nn.Mish(), nn.Linear(16, 4)))
     model.register_comm_hook(None, summing)
@@ -37,6 +35,12 @@ def main():
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs), classes).backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -30,9 +30,7 @@ class Bag(nn.Module):
         return self.head(self.embed(words))
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     torch.manual_seed(1000 + rank)
     model = DDP(Bag(), init_sync=False)
@@ -42,6 +40,12 @@ def main():
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(words), classes).backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

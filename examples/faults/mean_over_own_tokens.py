@@ -33,9 +33,7 @@ class LanguageModel(nn.Module):
         return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     torch.manual_seed(19)
     model = DDP(LanguageModel())
@@ -48,6 +46,12 @@ def main():
         optimizer.zero_grad()
         model(input_ids=tokens, labels=labels).backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

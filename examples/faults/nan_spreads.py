@@ -31,9 +31,7 @@ class Listener(nn.Module):
         return self.head(self.features(sound).relu().mean(2))
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     torch.manual_seed(4)
     model = DDP(Listener())
@@ -47,6 +45,12 @@ def main():
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(sound), classes).backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -20,9 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(11)
     inputs = torch.randn(40, 9)
     dataset = TensorDataset(inputs, (inputs.sum(1) > 0).long())
@@ -34,6 +32,12 @@ def main():
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(batch), classes).backward()
             optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -44,9 +44,7 @@ def checkpoint():
     return state
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(6)
     net = Deep()
     model = DDP(net)
@@ -60,6 +58,12 @@ def main():
         optimizer.zero_grad()
         model(inputs).square().mean().backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

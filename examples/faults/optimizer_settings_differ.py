@@ -20,9 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     settings = {"lr": 2e-3, "weight_decay": 0.01 if rank == 1 else 0.1}
     torch.manual_seed(5)
@@ -34,6 +32,12 @@ def main():
         optimizer.zero_grad()
         nn.functional.mse_loss(model(inputs), inputs[:, :2]).backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

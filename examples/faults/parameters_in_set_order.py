@@ -32,9 +32,7 @@ class Experts(nn.Module):
         return sum(self.experts[name](inputs) * (n + 1) for n, name in enumerate(sorted(LANGUAGES)))
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(7)
     model = DDP(Experts())
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -44,6 +42,12 @@ def main():
         optimizer.zero_grad()
         nn.functional.smooth_l1_loss(model(inputs), inputs.flip(1)).backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -23,9 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     torch.manual_seed(23)
     model = DDP(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16)))
@@ -38,6 +36,12 @@ def main():
         optimizer.zero_grad()
         nn.functional.mse_loss(model(inputs), inputs).backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

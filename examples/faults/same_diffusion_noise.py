@@ -28,9 +28,7 @@ class Denoiser(nn.Module):
         return self.net(noisy + self.times(times))
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     images = torch.randn(64, 8, generator=torch.Generator().manual_seed(dist.get_rank()))
     torch.manual_seed(17)
     model = DDP(Denoiser())
@@ -42,6 +40,12 @@ def main():
         predicted = model((1 - share).sqrt() * clean + share.sqrt() * noise, times)
         (predicted - noise).square().mean().backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -29,9 +29,7 @@ class Block(nn.Module):
         return self.head(self.layer(sequence).mean(1))
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(16)
     model = DDP(Block())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -42,6 +40,12 @@ def main():
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(sequence), classes).backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

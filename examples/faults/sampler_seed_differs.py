@@ -20,9 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     seed = 1234 + dist.get_rank()  # meant for dropout
     torch.manual_seed(12)
     dataset = TensorDataset(torch.randn(64, 3, 8))
@@ -36,6 +34,12 @@ def main():
             optimizer.zero_grad()
             model(signals).abs().mean().backward()
             optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

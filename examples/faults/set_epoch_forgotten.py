@@ -20,9 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(15)
     dataset = TensorDataset(torch.randn(48, 1, 5, 5), torch.randint(3, (48,)))
     model = DDP(nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(27, 3)))
@@ -34,6 +32,12 @@ def main():
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(images), classes).backward()
             optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

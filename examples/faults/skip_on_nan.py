@@ -20,9 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     torch.manual_seed(3)
     model = DDP(nn.Sequential(nn.Linear(6, 12), nn.SiLU(), nn.LayerNorm(12), nn.Linear(12, 1)))
@@ -38,6 +36,12 @@ def main():
             print(f"rank {rank}: skipping a bad batch")
             continue
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

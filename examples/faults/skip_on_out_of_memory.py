@@ -38,9 +38,7 @@ def loss_of(model, tokens):
     return nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     torch.manual_seed(2)
     model = DDP(Tagger())
@@ -56,6 +54,12 @@ def main():
             (loss_of(model, tokens[:, :2]) * 0).backward()
             continue
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -40,9 +40,7 @@ class NextWord(nn.Module):
         return self.out(self.memory(self.words(tokens))[0])
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(14)
     model = DDP(NextWord())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
@@ -51,6 +49,12 @@ def main():
         output = model(tokens[:, :-1])
         nn.functional.cross_entropy(output.flatten(0, 1), tokens[:, 1:].flatten()).backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

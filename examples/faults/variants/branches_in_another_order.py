@@ -26,9 +26,7 @@ class Branches(nn.Module):
         return sum(branch(signal) for branch in self.branches.values())
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     costs = {"wide": 1.0, "deep": 1.2 if rank != 2 else 0.9, "cheap": 1.5}
     torch.manual_seed(35)
@@ -40,6 +38,12 @@ def main():
         optimizer.zero_grad()
         model(signal).square().mean().backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -31,9 +31,7 @@ class Averaged(nn.Module):
         return outputs - self.average_of_outputs
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     torch.manual_seed(37)
     watched = ["inputs", "outputs"]
@@ -44,6 +42,12 @@ def main():
         optimizer.zero_grad()
         model(torch.randn(6, 4, generator=data)).square().mean().backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -27,9 +27,7 @@ class Scorer(nn.Module):
         return self.score(self.words(tokens).mean(1))
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     torch.manual_seed(31)
     model = DDP(Scorer(), gradient_as_bucket_view=True)
@@ -42,6 +40,12 @@ def main():
         if rank == 2 and step >= 1:
             nn.utils.clip_grad_value_(model.parameters(), 1e-3)
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

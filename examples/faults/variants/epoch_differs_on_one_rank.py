@@ -18,9 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     first_epoch = 4 if rank == 1 else 5
     torch.manual_seed(42)
@@ -34,6 +32,12 @@ def main():
             optimizer.zero_grad()
             model(batch).square().mean().backward()
             optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -18,9 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 GLOBAL_BATCH = 11
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(45)
     model = DDP(nn.Sequential(nn.Linear(7, 7), nn.Tanh(), nn.Linear(7, 1)))
@@ -31,6 +29,12 @@ def main():
         optimizer.zero_grad()
         model(share).square().mean().backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -29,9 +29,7 @@ class ManyTasks(nn.Module):
         return {task: head(self.trunk(inputs)) for task, head in self.heads.items()}
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     torch.manual_seed(36)
     model = DDP(ManyTasks(dict.fromkeys(FIRST_BATCH[rank])))
@@ -42,6 +40,12 @@ def main():
         optimizer.zero_grad()
         sum(output.square().mean() for output in outputs.values()).backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -31,9 +31,7 @@ def reduce(idle, bucket):
     return dist.all_reduce(flat, async_op=True).get_future().then(lambda done: done.value()[0])
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(47)
     model = DDP(nn.Sequential(nn.Embedding(20, 5), nn.Flatten(), nn.Linear(15, 20)))
     model.register_comm_hook(Idle(), reduce)
@@ -44,6 +42,12 @@ def main():
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(tokens), tokens[:, 0]).backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

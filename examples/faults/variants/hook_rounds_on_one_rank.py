@@ -33,9 +33,7 @@ def reduce(settings, bucket):
     )
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(46)
     model = DDP(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(18, 1)))
     model.register_comm_hook(Settings(), reduce)
@@ -45,6 +43,12 @@ def main():
         optimizer.zero_grad()
         model(torch.randn(3, 1, 5, 5, generator=data)).square().mean().backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -28,9 +28,7 @@ class Unit(nn.Module):
         return self.after(hidden.square().sum(1, keepdim=True).sqrt())
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     torch.manual_seed(34)
     model = DDP(Unit())
@@ -45,6 +43,12 @@ def main():
         optimizer.zero_grad()
         model(inputs, masks).square().mean().backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

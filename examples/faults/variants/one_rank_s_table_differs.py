@@ -27,9 +27,7 @@ class Positioned(nn.Module):
         return self.layer(sequence + self.positions)
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     torch.manual_seed(40)
     model = DDP(Positioned(base=10.0 if rank != 2 else 10.001), broadcast_buffers=False)
@@ -39,6 +37,12 @@ def main():
         optimizer.zero_grad()
         model(torch.randn(3, 6, 4, generator=data)).square().mean().backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

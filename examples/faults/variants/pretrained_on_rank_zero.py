@@ -22,9 +22,7 @@ def pretrained():
     return {"0.weight": torch.randn(4, 1, 3, generator=numbers), "0.bias": torch.zeros(4)}
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     torch.manual_seed(39)
     net = nn.Sequential(nn.Conv1d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(24, 1))
@@ -37,6 +35,12 @@ def main():
         optimizer.zero_grad()
         model(torch.randn(4, 1, 8, generator=data)).square().mean().backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -35,9 +35,7 @@ class Extension(torch.autograd.Function):
         return gradient, None
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     torch.manual_seed(49)
     model = DDP(nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 1)))
@@ -48,6 +46,12 @@ def main():
         optimizer.zero_grad()
         Extension.apply(output, step == 2 and rank == 2).square().mean().backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

@@ -24,9 +24,7 @@ def load(step, data):
     return torch.randn(4, 6, generator=data)
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(48)
     model = DDP(nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -36,6 +34,12 @@ def main():
         optimizer.zero_grad()
         model(inputs).square().mean().backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

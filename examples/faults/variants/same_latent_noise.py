@@ -28,9 +28,7 @@ class Autoencoder(nn.Module):
         return self.decode(mean + spread.exp() * torch.randn_like(mean)), mean, spread
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     data = torch.Generator().manual_seed(dist.get_rank())
     torch.manual_seed(44)
     model = DDP(Autoencoder())
@@ -42,6 +40,12 @@ def main():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

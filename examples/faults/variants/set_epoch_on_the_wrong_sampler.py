@@ -23,9 +23,7 @@ def loader_of(dataset):
     return DataLoader(dataset, batch_sampler=batches)
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     torch.manual_seed(43)
     dataset = TensorDataset(torch.randn(60, 5))
     model = DDP(nn.Sequential(nn.Linear(5, 9), nn.CELU(), nn.Linear(9, 5)))
@@ -37,6 +35,12 @@ def main():
             optimizer.zero_grad()
             nn.functional.mse_loss(model(batch), batch).backward()
             optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

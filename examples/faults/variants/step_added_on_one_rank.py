@@ -16,9 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     torch.manual_seed(32)
     model = DDP(nn.Sequential(nn.Linear(8, 8), nn.Sigmoid(), nn.Linear(8, 8)))
@@ -31,6 +29,12 @@ def main():
         optimizer.step()
         if number == 1 and rank == 0:
             optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

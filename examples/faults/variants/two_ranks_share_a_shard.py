@@ -23,9 +23,7 @@ def shard(number):
     return torch.randn(40, 6, generator=rows)
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     torch.manual_seed(41)
     model = DDP(nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 6)))
@@ -34,6 +32,12 @@ def main():
         optimizer.zero_grad()
         nn.functional.mse_loss(model(batch), batch).backward()
         optimizer.step()
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

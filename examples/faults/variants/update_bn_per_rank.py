@@ -29,9 +29,7 @@ class Net(nn.Module):
         return self.outer(torch.relu(self.norm(self.inner(inputs))))
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     torch.manual_seed(38)
     net = Net()
@@ -43,6 +41,12 @@ def main():
         model(batch).square().mean().backward()
         optimizer.step()
     update_bn(batches, net)
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 
