@@ -55,6 +55,7 @@ class ParameterProbe(Probe):
         # And its buffers before it, with the number of training forwards so far.
         self._buffer_marks: dict[int, tuple[int, list[tuple[int, int]]]] = {}
         self._disagreements = scene.disagreements
+        self._ended = False
 
     def entering(self, watched: WatchedModule) -> None:
         self.scene.write(watched.record())
@@ -99,7 +100,12 @@ class ParameterProbe(Probe):
                 moment = Moment(watched, Stage.PARAMS, Of.PARAMETERS, optimizer.steps, optimizer.index)
                 self._look(moment, self._places(optimizer, watched), hyper=optimizer.hyper, marks=marks)
 
+    def forgetting(self, watched: WatchedModule) -> None:
+        if not self._ended:
+            self._look_at_last_buffers(watched)
+
     def ending(self) -> None:
+        self._ended = True
         self._settle(wait=True)
         deadline = time.monotonic() + LINGER_SECONDS
         for (_, of), look in list(self._last.items()):

@@ -377,3 +377,21 @@ def test_a_module_run_in_another_ones_step_is_still_training(scene: FakeScene) -
     other.step(optimizer)
     scene.tell("ending")
     assert scene.digests(Stage.BUFFERS_END) == []
+
+
+def test_buffers_are_looked_at_when_the_wrapper_goes(scene: FakeScene) -> None:
+    """A training function returns before the process group is destroyed."""
+    module, job = trained_with_buffers(scene)
+    recompute(module, job)
+    job.watcher._forget(job.watched)
+    scene.tell("ending")
+    assert len(scene.digests(Stage.BUFFERS_END)) == 1
+    assert job.watched.buffers == []
+
+
+def test_no_look_after_the_end(scene: FakeScene) -> None:
+    module, job = trained_with_buffers(scene)
+    scene.tell("ending")
+    recompute(module, job)
+    job.watcher._forget(job.watched)
+    assert scene.digests(Stage.BUFFERS_END) == []
