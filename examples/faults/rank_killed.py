@@ -16,6 +16,7 @@ exit: fails
 
 import os
 import signal
+import time
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,7 @@ def train():
     data = torch.Generator().manual_seed(rank)
     for step in range(10):
         if step == 5 and rank == 1:
+            time.sleep(0.3)  # memory fills up
             os.kill(os.getpid(), signal.SIGKILL)
         inputs = torch.randn(8, 16, generator=data)
         optimizer.zero_grad()

@@ -286,7 +286,8 @@ def test_memory_does_not_grow_with_steps() -> None:
     gc.collect()
     grown, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert grown < 20_000
+    # What is kept of the last step was made after the start, too.
+    assert grown < 30_000
 
 
 class Cached(nn.Module):
