@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import UserDict
 from dataclasses import fields, is_dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +31,8 @@ class Fingerprint(NamedTuple):
     digest: str
     variety: int
     counts: tuple[int, ...] = ()
+    # Of each tensor alone; empty where it holds one value only, as a scalar or a mask of ones does.
+    parts: tuple[str, ...] = ()
 
 
 NOTHING = Fingerprint("", 0)
@@ -102,6 +105,7 @@ class Taken:
         texts: int,
         known: list[bytes],
         copies: list[Copy],
+        sizes: list[list[int]],
         counts: list[int],
         counted: int,
     ) -> None:
@@ -110,6 +114,8 @@ class Taken:
         self._texts = texts
         self._known = known
         self._copies = copies
+        # Of each copy, the bytes that its tensors take.
+        self._sizes = sizes
         self._counts = counts
         # So many counts stand at the end of the first copy.
         self._counted = counted
@@ -129,7 +135,15 @@ class Taken:
         if not data and not self._texts:
             return Fingerprint("", 0, tuple(counts))
         digest = hashlib.blake2b(self._shape + data, digest_size=6).hexdigest()
-        return Fingerprint(digest, _variety(data) + self._texts, tuple(counts))
+        pieces = [
+            *self._known,
+            *(
+                piece
+                for whole, sizes in zip(arrived, self._sizes, strict=True)
+                for piece in _cut(whole, sizes)
+            ),
+        ]
+        return Fingerprint(digest, _variety(data) + self._texts, tuple(counts), tuple(map(_part, pieces)))
 
 
 def take(contents: Contents, to_count: list[tuple[torch.Tensor, int]] | None = None) -> Taken:
@@ -146,13 +160,15 @@ def take(contents: Contents, to_count: list[tuple[torch.Tensor, int]] | None = N
                 known.append(_read(tensor, share))
             elif _plain(tensor):
                 on_device.setdefault(tensor.device, []).append(_as_bytes(_thinned(tensor)))
+        sizes = [[piece.numel() for piece in pieces] for pieces in on_device.values()]
         counts, counting = _count(to_count or [])
         for device, numbers in counting.items():
             on_device.setdefault(device, []).extend(_as_bytes(number) for number in numbers)
         copies = [copy_to_host(torch.cat(pieces).view(1, -1)) for pieces in on_device.values()]
     counted = sum(map(len, counting.values()))
     # Counts behind the samples of one device can be found again; of several they could not be told apart.
-    return Taken(shape, len(contents.texts), known, copies, counts, counted if len(on_device) == 1 else 0)
+    counted = counted if len(on_device) == 1 else 0
+    return Taken(shape, len(contents.texts), known, copies, sizes, counts, counted)
 
 
 def _plain(tensor: torch.Tensor) -> bool:
@@ -225,3 +241,12 @@ def _variety(data: bytes) -> int:
     """How many different words there are among those looked at: a batch of zeros has one."""
     words = memoryview(data[: len(data) & ~7]).cast("Q")
     return len(set(words[:: max(1, len(words) // MOST_WORDS)]))
+
+
+def _cut(whole: bytes, sizes: list[int]) -> list[bytes]:
+    ends = list(accumulate(sizes))
+    return [whole[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+
+def _part(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=4).hexdigest() if _variety(data) > 1 else ""

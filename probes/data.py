@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 import torch
 
 from ddpcheck.agent.watched_loader import MOST_EPOCHS, MOST_MAPS, Draws, Loaders, WatchedLoader
-from ddpcheck.probes.batch_fingerprint import NOTHING, Contents, Taken, take
+from ddpcheck.probes.batch_fingerprint import NOTHING, Contents, Fingerprint, Taken, take
 from ddpcheck.probes.probe import Probe, Scene
 from ddpcheck.probes.randomness import States, drawn_from, states
 from ddpcheck.records.schema import BatchRecord
@@ -47,7 +47,12 @@ class DataProbe(Probe):
         self._touched: Draws | None = None
         self._open: Pending | None = None
         self._before: tuple[int, States] | None = None
+        # How the generators stood after the last step.
+        self._after: States | None = None
         self._pending: deque[Pending] = deque()
+
+    def wrapped(self, watched: WatchedModule) -> None:
+        self._after = states()
 
     def inputs(self, watched: WatchedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ddp = watched.ddp()
@@ -56,9 +61,12 @@ class DataProbe(Probe):
             return
         self._feed(watched)
         self._close()
-        self._before = (watched.index, states())
+        after, self._after = self._after, None
+        now = states()
+        self._before = (watched.index, now)
         if watched.forwards % self.scene.config.every == 0:
-            self._open = _look(watched, args, kwargs)
+            drew = drawn_from(after, now) if after is not None else ""
+            self._open = _look(watched, args, kwargs, drew)
         self._settle()
 
     def before_step(self, optimizer: WatchedOptimizer) -> None:
@@ -72,6 +80,7 @@ class DataProbe(Probe):
                 self._open = self._open._replace(record=replace(self._open.record, drew=drew))
 
     def after_step(self, optimizer: WatchedOptimizer) -> None:
+        self._after = states()
         self._close()
         self._settle()
         for loader in self._loaders.all:
@@ -128,6 +137,7 @@ class DataProbe(Probe):
             self._pending.popleft()
             found = taken.fingerprint() if taken is not None else NOTHING
             counts = dict(zip(counted, found.counts, strict=False))
+            parts = _parts(record, found)
             if found.digest or record.drew:
                 self.scene.write(
                     replace(
@@ -136,6 +146,8 @@ class DataProbe(Probe):
                         variety=min(64, found.variety),
                         tokens=counts.get("tokens", 0),
                         attended=counts.get("attended", 0),
+                        drew_before=record.drew_before if parts else "",
+                        parts=parts,
                     )
                 )
 
@@ -152,7 +164,15 @@ class DataProbe(Probe):
             loader.written += 1
 
 
-def _look(watched: WatchedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending:
+def _parts(record: BatchRecord, found: Fingerprint) -> list[str]:
+    """Only where random numbers were drawn that may have gone into one of several tensors."""
+    told = record.drew_before and len(found.parts) > 1 and any(found.parts)
+    return list(found.parts) if told else []
+
+
+def _look(
+    watched: WatchedModule, args: tuple[Any, ...], kwargs: dict[str, Any], drew_before: str = ""
+) -> Pending:
     contents = Contents(args, kwargs)
     counted: dict[str, tuple[torch.Tensor, int]] = {}
     if SHARED_COUNT not in contents.named:
@@ -161,7 +181,7 @@ def _look(watched: WatchedModule, args: tuple[Any, ...], kwargs: dict[str, Any])
             if _per_token(tensor):
                 counted[count] = (tensor, unless)
     step = None if watched.steps == watched.forwards else watched.steps
-    record = BatchRecord(watched.forwards, watched.index, step, rows=contents.rows())
+    record = BatchRecord(watched.forwards, watched.index, step, rows=contents.rows(), drew_before=drew_before)
     return Pending(record, take(contents, list(counted.values())), tuple(counted))
 
 

@@ -21,6 +21,9 @@ MOST_CAPTURES = 3
 MOST_DETAILS = 6
 HOLD_SECONDS = 5.0
 
+# A rewrite may be made good before the step; at the end there is nothing left to stop.
+_NO_REASON_TO_STOP = (Stage.REWRITTEN, Stage.BUFFERS_END)
+
 
 class Disagreements:
     """Nobody waits: a rank that is ahead learns of a disagreement late, and shows what it still remembers."""
@@ -77,7 +80,7 @@ class Disagreements:
             self._capture(look, entry)
         else:
             self._due.add(_whose(look))
-        if self._scene.config.fail_fast and look.moment.stage is not Stage.REWRITTEN:
+        if self._scene.config.fail_fast and look.moment.stage not in _NO_REASON_TO_STOP:
             self._hold()
 
     def _hold(self) -> None:

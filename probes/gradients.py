@@ -192,6 +192,7 @@ class GradientProbe(Probe):
                     local=pack(local) if backward.sketched else "",
                     reduced=pack(reduced[part::of]) if backward.sketched else "",
                     root=hashlib.blake2b(pack(reduced).encode(), digest_size=8).hexdigest(),
+                    # In the order of their arrival: the first is nearest to where it began.
                     local_nonfinite=_nonfinite(found_local),
                     reduced_nonfinite=_nonfinite(found),
                     absent=absent,
@@ -220,7 +221,8 @@ class GradientProbe(Probe):
             root="",
             last=window.last.value,
             moved=moved,
-            synced=window.synced,
+            # A step right after another one has no backward behind it.
+            synced=0 if window.closed else window.synced,
             unsynced=window.unsynced,
             reason=window.reason.value if window.reason is not None else "",
             waiting=list(window.waiting)[:100],
@@ -298,7 +300,7 @@ def _has_nonfinite(gradient: torch.Tensor) -> bool:
 
 
 def _nonfinite(sketches: Mapping[int, Sketch]) -> dict[str, int]:
-    return {str(place): one.nonfinite for place, one in sorted(sketches.items()) if one.nonfinite}
+    return {str(place): one.nonfinite for place, one in sketches.items() if one.nonfinite}
 
 
 def _divisor(watched: WatchedModule) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ddpcheck.probes.digest import combine
 from ddpcheck.probes.looks import Look, Moment
 from ddpcheck.probes.probe import Probe, Scene
-from ddpcheck.probes.samples import Marks, Sampler
+from ddpcheck.probes.samples import Marks, Sampler, version_of
 from ddpcheck.probes.submission import submit
 from ddpcheck.probes.writes import WriteWatch
 from ddpcheck.records.schema import DigestRecord, Of, Stage
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 # Bytes of each leaf in a step's record: the root decides whether ranks agree, leaves only say where. Two
 # bytes miss a differing parameter once in 65,536; buffers are many and small, and mostly differ together.
-WIDTH = {Stage.INIT_BEFORE: 8, Stage.INIT_AFTER: 8, Stage.BUFFERS: 1}
+WIDTH = {Stage.INIT_BEFORE: 8, Stage.INIT_AFTER: 8, Stage.BUFFERS: 1, Stage.BUFFERS_END: 8}
 NARROW = 2
 LINGER_SECONDS = 2.0
+# For buffers that perhaps no other rank looks at.
+SHORT_LINGER_SECONDS = 0.3
 
 
 class Pending(NamedTuple):
@@ -53,7 +55,10 @@ class ParameterProbe(Probe):
         # How each module's parameters stood after the last step.
         self._marks: dict[int, Marks] = {}
         self._writes = WriteWatch()
+        # And its buffers before it, with the number of training forwards so far.
+        self._buffer_marks: dict[int, tuple[int, list[tuple[int, int]]]] = {}
         self._disagreements = scene.disagreements
+        self._ended = False
 
     def entering(self, watched: WatchedModule) -> None:
         self.scene.write(watched.record())
@@ -93,6 +98,10 @@ class ParameterProbe(Probe):
                 moment = Moment(watched, Stage.REWRITTEN, Of.PARAMETERS, optimizer.steps, optimizer.index)
                 self._look(moment, marks=marks, how=self._writes.when(watched, before))
             self._outdate(watched, Of.PARAMETERS)
+        # All modules: GANs run one through another's step.
+        for (index, of), look in self._last.items():
+            if of is Of.BUFFERS:
+                self._buffer_marks[index] = _written(look.moment.watched)
 
     def after_step(self, optimizer: WatchedOptimizer) -> None:
         for watched in optimizer.modules:
@@ -102,18 +111,42 @@ class ParameterProbe(Probe):
                 moment = Moment(watched, Stage.PARAMS, Of.PARAMETERS, optimizer.steps, optimizer.index)
                 self._look(moment, self._places(optimizer, watched), hyper=optimizer.hyper, marks=marks)
 
+    def forgetting(self, watched: WatchedModule) -> None:
+        if not self._ended:
+            self._look_at_last_buffers(watched)
+
     def ending(self) -> None:
+        self._ended = True
         self._settle(wait=True)
         deadline = time.monotonic() + LINGER_SECONDS
         for (_, of), look in list(self._last.items()):
             watched = look.moment.watched
-            if of is Of.BUFFERS or not watched.parameters:
+            if not watched.parameters:
                 continue
-            if not watched.stepped:
+            if of is Of.BUFFERS:
+                self._look_at_last_buffers(watched)
+            elif not watched.stepped:
                 self._look_without_optimizer(watched)
-                look = self._last[watched.index, of]
-            if self._disagreements is not None and look.number >= 0:
+            look = self._last[watched.index, of]
+            if self._disagreements is None or look.number < 0:
+                continue
+            if of is Of.PARAMETERS:
                 self._disagreements.linger(look, deadline)
+            elif look.moment.stage is Stage.BUFFERS_END:
+                self._disagreements.linger(look, min(deadline, time.monotonic() + SHORT_LINGER_SECONDS))
+
+    def _look_at_last_buffers(self, watched: WatchedModule) -> None:
+        """After a training forward BatchNorm's statistics rightly differ; what is written later should not.
+
+        A forward without a step, as at the end of gradient accumulation, hides the one behind the other.
+        """
+        before = self._buffer_marks.get(watched.index)
+        now = _written(watched)
+        if before is None or before == now or before[0] != now[0]:
+            return
+        places = watched.kept_buffers()
+        if places:
+            self._look(Moment(watched, Stage.BUFFERS_END, Of.BUFFERS, -1), places)
 
     def _look_without_optimizer(self, watched: WatchedModule) -> None:
         """Without an optimizer: a hand-written update shows as a change between two forwards."""
@@ -216,3 +249,9 @@ class ParameterProbe(Probe):
         look = self._last.get((watched.index, of))
         if look is not None:
             look.current = False
+
+
+def _written(watched: WatchedModule) -> tuple[int, list[tuple[int, int]]]:
+    """Changes with every write to a buffer that autograd can see, and with every training forward."""
+    tensors = watched.tensors(watched.buffers)
+    return watched.forwards, [(id(tensor), version_of(tensor)) for tensor in tensors]

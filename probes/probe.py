@@ -77,6 +77,9 @@ class Probe:
     def exhausted(self, iterator: Any) -> None:
         """A data loader's sampler has nothing more to give."""
 
+    def forgetting(self, watched: WatchedModule) -> None:
+        """The user let DDP's wrapper go; its tensors are still there."""
+
     def ending(self) -> None:
         """The process group is going away or the process ends."""
 
@@ -95,5 +98,6 @@ MOMENTS = (
     "skipped",
     "drawn",
     "exhausted",
+    "forgetting",
     "ending",
 )

@@ -54,13 +54,13 @@ class Sampler:
             if _place(tensor) != windows[place].place:
                 windows[place] = _window(tensor)
         return Marks(
-            [_version(tensor) for tensor in tensors],
+            [version_of(tensor) for tensor in tensors],
             [window.first.raw for window in windows],
             [window.middle.raw for window in windows],
         )
 
 
-def _version(tensor: torch.Tensor) -> int:
+def version_of(tensor: torch.Tensor) -> int:
     try:
         return tensor._version
     except RuntimeError:

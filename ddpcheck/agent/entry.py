@@ -169,7 +169,13 @@ class Agent:
         self._error = (_quoted(f"{kind.__name__}: {error}"), where)
 
     def _leaving(self, status: object = None) -> None:
-        if status not in (None, 0) and not self._error[0]:
+        if status in (None, 0) or self._error[0]:
+            return
+        # Launchers such as mp.spawn catch what a rank raises, and leave by a status: the reason is still at hand.
+        error = sys.exc_info()[1]
+        if error is not None and not isinstance(error, SystemExit):
+            self._raised(type(error), error, error.__traceback__)
+        else:
             self._error = (_quoted(f"exit status {status}"), "")
 
     def _close(self) -> None:

@@ -167,6 +167,19 @@ class WatchedModule:
     def tensors(self, slots: list[Slot]) -> list[torch.Tensor]:
         return [slot.holder[slot.key] for slot in slots]
 
+    def kept_buffers(self) -> list[int]:
+        """Places of the buffers that a checkpoint holds and that measure something: no caches, no counters."""
+        module = self.module()
+        kept: set[str] = set()
+        for prefix, child in module.named_modules() if module is not None else ():
+            passing: set[str] = getattr(child, "_non_persistent_buffers_set", set())
+            kept |= {f"{prefix}.{key}" if prefix else key for key in child._buffers if key not in passing}
+        return [
+            place
+            for place, slot in enumerate(self.buffers)
+            if slot.name in kept and slot.holder[slot.key].is_floating_point()
+        ]
+
     def record(self) -> ModuleRecord:
         return ModuleRecord(
             module=self.index,

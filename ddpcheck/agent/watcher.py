@@ -69,9 +69,14 @@ class Watcher:
             options={name: given[name] for name in _OPTIONS if name in given},
         )
         self._count += 1
-        weakref.finalize(ddp, watched.forget).atexit = False
+        weakref.finalize(ddp, self._forget, watched).atexit = False
         self._modules[ddp] = watched
         self.session.tell("entering", watched)
+
+    def _forget(self, watched: WatchedModule) -> None:
+        """The wrapper is gone; what it wrapped is still there, for a last look."""
+        self.session.tell("forgetting", watched)
+        watched.forget()
 
     def wrapped(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         watched = self._modules.get(ddp)

@@ -246,5 +246,7 @@ class Attempt:
         return any(
             tally.first is not None
             for (module, stage, of), tally in self.agreement.tallies.items()
-            if stage != Stage.INIT_BEFORE.value and of != Of.IGNORED.value and not self.loose(module)
+            if stage not in (Stage.INIT_BEFORE.value, Stage.BUFFERS_END.value)
+            and of != Of.IGNORED.value
+            and not self.loose(module)
         )

@@ -11,6 +11,7 @@ from ddpcheck.records.schema import BatchRecord
 
 # A batch that the same rank has just had says nothing about other ranks: inputs that never change.
 REMEMBERED = 8
+REMEMBERED_PARTS = 128
 # Forwards that wait for a rank which never comes to them.
 MOST_PENDING = 4096
 MOST_KINDS = 64
@@ -95,10 +96,13 @@ class ModuleBatches:
     apart: int = 0
     batches: Sames = field(default_factory=Sames)
     draws: Sames = field(default_factory=Sames)
+    # Random numbers drawn before the forward, and handed to the model as one of several tensors.
+    drawn_inputs: Sames = field(default_factory=Sames)
     rows: Counts = field(default_factory=Counts)
     tokens: Counts = field(default_factory=Counts)
     attended: Counts = field(default_factory=Counts)
     _recent: dict[int, deque[str]] = field(default_factory=dict)
+    _recent_parts: dict[int, deque[str]] = field(default_factory=dict)
 
     def compare(self, forward: int, said: Mapping[int, BatchRecord]) -> None:
         steps = {forward if record.step is None else record.step for record in said.values()}
@@ -109,6 +113,7 @@ class ModuleBatches:
         self.forwards += 1
         self._compare_batches(step, forward, said)
         self._compare_draws(step, forward, said)
+        self._compare_drawn_inputs(step, forward, said)
         self.rows.add(step, forward, _counts(said, "rows"))
         self.tokens.add(step, forward, _counts(said, "tokens"))
         self.attended.add(step, forward, _counts(said, "attended"))
@@ -136,6 +141,28 @@ class ModuleBatches:
         groups = _together(drew)
         if groups:
             self.draws.add(groups, Sight(step, forward, drew))
+
+    def _compare_drawn_inputs(self, step: int, forward: int, said: Mapping[int, BatchRecord]) -> None:
+        """The same part in batches that differ, on ranks that drew the same numbers just before."""
+        drew = {rank: record for rank, record in said.items() if record.parts}
+        if len(drew) < 2:
+            return
+        self.drawn_inputs.compared += 1
+        fresh: dict[int, set[str]] = {}
+        for rank, record in drew.items():
+            recent = self._recent_parts.setdefault(rank, deque(maxlen=REMEMBERED_PARTS))
+            fresh[rank] = {part for part in record.parts if part and part not in recent}
+            recent.extend(record.parts)
+        groups = [
+            ranks
+            for ranks in _together({rank: record.drew_before for rank, record in drew.items()})
+            if set.intersection(*(fresh[rank] for rank in ranks))
+            and len({drew[rank].digest for rank in ranks}) > 1
+        ]
+        if groups:
+            self.drawn_inputs.add(
+                groups, Sight(step, forward, {r: one.drew_before for r, one in drew.items()})
+            )
 
 
 def _counts(said: Mapping[int, BatchRecord], name: str) -> dict[int, int]:

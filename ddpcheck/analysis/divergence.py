@@ -10,6 +10,7 @@ from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.case import name_ranks
 from ddpcheck.analysis.evidence import differing_places, tensor_rows
 from ddpcheck.analysis.gradient_divergence import SYNCED, gradient_divergence
+from ddpcheck.analysis.step_blame import blame_for_a_step
 from ddpcheck.probes.writes import BEFORE_FORWARD
 from ddpcheck.records.schema import DigestRecord, Of, Stage
 
@@ -29,6 +30,8 @@ class Divergence:
     root: Disagreement | None = None
     evidence: dict[str, Any] = field(default_factory=dict)
     parameter: str | None = None
+    # Ranks that the evidence points at; empty: those that stand apart at `found`.
+    ranks: tuple[int, ...] = ()
 
 
 def divergence(attempt: Attempt, module: ModuleKey) -> Divergence | None:
@@ -255,10 +258,7 @@ def _skipped(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Diverg
     if root is None or root.moment.step != found.moment.step or attempt.joined(module):
         return None
     forwards = {str(rank): record.forward for rank, record in root.sightings.items()}
+    cause, ranks = blame_for_a_step(attempt, module, root)
     return Divergence(
-        found,
-        "DDP207",
-        cause="a step was left out or added",
-        root=root,
-        evidence={"forwards_before_step": forwards},
+        found, "DDP207", cause=cause, root=root, evidence={"forwards_before_step": forwards}, ranks=ranks
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from ddpcheck.analysis.agreement import Disagreement, ModuleKey
 from ddpcheck.analysis.attempt import Attempt
+from ddpcheck.analysis.case import name_ranks
 from ddpcheck.records.schema import AppliedRecord, Of, Stage
 
 SYNCED = "synced"
@@ -88,7 +89,7 @@ def _parted_on_the_way(
     evidence = {"written_after_backward_on_ranks": moved}
     cause = "gradients were written to between backward and step"
     if len(moved) < len(said):
-        cause += " on some ranks only"
+        cause += f" on {name_ranks(moved)} only"
     return GradientDivergence(found, "DDP205", cause, evidence)
 
 

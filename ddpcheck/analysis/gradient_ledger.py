@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ddpcheck.analysis.agreement import ModuleKey
 from ddpcheck.analysis.mean_check import Outcome, can_check, mean_check
+from ddpcheck.analysis.wrong_mean import Compared, what_instead
 from ddpcheck.probes.sketches.packing import Packed, unpack
 from ddpcheck.records.schema import BackwardRecord, ModuleRecord
 
@@ -35,8 +36,11 @@ class NonFinite:
     number: int
     step: int
     ranks: tuple[int, ...]
+    # The first in the order of the backward.
     place: int
     count: int
+    # How many of the maker's gradients had any.
+    gradients: int = 0
 
 
 @dataclass
@@ -46,6 +50,8 @@ class MeanTally:
     checked: int = 0
     missed: int = 0
     first: Miss | None = None
+    # What that first result is instead of the mean, where it is something that has a name.
+    instead: str = ""
     # Largest error over the gradient's norm, for hooks that lose precision on purpose.
     worst_relative: float = 0.0
     # Ranks whose own gradients were the same to the last bit, and in how many backwards.
@@ -144,7 +150,7 @@ class GradientLedger:
         group, rows = module[0], self._descriptions[module].parameters
         misses: list[Miss] = []
         unreduced: list[Miss] = []
-        compared = 0
+        compared: list[Compared] = []
         for rank, record in said.items():
             divisor = len(said) if record.divisor == LIVE_RANKS else len(group)
             places = range(group.index(rank), len(rows), len(group))
@@ -154,14 +160,16 @@ class GradientLedger:
                     continue
                 parts = {r: sketches[place] for r, sketches in local.items() if place < len(sketches)}
                 outcome = mean_check(parts, result, row[1], math.prod(row[2]), divisor)
-                compared += 1
+                compared.append(Compared(parts, result, row[1], math.prod(row[2])))
                 if not outcome.ok:
                     misses.append(Miss(record.number, record.step, place, outcome, rank))
                     if rank in parts and result.value == parts[rank].value:
                         unreduced.append(misses[-1])
                 tally.worst_relative = max(tally.worst_relative, _relative(outcome, parts, divisor))
+        if misses and tally.first is None:
+            tally.instead = what_instead(compared, len(group))
         # One rank's word for a few parameters is not enough: a broken reduction may leave one as it was.
-        several = len(misses) * 2 > compared or len({miss.rank for miss in unreduced}) > 1
+        several = len(misses) * 2 > len(compared) or len({miss.rank for miss in unreduced}) > 1
         if misses and len(unreduced) == len(misses) and several:
             tally.untouched += 1
         elif not tally.untouched:
@@ -176,12 +184,15 @@ class GradientLedger:
         for record in said.values():
             if tally.nonfinite is not None and tally.nonfinite.number <= record.number:
                 return
-            for text in record.reduced_nonfinite or record.local_nonfinite:
+            makers = {rank: one for rank, one in said.items() if one.local_nonfinite}
+            found = makers[min(makers)].local_nonfinite if makers else record.reduced_nonfinite
+            if found:
+                text = next(iter(found))
                 place = int(text) if text.isdigit() else 0
-                counts = {rank: one.local_nonfinite.get(text, 0) for rank, one in said.items()}
-                makers = {rank: count for rank, count in counts.items() if count}
-                ranks = tuple(sorted(makers)) or tuple(sorted(said))
-                tally.nonfinite = NonFinite(record.number, record.step, ranks, place, sum(makers.values()))
+                count = sum(one.local_nonfinite.get(text, 0) for one in makers.values())
+                ranks = tuple(sorted(makers or said))
+                among = len(found) if makers else 0
+                tally.nonfinite = NonFinite(record.number, record.step, ranks, place, count, among)
                 return
 
     def _note_twins(

@@ -26,6 +26,8 @@ class Stage(str, Enum):
     INIT_BEFORE = "init.before"
     INIT_AFTER = "init.after"
     BUFFERS = "buffers"
+    # When the job ends, and only where buffers were written since the last step.
+    BUFFERS_END = "buffers.end"
     # Before an optimizer step, and only where the parameters were written since the step before.
     REWRITTEN = "rewritten"
     PARAMS = "params"
@@ -278,6 +280,10 @@ class BatchRecord:
     attended: int = 0
     # Digest of the random generators from which numbers were drawn between this forward and the step.
     drew: str = ""
+    # The same between the last step and this forward; and where any were, a short digest of each tensor of the
+    # batch, empty for one that holds too little to tell it from another.
+    drew_before: str = ""
+    parts: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

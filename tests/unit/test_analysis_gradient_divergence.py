@@ -83,7 +83,7 @@ def test_written_on_some_ranks_only(tmp_path: Path) -> None:
     build = start(tmp_path, 3).apply(0, odd=HEAD, on={1: {"moved": True}}).step(0, odd=HEAD)
     finding = build.end().only("DDP205")
     assert finding.ranks == (1,)
-    assert finding.cause.endswith(" on some ranks only")
+    assert finding.cause.endswith(" on rank 1 only")
     assert finding.evidence["written_after_backward_on_ranks"] == [1]
 
 

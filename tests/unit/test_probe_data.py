@@ -125,6 +125,31 @@ def test_draws_show_only_where_something_was_drawn(dropout: float) -> None:
         assert (first != third) == bool(dropout)
 
 
+def test_draws_before_a_forward_come_with_a_mark_of_each_tensor() -> None:
+    for made in under_watch():
+        made.job.wrapped()
+        for drawn in (True, False, True):
+            x = torch.randn(8, 4) if drawn else torch.arange(32.0).view(8, 4)
+            made.step(x, torch.arange(8))
+        made.step(torch.randn(8, 4))  # one tensor is the whole batch
+        made.end()
+        told = [(bool(record.drew_before), len(record.parts)) for record in made.batches()]
+        assert told == [(True, 2), (False, 0), (True, 2), (False, 0)]
+
+
+def test_numbers_drawn_by_the_step_are_not_drawn_before_the_next_forward(training: Training) -> None:
+    class Noisy(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            torch.rand(3)
+            return super().step(closure)
+
+    training.optimizer = Noisy(training.model.parameters(), lr=0.1)
+    for n in range(3):
+        training.step(torch.arange(32.0).view(8, 4) + n, torch.arange(8))
+    training.end()
+    assert [record.drew_before for record in training.batches()] == [""] * 3
+
+
 def test_the_generator_is_left_as_it_was(training: Training) -> None:
     """The same numbers come out with and without the probe, from shuffling and from dropout."""
 

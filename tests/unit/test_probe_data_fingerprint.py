@@ -173,7 +173,24 @@ def from_device(x: torch.Tensor, labels: torch.Tensor) -> Fingerprint:
     """The way of a batch that lies on a device, with its copy already there."""
     pieces = [_as_bytes(_thinned(x)), _as_bytes((labels != -100).sum())]
     copy = copy_to_host(torch.cat(pieces).view(1, -1))
-    return Taken(b"", 0, [], [copy], [], counted=1).fingerprint()
+    return Taken(b"", 0, [], [copy], [[pieces[0].numel()]], [], counted=1).fingerprint()
+
+
+def test_each_tensor_has_a_mark_of_its_own() -> None:
+    x, y, t = numbers(0, 8, 3), numbers(1, 8, 3), torch.arange(8)
+    one, other = of(x, t).parts, of(y, {"times": t}).parts
+    assert one[1] == other[1] != ""
+    assert one[0] != other[0]
+    # A number for all samples, a mask of ones: too little to tell.
+    assert of(x, torch.tensor(3), torch.ones(8)).parts[1:] == ("", "")
+
+
+def test_marks_come_back_from_a_device() -> None:
+    x, t = numbers(0, 8, 3), torch.arange(8)
+    pieces = [_as_bytes(x), _as_bytes(t)]
+    copy = copy_to_host(torch.cat(pieces).view(1, -1))
+    sizes = [[piece.numel() for piece in pieces]]
+    assert Taken(b"", 0, [], [copy], sizes, [], counted=0).fingerprint().parts == of(x, t).parts
 
 
 def test_samples_and_counts_come_back_from_a_device() -> None:

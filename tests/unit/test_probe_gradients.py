@@ -395,3 +395,22 @@ def test_what_is_still_on_its_way_is_waited_for_at_the_end(monkeypatch: pytest.M
     behind.may_wait = True
     watched.scene.tell("ending")
     assert ([record.step for record in watched.backwards], len(watched.applied)) == ([0, 1], 2)
+
+
+def test_a_second_step_has_no_backward_behind_it() -> None:
+    watched = Watched(Many(2)).backward(inputs()).step().step().backward(inputs()).step()
+    assert [(record.synced, record.last) for record in watched.applied] == [
+        (1, "synced"),
+        (0, "synced"),
+        (1, "synced"),
+    ]
+
+
+def test_values_that_are_not_finite_come_in_the_order_of_the_backward() -> None:
+    watched = Watched(nn.Sequential(nn.Linear(7, 3), nn.Linear(3, 2)))
+    watched.backward(inputs(), scale=math.nan).step()
+    (backward,) = watched.backwards
+    places = list(map(int, backward.local_nonfinite))
+    # The loss lies behind the last layer.
+    assert sorted(places[:2]) == [2, 3]
+    assert sorted(places) == [0, 1, 2, 3]

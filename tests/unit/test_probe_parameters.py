@@ -6,6 +6,7 @@ import gc
 import tracemalloc
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -285,4 +286,113 @@ def test_memory_does_not_grow_with_steps() -> None:
     gc.collect()
     grown, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert grown < 20_000
+    # What is kept of the last step was made after the start, too.
+    assert grown < 30_000
+
+
+class Cached(nn.Module):
+    """Statistics that a checkpoint holds, and a cache that it does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("cache", torch.zeros(4), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x)
+
+
+def trained_with_buffers(scene: FakeScene) -> tuple[Cached, Job]:
+    module = Cached()
+    job = Job(module, scene).wrapped()
+    optimizer = sgd(module)
+    for _ in range(3):
+        optimizer.zero_grad()
+        job.forward(torch.randn(8, 4)).square().mean().backward()
+        job.step(optimizer)
+    return module, job
+
+
+def recompute(module: Cached, job: Job) -> None:
+    with torch.no_grad():
+        module(torch.randn(8, 4))
+
+
+def replace_statistics(module: Cached, job: Job) -> None:
+    module.norm.running_mean = torch.ones(4)
+
+
+@pytest.mark.parametrize("write", [recompute, replace_statistics])
+def test_buffers_written_after_the_last_step_are_looked_at_in_the_end(scene: FakeScene, write: Any) -> None:
+    module, job = trained_with_buffers(scene)
+    write(module, job)
+    scene.tell("ending")
+    (record,) = scene.digests(Stage.BUFFERS_END)
+    assert (record.of, record.step, record.width) == ("buffers", -1, 8)
+
+
+def test_of_buffers_in_the_end_only_what_a_checkpoint_holds_counts(scene: FakeScene) -> None:
+    module, job = trained_with_buffers(scene)
+    assert [job.watched.buffers[place].name for place in job.watched.kept_buffers()] == [
+        "norm.running_mean",
+        "norm.running_var",
+    ]
+    module.norm.running_mean.add_(1)
+    scene.tell("ending")
+    before = scene.digests(Stage.BUFFERS)[-1]
+    (record,) = scene.digests(Stage.BUFFERS_END)
+    places = [slot.name for slot in job.watched.buffers]
+    cache = places.index("cache")
+    assert unpack_leaves(record.leaves, 8)[cache][:1] == unpack_leaves(before.leaves, 1)[cache]
+
+
+def evaluate(module: Cached, job: Job) -> None:
+    module.eval()
+    recompute(module, job)
+
+
+def train_without_a_step(module: Cached, job: Job) -> None:
+    """As what is left over of gradient accumulation."""
+    job.forward(torch.randn(8, 4)).sum().backward()
+
+
+def leave_alone(module: Cached, job: Job) -> None:
+    pass
+
+
+@pytest.mark.parametrize("write", [evaluate, train_without_a_step, leave_alone])
+def test_statistics_of_the_last_training_forwards_may_differ(scene: FakeScene, write: Any) -> None:
+    write(*trained_with_buffers(scene))
+    scene.tell("ending")
+    assert scene.digests(Stage.BUFFERS_END) == []
+
+
+def test_a_module_run_in_another_ones_step_is_still_training(scene: FakeScene) -> None:
+    """The discriminator of a GAN, called around its wrapper while the generator learns."""
+    module, _ = trained_with_buffers(scene)
+    generator = nn.Linear(4, 4)
+    other = Job(generator, scene)
+    other.watched.index = 1
+    module(generator(torch.randn(8, 4))).sum().backward()
+    optimizer = sgd(generator)
+    other.step(optimizer)
+    scene.tell("ending")
+    assert scene.digests(Stage.BUFFERS_END) == []
+
+
+def test_buffers_are_looked_at_when_the_wrapper_goes(scene: FakeScene) -> None:
+    """A training function returns before the process group is destroyed."""
+    module, job = trained_with_buffers(scene)
+    recompute(module, job)
+    job.watcher._forget(job.watched)
+    scene.tell("ending")
+    assert len(scene.digests(Stage.BUFFERS_END)) == 1
+    assert job.watched.buffers == []
+
+
+def test_no_look_after_the_end(scene: FakeScene) -> None:
+    module, job = trained_with_buffers(scene)
+    scene.tell("ending")
+    recompute(module, job)
+    job.watcher._forget(job.watched)
+    assert scene.digests(Stage.BUFFERS_END) == []

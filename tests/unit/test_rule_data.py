@@ -250,3 +250,49 @@ def test_ranks_of_other_groups_may_do_the_same(tmp_path: Path) -> None:
             run.say(rank, BatchRecord(forward, digest=f"{rank % 2} {forward}", drew=f"{rank % 2} {forward}"))
     run.end()
     assert [f for f in run.report().findings if f.severity.value != "note"] == []
+
+
+def drawn_before(
+    run: DataRun, parts: Sequence[Sequence[list[str]]], drew: tuple[str, str] = ("a", "a"), same: bool = False
+) -> DataRun:
+    """Each row: the parts of each rank's batch, after random numbers were drawn."""
+    return run.forwards(
+        [
+            {
+                "digest": (f"{n} x", f"{n} {'x' if same else 'y'}"),
+                "drew_before": tuple(f"{n} {one}" for one in drew),
+                "parts": row,
+            }
+            for n, row in enumerate(parts)
+        ]
+    )
+
+
+def test_the_same_time_steps_beside_different_images(run: DataRun) -> None:
+    found = drawn_before(run, [([f"x{n}", f"t{n}"], [f"y{n}", f"t{n}"]) for n in range(4)]).one("DDP306")
+    assert (found.ranks, found.step, found.severity.value) == ((0, 1), 0, "warning")
+    assert "in 4 of 4 forwards" in found.message
+    assert "seeded its generator alike" in found.cause
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        # Positions: the same everywhere, and in every step.
+        [([f"x{n}", "p"], [f"y{n}", "p"]) for n in range(6)],
+        # Too little in them to tell.
+        [([f"x{n}", ""], [f"y{n}", ""]) for n in range(6)],
+        # Their own.
+        [([f"x{n}", f"t{n}"], [f"y{n}", f"s{n}"]) for n in range(6)],
+        # Now and then by chance.
+        [([f"x{n}", f"t{n}"], [f"y{n}", f"t{n}" if n < 2 else f"s{n}"]) for n in range(6)],
+    ],
+)
+def test_inputs_that_may_be_alike(run: DataRun, parts: Any) -> None:
+    assert drawn_before(run, parts).quiet() == []
+
+
+def test_a_common_schedule_is_not_drawn(run: DataRun) -> None:
+    """The tensor is the same on all ranks and new in every step; the generators stand apart."""
+    parts = [([f"x{n}", f"t{n}"], [f"y{n}", f"t{n}"]) for n in range(6)]
+    assert drawn_before(run, parts, drew=("a", "b")).quiet() == []

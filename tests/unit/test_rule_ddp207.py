@@ -31,6 +31,51 @@ def test_a_step_left_out_in_the_middle(tmp_path: Path, world_size: int, odd: tup
     assert finding.evidence["forwards_before_step"]["1"] == 4
 
 
+@pytest.mark.parametrize(
+    ("world_size", "forwards", "cause"),
+    [
+        (3, 4, "a step was left out on rank 1"),
+        (3, 2, "a step was added on rank 1"),
+        (2, 4, "a step was left out on rank 1, or added on rank 0"),
+    ],
+)
+def test_forwards_alone_tell_who_by_the_majority(
+    tmp_path: Path, world_size: int, forwards: int, cause: str
+) -> None:
+    build = RunBuilder(tmp_path, world_size).wrap().optimizer().train(2)
+    assert build.step(2, odd=ODD, forward={1: forwards}).end().only("DDP207").cause == cause
+
+
+@pytest.mark.parametrize(
+    ("reduced", "forwards", "cause", "ranks"),
+    [
+        ({0: 1, 1: 2}, 4, "a step was left out on rank 1", (1,)),
+        ({0: 1, 1: 0}, 2, "a step was added on rank 1", (1,)),
+        # Micro-batches that are all reduced: twice as many as the others.
+        ({0: 2, 1: 4}, 10, "a step was left out on rank 1", (1,)),
+        # The majority is wrong for once.
+        ({0: 1, 1: 2, 2: 2}, 4, "a step was left out on ranks 1-2", (1, 2)),
+        ({0: 1, 1: 1}, 4, "a step was left out on rank 1, or added on rank 0", (0, 1)),
+    ],
+)
+def test_reduced_backwards_tell_who_without_a_majority(
+    tmp_path: Path, reduced: dict[int, int], forwards: int, cause: str, ranks: tuple[int, ...]
+) -> None:
+    build = RunBuilder(tmp_path, len(reduced)).wrap().optimizer()
+    build.apply(0).step(0).apply(1).step(1)
+    odd = {rank: ["body.bias"] for rank in range(1, len(reduced))}
+    build.apply(2, odd=odd, on={rank: {"synced": count} for rank, count in reduced.items()})
+    build.step(2, odd=odd, forward=dict.fromkeys(odd, forwards))
+    finding = build.end().only("DDP207")
+    assert (finding.cause, finding.ranks) == (cause, ranks)
+
+
+def test_no_step_is_blamed_where_forwards_agree(tmp_path: Path) -> None:
+    """Twice as many reductions behind a step, and the same forwards: nobody left anything out."""
+    build = RunBuilder(tmp_path, 2).wrap().optimizer().apply(0, on={1: {"synced": 2}}).step(0)
+    assert build.end().findings() == []
+
+
 def joined(build: RunBuilder) -> RunBuilder:
     for rank in build.ranks:
         build.say(rank, JoinRecord(0, 0))

@@ -55,3 +55,35 @@ def test_three_lists_of_different_lengths(tmp_path: Path) -> None:
 def test_equal_buffers(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap(buffers=BUFFERS)
     assert synced(synced(build, 0), 1).end().findings() == []
+
+
+STATISTICS = ["norm.running_mean", "norm.running_var"]
+
+
+def at_the_end(
+    build: RunBuilder, names: list[str], ranks: list[int], odd: dict[int, list[str]]
+) -> RunBuilder:
+    build.wrap(buffers=names).optimizer().train(3)
+    return build.look(Stage.BUFFERS_END, -1, names, of=Of.BUFFERS, odd=odd, width=8, ranks=ranks).end()
+
+
+@pytest.mark.parametrize(("world_size", "odd"), [(2, (0, 1)), (3, (1,))])
+def test_statistics_recomputed_on_each_rank(tmp_path: Path, world_size: int, odd: tuple[int, ...]) -> None:
+    build = RunBuilder(tmp_path, world_size)
+    finding = at_the_end(build, STATISTICS, list(build.ranks), {1: STATISTICS[1:]}).only("DDP210")
+    assert (finding.severity.value, finding.stage, finding.step) == ("warning", "buffers.end", None)
+    assert (finding.ranks, finding.parameter) == (odd, "norm.running_var")
+    assert "after the last training step" in finding.cause
+
+
+def test_rank_0_may_recompute_them_alone(tmp_path: Path) -> None:
+    assert at_the_end(RunBuilder(tmp_path, 2), STATISTICS, [0], {0: STATISTICS}).findings() == []
+
+
+def test_the_same_checkpoint_loaded_by_all(tmp_path: Path) -> None:
+    assert at_the_end(RunBuilder(tmp_path, 2), STATISTICS, [0, 1], {}).findings() == []
+
+
+def test_a_rank_s_own_notes_are_no_more_than_a_note(tmp_path: Path) -> None:
+    (finding,) = at_the_end(RunBuilder(tmp_path, 2), ["seen"], [0, 1], {1: ["seen"]}).findings()
+    assert (finding.code, finding.severity.value) == ("DDP210", "note")

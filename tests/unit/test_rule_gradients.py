@@ -83,10 +83,33 @@ def test_ddp204_a_sum_that_was_not_divided(tmp_path: Path) -> None:
     build = start(tmp_path).backward(1, LOCAL, MEAN).apply(0).step(0)
     build.backward(2, LOCAL, [2 * x for x in MEAN]).apply(1).step(1)
     finding = build.end().only("DDP204")
-    assert (finding.step, finding.stage, finding.cause) == (1, "reduced", "the reduction itself")
+    assert (finding.step, finding.stage) == (1, "reduced")
+    assert finding.cause == "the reduction itself gave the sum of the ranks' gradients, not divided by 2"
     assert finding.parameter in NAMES
     assert finding.evidence["backwards"] == {"checked": 2, "off": 1}
     assert finding.evidence["error"] > finding.evidence["bound"]
+
+
+@pytest.mark.parametrize(
+    ("reduced", "cause"),
+    [
+        ([1.0, 1.5, 2.0], "divided by 2 once more: divided twice"),
+        ([1.5, 2.0, 2.5], "without rank 0, divided by 2"),
+        ([1.0, 2.0, 3.0], "without rank 1, divided by 1"),
+    ],
+)
+def test_ddp204_says_what_came_out_instead(tmp_path: Path, reduced: list[float], cause: str) -> None:
+    build = hook(start(tmp_path), "my_hook").backward(1, LOCAL, reduced).apply(0).step(0)
+    finding = build.end().only("DDP204")
+    assert finding.cause.startswith("the communication hook my_hook gave ")
+    assert finding.cause.endswith(cause)
+
+
+@pytest.mark.parametrize("reduced", [[4.0, 6.0, 4.0], [4.0, 6.0, 9.0], [2.0, 3.0, 40.0]])
+def test_ddp204_explains_all_parameters_or_nothing(tmp_path: Path, reduced: list[float]) -> None:
+    """Undivided in places only: no one mistake of a hook does that."""
+    build = hook(start(tmp_path), "my_hook").backward(1, LOCAL, reduced).apply(0).step(0)
+    assert build.end().only("DDP204").cause == "the communication hook my_hook"
 
 
 @pytest.mark.parametrize(
@@ -172,7 +195,36 @@ def test_ddp209_where_it_began(tmp_path: Path) -> None:
     finding = nan_at(start(tmp_path, 3), 1, maker=2, applied=True).end().only("DDP209")
     assert (finding.severity.value, finding.ranks, finding.step) == ("warning", (2,), 0)
     assert (finding.parameter, finding.stage) == ("body.bias", "local")
-    assert finding.evidence == {"values": 5, "applied_at_step": 0, "applied_on_ranks": [0, 1, 2]}
+    assert finding.evidence == {
+        "values": 5,
+        "gradients": {"count": 1, "of": 3},
+        "applied_at_step": 0,
+        "applied_on_ranks": [0, 1, 2],
+    }
+    assert "in 1 of its 3 gradients, and first in that of body.bias" in finding.cause
+
+
+def test_ddp209_a_loss_that_is_not_finite_shows_in_all_gradients(tmp_path: Path) -> None:
+    """The first to arrive is named: it lies nearest to the loss."""
+    build = start(tmp_path)
+    for rank in build.ranks:
+        own = {"2": 4, "1": 4, "0": 4} if rank == 1 else {}
+        mine = [math.nan if rank == 1 else 1.0] * 3
+        build.backward(
+            1, {rank: mine}, [math.nan] * 3, local_nonfinite=own, reduced_nonfinite=dict.fromkeys("012", 4)
+        )
+    finding = build.apply(0, nonfinite={"0": 4}).step(0).end().only("DDP209")
+    assert (finding.ranks, finding.parameter) == ((1,), "head.weight")
+    assert "in all 3 of its gradients: it came with the loss or the inputs" in finding.cause
+
+
+def test_ddp209_what_the_reduction_made_is_not_blamed_on_a_rank(tmp_path: Path) -> None:
+    build = start(tmp_path)
+    big = {0: [3e38] * 3, 1: [3e38] * 3}
+    build.backward(1, big, [math.inf] * 3, reduced_nonfinite={"0": 4})
+    finding = build.apply(0, nonfinite={"0": 4}).step(0).end().only("DDP209")
+    assert "that the reduction itself made" in finding.cause
+    assert finding.ranks == (0, 1)
 
 
 def test_ddp209_is_silent_where_the_step_was_left_out(tmp_path: Path) -> None:

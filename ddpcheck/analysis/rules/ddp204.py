@@ -69,7 +69,12 @@ def _finding(case: Case, module: ModuleKey, tally: MeanTally) -> Finding:
         parameter=name,
         ranks=tuple(sorted(ranks)),
         evidence=evidence,
-        cause=f"the communication hook {', '.join(hooks)}" if hooks else "the reduction itself",
+        cause=_cause(hooks, tally.instead),
         fix="In a communication hook divide once by the size of the group, and by nothing else. Without a hook, "
         "suspect the network or the memory of a rank.",
     )
+
+
+def _cause(hooks: list[str], instead: str) -> str:
+    who = f"the communication hook {', '.join(hooks)}" if hooks else "the reduction itself"
+    return f"{who} gave {instead}" if instead else who

@@ -33,15 +33,14 @@ def _left_out(case: Case, parted: Divergence) -> Finding:
     root = parted.root or parted.found
     forwards = {rank: record.forward or 0 for rank, record in root.sightings.items()}
     groups = groups_of({rank: str(count) for rank, count in forwards.items()})
-    odd = odd_ranks([ranks for _, ranks in groups])
     told = "; ".join(f"{name_ranks(ranks)}: {count}" for count, ranks in groups)
     evidence = {**parted.evidence, **of_disagreement(case.attempt, parted.found, case.folder)}
     return case.finding(
         "DDP207",
-        f"Step {root.moment.step} came after another number of forwards on some rank ({told}): a step was "
-        "left out or added there, and the parameters part with it.",
+        f"Step {root.moment.step} came after another number of forwards on some rank ({told}): {parted.cause}, "
+        "and the parameters part with it.",
         found=parted.found,
-        ranks=odd,
+        ranks=parted.ranks,
         evidence=evidence,
         cause=parted.cause,
         fix=FIX,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddpcheck.analysis.agreement import ModuleKey
 from ddpcheck.analysis.case import Case, name_ranks
 from ddpcheck.analysis.findings import Finding, Severity
+from ddpcheck.analysis.gradient_ledger import NonFinite
 from ddpcheck.records.schema import Stage
 
 
@@ -21,7 +22,9 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
         return []
     step = min(record.step for record in applied.values())
     origin = tally.nonfinite
-    name = next(iter(ranks.values())).latest[module].parameters[origin.place][0]
+    rows = next(iter(ranks.values())).latest[module].parameters
+    name = rows[origin.place][0]
+    trained = sum(bool(row[3]) for row in rows)
     return [
         case.finding(
             "DDP209",
@@ -33,8 +36,23 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
             stage=Stage.LOCAL.value,
             parameter=name,
             ranks=origin.ranks,
-            evidence={"values": origin.count, "applied_at_step": step, "applied_on_ranks": sorted(applied)},
-            cause="a NaN or an infinity in that rank's own backward",
+            evidence={
+                "values": origin.count,
+                "gradients": {"count": origin.gradients, "of": trained},
+                "applied_at_step": step,
+                "applied_on_ranks": sorted(applied),
+            },
+            cause=_cause(origin, name, trained),
             fix="Look at that rank's batch and loss at that step; leave such a step out on all ranks together.",
         )
     ]
+
+
+def _cause(origin: NonFinite, name: str, trained: int) -> str:
+    """What comes with the loss is in every gradient; what a layer makes is only in those behind it."""
+    if not origin.gradients:
+        return "a NaN or an infinity that the reduction itself made: every rank's own gradients were finite"
+    told = "a NaN or an infinity in that rank's own backward"
+    if origin.gradients >= trained:
+        return f"{told}, in all {trained} of its gradients: it came with the loss or the inputs"
+    return f"{told}, in {origin.gradients} of its {trained} gradients, and first in that of {name}"

@@ -7,14 +7,17 @@ from itertools import zip_longest
 from ddpcheck.analysis.agreement import ModuleKey, groups_of, odd_ranks
 from ddpcheck.analysis.case import Case, name_ranks
 from ddpcheck.analysis.evidence import of_disagreement
-from ddpcheck.analysis.findings import Finding
+from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.records.schema import Of, Stage
+
+# What torch's normalisation layers measure. Other buffers may be a rank's own notes.
+_STATISTICS = ("running_mean", "running_var")
 
 
 def find(case: Case) -> list[Finding]:
     findings = []
     for module in case.modules():
-        findings += _names(case, module) or _values(case, module)
+        findings += _names(case, module) or _values(case, module) or _at_the_end(case, module)
     return findings
 
 
@@ -69,5 +72,31 @@ def _values(case: Case, module: ModuleKey) -> list[Finding]:
             cause="the synchronisation did not reach these buffers",
             fix="Register the buffers before wrapping and the same way on every rank, and do not replace "
             "DDP's buffer hooks by ones that leave buffers out.",
+        )
+    ]
+
+
+def _at_the_end(case: Case, module: ModuleKey) -> list[Finding]:
+    """Only ranks that wrote to buffers after their last step speak here: rank 0 may do so alone, and save."""
+    found = case.attempt.agreement.tally(module, Stage.BUFFERS_END, Of.BUFFERS).first
+    if found is None:
+        return []
+    evidence = of_disagreement(case.attempt, found, case.folder)
+    differing = evidence["parameters"]
+    names = differing["names"]
+    measured = any(name.rpartition(".")[2] in _STATISTICS for name in names)
+    return [
+        case.finding(
+            "DDP210",
+            f"After the last step {name_ranks(tuple(found.sightings))} wrote to buffers, and "
+            f"{differing['count']} of {differing['of']} ended up different; odd: {name_ranks(found.odd_ranks())}. "
+            "Each rank evaluates another model, and a checkpoint depends on who writes it.",
+            severity=Severity.WARNING if measured else Severity.NOTE,
+            found=found,
+            parameter=names[0] if names else None,
+            evidence=evidence,
+            cause="buffers were written after the last training step, on each rank from its own data",
+            fix="Average the statistics over all ranks (all_reduce them) once they are recomputed, or broadcast "
+            "rank 0's.",
         )
     ]

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.agreement import ModuleKey
+from ddpcheck.analysis.batches import Sames
 from ddpcheck.analysis.case import Case, name_ranks
 from ddpcheck.analysis.findings import Finding, Severity
 
 # Once can be the first step after a common seed; from the second on it will stay so.
 LEAST = 2
+# An input that is the same on all ranks may have other reasons now and then.
+LEAST_INPUTS = 3
+_INSIDE = (
+    "{who} drew the same random numbers between forward and step in {same} of the {compared} steps that drew any, "
+    "first at step {step}: dropout masks and noise are copies of each other."
+)
+_BEFORE = (
+    "{who} drew the same random numbers before the forward and were handed the same new tensor beside their own "
+    "data in {same} of {compared} forwards, first at step {step}: noise, time steps or masks are copies of each other."
+)
 
 
 def find(case: Case) -> list[Finding]:
@@ -15,17 +26,22 @@ def find(case: Case) -> list[Finding]:
 
 
 def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
-    draws = case.attempt.data.of(module).draws
-    first = draws.first
-    if first is None or draws.same < LEAST or 2 * draws.same < draws.compared:
-        return []
-    ranks = draws.ranks()
+    seen = case.attempt.data.of(module)
+    for draws, least, told in ((seen.draws, LEAST, _INSIDE), (seen.drawn_inputs, LEAST_INPUTS, _BEFORE)):
+        if draws.same >= least and 2 * draws.same >= draws.compared:
+            return _finding(case, module, draws, told)
+    return []
+
+
+def _finding(case: Case, module: ModuleKey, draws: Sames, told: str) -> list[Finding]:
+    ranks, first = draws.ranks(), draws.first
+    assert first is not None
     return [
         case.finding(
             "DDP306",
-            f"{name_ranks(ranks).capitalize()} drew the same random numbers between forward and step in "
-            f"{draws.same} of the {draws.compared} steps that drew any, first at step {first.step}: "
-            "dropout masks and noise are copies of each other.",
+            told.format(
+                who=name_ranks(ranks).capitalize(), same=draws.same, compared=draws.compared, step=first.step
+            ),
             severity=Severity.WARNING,
             module=module,
             step=first.step,
