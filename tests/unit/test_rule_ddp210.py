@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from run_builder import RunBuilder
+from run_builder import NAMES, RunBuilder
 
 from ddpcheck.records.schema import Of, Stage
 
@@ -87,3 +87,10 @@ def test_the_same_checkpoint_loaded_by_all(tmp_path: Path) -> None:
 def test_a_rank_s_own_notes_are_no_more_than_a_note(tmp_path: Path) -> None:
     (finding,) = at_the_end(RunBuilder(tmp_path, 2), ["seen"], [0, 1], {1: ["seen"]}).findings()
     assert (finding.code, finding.severity.value) == ("DDP210", "note")
+
+
+def test_models_that_have_parted_measure_different_statistics(tmp_path: Path) -> None:
+    """Their parameters differ, and that is what there is to tell."""
+    build = RunBuilder(tmp_path, 2).wrap(buffers=STATISTICS).optimizer().train(2).train(1, 2, {1: [NAMES[0]]})
+    build.look(Stage.BUFFERS_END, -1, STATISTICS, of=Of.BUFFERS, odd={1: STATISTICS}, width=8).end()
+    assert [finding.code for finding in build.findings()] == ["DDP201"]

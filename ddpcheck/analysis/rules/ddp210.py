@@ -79,7 +79,8 @@ def _values(case: Case, module: ModuleKey) -> list[Finding]:
 def _at_the_end(case: Case, module: ModuleKey) -> list[Finding]:
     """Only ranks that wrote to buffers after their last step speak here: rank 0 may do so alone, and save."""
     found = case.attempt.agreement.tally(module, Stage.BUFFERS_END, Of.BUFFERS).first
-    if found is None:
+    # Models that have parted measure different statistics; why they parted is told elsewhere.
+    if found is None or case.attempt.agreement.tally(module, Stage.PARAMS, Of.PARAMETERS).first is not None:
         return []
     evidence = of_disagreement(case.attempt, found, case.folder)
     differing = evidence["parameters"]
