@@ -31,6 +31,11 @@ _SIZE = SLOTS * _SLOT + mmap.PAGESIZE
 _COUNT_AT = 8
 _KEY_AT = 16
 _TROUBLE_AT = 28
+# Behind the header: how often this rank has shown a sign of progress.
+_BEAT_AT = 152
+# Behind the last slot: the number of the launcher's latest question to all ranks.
+_QUESTION_AT = SLOTS * _SLOT + 64
+_NUMBER = struct.Struct("<Q")
 
 CAPTURED = 1
 
@@ -109,6 +114,15 @@ class Board:
         data = text.encode(errors="replace")[:119]
         self._map[self._base + _TROUBLE_AT : self._base + _TROUBLE_AT + 120] = data.ljust(120, b"\0")
 
+    def beat(self, count: int) -> None:
+        """A sign of progress, for the launcher."""
+        _NUMBER.pack_into(self._map, self._base + _BEAT_AT, count)
+
+    def question(self) -> int:
+        """The launcher's latest question; 0: none yet. Read, not mapped: there may be no space behind it."""
+        data = os.pread(self._file, _NUMBER.size, _QUESTION_AT)
+        return int(_NUMBER.unpack(data)[0]) if len(data) == _NUMBER.size else 0
+
     def _put(self, number: int, key: bytes, root: bytes, flags: int) -> None:
         at = self._base + _RING_AT + (number % RING) * _ENTRY.size
         _ENTRY.pack_into(self._map, at, key, root, flags, _check(key, root, flags))
@@ -165,6 +179,29 @@ def troubles(path: Path) -> dict[int, str]:
             if rank and text:
                 found[rank - 1] = text
     return found
+
+
+def beats(path: Path) -> dict[int, int]:
+    """Signs of progress by process id, read by the launcher."""
+    found: dict[int, int] = {}
+    with path.open("rb") as file:
+        for slot in range(SLOTS):
+            file.seek(slot * _SLOT)
+            data = file.read(_BEAT_AT + _NUMBER.size)
+            rank, pid, *_ = _HEADER.unpack_from(data)
+            if not rank:
+                break
+            found[pid] = _NUMBER.unpack_from(data, _BEAT_AT)[0]
+    return found
+
+
+def ask(path: Path, number: int) -> None:
+    """Ask all ranks of this node where they stand."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.pwrite(descriptor, _NUMBER.pack(number), _QUESTION_AT)
+    finally:
+        os.close(descriptor)
 
 
 def _check(key: bytes, root: bytes, flags: int) -> int:

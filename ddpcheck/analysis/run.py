@@ -17,6 +17,15 @@ MOST_AHEAD = 256
 
 
 @dataclass
+class Hang:
+    """A launcher found that all ranks it could see wait for each other."""
+
+    # How long no rank had got any further, and the state of each rank as its own launcher saw it.
+    seconds: float = 0.0
+    states: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass
 class NodeNotes:
     """What the launchers saw from outside the ranks."""
 
@@ -29,6 +38,8 @@ class NodeNotes:
     # What ranks could not write to their files.
     troubles: dict[int, str] = field(default_factory=dict)
     leftovers: int = 0
+    # By session.
+    hangs: dict[str, Hang] = field(default_factory=dict)
 
 
 class Run:
@@ -163,3 +174,20 @@ def _note(notes: NodeNotes, raw: dict[str, Any]) -> None:
             notes.troubles[rank] = text
         case {"kind": "leftover"}:
             notes.leftovers += 1
+        case {
+            "kind": "hang",
+            "session": str(session),
+            "seconds": int() | float() as seconds,
+            "ranks": dict(ranks),
+        }:
+            hang = notes.hangs.setdefault(session, Hang())
+            hang.seconds = max(hang.seconds, float(seconds))
+            hang.states.update(_states(ranks))
+
+
+def _states(ranks: dict[Any, Any]) -> dict[int, str]:
+    return {
+        int(rank): str(seen["state"])
+        for rank, seen in ranks.items()
+        if str(rank).isdigit() and isinstance(seen, dict) and "state" in seen
+    }

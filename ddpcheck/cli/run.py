@@ -74,6 +74,14 @@ def run(
             "parameters are many and arithmetic is little.",
         ),
     ] = 1,
+    hang_timeout: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="Stop the job when its ranks have waited for each other for so long; 0: never.",
+        ),
+    ] = 300.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing where all is well.")] = False,
 ) -> None:
     """Watch a DDP job, unchanged, and say whether its replicas agree.
@@ -97,6 +105,7 @@ def run(
         optimizer_state=optimizer_state,
         gradients=gradients.value,
         sketch_every=sketch_every,
+        hang_timeout=hang_timeout,
         save_gradients=_checked_steps(save_gradients, gradients),
         quiet=quiet,
     )

@@ -19,4 +19,5 @@ class RunOptions:
     gradients: str = "sketch"
     save_gradients: str = ""
     sketch_every: int = 1
+    hang_timeout: float = 300.0
     quiet: bool = False

@@ -32,6 +32,7 @@ class FakeScene:
         self.rank = rank
         self.world_size = 2
         self.records: list[Record] = []
+        self.board = board
         self.disagreements = Disagreements(self, board) if board is not None else None
         self.probes: list[Probe] = []
 
