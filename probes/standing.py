@@ -45,6 +45,7 @@ class StandingProbe(Probe):
         self._moment = ""
         self._left = False
         self._answered = 0
+        self._introduced = False
         # Of the thread that trains: the latest one that came by.
         self._thread = threading.get_ident()
         self._native = threading.get_native_id()
@@ -101,7 +102,12 @@ class StandingProbe(Probe):
 
     def _listen(self) -> None:
         """Answer the launcher's question, if there is a new one."""
-        asked = self._board.question() if self._board is not None else 0
+        if self._board is None:
+            return
+        if not self._introduced:
+            self._introduced = True
+            self._board.introduce(own_threads())
+        asked = self._board.question()
         if asked != self._answered:
             self._answered = asked
             self.scene.write(self._standing(asked))
@@ -114,11 +120,6 @@ class StandingProbe(Probe):
             step=self._step,
             moment=self._moment,
             thread=self._native,
-            own=[
-                thread.native_id
-                for thread in threading.enumerate()
-                if thread.name.startswith(OWN_THREADS) and thread.native_id is not None
-            ],
             collectives=collectives_issued(),
             left=self._left,
         )
@@ -143,6 +144,12 @@ class _Listener(threading.Thread):
             return False
         probe.listen()
         return True
+
+
+def own_threads() -> list[int]:
+    """Ids of ddpcheck's threads, as the system knows them: what they do is no sign of life of the job."""
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith(OWN_THREADS)]
+    return [thread.native_id for thread in ours if thread.native_id is not None]
 
 
 def frames_of(thread: int) -> list[list[Any]]:

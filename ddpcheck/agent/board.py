@@ -31,13 +31,23 @@ _SIZE = SLOTS * _SLOT + mmap.PAGESIZE
 _COUNT_AT = 8
 _KEY_AT = 16
 _TROUBLE_AT = 28
-# Behind the header: how often this rank has shown a sign of progress.
+# Behind the header: how often this rank has shown a sign of progress, and which threads of it are ours.
 _BEAT_AT = 152
+_OWN_THREADS_AT = 160
+_OWN_THREADS = struct.Struct("<4I")
 # Behind the last slot: the number of the launcher's latest question to all ranks.
 _QUESTION_AT = SLOTS * _SLOT + 64
 _NUMBER = struct.Struct("<Q")
 
 CAPTURED = 1
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What the launcher sees of a rank: its signs of progress so far, and threads that are not the user's."""
+
+    beats: int
+    own_threads: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -118,6 +128,11 @@ class Board:
         """A sign of progress, for the launcher."""
         _NUMBER.pack_into(self._map, self._base + _BEAT_AT, count)
 
+    def introduce(self, threads: Sequence[int]) -> None:
+        """Tell the launcher the ids of ddpcheck's own threads in this rank."""
+        ids = [*threads, 0, 0, 0, 0][:4]
+        _OWN_THREADS.pack_into(self._map, self._base + _OWN_THREADS_AT, *ids)
+
     def question(self) -> int:
         """The launcher's latest question; 0: none yet. Read, not mapped: there may be no space behind it."""
         data = os.pread(self._file, _NUMBER.size, _QUESTION_AT)
@@ -181,17 +196,18 @@ def troubles(path: Path) -> dict[int, str]:
     return found
 
 
-def beats(path: Path) -> dict[int, int]:
-    """Signs of progress by process id, read by the launcher."""
-    found: dict[int, int] = {}
+def signs(path: Path) -> dict[int, Sign]:
+    """Signs of ranks by process id, read by the launcher."""
+    found: dict[int, Sign] = {}
     with path.open("rb") as file:
         for slot in range(SLOTS):
             file.seek(slot * _SLOT)
-            data = file.read(_BEAT_AT + _NUMBER.size)
+            data = file.read(_RING_AT)
             rank, pid, *_ = _HEADER.unpack_from(data)
             if not rank:
                 break
-            found[pid] = _NUMBER.unpack_from(data, _BEAT_AT)[0]
+            threads = frozenset(_OWN_THREADS.unpack_from(data, _OWN_THREADS_AT))
+            found[pid] = Sign(_NUMBER.unpack_from(data, _BEAT_AT)[0], threads - {0})
     return found
 
 

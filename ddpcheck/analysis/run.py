@@ -23,6 +23,8 @@ class Hang:
     # How long no rank had got any further, and the state of each rank as its own launcher saw it.
     seconds: float = 0.0
     states: dict[int, str] = field(default_factory=dict)
+    # Ranks that did not answer: what they said of themselves before is out of date.
+    silent: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -182,12 +184,8 @@ def _note(notes: NodeNotes, raw: dict[str, Any]) -> None:
         }:
             hang = notes.hangs.setdefault(session, Hang())
             hang.seconds = max(hang.seconds, float(seconds))
-            hang.states.update(_states(ranks))
-
-
-def _states(ranks: dict[Any, Any]) -> dict[int, str]:
-    return {
-        int(rank): str(seen["state"])
-        for rank, seen in ranks.items()
-        if str(rank).isdigit() and isinstance(seen, dict) and "state" in seen
-    }
+            for rank, seen in ranks.items():
+                if str(rank).isdigit() and isinstance(seen, dict):
+                    hang.states[int(rank)] = str(seen.get("state", ""))
+                    if seen.get("answered") is False:
+                        hang.silent.add(int(rank))

@@ -65,6 +65,8 @@ class Stand:
         at = f" ({self.place})" if self.place else ""
         if self.has_left:
             return f"{'have' if several else 'has'} left after {_steps(self.step)}"
+        if not self.frames:
+            return f"stand{s} still in native code that lets nobody look inside, in step {self.step}"
         if self.wait is None:
             return f"stand{s} still outside communication in step {self.step}{at}"
         what = f"{self.wait.name} without gradients" if self.evaluates else self.wait.name
@@ -83,7 +85,12 @@ class Mistake:
 
 def stands_of(attempt: Attempt, hang: Hang) -> list[Stand]:
     return [
-        _stand(rank, hang.states.get(rank, ""), data.standing, attempt.steps(rank))
+        _stand(
+            rank,
+            hang.states.get(rank, ""),
+            None if rank in hang.silent else data.standing,
+            attempt.steps(rank),
+        )
         for rank, data in sorted(attempt.ranks.items())
     ]
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from ddpcheck.launcher.process_table import Process
 
 _CLOCK = "nanosleep"
+# Names that gloo and torch give to their threads.
+_BACKENDS = ("gloo", "pt_")
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -22,9 +24,10 @@ class Activity:
     thread_ticks: int = 0
     thread_switches: int = 0
     sleeps_in: str = ""
-    # Whether any thread but ddpcheck's own sleeps by a clock, and so wakes by itself.
+    # Of the process and all under it. Where threads are looked at, ddpcheck's own and those of the backends,
+    # which look for news a hundred times a second, are left out.
+    # Whether any sleeps by a clock, and so wakes by itself.
     by_clock: bool = False
-    # Of the process and all under it; without ddpcheck's own threads where threads are counted.
     ticks: int = 0
     switches: int = 0
     bytes: int = 0
@@ -52,10 +55,14 @@ def _tasks(folder: Path, own: Collection[int]) -> list[Path]:
         return [
             folder / "task" / name
             for name in os.listdir(folder / "task")
-            if name.isdigit() and int(name) not in own
+            if name.isdigit() and int(name) not in own and not _is_of_backend(folder / "task" / name)
         ]
     except OSError:
         return []
+
+
+def _is_of_backend(task: Path) -> bool:
+    return _text(task / "comm").startswith(_BACKENDS)
 
 
 def _ticks(path: Path, *, with_children: bool = False) -> int:

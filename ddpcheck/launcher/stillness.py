@@ -40,6 +40,11 @@ class Sighting:
     activity: Activity | None = None
     left: bool = False
 
+    @property
+    def sleeps_in(self) -> str:
+        """The system's word for what the training thread waits in; empty where it does not tell."""
+        return self.activity.sleeps_in if self.activity is not None else ""
+
 
 def state_of(before: Sighting, now: Sighting, backend: str) -> State:
     """What became of a rank between two looks."""

@@ -347,9 +347,8 @@ class StandingRecord:
     # The optimizer step under way, and the last moment that a probe was told of.
     step: int = 0
     moment: str = ""
-    # Ids, as the system knows them, of the training thread and of ddpcheck's own.
+    # The training thread's id, as the system knows it.
     thread: int = 0
-    own: list[int] = field(default_factory=list)
     # Collectives issued so far, by process group, where the backend counts them.
     collectives: dict[str, int] = field(default_factory=dict)
     # The rank has closed its process group.
