@@ -13,6 +13,8 @@ from ddpcheck.records.schema import StandingRecord
 _IDLE_TICKS = 2
 # What all threads of a process together may use and still do nothing of note.
 _IDLE_SHARE = 0.02
+# What threads beside one that waits may use and still bring nobody further, such as a progress bar's.
+_WORKING_SHARE = 0.25
 # Waking up now and then, to look at a clock, is no progress of a thread that is in a collective.
 _IDLE_SWITCHES = 2
 # A collective that moves less than this is not slow but stuck. Answering a question writes a few KB.
@@ -59,9 +61,8 @@ def state_of(before: Sighting, now: Sighting, backend: str) -> State:
     wait = wait_of(now.standing.frames)
     if wait is None:
         return State.STILL if _nothing_moves(before, now) else State.BUSY
-    if _spins(backend, wait.kind) or _thread_rests(before.activity, now.activity):
-        return State.WAITS if _bytes_rest(before.activity, now.activity) else State.BUSY
-    return State.BUSY
+    rests = _spins(backend, wait.kind) or _thread_rests(before.activity, now.activity)
+    return State.WAITS if rests and _surroundings_rest(before, now) else State.BUSY
 
 
 def _unanswered(before: Sighting, now: Sighting) -> State:
@@ -81,6 +82,15 @@ def _thread_rests(before: Activity, now: Activity) -> bool:
         now.thread_ticks - before.thread_ticks <= _IDLE_TICKS
         and now.thread_switches - before.thread_switches <= _IDLE_SWITCHES
     )
+
+
+def _surroundings_rest(before: Sighting, now: Sighting) -> bool:
+    """Another thread or process of the rank may yet bring what all wait for: a slow transfer, an async save."""
+    old, new = before.activity, now.activity
+    if old is None or new is None:
+        return False
+    others = (new.ticks - new.thread_ticks) - (old.ticks - old.thread_ticks)
+    return others < _WORKING_SHARE * TICKS_A_SECOND * (now.time - before.time) and _bytes_rest(old, new)
 
 
 def _bytes_rest(before: Activity, now: Activity) -> bool:
