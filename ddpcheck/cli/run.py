@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -105,7 +106,7 @@ def run(
         optimizer_state=optimizer_state,
         gradients=gradients.value,
         sketch_every=sketch_every,
-        hang_timeout=hang_timeout,
+        hang_timeout=_checked_seconds(hang_timeout),
         save_gradients=_checked_steps(save_gradients, gradients),
         quiet=quiet,
     )
@@ -118,6 +119,13 @@ def _checked_name(name: str | None) -> str | None:
     if name is not None and (not name.strip(".") or not name.isprintable() or "/" in name):
         raise UsageError(f"--name {name!r} cannot be part of a folder's name: use letters, digits and dashes")
     return name
+
+
+def _checked_seconds(seconds: float) -> float:
+    """A second at the least: a rank needs a moment to answer. For ever is 0."""
+    if not math.isfinite(seconds) or 0 < seconds < 1:
+        raise UsageError(f"--hang-timeout {seconds:g}: give at least 1 second, or 0 to switch it off")
+    return seconds
 
 
 def _checked_steps(steps: str, gradients: Gradients) -> str:

@@ -19,5 +19,7 @@ class RunOptions:
     gradients: str = "sketch"
     save_gradients: str = ""
     sketch_every: int = 1
+    quiet: bool = False
     hang_timeout: float = 300.0
     quiet: bool = False
+    hang_timeout: float = 300.0
