@@ -26,6 +26,7 @@ def board(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "board"
     make_board(path)
     yield path
+    # Threads of these tests end with their probes.
     GUARD.entry_points.pop("standing.listen", None)
 
 
