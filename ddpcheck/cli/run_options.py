@@ -21,5 +21,3 @@ class RunOptions:
     sketch_every: int = 1
     quiet: bool = False
     hang_timeout: float = 300.0
-    quiet: bool = False
-    hang_timeout: float = 300.0
