@@ -49,10 +49,14 @@ class StandingProbe(Probe):
         # Of the thread that trains: the latest one that came by.
         self._thread = threading.get_ident()
         self._native = threading.get_native_id()
+        self.listen = GUARD.protect(self.name, "listen", self._listen)
+        # Guarded too: a system that is out of threads must not cost the other probes.
+        GUARD.protect(self.name, "begin", self._begin)()
+
+    def _begin(self) -> None:
         if self._board is not None:
             self._answered = self._board.question()
-            self.listen = GUARD.protect(self.name, "listen", self._listen)
-            _Listener(self, scene.config.listen_seconds).start()
+            _Listener(self, self.scene.config.listen_seconds).start()
 
     def entering(self, watched: WatchedModule) -> None:
         self._came_to("entering")

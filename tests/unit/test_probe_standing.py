@@ -28,6 +28,7 @@ def board(tmp_path: Path) -> Iterator[Path]:
     yield path
     # Threads of these tests end with their probes.
     GUARD.entry_points.pop("standing.listen", None)
+    GUARD.entry_points.pop("standing.begin", None)
 
 
 def scene_on(path: Path, **config: float) -> FakeScene:
@@ -103,11 +104,24 @@ def test_the_thread_of_a_session_that_is_over_ends(board: Path) -> None:
     [thread] = [t for t in threading.enumerate() if isinstance(t, standing._Listener) and t._probe() is probe]
     del probe
     GUARD.entry_points.pop("standing.listen")
+    GUARD.entry_points.pop("standing.begin")
     deadline = time.monotonic() + 10.0
     while thread.is_alive() and time.monotonic() < deadline:
         gc.collect()  # at the very moment the thread itself may hold it
         thread.join(0.1)
     assert not thread.is_alive()
+
+
+def test_a_system_without_threads_costs_this_probe_only(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(standing._Listener, "start", refuse)
+    monkeypatch.setattr(GUARD, "off", set())
+    monkeypatch.setattr(GUARD, "_unreported", [])
+    scene = scene_on(board)
+    scene.probes = [StandingProbe(scene)]
+    assert GUARD.off == {"standing"}
 
 
 def test_a_deep_stack_is_kept_from_both_ends() -> None:
