@@ -30,6 +30,13 @@ class Config:
     fail_fast: bool = False
     # Node-local file through which ranks of one node see each other's digests; empty: none could be made.
     board: str = ""
+    # Seconds without progress after which the launcher looks for a hang; 0: never.
+    hang_timeout: float = 300.0
+
+    @property
+    def listen_seconds(self) -> float:
+        """How often a rank looks whether the launcher asks where it stands."""
+        return min(5.0, max(0.1, self.hang_timeout / 20))
 
     def to_environment(self) -> dict[str, str]:
         return {ENV_CONFIG: json.dumps(asdict(self), separators=(",", ":"))}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from ddpcheck.agent.board import Board
     from ddpcheck.agent.watched_module import WatchedModule
     from ddpcheck.agent.watched_optimizer import WatchedOptimizer
     from ddpcheck.config import Config
@@ -21,6 +22,8 @@ class Scene(Protocol):
     session: str
     rank: int
     world_size: int
+    # Shared with the launcher and the ranks of this node, where it could be made.
+    board: Board | None
     # Live comparison with the ranks of this node, where there is a board.
     disagreements: Disagreements | None
 

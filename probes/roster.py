@@ -8,6 +8,7 @@ from ddpcheck.probes.ignored import IgnoredProbe
 from ddpcheck.probes.optimizers import OptimizerProbe
 from ddpcheck.probes.parameters import ParameterProbe
 from ddpcheck.probes.probe import Probe
+from ddpcheck.probes.standing import StandingProbe
 from ddpcheck.probes.structure import StructureProbe
 
 # Structure first: it renews the list of tensors that the others read.
@@ -18,4 +19,5 @@ PROBES: tuple[type[Probe], ...] = (
     IgnoredProbe,
     GradientProbe,
     DataProbe,
+    StandingProbe,
 )

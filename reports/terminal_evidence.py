@@ -11,6 +11,7 @@ from rich.text import Text
 from ddpcheck.reports.ink import Ink, indented
 from ddpcheck.reports.rank_ranges import rank_ranges, ranks_phrase
 from ddpcheck.reports.safe_text import shortened
+from ddpcheck.reports.terminal_standings import standings
 from ddpcheck.reports.terminal_values import is_by_rank, side_by_side, spoken, spoken_by_rank
 
 _MOST_GROUPS = 8
@@ -148,4 +149,5 @@ _LAYOUTS: dict[str, Callable[[Ink, Any], RenderableType]] = {
     "parameters": _parameters,
     "elements": _elements,
     "hyperparameters": _hyperparameters,
+    "standings": standings,
 }

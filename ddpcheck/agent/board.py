@@ -31,8 +31,23 @@ _SIZE = SLOTS * _SLOT + mmap.PAGESIZE
 _COUNT_AT = 8
 _KEY_AT = 16
 _TROUBLE_AT = 28
+# Behind the header: how often this rank has shown a sign of progress, and which threads of it are ours.
+_BEAT_AT = 152
+_OWN_THREADS_AT = 160
+_OWN_THREADS = struct.Struct("<4I")
+# Behind the last slot: the number of the launcher's latest question to all ranks.
+_QUESTION_AT = SLOTS * _SLOT + 64
+_NUMBER = struct.Struct("<Q")
 
 CAPTURED = 1
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What the launcher sees of a rank: its signs of progress so far, and threads that are not the user's."""
+
+    beats: int
+    own_threads: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -109,6 +124,20 @@ class Board:
         data = text.encode(errors="replace")[:119]
         self._map[self._base + _TROUBLE_AT : self._base + _TROUBLE_AT + 120] = data.ljust(120, b"\0")
 
+    def beat(self, count: int) -> None:
+        """A sign of progress, for the launcher."""
+        _NUMBER.pack_into(self._map, self._base + _BEAT_AT, count)
+
+    def introduce(self, threads: Sequence[int]) -> None:
+        """Tell the launcher the ids of ddpcheck's own threads in this rank."""
+        ids = [*threads, 0, 0, 0, 0][:4]
+        _OWN_THREADS.pack_into(self._map, self._base + _OWN_THREADS_AT, *ids)
+
+    def question(self) -> int:
+        """The launcher's latest question; 0: none yet. Read, not mapped: there may be no space behind it."""
+        data = os.pread(self._file, _NUMBER.size, _QUESTION_AT)
+        return int(_NUMBER.unpack(data)[0]) if len(data) == _NUMBER.size else 0
+
     def _put(self, number: int, key: bytes, root: bytes, flags: int) -> None:
         at = self._base + _RING_AT + (number % RING) * _ENTRY.size
         _ENTRY.pack_into(self._map, at, key, root, flags, _check(key, root, flags))
@@ -165,6 +194,30 @@ def troubles(path: Path) -> dict[int, str]:
             if rank and text:
                 found[rank - 1] = text
     return found
+
+
+def signs(path: Path) -> dict[int, Sign]:
+    """Signs of ranks by process id, read by the launcher."""
+    found: dict[int, Sign] = {}
+    with path.open("rb") as file:
+        for slot in range(SLOTS):
+            file.seek(slot * _SLOT)
+            data = file.read(_RING_AT)
+            rank, pid, *_ = _HEADER.unpack_from(data)
+            if not rank:
+                break
+            threads = frozenset(_OWN_THREADS.unpack_from(data, _OWN_THREADS_AT))
+            found[pid] = Sign(_NUMBER.unpack_from(data, _BEAT_AT)[0], threads - {0})
+    return found
+
+
+def ask(path: Path, number: int) -> None:
+    """Ask all ranks of this node where they stand."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.pwrite(descriptor, _NUMBER.pack(number), _QUESTION_AT)
+    finally:
+        os.close(descriptor)
 
 
 def _check(key: bytes, root: bytes, flags: int) -> int:

@@ -31,6 +31,7 @@ from ddpcheck.records.schema import (
     Record,
     SkipRecord,
     Stage,
+    StandingRecord,
     StructureRecord,
 )
 
@@ -71,6 +72,8 @@ class Rank:
     # Steps by module and optimizer; the stage and step of the last record.
     steps: dict[tuple[ModuleKey, int], int] = field(default_factory=dict)
     last: DigestRecord | None = None
+    # Where it said it stands, the last time it was asked.
+    standing: StandingRecord | None = None
     bad_lines: int = 0
     torn: bool = False
 
@@ -182,6 +185,8 @@ class Attempt:
                 self.data.loader(header.rank, record)
             case EpochRecord() if record.module in rank.modules:
                 self.data.epoch(header.rank, rank.modules[record.module], record)
+            case StandingRecord():
+                rank.standing = record
             case FaultRecord():
                 rank.faults.append(record)
                 self._fault(header.rank, record)

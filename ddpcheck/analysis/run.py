@@ -17,6 +17,17 @@ MOST_AHEAD = 256
 
 
 @dataclass
+class Hang:
+    """A launcher found that all ranks it could see wait for each other."""
+
+    # How long no rank had got any further, and the state of each rank as its own launcher saw it.
+    seconds: float = 0.0
+    states: dict[int, str] = field(default_factory=dict)
+    # Ranks that did not answer: what they said of themselves before is out of date.
+    silent: set[int] = field(default_factory=set)
+
+
+@dataclass
 class NodeNotes:
     """What the launchers saw from outside the ranks."""
 
@@ -29,6 +40,8 @@ class NodeNotes:
     # What ranks could not write to their files.
     troubles: dict[int, str] = field(default_factory=dict)
     leftovers: int = 0
+    # By session.
+    hangs: dict[str, Hang] = field(default_factory=dict)
 
 
 class Run:
@@ -163,3 +176,16 @@ def _note(notes: NodeNotes, raw: dict[str, Any]) -> None:
             notes.troubles[rank] = text
         case {"kind": "leftover"}:
             notes.leftovers += 1
+        case {
+            "kind": "hang",
+            "session": str(session),
+            "seconds": int() | float() as seconds,
+            "ranks": dict(ranks),
+        }:
+            hang = notes.hangs.setdefault(session, Hang())
+            hang.seconds = max(hang.seconds, float(seconds))
+            for rank, seen in ranks.items():
+                if str(rank).isdigit() and isinstance(seen, dict):
+                    hang.states[int(rank)] = str(seen.get("state", ""))
+                    if seen.get("answered") is False:
+                        hang.silent.add(int(rank))

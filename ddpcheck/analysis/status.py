@@ -50,6 +50,11 @@ def expected_ranks(attempt: Attempt) -> set[int]:
     return here
 
 
+def lost_a_partner(error: str) -> bool:
+    """Whether a rank fails because another one has gone, whatever became of that."""
+    return bool(_LOST_A_PARTNER.search(error))
+
+
 def _number(rank: Rank, name: str) -> int:
     try:
         return int(rank.header.environment.get(name, ""))
@@ -71,7 +76,7 @@ def _statuses(attempt: Attempt, notes: NodeNotes, over: bool) -> Mapping[int, Ra
             statuses[number] = RankStatus.STOPPED if by_user else RankStatus.RAISED
             # A rank that died before anybody watched it is found gone only after the others have complained,
             # and its parent may have taken its signal away: then nothing but their words tells the order.
-            if not _LOST_A_PARTNER.search(rank.end.error):
+            if not lost_a_partner(rank.end.error):
                 first_raise = min(first_raise, rank.end.time)
         else:
             statuses[number] = RankStatus.FINISHED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -74,6 +75,14 @@ def run(
             "parameters are many and arithmetic is little.",
         ),
     ] = 1,
+    hang_timeout: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="Stop the job when its ranks have waited for each other for so long; 0: never.",
+        ),
+    ] = 300.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing where all is well.")] = False,
 ) -> None:
     """Watch a DDP job, unchanged, and say whether its replicas agree.
@@ -97,6 +106,7 @@ def run(
         optimizer_state=optimizer_state,
         gradients=gradients.value,
         sketch_every=sketch_every,
+        hang_timeout=_checked_seconds(hang_timeout),
         save_gradients=_checked_steps(save_gradients, gradients),
         quiet=quiet,
     )
@@ -109,6 +119,13 @@ def _checked_name(name: str | None) -> str | None:
     if name is not None and (not name.strip(".") or not name.isprintable() or "/" in name):
         raise UsageError(f"--name {name!r} cannot be part of a folder's name: use letters, digits and dashes")
     return name
+
+
+def _checked_seconds(seconds: float) -> float:
+    """A second at the least: a rank needs a moment to answer. For ever is 0."""
+    if not math.isfinite(seconds) or 0 < seconds < 1:
+        raise UsageError(f"--hang-timeout {seconds:g}: give at least 1 second, or 0 to switch it off")
+    return seconds
 
 
 def _checked_steps(steps: str, gradients: Gradients) -> str:

@@ -20,3 +20,4 @@ class RunOptions:
     save_gradients: str = ""
     sketch_every: int = 1
     quiet: bool = False
+    hang_timeout: float = 300.0

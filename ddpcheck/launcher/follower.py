@@ -1,9 +1,11 @@
-"""Follows the records of a run while it is under way: who vanished when, and whether ranks have parted."""
+"""Follows the records of a run while it is under way: who vanished, whether ranks part, whether they hang."""
 
 from __future__ import annotations
 
 from ddpcheck.analysis.run import Run
+from ddpcheck.config import Config
 from ddpcheck.launcher.exit_watch import ExitWatch
+from ddpcheck.launcher.hang_watch import HangWatch
 from ddpcheck.launcher.node_log import NodeLog
 from ddpcheck.launcher.supervise import StopRequest
 
@@ -11,11 +13,14 @@ from ddpcheck.launcher.supervise import StopRequest
 class Follower:
     """Called a few times a second by the supervisor."""
 
-    def __init__(self, run: Run, node_log: NodeLog, fail_fast: bool) -> None:
+    def __init__(self, run: Run, node_log: NodeLog, config: Config) -> None:
         self._run = run
         self._node_log = node_log
-        self._fail_fast = fail_fast
+        self._fail_fast = config.fail_fast
         self._exits = ExitWatch()
+        # Ranks are asked through the board.
+        watched = config.board and config.hang_timeout
+        self._hangs = HangWatch(run, node_log, config) if watched else None
         self._known: set[tuple[str, int]] = set()
         self.stumbled = False
 
@@ -25,6 +30,8 @@ class Follower:
         self._note_exits()
         if self._fail_fast and any(attempt.parted() for attempt in self._run.attempts.values()):
             return StopRequest("ranks disagree and --fail-fast was given")
+        if self._hangs is not None and not self.stumbled:
+            return self._hangs.tick()
         return None
 
     def _follow(self) -> None:

@@ -82,10 +82,15 @@ def process_start(pid: int) -> int | None:
     return None if process is None else process.started
 
 
-def descendants(root: int, spare: Iterable[int] = ()) -> list[Process]:
-    """All processes under `root`, zombies too, without those in `spare` and what is under them."""
+def descendants(
+    root: int, spare: Iterable[int] = (), among: Iterable[Process] | None = None
+) -> list[Process]:
+    """All processes under `root`, zombies too, without those in `spare` and what is under them.
+
+    `among`: the processes to look at, where several questions are put to one table.
+    """
     children: dict[int, list[Process]] = defaultdict(list)
-    for process in _all_processes():
+    for process in all_processes() if among is None else among:
         children[process.parent].append(process)
     spared = set(spare)
     found: list[Process] = []
@@ -98,7 +103,7 @@ def descendants(root: int, spare: Iterable[int] = ()) -> list[Process]:
     return found
 
 
-def _all_processes() -> list[Process]:
+def all_processes() -> list[Process]:
     try:
         names = os.listdir("/proc")
     except OSError:

@@ -47,6 +47,7 @@ def run_watched(command: Sequence[str], options: RunOptions) -> int:
             sketch_every=options.sketch_every,
             fail_fast=options.fail_fast,
             board=str(board) if board is not None else "",
+            hang_timeout=options.hang_timeout,
         )
         folder = begin_run(folder, command, config)
         run, status, seconds = _watch(command, config, folder)
@@ -60,7 +61,7 @@ def _watch(command: Sequence[str], config: Config, folder: RunFolder) -> tuple[R
     """Run the command to its end; the run comes back read as far as the follower came."""
     run = Run(folder.path)
     node_log = NodeLog(folder.path)
-    follower = Follower(run, node_log, config.fail_fast)
+    follower = Follower(run, node_log, config)
     started = time.monotonic()
     try:
         status = supervise(

@@ -335,6 +335,27 @@ class EpochRecord:
 
 
 @dataclass(frozen=True)
+class StandingRecord:
+    """Where the training thread stands: the answer to a question of the launcher, in a job that is quiet."""
+
+    kind: ClassVar[str] = "standing"
+    # Number of the question.
+    look: int
+    time: float
+    # The innermost call first: [file, line, function], and nothing of what they hold.
+    frames: list[list[Any]]
+    # The optimizer step under way, and the last moment that a probe was told of.
+    step: int = 0
+    moment: str = ""
+    # The training thread's id, as the system knows it.
+    thread: int = 0
+    # Collectives issued so far, by process group, where the backend counts them.
+    collectives: dict[str, int] = field(default_factory=dict)
+    # The rank has closed its process group.
+    left: bool = False
+
+
+@dataclass(frozen=True)
 class FaultRecord:
     """ddpcheck itself failed somewhere and switched that part off."""
 
@@ -378,6 +399,7 @@ Record = (
     | BatchRecord
     | LoaderRecord
     | EpochRecord
+    | StandingRecord
     | FaultRecord
     | EndRecord
 )
@@ -401,6 +423,7 @@ KINDS: dict[str, type[Record]] = {
         BatchRecord,
         LoaderRecord,
         EpochRecord,
+        StandingRecord,
         FaultRecord,
         EndRecord,
     )

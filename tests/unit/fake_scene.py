@@ -27,11 +27,13 @@ class FakeScene:
     def __init__(
         self, folder: Path = Path("/nonexistent"), rank: int = 0, board: Any = None, **config: Any
     ) -> None:
-        self.config = Config(run_dir=str(folder), run_id="test", **config)
+        # Nobody asks where it stands, unless a test says so.
+        self.config = Config(run_dir=str(folder), run_id="test", **{"hang_timeout": 0.0, **config})
         self.session = "0123456789abcdef"
         self.rank = rank
         self.world_size = 2
         self.records: list[Record] = []
+        self.board = board
         self.disagreements = Disagreements(self, board) if board is not None else None
         self.probes: list[Probe] = []
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.agent import board as board_module
-from ddpcheck.agent.board import RING, Board, make_board, troubles
+from ddpcheck.agent.board import RING, Board, Sign, ask, make_board, signs, troubles
 
 # CPython warns of forks in a process with threads from 3.12 on; a fork is the quick way to another process.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -255,3 +255,26 @@ def test_a_full_memory_disk_kills_nobody(tmp_path: Path) -> None:
         for rank in ranks:
             rank.die()
         subprocess.run(["umount", place], check=True)
+
+
+def test_the_launcher_sees_signs_of_progress(path: Path, start: Callable[[int], Rank]) -> None:
+    assert signs(path) == {}
+    one, two = start(0), start(1)
+    one.beat(7)
+    two.introduce([11, 12])
+    for number in range(RING + 1):
+        two.publish(key(number), ROOT, LEAVES)
+    assert signs(path) == {
+        one.process.pid: Sign(7),
+        two.process.pid: Sign(0, frozenset({11, 12})),
+    }
+
+
+def test_a_question_reaches_every_rank(path: Path, start: Callable[[int], Rank]) -> None:
+    ranks = [start(number) for number in range(3)]
+    assert [rank.question() for rank in ranks] == [0, 0, 0]
+    ask(path, 5)
+    assert [rank.question() for rank in ranks] == [5, 5, 5]
+    ranks[0].publish(key(0), ROOT, LEAVES)
+    assert ranks[1].question() == 5
+    assert [entry.rank for entry in ranks[1].news()] == [0]

@@ -49,9 +49,9 @@ def test_defaults(launcher: Launcher) -> None:
 
 def test_every_option(launcher: Launcher) -> None:
     options = "--out there --name n --fail-on warning --fail-fast --every 5 --optimizer-state --quiet"
-    more = "--gradients full --save-gradients 0,10:13 --sketch-every 3"
+    more = "--gradients full --save-gradients 0,10:13 --sketch-every 3 --hang-timeout 30"
     assert status(*options.split(), *more.split(), "--", "true") == 0
-    asked = RunOptions(Path("there"), "n", "warning", True, 5, True, "full", "0,10:13", 3, True)
+    asked = RunOptions(Path("there"), "n", "warning", True, 5, True, "full", "0,10:13", 3, True, 30.0)
     assert launcher.called == (["true"], asked)
 
 
@@ -108,6 +108,10 @@ def test_no_command(launcher: Launcher, capsys: pytest.CaptureFixture[str], argu
         ["--every", "-1"],
         ["--every", "many"],
         ["--fail-on", "note"],
+        ["--hang-timeout", "-1"],
+        ["--hang-timeout", "0.5"],
+        ["--hang-timeout", "nan"],
+        ["--hang-timeout", "soon"],
         ["--name", "a/b"],
         ["--name", ""],
         ["--name", ".."],

@@ -8,6 +8,7 @@ import pytest
 from run_builder import RunBuilder
 
 from ddpcheck.analysis.run import Run
+from ddpcheck.config import Config
 from ddpcheck.launcher.follower import Follower
 from ddpcheck.launcher.node_log import NodeLog
 
@@ -15,7 +16,8 @@ ODD = {1: ["body.bias"]}
 
 
 def follower(folder: Path, fail_fast: bool) -> Follower:
-    return Follower(Run(folder), NodeLog(folder), fail_fast)
+    config = Config(run_dir=str(folder), run_id="test", fail_fast=fail_fast)
+    return Follower(Run(folder), NodeLog(folder), config)
 
 
 @pytest.mark.parametrize("fail_fast", [False, True])

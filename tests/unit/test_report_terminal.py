@@ -282,3 +282,57 @@ def test_evidence_of_another_shape_is_still_shown() -> None:
     text = rendered(replace(DIVERGED, findings=(replace(DIVERGENCE, evidence=evidence),)))
     assert "elements: parameter: w" in text
     assert "odd ranks: 1-3, 9" in text
+
+
+STANDING: dict[str, Any] = {
+    "ranks": [0],
+    "step": 6,
+    "after": "backward_begun",
+    "waits_in": "the AllReduce of a backward",
+    "left": False,
+    "collectives": {"0": 12},
+    "stack": [
+        "/env/lib/python3.11/site-packages/torch/autograd/graph.py:979 in _engine_run_backward",
+        "/env/lib/python3.11/site-packages/torch/_tensor.py:623 in backward",
+        "/home/me/train.py:41 in main",
+        "/home/me/train.py:60 in <module>",
+    ],
+}
+STANDINGS = [
+    STANDING,
+    {**STANDING, "ranks": [1, 2], "waits_in": "barrier", "stack": ["/home/me/train.py:46 in \x1b[31mmain"]},
+    {**STANDING, "ranks": [3], "waits_in": None, "left": True, "stack": []},
+]
+
+
+def hung(standings: list[dict[str, Any]], width: int) -> str:
+    finding = replace(DIVERGENCE, code="DDP603", evidence={"standings": standings})
+    return rendered(make_report(verdict=Verdict.FINDINGS, findings=(finding,)), width=width)
+
+
+def test_stacks_stand_side_by_side() -> None:
+    lines = hung(STANDINGS, 120).splitlines()
+    at = next(number for number, line in enumerate(lines) if "where they stand" in line)
+    assert lines[at + 1].split() == ["rank", "0", "ranks", "1-2", "rank", "3"]
+    assert "waits in barrier" in lines[at + 3]
+    assert "has left" in lines[at + 3]
+    # The user's own lines stay; libraries between them are counted.
+    assert lines[at + 4].startswith("    graph.py:979 in _engine_run_backward")
+    assert "train.py:46 in \\x1b[31mmain" in lines[at + 4]
+    assert [line.strip() for line in lines[at + 5 : at + 8]] == [
+        "(1 in libraries)",
+        "train.py:41 in main",
+        "train.py:60 in <module>",
+    ]
+
+
+def test_stacks_go_below_each_other_where_there_is_no_room() -> None:
+    lines = hung(STANDINGS, 60).splitlines()
+    assert any(line.split() == ["rank", "0", "ranks", "1-2"] for line in lines)
+    assert any(line.split() == ["rank", "3"] for line in lines)
+    assert max(map(cell_len, lines)) <= 60
+
+
+def test_a_thousand_places_are_cut() -> None:
+    text = hung([{**STANDING, "ranks": [rank]} for rank in range(1000)], 100)
+    assert "and 992 more places, in report.json" in text

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from run_builder import NAMES, RunBuilder
 
+from ddpcheck.records.schema import ModuleRecord
+
 SWAPPED = ["body.weight", "head.weight", "body.bias"]
 
 
@@ -50,3 +52,16 @@ def test_a_parameter_that_is_frozen_on_some_rank_is_the_same_parameter(tmp_path:
 
 def test_the_same_order(tmp_path: Path) -> None:
     assert RunBuilder(tmp_path, 4).wrap().end().findings("DDP103") == []
+
+
+def test_different_ignored_parameters(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 3)
+    for rank in build.ranks:
+        ignored = ["body.bias"] if rank == 2 else []
+        rows = build.rows([name for name in NAMES if name not in ignored])
+        build.say(rank, ModuleRecord(0, "Net", [0, 1, 2], 0, rows, [], ignored))
+    finding = build.end().only("DDP103")
+    assert (finding.ranks, finding.parameter) == ((2,), "body.bias")
+    assert "ignore different parameters" in finding.cause
+    assert finding.evidence["ignored"] == {"0": "nothing", "1": "nothing", "2": "body.bias"}
+    assert "ignore the same parameters" in finding.fix

@@ -42,6 +42,28 @@ def test_errors_that_follow_from_an_error_are_told_as_such(build: RunBuilder) ->
     assert (finding.ranks, finding.cause) == ((2,), "ValueError: bad batch")
 
 
+def test_a_rank_that_ended_in_good_order_and_took_the_connections_along(build: RunBuilder) -> None:
+    build.end([1], time=100.0)
+    build.end([0, 2], time=101.0, reason="raised", error="RuntimeError: Connection closed by peer")
+    finding = build.only("DDP602")
+    assert finding.ranks == (0, 2)
+    assert "Rank 1 had ended in good order before that" in finding.message
+    assert finding.cause.startswith("early stop on some ranks: rank 1 ended")
+
+
+@pytest.mark.parametrize(
+    ("when", "error"), [(102.0, "RuntimeError: Connection closed by peer"), (100.0, "OSError: x")]
+)
+def test_a_rank_that_ended_has_nothing_to_do_with_other_errors(
+    build: RunBuilder, when: float, error: str
+) -> None:
+    build.end([1], time=when)
+    build.end([0, 2], time=101.0, reason="raised", error=error)
+    finding = build.only("DDP602")
+    assert "good order" not in finding.message
+    assert finding.cause == error
+
+
 def test_the_same_error_on_all_ranks_is_one_finding(build: RunBuilder) -> None:
     build.end(time=100.0, reason="raised", error="ValueError: x", where="train.py:3")
     assert build.only("DDP602").ranks == (0, 1, 2)

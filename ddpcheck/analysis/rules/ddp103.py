@@ -9,6 +9,14 @@ from ddpcheck.analysis.case import Case, name_ranks
 from ddpcheck.analysis.findings import Finding
 from ddpcheck.records.schema import Stage
 
+_SAME_ORDER = (
+    "Build the model in the same order on every rank: iterate over lists or sorted names, never over sets, and "
+    "keep rank-dependent conditions out of the constructor."
+)
+_SAME_IGNORED = (
+    "Let DDP ignore the same parameters on every rank; what one rank alone trains belongs outside DDP."
+)
+
 
 def find(case: Case) -> list[Finding]:
     return [finding for module in case.modules() for finding in _of_module(case, module)]
@@ -26,12 +34,18 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
     odd = odd_ranks([ranks for _, ranks in groups])
     same_set = {row[0] for row in usual} == {row[0] for row in other}
     cause = "the same names in another order" if same_set else "different sets of parameters"
+    ignored = {rank: data.as_wrapped[module].ignored for rank, data in case.attempt.of_module(module).items()}
+    differently = len({tuple(names) for names in ignored.values()}) > 1
+    if differently:
+        cause = "DDP was told to ignore different parameters: the ignored ones are not the same on all ranks"
     evidence: dict[str, Any] = {
         "position": place,
         "at_that_position": [
             {"ranks": list(ranks), "parameter": _describe(rows[ranks[0]], place)} for _, ranks in groups
         ],
     }
+    if differently:
+        evidence["ignored"] = {str(rank): ", ".join(names) or "nothing" for rank, names in ignored.items()}
     return [
         case.finding(
             "DDP103",
@@ -43,8 +57,7 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
             ranks=odd,
             evidence=evidence,
             cause=cause,
-            fix="Build the model in the same order on every rank: iterate over lists or sorted names, never "
-            "over sets, and keep rank-dependent conditions out of the constructor.",
+            fix=_SAME_IGNORED if differently else _SAME_ORDER,
         )
     ]
 

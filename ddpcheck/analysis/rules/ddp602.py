@@ -5,8 +5,19 @@ from __future__ import annotations
 from ddpcheck.analysis.case import Case, name_ranks
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.result import RankStatus, RankSummary
+from ddpcheck.analysis.status import lost_a_partner
 
 KILLED = "killed (out of memory, the scheduler, a signal) or crashed in native code"
+
+
+FIX = (
+    "Read that rank's own output first: the errors of the other ranks follow from its death. For a kill without "
+    "a message look at the kernel log for the out-of-memory killer."
+)
+FIX_EARLY = (
+    "Let all ranks decide together when to stop, and give every rank the same number of batches, or train "
+    "inside DDP's join()."
+)
 
 
 def find(case: Case) -> list[Finding]:
@@ -20,11 +31,13 @@ def find(case: Case) -> list[Finding]:
     alike = [row for row in rows if _how(row) == _how(first)]
     ranks = tuple(sorted(row.rank for row in alike))
     recovered = case.made_good_by is not None
+    early = _ended_before(case, rows)
     return [
         case.finding(
             "DDP602",
             f"{name_ranks(ranks).capitalize()} {_told(first)}; last seen {_where(first)}."
             + _followed(rows, alike)
+            + (f" {name_ranks(early).capitalize()} had ended in good order before that." if early else "")
             + (f" The restart that followed (attempt {case.made_good_by}) finished." if recovered else ""),
             # Restarts are there for this, so it fails nobody's run; but a death should be seen.
             severity=Severity.WARNING if recovered else Severity.ERROR,
@@ -36,11 +49,28 @@ def find(case: Case) -> list[Finding]:
                 "details": {str(row.rank): row.detail for row in rows if row.detail},
                 "made_good_by": case.made_good_by,
             },
-            cause=first.detail if first.status is RankStatus.RAISED else KILLED,
-            fix="Read that rank's own output first: the errors of the other ranks follow from its death. For "
-            "a kill without a message look at the kernel log for the out-of-memory killer.",
+            cause=_cause(first, early),
+            fix=FIX_EARLY if early else FIX,
         )
     ]
+
+
+def _ended_before(case: Case, rows: list[RankSummary]) -> tuple[int, ...]:
+    """Ranks that left in good order, where all that the others say is that their partner has gone."""
+    if not all(row.status is RankStatus.RAISED and lost_a_partner(row.detail) for row in rows):
+        return ()
+    first = min(_ended(case, row) for row in rows)
+    done = case.with_status(RankStatus.FINISHED)
+    return tuple(row.rank for row in done if _ended(case, row) <= first)
+
+
+def _cause(first: RankSummary, early: tuple[int, ...]) -> str:
+    if early:
+        return (
+            f"early stop on some ranks: {name_ranks(early)} ended while others still trained, and took the "
+            "connections along"
+        )
+    return first.detail if first.status is RankStatus.RAISED else KILLED
 
 
 def _ended(case: Case, row: RankSummary) -> float:

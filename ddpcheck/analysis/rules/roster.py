@@ -29,6 +29,7 @@ from ddpcheck.analysis.rules import (
     ddp306,
     ddp601,
     ddp602,
+    ddp603,
     ddp604,
     ddp605,
 )
@@ -58,6 +59,7 @@ RULES: tuple[Rule, ...] = tuple(
         ddp305,
         ddp306,
         ddp602,
+        ddp603,
         ddp601,
         ddp604,
         ddp102,
