@@ -39,3 +39,11 @@ class CommandNotStarted(UserError):
     def __init__(self, message: str, exit_status: int) -> None:
         super().__init__(message)
         self.exit_status = exit_status
+
+
+class TraceUnreadable(UserError):
+    """A file is no trace, or not a whole one."""
+
+
+class TraceWithoutCommunication(UserError):
+    """A trace can be read, but no collective shows in it."""

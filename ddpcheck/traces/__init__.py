@@ -1,0 +1,1 @@
+"""Kineto traces that people already have: from events to overlap, waiting, stragglers and one timeline."""

@@ -1,0 +1,156 @@
+"""Events of a trace, read window by window: a file of gigabytes never stands in memory as a whole."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from typing import IO, Any
+
+import msgspec
+
+from ddpcheck.errors import TraceUnreadable
+
+WINDOW = 4 << 20
+# How many places to try before reading on; in files that profilers write, the first one fits.
+_MOST_CUTS = 16
+_EVENTS_BEGIN = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
+_BETWEEN = re.compile(rb"\}\s*,\s*\{")
+# Some profilers write numbers that JSON does not know; no figure here depends on one.
+_NO_NUMBER = re.compile(rb"(?<=[:\[,])(\s*)-?(?:nan|inf|NaN|Infinity)(?=\s*[,\]}])")
+_NOTHING = msgspec.Raw(b"")
+
+
+class Event(msgspec.Struct, gc=False):
+    """What is looked at of every event; the costly parts stay unread until somebody asks."""
+
+    ph: Any = None
+    cat: Any = None
+    name: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: msgspec.Raw = _NOTHING
+    dur: msgspec.Raw = _NOTHING
+    args: msgspec.Raw = _NOTHING
+
+
+class Header(msgspec.Struct, rename="camel"):
+    """What a trace says of itself, before or after its events."""
+
+    trace_events: list[Event]
+    distributed_info: Any = None
+    base_time_nanoseconds: Any = None
+
+
+_events = msgspec.json.Decoder(list[Event])
+_header = msgspec.json.Decoder(Header)
+
+
+class EventReader:
+    """Iterate once over the windows of a file; afterwards `facts` holds what stood around the events."""
+
+    def __init__(self, file: IO[bytes], name: str, window: int = WINDOW) -> None:
+        self.facts: dict[str, Any] = {}
+        self._file = file
+        self._name = name
+        self._window = window
+
+    def __iter__(self) -> Iterator[list[Event]]:
+        try:
+            rest, bare = self._find_events()
+            yield from self._windows(rest, bare)
+        except (EOFError, zlib.error):
+            raise TraceUnreadable(f"{self._name} is cut off: its compressed data ends too early") from None
+        except OSError as error:
+            raise TraceUnreadable(f"{self._name} cannot be read: {error.strerror or error}") from None
+
+    def _find_events(self) -> tuple[bytes, bool]:
+        """What follows the bracket that opens the events, and whether nothing stands around them."""
+        head = self._file.read(self._window)
+        opening = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+        if opening == b"[":
+            return head[head.index(b"[") + 1 :], True
+        if opening != b"{":
+            raise TraceUnreadable(f"{self._name} is not a trace: it does not begin like JSON")
+        while not (found := _EVENTS_BEGIN.search(head)):
+            more = self._file.read(self._window)
+            if not more:
+                raise self._no_events(head)
+            head += more
+        self._keep(self._decoded(head[: found.end()].lstrip(b"\xef\xbb\xbf") + b"]}"))
+        return head[found.end() :], False
+
+    def _windows(self, rest: bytes, bare: bool) -> Iterator[list[Event]]:
+        size = self._window
+        while more := self._file.read(size):
+            # While nothing could be cut off, windows grow, so that no text is read over and over.
+            events, left = _cut(rest + more)
+            size = self._window if len(left) < len(rest) + len(more) else max(self._window, 2 * len(left))
+            rest = left
+            if events:
+                yield events
+        whole = self._decoded(b'{"traceEvents":[' + rest + (b"}" if bare else b""))
+        self._keep(whole)
+        yield whole.trace_events
+
+    def _decoded(self, text: bytes) -> Header:
+        for attempt in (text, _mended(text)):
+            try:
+                return _header.decode(attempt)
+            except msgspec.ValidationError:
+                raise TraceUnreadable(f"{self._name} is not a trace: its traceEvents are no events") from None
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+        if _looks_cut(text):
+            raise TraceUnreadable(f"{self._name} is cut off: it ends in the middle of an event")
+        raise TraceUnreadable(f"{self._name} is not a trace that can be read: it is broken JSON")
+
+    def _no_events(self, head: bytes) -> TraceUnreadable:
+        try:
+            json.loads(head)
+        except ValueError:
+            return TraceUnreadable(f"{self._name} is not a trace, or cut off before its first event")
+        return TraceUnreadable(f"{self._name} is JSON but not a trace: it has no traceEvents")
+
+    def _keep(self, header: Header) -> None:
+        for name in ("distributed_info", "base_time_nanoseconds"):
+            if (value := getattr(header, name)) is not None:
+                self.facts[name] = value
+
+
+def _cut(text: bytes) -> tuple[list[Event], bytes]:
+    """The events that `text` surely holds whole, and what is left of it.
+
+    A cut between two objects could lie in a string or inside an event. But then what stands before it is no
+    list of objects: an unfinished string or bracket is left. So a text that can be decoded was cut rightly.
+    """
+    for position in _cuts(text):
+        for whole in (text[:position], None):
+            try:
+                events = _events.decode(b"[" + (_mended(text[:position]) if whole is None else whole) + b"]")
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            return events, text[position:].lstrip(b" \t\r\n,")
+    return [], text
+
+
+def _cuts(text: bytes) -> Iterator[int]:
+    """Places right after an object that another one follows, the last ones first."""
+    position = len(text)
+    for _ in range(_MOST_CUTS):
+        while (position := text.rfind(b"}", 0, position)) >= 0:
+            if _BETWEEN.match(text, position):
+                yield position + 1
+                break
+        else:
+            return
+
+
+def _mended(text: bytes) -> bytes:
+    readable = text.decode("utf-8", "replace").encode()
+    return _NO_NUMBER.sub(rb"\1null", readable)
+
+
+def _looks_cut(text: bytes) -> bool:
+    return not text.rstrip().endswith((b"}", b"]"))

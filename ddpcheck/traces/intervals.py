@@ -1,0 +1,69 @@
+"""Sets of time covered by intervals, in whole nanoseconds, so that unions and overlaps are exact."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+
+Interval = tuple[int, int]
+
+
+class Cover:
+    """What a heap of intervals covers: half open, in any order, overlapping or not."""
+
+    __slots__ = ("_before", "ends", "starts")
+
+    def __init__(self, intervals: Iterable[Interval] = ()) -> None:
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        for start, end in sorted(intervals):
+            if end <= start:
+                continue
+            if self.ends and start <= self.ends[-1]:
+                self.ends[-1] = max(self.ends[-1], end)
+            else:
+                self.starts.append(start)
+                self.ends.append(end)
+        # What lies before each piece, so that a question about a part needs no walk through the whole.
+        lengths = (end - start for start, end in self)
+        self._before = list(accumulate(lengths, initial=0))
+
+    def __iter__(self) -> Iterator[Interval]:
+        return zip(self.starts, self.ends, strict=True)
+
+    @property
+    def length(self) -> int:
+        return self._before[-1]
+
+    def within(self, start: int, end: int) -> int:
+        """How much of `start` to `end` is covered."""
+        return max(0, self._up_to(end) - self._up_to(start))
+
+    def shared(self, other: Cover) -> int:
+        """How much both cover."""
+        few, many = sorted((self, other), key=lambda cover: len(cover.starts))
+        return sum(many.within(start, end) for start, end in few)
+
+    def without(self, other: Cover) -> Cover:
+        """What this covers and `other` does not."""
+        left: list[Interval] = []
+        for start, end in self:
+            at = start
+            for hole_start, hole_end in other._touching(start, end):
+                left.append((at, hole_start))
+                at = hole_end
+            left.append((at, end))
+        return Cover(left)
+
+    def _touching(self, start: int, end: int) -> Iterator[Interval]:
+        for index in range(bisect_right(self.ends, start), len(self.starts)):
+            if self.starts[index] >= end:
+                return
+            yield self.starts[index], self.ends[index]
+
+    def _up_to(self, moment: int) -> int:
+        index = bisect_right(self.starts, moment)
+        if not index:
+            return 0
+        return self._before[index] - max(0, self.ends[index - 1] - moment)

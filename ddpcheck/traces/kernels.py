@@ -1,0 +1,61 @@
+"""Which GPU kernels communicate, and which operation a name tells of."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+
+class Kind(str, Enum):
+    """Operations between ranks, by the names that torch.distributed gives them."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+    BROADCAST = "broadcast"
+    REDUCE = "reduce"
+    GATHER = "gather"
+    SCATTER = "scatter"
+    SEND_RECV = "send_recv"
+    BARRIER = "barrier"
+    UNKNOWN = "unknown"
+
+
+# The kernels themselves, never the annotations around them: an annotation spans gaps and other work too.
+_COMMUNICATES = re.compile(r"(?:void )?(?:nccl|rccl|msccl)", re.IGNORECASE)
+
+# Longer names first: a reduce_scatter is neither a reduce nor a scatter.
+_BY_WORD = (
+    ("allreduce", Kind.ALL_REDUCE),
+    ("reducescatter", Kind.REDUCE_SCATTER),
+    ("allgather", Kind.ALL_GATHER),
+    ("alltoall", Kind.ALL_TO_ALL),
+    ("broadcast", Kind.BROADCAST),
+    ("sendrecv", Kind.SEND_RECV),
+    ("barrier", Kind.BARRIER),
+    ("gather", Kind.GATHER),
+    ("scatter", Kind.SCATTER),
+    ("reduce", Kind.REDUCE),
+    ("send", Kind.SEND_RECV),
+    ("recv", Kind.SEND_RECV),
+)
+
+
+def communicates(kernel: str) -> bool:
+    """Whether a GPU kernel of this name belongs to NCCL or RCCL."""
+    return _COMMUNICATES.match(kernel) is not None
+
+
+def kind_of(name: str) -> Kind:
+    """The operation that the name of a kernel, an annotation or an argument tells of."""
+    plain = name.partition("(")[0].lower().replace("_", "")
+    for word, kind in _BY_WORD:
+        if word in plain:
+            return kind
+    return Kind.UNKNOWN
+
+
+def short_name(kernel: str) -> str:
+    """A kernel's name without its arguments."""
+    return kernel.partition("(")[0].strip()

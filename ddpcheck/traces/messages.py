@@ -1,0 +1,112 @@
+"""What a collective carried, from the arguments of its events: elements, dtype, bytes, process group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddpcheck.traces.kernels import Kind, kind_of
+
+# Two spellings: of process groups ("Float") and of recorded shapes ("float", "c10::BFloat16").
+_BYTES = {
+    "double": 8,
+    "float": 4,
+    "half": 2,
+    "bfloat16": 2,
+    "long": 8,
+    "long int": 8,
+    "int": 4,
+    "short": 2,
+    "short int": 2,
+    "char": 1,
+    "signed char": 1,
+    "byte": 1,
+    "unsigned char": 1,
+    "bool": 1,
+    "complexfloat": 8,
+    "complexdouble": 16,
+    "complexhalf": 4,
+    "complex<float>": 8,
+    "complex<double>": 16,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+}
+
+
+@dataclass(frozen=True)
+class Message:
+    """What arguments tell of a collective; where they are silent, None."""
+
+    kind: Kind = Kind.UNKNOWN
+    elements_in: int | None = None
+    elements_out: int | None = None
+    dtype: str | None = None
+    group: str | None = None
+    group_ranks: str | None = None
+    group_size: int | None = None
+    sequence: int | None = None
+
+    def bytes_for(self, kind: Kind) -> int | None:
+        """The size S that bandwidths are reckoned with: of a gather the whole that is gathered."""
+        elements = self.elements_out if kind is Kind.ALL_GATHER else self.elements_in
+        size = _size_of(self.dtype)
+        return None if elements is None or size is None else elements * size
+
+    def filled_from(self, other: Message) -> Message:
+        """This message, with what it does not know taken from `other`."""
+        mine = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        unknown = [name for name, value in mine.items() if value is None or value is Kind.UNKNOWN]
+        return Message(**{**mine, **{name: getattr(other, name) for name in unknown}})
+
+
+def message_in(args: Mapping[str, Any]) -> Message:
+    """The message that the arguments of a kernel, an operation or an annotation describe."""
+    shaped = _from_shapes(args)
+    return Message(
+        kind=kind_of(str(args.get("Collective name", ""))),
+        elements_in=_number(args, "In msg nelems", "In msg size"),
+        elements_out=_number(args, "Out msg nelems", "Out msg size"),
+        dtype=_word(args.get("dtype")),
+        group=_word(args.get("Process Group Name")),
+        group_ranks=_word(args.get("Process Group Ranks")),
+        group_size=_number(args, "Group size"),
+        sequence=_number(args, "Seq", "Sequence number"),
+    ).filled_from(shaped)
+
+
+def _from_shapes(args: Mapping[str, Any]) -> Message:
+    """What `record_shapes=True` leaves on an annotation: sizes and type of its inputs."""
+    shapes, types = args.get("Input Dims"), args.get("Input type")
+    if not (isinstance(shapes, Sequence) and isinstance(types, Sequence) and shapes and types):
+        return Message()
+    typed = [(shape, kind) for shape, kind in zip(shapes, types, strict=False) if _size_of(kind)]
+    if not typed:
+        return Message()
+    count = sum(math.prod(shape) for shape, _ in typed if _is_shape(shape))
+    return Message(elements_in=count, dtype=str(typed[0][1])) if count else Message()
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, list) and all(isinstance(size, int) for size in shape)
+
+
+def _size_of(dtype: object) -> int | None:
+    plain = str(dtype).lower().replace("c10::", "").replace("torch.", "")
+    if plain.startswith("float8"):
+        return 1
+    return _BYTES.get(plain)
+
+
+def _word(value: Any) -> str | None:
+    return None if value in (None, "") else str(value)
+
+
+def _number(args: Mapping[str, Any], *names: str) -> int | None:
+    for name in names:
+        value = args.get(name)
+        if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
+            return int(value)
+    return None

@@ -1,0 +1,63 @@
+"""One rank's trace, ready for analysis: what communicated, what computed, and in which step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ddpcheck.traces.kernels import Kind
+from ddpcheck.traces.messages import Message
+
+
+class Work(NamedTuple):
+    """A piece of compute or a copy, in nanoseconds since 1970; the step is that of its launch."""
+
+    start: int
+    end: int
+    step: int | None
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One operation between ranks, as this rank saw it."""
+
+    start: int
+    end: int
+    kind: Kind
+    name: str
+    # The stream or thread it ran on.
+    lane: str
+    message: Message
+    # When the processor handed it over; None where the trace does not show it.
+    ready: int | None
+    step: int | None
+    # Which bucket of DDP's this is, counted within its step; None for a collective of another origin.
+    bucket: int | None
+
+    @property
+    def duration(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class StepWindow:
+    """A step as the profiler marked it on the processor."""
+
+    number: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """All that is known of one rank."""
+
+    rank: int
+    file: str
+    # Where the figures come from, in words: "GPU kernels" or "spans of gloo".
+    source: str
+    world_size: int | None
+    collectives: tuple[Collective, ...]
+    compute: tuple[Work, ...]
+    copies: tuple[Work, ...]
+    steps: tuple[StepWindow, ...]
