@@ -10,6 +10,7 @@ from ddpcheck.cli.diff import diff
 from ddpcheck.cli.explain import explain
 from ddpcheck.cli.report import report
 from ddpcheck.cli.run import run
+from ddpcheck.cli.trace import trace
 from ddpcheck.version import VERSION
 
 # Plain help and plain errors: they start quicker, and read the same in a log as on a terminal.
@@ -41,4 +42,5 @@ def ddpcheck(
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(report)
 app.command()(diff)
+app.command()(trace)
 app.command()(explain)

@@ -95,7 +95,7 @@ class EventReader:
         yield whole.trace_events
 
     def _decoded(self, text: bytes) -> Header:
-        for attempt in (text, _mended(text)):
+        for attempt in _attempts(text):
             try:
                 return _header.decode(attempt)
             except msgspec.ValidationError:
@@ -126,13 +126,19 @@ def _cut(text: bytes) -> tuple[list[Event], bytes]:
     list of objects: an unfinished string or bracket is left. So a text that can be decoded was cut rightly.
     """
     for position in _cuts(text):
-        for whole in (text[:position], None):
-            try:
-                events = _events.decode(b"[" + (_mended(text[:position]) if whole is None else whole) + b"]")
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue
+        events = _decoded(text[:position])
+        if events is not None:
             return events, text[position:].lstrip(b" \t\r\n,")
     return [], text
+
+
+def _decoded(text: bytes) -> list[Event] | None:
+    for attempt in _attempts(text):
+        try:
+            return _events.decode(b"[" + attempt + b"]")
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+    return None
 
 
 def _cuts(text: bytes) -> Iterator[int]:
@@ -147,9 +153,10 @@ def _cuts(text: bytes) -> Iterator[int]:
             return
 
 
-def _mended(text: bytes) -> bytes:
-    readable = text.decode("utf-8", "replace").encode()
-    return _NO_NUMBER.sub(rb"\1null", readable)
+def _attempts(text: bytes) -> Iterator[bytes]:
+    """As it is, and only if that fails with what profilers are known to write wrongly set right."""
+    yield text
+    yield _NO_NUMBER.sub(rb"\1null", text.decode("utf-8", "replace").encode())
 
 
 def _looks_cut(text: bytes) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def _by_rank(traces: Sequence[RankTrace]) -> tuple[RankTrace, ...]:
     named = [trace for trace in traces if trace.rank != _UNKNOWN_RANK]
     named += [replace(trace, rank=number) for trace, number in zip(unknown, free, strict=False)]
     named.sort(key=lambda trace: trace.rank)
-    for one, other in zip(named, named[1:], strict=False):
+    for one, other in pairwise(named):
         if one.rank == other.rank:
             raise TraceUnreadable(
                 f"{one.file} and {other.file} are both of rank {one.rank}: give one file a rank, "

@@ -24,6 +24,18 @@ ACCELERATORS = {"xxhash", "triton", "pynvml"}
 FORBIDDEN = {
     "analysis": {"torch", "rich", "typer", "reports", "cli", "launcher", "agent", "bootstrap"},
     "compare": {"torch", "rich", "typer", "reports", "cli", "launcher", "agent", "bootstrap"},
+    "traces": {
+        "torch",
+        "rich",
+        "typer",
+        "reports",
+        "cli",
+        "launcher",
+        "agent",
+        "bootstrap",
+        "probes",
+        "records",
+    },
     "reports": {"torch", "typer", "probes", "agent", "launcher", "bootstrap", "cli", "records"},
     "probes": {"rich", "typer", "analysis", "reports", "cli", "launcher"},
     "explanations": {"torch", "rich", "typer"},
@@ -125,7 +137,7 @@ def test_the_bootstrap_is_standard_library_only() -> None:
     ],
 )
 def test_start_up_is_light(statement: str) -> None:
-    heavy = "torch", "numpy", "xxhash", "ddpcheck.probes", "ddpcheck.agent"
+    heavy = "torch", "numpy", "xxhash", "msgspec", "ddpcheck.probes", "ddpcheck.agent"
     check = f"import sys\n{statement}\nprint('loaded:', *(set({heavy!r}) & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1].strip() == "loaded:"
@@ -151,7 +163,7 @@ def test_the_manual_way_in_needs_neither_rich_nor_typer(tmp_path: Path) -> None:
 
 def test_the_rules_see_something() -> None:
     # A test of imports that finds no file would pass for ever.
-    assert all(sources(room) for room in ("probes", "reports", "analysis", "config"))
+    assert all(sources(room) for room in ("probes", "reports", "analysis", "traces", "config"))
     assert room_of("ddpcheck.probes.digest") == "probes"
     assert room_of("rich.table") == "rich"
     assert package_of(ROOT / "probes" / "digest" / "trees.py", 2) == ["ddpcheck", "probes"]

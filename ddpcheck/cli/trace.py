@@ -1,0 +1,65 @@
+"""`ddpcheck trace`: overlap, waiting and stragglers of profiler traces that people already have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ddpcheck.errors import UsageError
+
+
+def trace(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Traces of torch.profiler, one a rank: .json, .json.gz, a .tar of them, or a folder.",
+            show_default=False,
+        ),
+    ],
+    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead.")] = False,
+    merged: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT",
+            help="Write one timeline of all ranks (.json or .json.gz), for Perfetto.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Show how much communication is hidden behind compute, who waits and for whom.
+
+    Reads what torch.profiler exported, with NCCL, RCCL or gloo. No run is needed.
+    A file that cannot be used is named, and the exit status is 1.
+
+    \b
+    Examples:
+      ddpcheck trace rank0.json.gz
+      ddpcheck trace traces/ --merged all-ranks.json.gz
+      ddpcheck trace traces/ --json | jq '.ranks[] | {rank, exposed_ns, wait_ns}'
+    """
+    if merged is not None and not merged.name.endswith((".json", ".json.gz")):
+        raise UsageError(f"--merged {merged}: the name must end in .json or .json.gz")
+    from ddpcheck.traces.analyse import analyse
+    from ddpcheck.traces.reading import load
+
+    loaded = load(files)
+    result = analyse(loaded.traces)
+    if merged is not None:
+        from ddpcheck.traces.merged import write_merged
+
+        write_merged(loaded.traces, result, merged)
+    if json:
+        from ddpcheck.reports.trace_json import to_json
+
+        typer.echo(to_json(result, loaded.left_out), nl=False)
+    else:
+        from rich.console import Console
+
+        from ddpcheck.reports.trace_terminal import render
+
+        render(result, Console(), loaded.left_out, merged)
+    if loaded.left_out:
+        raise typer.Exit(1)
