@@ -8,7 +8,7 @@ from statistics import median
 
 from ddpcheck.traces.kernels import Kind
 from ddpcheck.traces.matching import Match
-from ddpcheck.traces.rank_trace import Collective, RankTrace, Work
+from ddpcheck.traces.rank_trace import Collective, RankTrace
 from ddpcheck.traces.result import Clock
 
 # Nobody can leave these before everybody has arrived, so ranks end them together. A broadcast's root may go early.
@@ -60,8 +60,8 @@ def _corrected(trace: RankTrace, clock: Clock | None) -> RankTrace:
     return replace(
         trace,
         collectives=tuple(_moved(each, by) for each in trace.collectives),
-        compute=tuple(Work(start - by, end - by, step) for start, end, step in trace.compute),
-        copies=tuple(Work(start - by, end - by, step) for start, end, step in trace.copies),
+        compute=tuple((start - by, end - by, step) for start, end, step in trace.compute),
+        copies=tuple((start - by, end - by, step) for start, end, step in trace.copies),
         steps=tuple(replace(step, start=step.start - by, end=step.end - by) for step in trace.steps),
     )
 

@@ -82,6 +82,6 @@ def _world_size(traces: Sequence[RankTrace]) -> int | None:
 
 def _first_moment(trace: RankTrace) -> int:
     """The earliest thing that is known of a rank: a step, a call, or work on the device."""
-    starts = [work.start for work in (*trace.compute, *trace.copies)]
+    starts = [start for start, _, _ in (*trace.compute, *trace.copies)]
     starts += [moment for each in trace.collectives for moment in (each.start, each.ready or each.start)]
     return min(starts + [step.start for step in trace.steps])

@@ -10,7 +10,7 @@ from typing import Any
 from ddpcheck.traces.intervals import Cover, Interval
 from ddpcheck.traces.kernels import Kind, kind_of, short_name
 from ddpcheck.traces.launches import BackwardFinder, MarkFinder, StepFinder
-from ddpcheck.traces.messages import Message, message_in
+from ddpcheck.traces.messages import Message
 from ddpcheck.traces.rank_trace import Collective, RankTrace, StepWindow, Work
 from ddpcheck.traces.sieve import CollectiveWork, DeviceWork, Launch, Mark, Sieve
 
@@ -59,7 +59,7 @@ class _Builder:
 
     def from_kernels(self) -> Iterator[Collective]:
         for work in self._sieve.collective_kernels:
-            launch = self._launch(work)
+            launch = self._launch(work.correlation)
             marks = self._marks.around(launch) if launch else []
             # The call itself is the outermost mark; where none shows, the moment of the launch has to do.
             called = Launch(launch.thread, marks[-1].start) if launch and marks else launch
@@ -89,9 +89,9 @@ class _Builder:
         return {kind: sorted(each, key=lambda pair: pair[0].at) for kind, each in calls.items()}
 
     def _collective(self, work: CollectiveWork, called: Launch | None, marks: Sequence[Mark]) -> Collective:
-        message = message_in(work.args)
+        message = work.message
         for mark in marks:
-            message = message.filled_from(message_in(mark.args))
+            message = message.filled_from(mark.message)
         return Collective(
             start=work.start + self._base,
             end=work.end + self._base,
@@ -108,8 +108,8 @@ class _Builder:
     def _may_be_bucket(self, called: Launch | None) -> bool:
         return called is None or not self._backward.seen or self._backward.holds(called)
 
-    def _launch(self, work: CollectiveWork | DeviceWork) -> Launch | None:
-        return None if work.correlation is None else self._sieve.launches.get(work.correlation)
+    def _launch(self, correlation: int | None) -> Launch | None:
+        return None if correlation is None else self._sieve.launches.get(correlation)
 
     def _step(self, launched: int | None, start: int) -> int | None:
         if launched is not None:
@@ -119,10 +119,9 @@ class _Builder:
 
     def device_work(self, pieces: Iterable[DeviceWork]) -> Iterator[Work]:
         base = self._base
-        for piece in pieces:
-            launch = self._launch(piece)
-            step = self._step(launch.at if launch else None, piece.start)
-            yield Work(piece.start + base, piece.end + base, step)
+        for start, end, correlation in pieces:
+            launch = self._launch(correlation)
+            yield start + base, end + base, self._step(launch.at if launch else None, start)
 
     def operations(self) -> Iterator[Work]:
         """What the processor computed: a thread that is inside a call of a collective does not compute."""
@@ -134,7 +133,7 @@ class _Builder:
             ]
             spans += Cover(operations).without(Cover(communication))
         for start, end in Cover(spans):
-            yield Work(start + self._base, end + self._base, self._step_finder.at(start))
+            yield start + self._base, end + self._base, self._step_finder.at(start)
 
 
 def _kind(work: CollectiveWork, message: Message, marks: Sequence[Mark]) -> Kind:

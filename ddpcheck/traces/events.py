@@ -11,6 +11,7 @@ from typing import IO, Any
 import msgspec
 
 from ddpcheck.errors import TraceUnreadable
+from ddpcheck.traces.thinning import Thinner
 
 WINDOW = 4 << 20
 # How many places to try before reading on; in files that profilers write, the first one fits.
@@ -22,8 +23,32 @@ _NO_NUMBER = re.compile(rb"(?<=[:\[,])(\s*)-?(?:nan|inf|NaN|Infinity)(?=\s*[,\]}
 _NOTHING = msgspec.Raw(b"")
 
 
+class Args(msgspec.Struct, frozen=True, gc=False):
+    """The arguments that matter; profilers write dozens more."""
+
+    correlation: Any = None
+    stream: Any = None
+    rank: Any = msgspec.field(default=None, name="Rank")
+    collective_name: Any = msgspec.field(default=None, name="Collective name")
+    elements_in: Any = msgspec.field(default=None, name="In msg nelems")
+    elements_out: Any = msgspec.field(default=None, name="Out msg nelems")
+    # The same two in older traces; elements there too, whatever the name says.
+    size_in: Any = msgspec.field(default=None, name="In msg size")
+    size_out: Any = msgspec.field(default=None, name="Out msg size")
+    dtype: Any = None
+    group: Any = msgspec.field(default=None, name="Process Group Name")
+    group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
+    group_size: Any = msgspec.field(default=None, name="Group size")
+    sequence: Any = msgspec.field(default=None, name="Seq")
+    shapes: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input type")
+
+
+NO_ARGS = Args()
+
+
 class Event(msgspec.Struct, gc=False):
-    """What is looked at of every event; the costly parts stay unread until somebody asks."""
+    """What is looked at of every event; times stay as written, because a float cannot hold them."""
 
     ph: Any = None
     cat: Any = None
@@ -32,7 +57,7 @@ class Event(msgspec.Struct, gc=False):
     tid: Any = None
     ts: msgspec.Raw = _NOTHING
     dur: msgspec.Raw = _NOTHING
-    args: msgspec.Raw = _NOTHING
+    args: Args | list[Any] | str | int | float | None = NO_ARGS
 
 
 class Header(msgspec.Struct, rename="camel"):
@@ -50,10 +75,11 @@ _header = msgspec.json.Decoder(Header)
 class EventReader:
     """Iterate once over the windows of a file; afterwards `facts` holds what stood around the events."""
 
-    def __init__(self, file: IO[bytes], name: str, window: int = WINDOW) -> None:
+    def __init__(self, file: IO[bytes], name: str, thinner: Thinner, window: int = WINDOW) -> None:
         self.facts: dict[str, Any] = {}
         self._file = file
         self._name = name
+        self._thinner = thinner
         self._window = window
 
     def __iter__(self) -> Iterator[list[Event]]:
@@ -85,14 +111,27 @@ class EventReader:
         size = self._window
         while more := self._file.read(size):
             # While nothing could be cut off, windows grow, so that no text is read over and over.
-            events, left = _cut(rest + more)
+            events, left = self._cut(rest + more)
             size = self._window if len(left) < len(rest) + len(more) else max(self._window, 2 * len(left))
             rest = left
             if events:
                 yield events
-        whole = self._decoded(b'{"traceEvents":[' + rest + (b"}" if bare else b""))
+        whole = self._decoded(b'{"traceEvents":[' + self._thinner.thinned(rest) + (b"}" if bare else b""))
         self._keep(whole)
         yield whole.trace_events
+
+    def _cut(self, text: bytes) -> tuple[list[Event], bytes]:
+        """The events that `text` surely holds whole, and what is left of it.
+
+        A cut between two objects could lie in a string or inside an event. But then what stands before it is
+        no list of objects: an unfinished string or bracket is left. So a text that can be decoded was cut
+        rightly.
+        """
+        for position in _cuts(text):
+            events = _decoded(self._thinner.thinned(text[:position]))
+            if events is not None:
+                return events, text[position:].lstrip(b" \t\r\n,")
+        return [], text
 
     def _decoded(self, text: bytes) -> Header:
         for attempt in _attempts(text):
@@ -117,19 +156,6 @@ class EventReader:
         for name in ("distributed_info", "base_time_nanoseconds"):
             if (value := getattr(header, name)) is not None:
                 self.facts[name] = value
-
-
-def _cut(text: bytes) -> tuple[list[Event], bytes]:
-    """The events that `text` surely holds whole, and what is left of it.
-
-    A cut between two objects could lie in a string or inside an event. But then what stands before it is no
-    list of objects: an unfinished string or bracket is left. So a text that can be decoded was cut rightly.
-    """
-    for position in _cuts(text):
-        events = _decoded(text[:position])
-        if events is not None:
-            return events, text[position:].lstrip(b" \t\r\n,")
-    return [], text
 
 
 def _decoded(text: bytes) -> list[Event] | None:

@@ -17,14 +17,16 @@ class Cover:
     def __init__(self, intervals: Iterable[Interval] = ()) -> None:
         self.starts: list[int] = []
         self.ends: list[int] = []
+        reached: int | None = None
         for start, end in sorted(intervals):
             if end <= start:
                 continue
-            if self.ends and start <= self.ends[-1]:
-                self.ends[-1] = max(self.ends[-1], end)
-            else:
+            if reached is None or start > reached:
                 self.starts.append(start)
                 self.ends.append(end)
+                reached = end
+            elif end > reached:
+                self.ends[-1] = reached = end
         # What lies before each piece, so that a question about a part needs no walk through the whole.
         lengths = (end - start for start, end in self)
         self._before = list(accumulate(lengths, initial=0))

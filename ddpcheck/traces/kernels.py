@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from functools import lru_cache
 
 
 class Kind(str, Enum):
@@ -42,6 +43,7 @@ _BY_WORD = (
 )
 
 
+@lru_cache(maxsize=4096)
 def communicates(kernel: str) -> bool:
     """Whether a GPU kernel of this name belongs to NCCL or RCCL."""
     return _COMMUNICATES.match(kernel) is not None

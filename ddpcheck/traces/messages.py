@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from ddpcheck.traces.events import Args
 from ddpcheck.traces.kernels import Kind, kind_of
 
 # Two spellings: of process groups ("Float") and of recorded shapes ("float", "c10::BFloat16").
@@ -62,29 +64,28 @@ class Message:
         return Message(**{**mine, **{name: getattr(other, name) for name in unknown}})
 
 
-def message_in(args: Mapping[str, Any]) -> Message:
+def message_in(args: Args) -> Message:
     """The message that the arguments of a kernel, an operation or an annotation describe."""
-    shaped = _from_shapes(args)
     return Message(
-        kind=kind_of(str(args.get("Collective name", ""))),
-        elements_in=_number(args, "In msg nelems", "In msg size"),
-        elements_out=_number(args, "Out msg nelems", "Out msg size"),
-        dtype=_word(args.get("dtype")),
-        group=_word(args.get("Process Group Name")),
-        group_ranks=_word(args.get("Process Group Ranks")),
-        group_size=_number(args, "Group size"),
-        sequence=_number(args, "Seq", "Sequence number"),
-    ).filled_from(shaped)
+        kind=kind_of(str(args.collective_name or "")),
+        elements_in=_number(args.elements_in, args.size_in),
+        elements_out=_number(args.elements_out, args.size_out),
+        dtype=_word(args.dtype),
+        group=_word(args.group),
+        group_ranks=_word(args.group_ranks),
+        group_size=_number(args.group_size),
+        sequence=_number(args.sequence),
+    ).filled_from(_from_shapes(args))
 
 
-def _from_shapes(args: Mapping[str, Any]) -> Message:
+def _from_shapes(args: Args) -> Message:
     """What `record_shapes=True` leaves on an annotation: sizes and type of its inputs."""
-    shapes, types = args.get("Input Dims"), args.get("Input type")
-    if not (isinstance(shapes, Sequence) and isinstance(types, Sequence) and shapes and types):
+    if not (args.shapes and args.types):
         return Message()
-    typed = [(shape, kind) for shape, kind in zip(shapes, types, strict=False) if _size_of(kind)]
-    if not typed:
+    shapes, types = msgspec.json.decode(args.shapes), msgspec.json.decode(args.types)
+    if not (isinstance(shapes, list) and isinstance(types, list)):
         return Message()
+    typed = [(shape, dtype) for shape, dtype in zip(shapes, types, strict=False) if _size_of(dtype)]
     count = sum(math.prod(shape) for shape, _ in typed if _is_shape(shape))
     return Message(elements_in=count, dtype=str(typed[0][1])) if count else Message()
 
@@ -104,9 +105,9 @@ def _word(value: Any) -> str | None:
     return None if value in (None, "") else str(value)
 
 
-def _number(args: Mapping[str, Any], *names: str) -> int | None:
-    for name in names:
-        value = args.get(name)
+def _number(*values: Any) -> int | None:
+    """The first that is a number, or text of one."""
+    for value in values:
         if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
             return int(value)
     return None

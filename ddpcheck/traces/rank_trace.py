@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ddpcheck.traces.kernels import Kind
 from ddpcheck.traces.messages import Message
 
-
-class Work(NamedTuple):
-    """A piece of compute or a copy, in nanoseconds since 1970; the step is that of its launch."""
-
-    start: int
-    end: int
-    step: int | None
+# A piece of compute or a copy: start and end in nanoseconds since 1970, and the step that launched it.
+Work = tuple[int, int, int | None]
 
 
 @dataclass(frozen=True)

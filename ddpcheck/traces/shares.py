@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 from ddpcheck.traces.intervals import Cover, Interval
@@ -20,20 +21,28 @@ def whole(trace: RankTrace) -> Shares:
 
 def by_step(trace: RankTrace, origin: int) -> tuple[StepShares, ...]:
     """The figures of each step; work belongs to the step that launched it, however late it ran."""
-    numbers = [step.number for step in trace.steps]
-    if not numbers:
-        return (_step_shares(trace, None, origin),)
-    return tuple(_step_shares(trace, number, origin) for number in numbers)
+    comm = _by_number((each.step, each.start, each.end) for each in trace.collectives)
+    compute = _by_number((step, start, end) for start, end, step in trace.compute)
+    copies = _by_number((step, start, end) for start, end, step in trace.copies)
+    marked: dict[int | None, int] = {step.number: step.start for step in reversed(trace.steps)}
+    return tuple(
+        _step(number, begin, origin, comm[number], compute[number], copies[number])
+        for number, begin in sorted(marked.items(), key=lambda item: item[1]) or [(None, origin)]
+    )
 
 
-def _step_shares(trace: RankTrace, number: int | None, origin: int) -> StepShares:
-    comm = Cover((each.start, each.end) for each in trace.collectives if each.step == number)
-    compute = Cover((start, end) for start, end, step in trace.compute if step == number)
-    copies = Cover((start, end) for start, end, step in trace.copies if step == number)
+def _by_number(work: Iterable[tuple[int | None, int, int]]) -> defaultdict[int | None, list[Interval]]:
+    found: defaultdict[int | None, list[Interval]] = defaultdict(list)
+    for step, start, end in work:
+        found[step].append((start, end))
+    return found
+
+
+def _step(number: int | None, begin: int, origin: int, *work: Iterable[Interval]) -> StepShares:
+    comm, compute, copies = map(Cover, work)
+    # On a GPU a step begins when its first work runs, which may be long after the processor began it.
     starts = [cover.starts[0] for cover in (comm, compute, copies) if cover.starts]
-    marked = [step.start for step in trace.steps if step.number == number]
-    begin = min(starts or marked or [origin])
-    return StepShares(number, begin - origin, _shares(comm, compute, copies))
+    return StepShares(number, min(starts, default=begin) - origin, _shares(comm, compute, copies))
 
 
 def _shares(comm: Cover, compute: Cover, copies: Cover) -> Shares:

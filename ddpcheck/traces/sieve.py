@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-import msgspec
-
-from ddpcheck.traces.events import Event
+from ddpcheck.traces.events import NO_ARGS, Args, Event
 from ddpcheck.traces.intervals import Interval
 from ddpcheck.traces.kernels import communicates
+from ddpcheck.traces.messages import Message, message_in
 from ddpcheck.traces.nanoseconds import nanoseconds
+from ddpcheck.traces.thinning import Thinner
 
 Thread = tuple[Any, Any]
+# A kernel or a copy: start, end, and the id that leads to the call that started it. There are too many of them
+# for anything heavier than a tuple.
+DeviceWork = tuple[int, int, int | None]
 
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
 # Backends that communicate on the processor; NCCL's annotations only mark its launches.
@@ -22,15 +26,23 @@ _LAUNCH_MARKS = ("nccl:", "record_param_comms", "c10d::", "_c10d_functional::")
 # DDP's reducer starts a bucket from the node that accumulates its last gradient.
 _ACCUMULATION = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
 _LOOKED_AT = (*_CPU_BACKENDS, *_LAUNCH_MARKS, "ProfilerStep", _ACCUMULATION)
+# Categories, as newer and as older versions of the profiler name them.
+_KERNELS = ("kernel", "Kernel")
+_COPIES = ("gpu_memcpy", "gpu_memset", "Memcpy", "Memset")
+_RUNTIMES = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime")
+_OPERATORS = ("cpu_op", "Operator")
+_ANNOTATION = "user_annotation"
+# What traces are full of and nothing here depends on; by category and the beginning of the name.
+_PLENTIFUL = (
+    ("python_function", ""),
+    ("gpu_user_annotation", ""),
+    ("cuda_runtime", "cudaEvent"),
+    ("cuda_runtime", "cudaStream"),
+    ("cuda_runtime", "cudaDevice"),
+    ("cuda_runtime", "cudaFunc"),
+)
+_PLENTIFUL_OPERATIONS = (("cpu_op", "aten::"), ("cpu_op", "torch"))
 _STARTS_DEVICE_WORK = re.compile("launch|memcpy|memset", re.IGNORECASE)
-
-
-class DeviceWork(NamedTuple):
-    """A kernel or a copy, and the id that leads to the call that started it."""
-
-    start: int
-    end: int
-    correlation: int | None
 
 
 class CollectiveWork(NamedTuple):
@@ -41,7 +53,7 @@ class CollectiveWork(NamedTuple):
     name: str
     lane: Any
     correlation: int | None
-    args: dict[str, Any]
+    message: Message
 
 
 class Mark(NamedTuple):
@@ -50,7 +62,7 @@ class Mark(NamedTuple):
     start: int
     end: int
     name: str
-    args: dict[str, Any]
+    message: Message
 
 
 class Launch(NamedTuple):
@@ -58,13 +70,6 @@ class Launch(NamedTuple):
 
     thread: Thread
     at: int
-
-
-class _KernelArgs(msgspec.Struct, gc=False):
-    correlation: int | None = None
-
-
-_kernel_args = msgspec.json.Decoder(_KernelArgs)
 
 
 class Sieve:
@@ -83,23 +88,17 @@ class Sieve:
         self.operations: dict[Thread, list[Interval]] = {}
         self.rank_in_args: int | None = None
         self._with_operations = with_operations
-        device, host = self._device_work, self._host_span
         self._by_category = {
-            "kernel": self._kernel,
-            "Kernel": self._kernel,
-            "gpu_memcpy": device,
-            "gpu_memset": device,
-            "Memcpy": device,
-            "Memset": device,
-            "cuda_runtime": self._runtime,
-            "cuda_driver": self._runtime,
-            "hip_runtime": self._runtime,
-            "hip_driver": self._runtime,
-            "Runtime": self._runtime,
-            "cpu_op": host,
-            "Operator": host,
-            "user_annotation": host,
+            **dict.fromkeys(_KERNELS, self._kernel),
+            **dict.fromkeys(_COPIES, self._copy),
+            **dict.fromkeys(_RUNTIMES, self._runtime),
+            **dict.fromkeys((*_OPERATORS, _ANNOTATION), self._host_span),
         }
+
+    @property
+    def thinner(self) -> Thinner:
+        """Leaves out the most frequent of what `take` would leave out."""
+        return Thinner(_PLENTIFUL if self._with_operations else [*_PLENTIFUL, *_PLENTIFUL_OPERATIONS])
 
     def take(self, events: Iterable[Event]) -> None:
         """Keep what matters of `events`."""
@@ -110,21 +109,20 @@ class Sieve:
 
     def _kernel(self, event: Event) -> None:
         start, end = _times(event)
-        if communicates(str(event.name)):
-            args = _all_args(event)
-            self.collective_kernels.append(
-                CollectiveWork(
-                    start, end, str(event.name), args.get("stream", event.tid), _correlation(event), args
-                )
-            )
-        else:
-            self.kernels.append(DeviceWork(start, end, _correlation(event)))
+        if not communicates(event.name):
+            self.kernels.append((start, end, _correlation(event)))
+            return
+        args = _args(event)
+        lane = event.tid if args.stream is None else args.stream
+        self.collective_kernels.append(
+            CollectiveWork(start, end, event.name, lane, _correlation(event), message_in(args))
+        )
 
-    def _device_work(self, event: Event) -> None:
-        self.copies.append(DeviceWork(*_times(event), _correlation(event)))
+    def _copy(self, event: Event) -> None:
+        self.copies.append((*_times(event), _correlation(event)))
 
     def _runtime(self, event: Event) -> None:
-        if not _STARTS_DEVICE_WORK.search(event.name):
+        if not _starts_device_work(event.name):
             return
         correlation = _correlation(event)
         if correlation is not None:
@@ -132,28 +130,24 @@ class Sieve:
 
     def _host_span(self, event: Event) -> None:
         name = event.name
+        if self._with_operations and event.cat != _ANNOTATION and not name.startswith(_LAUNCH_MARKS):
+            self._operation(event)
         if not name.startswith(_LOOKED_AT):
-            if self._with_operations and event.cat != "user_annotation":
-                self._operation(event)
             return
         thread = event.pid, event.tid
         start, end = _times(event)
         if name.startswith(_CPU_BACKENDS):
-            work = CollectiveWork(start, end, name, event.tid, None, _all_args(event))
+            work = CollectiveWork(start, end, name, event.tid, None, message_in(_args(event)))
             self.collective_spans.append(work)
         elif name.startswith(_LAUNCH_MARKS):
-            self.marks.setdefault(thread, []).append(Mark(start, end, name, self._noted(_all_args(event))))
+            args = _args(event)
+            self.marks.setdefault(thread, []).append(Mark(start, end, name, message_in(args)))
+            if isinstance(args.rank, int):
+                self.rank_in_args = args.rank
         elif name.startswith(_ACCUMULATION):
             self.accumulations.setdefault(thread, []).append((start, end))
-            if self._with_operations:
-                self._operation(event)
         elif numbered := _STEP.match(name):
             self.steps.append((start, end, int(numbered[1]), thread))
-
-    def _noted(self, args: dict[str, Any]) -> dict[str, Any]:
-        if isinstance(rank := args.get("Rank"), int):
-            self.rank_in_args = rank
-        return args
 
     def _operation(self, event: Event) -> None:
         start, end = _times(event)
@@ -164,6 +158,11 @@ class Sieve:
         kept.append((start, end))
 
 
+@lru_cache(maxsize=1024)
+def _starts_device_work(call: str) -> bool:
+    return _STARTS_DEVICE_WORK.search(call) is not None
+
+
 def _times(event: Event) -> Interval:
     start = nanoseconds(bytes(event.ts))
     duration = nanoseconds(bytes(event.dur)) if event.dur else 0
@@ -171,15 +170,10 @@ def _times(event: Event) -> Interval:
 
 
 def _correlation(event: Event) -> int | None:
-    try:
-        return _kernel_args.decode(event.args).correlation
-    except msgspec.DecodeError:
-        return None
+    args = event.args
+    correlation = args.correlation if isinstance(args, Args) else None
+    return correlation if isinstance(correlation, int) else None
 
 
-def _all_args(event: Event) -> dict[str, Any]:
-    try:
-        args = msgspec.json.decode(event.args)
-    except msgspec.DecodeError:
-        return {}
-    return args if isinstance(args, dict) else {}
+def _args(event: Event) -> Args:
+    return event.args if isinstance(event.args, Args) else NO_ARGS
