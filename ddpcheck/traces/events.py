@@ -13,7 +13,8 @@ import msgspec
 from ddpcheck.errors import TraceUnreadable
 from ddpcheck.traces.thinning import Thinner
 
-WINDOW = 4 << 20
+# Small enough for a processor's cache, which is worth a fifth of the time.
+WINDOW = 512 << 10
 # How many places to try before reading on; in files that profilers write, the first one fits.
 _MOST_CUTS = 16
 _EVENTS_BEGIN = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
+from operator import sub
 
 Interval = tuple[int, int]
 
@@ -28,8 +29,7 @@ class Cover:
             elif end > reached:
                 self.ends[-1] = reached = end
         # What lies before each piece, so that a question about a part needs no walk through the whole.
-        lengths = (end - start for start, end in self)
-        self._before = list(accumulate(lengths, initial=0))
+        self._before: list[int] = list(accumulate(map(sub, self.ends, self.starts), initial=0))
 
     def __iter__(self) -> Iterator[Interval]:
         return zip(self.starts, self.ends, strict=True)

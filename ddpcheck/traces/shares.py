@@ -47,19 +47,16 @@ def _step(number: int | None, begin: int, origin: int, *work: Iterable[Interval]
 
 def _shares(comm: Cover, compute: Cover, copies: Cover) -> Shares:
     overlap = comm.shared(compute)
-    at_work = _joined(comm, compute)
-    busy = _joined(at_work, copies)
-    span = busy.ends[-1] - busy.starts[0] if busy.starts else 0
+    copies_alone = copies.without(comm).without(compute).length
+    busy = comm.length + compute.length - overlap + copies_alone
+    covers = [cover for cover in (comm, compute, copies) if cover.starts]
+    span = max(cover.ends[-1] for cover in covers) - min(cover.starts[0] for cover in covers) if covers else 0
     return Shares(
         span_ns=span,
         comm_ns=comm.length,
         compute_ns=compute.length,
         overlap_ns=overlap,
         exposed_ns=comm.length - overlap,
-        copy_ns=busy.length - at_work.length,
-        idle_ns=span - busy.length,
+        copy_ns=copies_alone,
+        idle_ns=span - busy,
     )
-
-
-def _joined(*covers: Iterable[Interval]) -> Cover:
-    return Cover(interval for cover in covers for interval in cover)

@@ -165,13 +165,11 @@ def _starts_device_work(call: str) -> bool:
 
 def _times(event: Event) -> Interval:
     start = nanoseconds(bytes(event.ts))
-    duration = nanoseconds(bytes(event.dur)) if event.dur else 0
-    return start, start + duration
+    return start, start + nanoseconds(bytes(event.dur) or b"0")
 
 
 def _correlation(event: Event) -> int | None:
-    args = event.args
-    correlation = args.correlation if isinstance(args, Args) else None
+    correlation = getattr(event.args, "correlation", None)
     return correlation if isinstance(correlation, int) else None
 
 
