@@ -135,15 +135,16 @@ class EventReader:
         return [], text
 
     def _decoded(self, text: bytes) -> Header:
+        cut_off = False
         for attempt in _attempts(text):
             try:
                 return _header.decode(attempt)
             except msgspec.ValidationError:
                 raise TraceUnreadable(f"{self._name} is not a trace: its traceEvents are no events") from None
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue
-        if _looks_cut(text):
-            raise TraceUnreadable(f"{self._name} is cut off: it ends in the middle of an event")
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                cut_off = "truncated" in str(error)
+        if cut_off:
+            raise TraceUnreadable(f"{self._name} is cut off: it ends before its events do")
         raise TraceUnreadable(f"{self._name} is not a trace that can be read: it is broken JSON")
 
     def _no_events(self, head: bytes) -> TraceUnreadable:
@@ -184,7 +185,3 @@ def _attempts(text: bytes) -> Iterator[bytes]:
     """As it is, and only if that fails with what profilers are known to write wrongly set right."""
     yield text
     yield _NO_NUMBER.sub(rb"\1null", text.decode("utf-8", "replace").encode())
-
-
-def _looks_cut(text: bytes) -> bool:
-    return not text.rstrip().endswith((b"}", b"]"))

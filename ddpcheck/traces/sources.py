@@ -52,18 +52,20 @@ def _in_folder(folder: Path) -> Iterator[Source]:
 def _opener(path: Path) -> Callable[[], IO[bytes]]:
     def opened() -> IO[bytes]:
         try:
-            return _plain(path.open("rb"))
+            with path.open("rb") as file:
+                compressed = _is_compressed(file)
+            return cast(IO[bytes], gzip.open(path)) if compressed else path.open("rb")
         except OSError as error:
             raise TraceUnreadable(f"{path} cannot be read: {error.strerror or error}") from None
 
     return opened
 
 
-def _plain(file: IO[bytes]) -> IO[bytes]:
-    """`file` itself, or what it holds compressed, whatever its name says."""
+def _is_compressed(file: IO[bytes]) -> bool:
+    """By what it holds, whatever its name says."""
     compressed = file.read(2) == _GZIP
     file.seek(0)
-    return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if compressed else file
+    return compressed
 
 
 def _in_archive(path: Path) -> Iterator[Source]:
@@ -91,7 +93,7 @@ def _member_opener(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Callabl
         file = archive.extractfile(member)
         if file is None:
             raise TraceUnreadable(f"{member.name} in the archive is not a file")
-        return _plain(file)
+        return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if _is_compressed(file) else file
 
     return opened
 
