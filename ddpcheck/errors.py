@@ -47,3 +47,7 @@ class TraceUnreadable(UserError):
 
 class TraceWithoutCommunication(UserError):
     """A trace can be read, but no collective shows in it."""
+
+
+class TraceIsTimeline(UserError):
+    """A file is not a rank's trace but a timeline that ddpcheck made of several."""

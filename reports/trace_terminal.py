@@ -94,7 +94,7 @@ def _bars(ink: Ink, result: TraceResult) -> None:
     ink.put(
         *(ink.text(f"{rank.rank:>{labels}}  ") + bar(rank.shares, longest, width) for rank in shown), indent=2
     )
-    ink.put(legend(), indent=4)
+    ink.put(legend(), indent=labels + 4)
 
 
 def _steps(ink: Ink, result: TraceResult) -> None:

@@ -94,7 +94,8 @@ class _Builder:
             message = message.filled_from(mark.message)
         return Collective(
             start=work.start + self._base,
-            end=work.end + self._base,
+            # A span that was still running when the recording ended may have any duration, even a negative one.
+            end=max(work.start, work.end) + self._base,
             kind=_kind(work, message, marks),
             name=short_name(work.name),
             lane=str(work.lane),

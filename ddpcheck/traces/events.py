@@ -58,7 +58,7 @@ class Event(msgspec.Struct, gc=False):
     tid: Any = None
     ts: msgspec.Raw = _NOTHING
     dur: msgspec.Raw = _NOTHING
-    args: Args | list[Any] | str | int | float | None = NO_ARGS
+    args: Args | list[Any] | str | bool | int | float | None = NO_ARGS
 
 
 class Header(msgspec.Struct, rename="camel"):
@@ -67,6 +67,8 @@ class Header(msgspec.Struct, rename="camel"):
     trace_events: list[Event]
     distributed_info: Any = None
     base_time_nanoseconds: Any = None
+    # Only in a timeline that ddpcheck itself wrote.
+    ddpcheck: Any = None
 
 
 _events = msgspec.json.Decoder(list[Event])
@@ -155,7 +157,7 @@ class EventReader:
         return TraceUnreadable(f"{self._name} is JSON but not a trace: it has no traceEvents")
 
     def _keep(self, header: Header) -> None:
-        for name in ("distributed_info", "base_time_nanoseconds"):
+        for name in ("distributed_info", "base_time_nanoseconds", "ddpcheck"):
             if (value := getattr(header, name)) is not None:
                 self.facts[name] = value
 

@@ -18,6 +18,9 @@ class Kind(str, Enum):
     REDUCE = "reduce"
     GATHER = "gather"
     SCATTER = "scatter"
+    SEND = "send"
+    RECV = "recv"
+    # A kernel of NCCL that sends and receives; which operation it belongs to shows only in its call.
     SEND_RECV = "send_recv"
     BARRIER = "barrier"
     UNKNOWN = "unknown"
@@ -38,8 +41,8 @@ _BY_WORD = (
     ("gather", Kind.GATHER),
     ("scatter", Kind.SCATTER),
     ("reduce", Kind.REDUCE),
-    ("send", Kind.SEND_RECV),
-    ("recv", Kind.SEND_RECV),
+    ("send", Kind.SEND),
+    ("recv", Kind.RECV),
 )
 
 

@@ -8,6 +8,8 @@ from typing import Any
 from ddpcheck.traces.kernels import Kind
 from ddpcheck.traces.rank_trace import Collective, RankTrace
 
+# Between two ranks only: their order says nothing about the other ranks.
+_PAIRWISE = (Kind.SEND, Kind.RECV)
 # One collective, by rank.
 Match = Mapping[int, Collective]
 
@@ -21,6 +23,8 @@ def matches(traces: Sequence[RankTrace]) -> list[Match]:
     rows: dict[Any, dict[int, list[Collective]]] = {}
     for trace in traces:
         for each in trace.collectives:
+            if each.kind in _PAIRWISE:
+                continue
             rows.setdefault(_key(each, with_steps), {}).setdefault(trace.rank, []).append(each)
     found = [match for row in rows.values() for match in _matched(row, traces)]
     return sorted(found, key=lambda match: min(each.start for each in match.values()))

@@ -6,6 +6,7 @@ import gzip
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,13 @@ def timeline(traces: Sequence[RankTrace], result: TraceResult) -> Iterator[JsonE
         yield from _names(trace, lanes[trace.rank])
         yield from _work(trace, result.origin_ns)
     done: dict[tuple[int, int], int] = {}
-    for number, collective in enumerate(result.collectives):
+    arrows = count()
+    for collective in result.collectives:
         for part in collective.parts:
             yield from _reduction(collective, part, lanes[part.rank][part.lane])
             if collective.bucket is not None:
                 yield from _bucket(collective, part, done)
-        yield from _arrows(number, collective, lanes)
+        yield from _arrows(collective, lanes, arrows)
 
 
 def _about(result: TraceResult) -> dict[str, Any]:
@@ -120,7 +122,7 @@ def _bucket(
 
 
 def _arrows(
-    number: int, collective: CollectiveResult, lanes: Mapping[int, Mapping[str, int]]
+    collective: CollectiveResult, lanes: Mapping[int, Mapping[str, int]], numbers: Iterator[int]
 ) -> Iterator[JsonEvent]:
     """From the one that came last to everybody who was still waiting for it."""
     late = next((part for part in collective.parts if part.rank == collective.last_rank), None)
@@ -129,7 +131,7 @@ def _arrows(
     for part in collective.parts:
         if part.rank == late.rank or not part.start_ns < late.start_ns < part.end_ns:
             continue
-        arrow = {"name": "arrives last", "cat": "wait", "id": number * len(lanes) + _place(part.rank, lanes)}
+        arrow = {"name": "arrives last", "cat": "wait", "id": next(numbers)}
         moment = late.start_ns / 1000
         yield {"ph": "s", "ts": moment, "pid": late.rank, "tid": lanes[late.rank][late.lane], **arrow}
         yield {
@@ -140,10 +142,6 @@ def _arrows(
             "tid": lanes[part.rank][part.lane],
             **arrow,
         }
-
-
-def _place(rank: int, lanes: Mapping[int, Any]) -> int:
-    return list(lanes).index(rank)
 
 
 def _slice(pid: int, tid: int, name: str, start: int, end: int, **args: Any) -> JsonEvent:

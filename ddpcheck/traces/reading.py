@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.errors import TraceUnreadable, TraceWithoutCommunication, UserError
+from ddpcheck.errors import TraceIsTimeline, TraceUnreadable, TraceWithoutCommunication, UserError
 from ddpcheck.traces.building import Identity, build
 from ddpcheck.traces.events import EventReader
 from ddpcheck.traces.rank_trace import RankTrace
@@ -41,6 +41,10 @@ def load(given: Sequence[Path]) -> Loaded:
         for source in sources(given):
             try:
                 traces.append(read_trace(source))
+            except TraceIsTimeline:
+                # A folder may hold what `--merged` wrote there before.
+                if source.asked_for:
+                    raise
             except (TraceUnreadable, TraceWithoutCommunication) as error:
                 if source.asked_for:
                     raise
@@ -68,6 +72,10 @@ def read_trace(source: Source) -> RankTrace:
     if not sieve.kernels and sieve.collective_spans:
         # The processor did the computing. Its operations are many, and nobody else needs them.
         sieve, facts = _sifted(source, Sieve(with_operations=True))
+    if "ddpcheck" in facts:
+        raise TraceIsTimeline(
+            f"{source.name} is a timeline that ddpcheck wrote: give the traces it was made from"
+        )
     if not (sieve.collective_kernels or sieve.collective_spans):
         raise _no_communication(source, sieve)
     info = facts.get("distributed_info")
@@ -105,6 +113,8 @@ def _no_communication(source: Source, sieve: Sieve) -> TraceWithoutCommunication
 
 
 def _nothing_left(left_out: Sequence[UserError]) -> UserError:
+    if not left_out:
+        return TraceUnreadable("there is no trace here, only a timeline that ddpcheck wrote")
     more = f" (and {len(left_out) - 1} more files that are of no use)" if len(left_out) > 1 else ""
     return type(left_out[0])(f"{left_out[0]}{more}")
 

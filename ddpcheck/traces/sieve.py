@@ -104,7 +104,7 @@ class Sieve:
         """Keep what matters of `events`."""
         by_category = self._by_category
         for event in events:
-            if event.ph == "X" and (keep := by_category.get(event.cat)):
+            if event.ph == "X" and (keep := by_category.get(event.cat)) and type(event.name) is str:
                 keep(event)
 
     def _kernel(self, event: Event) -> None:

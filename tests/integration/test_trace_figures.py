@@ -49,7 +49,9 @@ def test_a100() -> None:
         assert [each.bucket for each in buckets] == [0, 1, 2, 3, 4]
         assert sum(each.elements or 0 for each in buckets) == 25_557_032
     assert [step.step for step in result.ranks[0].steps] == [4, 5, 6]
-    assert all(part.ready_ns and part.ready_ns < part.start_ns for e in result.collectives for part in e.parts)
+    assert all(
+        part.ready_ns and part.ready_ns < part.start_ns for e in result.collectives for part in e.parts
+    )
 
 
 @needs_traces
@@ -77,7 +79,9 @@ DLRM_WAITS_US = [5_580, 11_125, 3_280, 9_571, 6_370, 6_041, 3_342, 1_534]
 @needs_traces
 def test_dlrm_on_eight_ranks() -> None:
     result = of(DLRM)
-    assert [(c // 1000, k // 1000, o // 1000, e // 1000, p) for c, k, o, e, p in figures(result)] == DLRM_SHARES
+    assert [
+        (c // 1000, k // 1000, o // 1000, e // 1000, p) for c, k, o, e, p in figures(result)
+    ] == DLRM_SHARES
     assert [rank.wait_ns for rank in result.ranks] == [wait * 1000 for wait in DLRM_WAITS_US]
     assert [rank.last_arrivals for rank in result.ranks] == [0, 0, 0, 0, 1, 2, 0, 5]
     assert (result.transfer_ns, result.matched, result.unmatched) == (217_000, 8, 0)

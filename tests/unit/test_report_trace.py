@@ -90,7 +90,12 @@ def test_units() -> None:
         "1.50 s",
         "",
     ]
-    assert [size_text(size) for size in (424, 212_480, 8_196_000, None)] == ["424 B", "212.5 kB", "8.2 MB", ""]
+    assert [size_text(size) for size in (424, 212_480, 8_196_000, None)] == [
+        "424 B",
+        "212.5 kB",
+        "8.2 MB",
+        "",
+    ]
     assert [rate_text(rate) for rate in (32.09, 0.055, None)] == ["32.1 GB/s", "55 MB/s", ""]
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from trace_builder import BACKWARD_THREAD, Event, all_reduce, described, kernel, span, step, write
 
-from ddpcheck.errors import TraceUnreadable, TraceWithoutCommunication
+from ddpcheck.errors import TraceIsTimeline, TraceUnreadable, TraceWithoutCommunication
 from ddpcheck.traces.analyse import analyse
+from ddpcheck.traces.merged import write_merged
 from ddpcheck.traces.rank_trace import RankTrace
 from ddpcheck.traces.reading import Loaded, load
 from ddpcheck.traces.result import TraceResult
@@ -310,3 +311,29 @@ def test_nothing_there(tmp_path: Path) -> None:
         load([tmp_path / "nowhere.json"])
     with pytest.raises(TraceUnreadable, match="there is no trace in the folder"):
         load([tmp_path])
+
+
+def test_a_timeline_in_the_folder_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", all_reduce(0, 10), 0)
+    loaded = load([tmp_path])
+    write_merged(loaded.traces, analyse(loaded.traces), tmp_path / "all.json")
+    again = load([tmp_path])
+    assert (len(again.traces), again.left_out) == (1, ())
+    with pytest.raises(TraceIsTimeline, match="give the traces it was made from"):
+        load([tmp_path / "all.json"])
+
+
+def test_pairs_are_not_compared(tmp_path: Path) -> None:
+    args = {"Collective name": "send"}
+    ranks = [kernel("ncclDevKernel_SendRecv(x)", start, 50, **args) for start in (0, 20)]
+    result = result_of(tmp_path, *ranks)
+    assert [each.kind for each in result.collectives] == ["send", "send"]
+    assert (result.matched, result.unmatched) == (0, 2)
+
+
+def test_events_without_a_name_or_an_end(tmp_path: Path) -> None:
+    running = {**all_reduce(5, 10)[0], "dur": -1}
+    nameless = {**all_reduce(5, 10)[0], "name": None}
+    odd = {**kernel("gemm", 0, 2)[0], "args": True}
+    (rank,) = result_of(tmp_path, [*all_reduce(0, 2), running, nameless, odd]).ranks
+    assert (rank.collectives, rank.shares.comm_ns, rank.shares.overlap_ns) == (2, 2_000, 2_000)
