@@ -18,8 +18,9 @@ def analyse(traces: Sequence[RankTrace]) -> TraceResult:
     known = clocks(matches(traces))
     aligned = on_one_clock(traces, known)
     origin = min(_first_moment(trace) for trace in aligned)
-    together, alone = _collectives(aligned, origin)
-    ranks = _ranks(aligned, together, known, origin)
+    compute = {trace.rank: Cover([(start, end) for start, end, _ in trace.compute]) for trace in aligned}
+    together, alone = _collectives(aligned, compute, origin)
+    ranks = _ranks(aligned, compute, together, known, origin)
     collectives = sorted([*together, *alone], key=lambda each: min(part.start_ns for part in each.parts))
     return TraceResult(
         headline=summary.headline(ranks, collectives),
@@ -36,10 +37,9 @@ def analyse(traces: Sequence[RankTrace]) -> TraceResult:
 
 
 def _collectives(
-    traces: Sequence[RankTrace], origin: int
+    traces: Sequence[RankTrace], compute: Mapping[int, Cover], origin: int
 ) -> tuple[list[CollectiveResult], list[CollectiveResult]]:
     """Those that several ranks show, and those that stand alone."""
-    compute = {trace.rank: Cover((start, end) for start, end, _ in trace.compute) for trace in traces}
     world_size = _world_size(traces)
     matched = matches(traces)
     taken = {id(each) for match in matched for each in match.values()}
@@ -54,6 +54,7 @@ def _collectives(
 
 def _ranks(
     traces: Sequence[RankTrace],
+    compute: Mapping[int, Cover],
     together: Sequence[CollectiveResult],
     known: Mapping[int, Clock],
     origin: int,
@@ -64,7 +65,7 @@ def _ranks(
             rank=trace.rank,
             file=trace.file,
             source=trace.source,
-            shares=shares.whole(trace),
+            shares=shares.whole(trace, compute[trace.rank]),
             steps=shares.by_step(trace, origin),
             collectives=len(trace.collectives),
             wait_ns=waited.get(trace.rank),

@@ -62,7 +62,7 @@ class _Builder:
             launch = self._launch(work.correlation)
             marks = self._marks.around(launch) if launch else []
             # The call itself is the outermost mark; where none shows, the moment of the launch has to do.
-            called = Launch(launch.thread, marks[-1].start) if launch and marks else launch
+            called = (launch[0], marks[-1].start) if launch and marks else launch
             yield self._collective(work, called, marks)
 
     def from_spans(self) -> Iterator[Collective]:
@@ -85,8 +85,8 @@ class _Builder:
         for thread, marks in self._sieve.marks.items():
             for mark in marks:
                 if mark.name.startswith("c10d::"):
-                    calls.setdefault(kind_of(mark.name), []).append((Launch(thread, mark.start), mark))
-        return {kind: sorted(each, key=lambda pair: pair[0].at) for kind, each in calls.items()}
+                    calls.setdefault(kind_of(mark.name), []).append(((thread, mark.start), mark))
+        return {kind: sorted(each, key=lambda call: call[1].start) for kind, each in calls.items()}
 
     def _collective(self, work: CollectiveWork, called: Launch | None, marks: Sequence[Mark]) -> Collective:
         message = work.message
@@ -100,8 +100,8 @@ class _Builder:
             name=short_name(work.name),
             lane=str(work.lane),
             message=message,
-            ready=called.at + self._base if called else None,
-            step=self._step(called.at if called else None, work.start),
+            ready=called[1] + self._base if called else None,
+            step=self._step(called, work.start),
             # Told for certain later, once all of a step are known and in order.
             bucket=0 if self._may_be_bucket(called) else None,
         )
@@ -112,17 +112,16 @@ class _Builder:
     def _launch(self, correlation: int | None) -> Launch | None:
         return None if correlation is None else self._sieve.launches.get(correlation)
 
-    def _step(self, launched: int | None, start: int) -> int | None:
-        if launched is not None:
-            return self._step_finder.at(launched)
+    def _step(self, launch: Launch | None, start: int) -> int | None:
+        if launch is not None:
+            return self._step_finder.at(launch[1])
         # A kernel runs long after its launch; its own time says something only where nothing was launched.
         return None if self._sieve.launches else self._step_finder.at(start)
 
     def device_work(self, pieces: Iterable[DeviceWork]) -> Iterator[Work]:
         base = self._base
         for start, end, correlation in pieces:
-            launch = self._launch(correlation)
-            yield start + base, end + base, self._step(launch.at if launch else None, start)
+            yield start + base, end + base, self._step(self._launch(correlation), start)
 
     def operations(self) -> Iterator[Work]:
         """What the processor computed: a thread that is inside a call of a collective does not compute."""

@@ -36,9 +36,10 @@ class MarkFinder:
 
     def around(self, launch: Launch) -> list[Mark]:
         """The innermost first."""
-        last = bisect_right(self._starts.get(launch.thread, []), launch.at)
-        near = self._marks.get(launch.thread, [])[max(0, last - _MOST_NESTED) : last]
-        return [mark for mark in reversed(near) if launch.at <= mark.end]
+        thread, at = launch
+        last = bisect_right(self._starts.get(thread, []), at)
+        near = self._marks.get(thread, [])[max(0, last - _MOST_NESTED) : last]
+        return [mark for mark in reversed(near) if at <= mark.end]
 
 
 class BackwardFinder:
@@ -52,5 +53,6 @@ class BackwardFinder:
         return bool(self._covers)
 
     def holds(self, launch: Launch) -> bool:
-        cover = self._covers.get(launch.thread)
-        return cover is not None and cover.within(launch.at, launch.at + 1) > 0
+        thread, at = launch
+        cover = self._covers.get(thread)
+        return cover is not None and cover.within(at, at + 1) > 0

@@ -10,13 +10,10 @@ from ddpcheck.traces.rank_trace import RankTrace
 from ddpcheck.traces.result import Shares, StepShares
 
 
-def whole(trace: RankTrace) -> Shares:
-    """The figures of the whole file."""
-    return _shares(
-        Cover((each.start, each.end) for each in trace.collectives),
-        Cover((start, end) for start, end, _ in trace.compute),
-        Cover((start, end) for start, end, _ in trace.copies),
-    )
+def whole(trace: RankTrace, compute: Cover) -> Shares:
+    """The figures of the whole file; what its compute covers is known already."""
+    comm = Cover([(each.start, each.end) for each in trace.collectives])
+    return _shares(comm, compute, Cover([(start, end) for start, end, _ in trace.copies]))
 
 
 def by_step(trace: RankTrace, origin: int) -> tuple[StepShares, ...]:

@@ -18,6 +18,8 @@ Thread = tuple[Any, Any]
 # A kernel or a copy: start, end, and the id that leads to the call that started it. There are too many of them
 # for anything heavier than a tuple.
 DeviceWork = tuple[int, int, int | None]
+# Where on the processor a kernel was started: the thread, and when.
+Launch = tuple[Thread, int]
 
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
 # Backends that communicate on the processor; NCCL's annotations only mark its launches.
@@ -40,6 +42,7 @@ _PLENTIFUL = (
     ("cuda_runtime", "cudaStream"),
     ("cuda_runtime", "cudaDevice"),
     ("cuda_runtime", "cudaFunc"),
+    ("cuda_runtime", "cudaOccupancy"),
 )
 _PLENTIFUL_OPERATIONS = (("cpu_op", "aten::"), ("cpu_op", "torch"))
 _STARTS_DEVICE_WORK = re.compile("launch|memcpy|memset", re.IGNORECASE)
@@ -63,13 +66,6 @@ class Mark(NamedTuple):
     end: int
     name: str
     message: Message
-
-
-class Launch(NamedTuple):
-    """Where on the processor a kernel was started."""
-
-    thread: Thread
-    at: int
 
 
 class Sieve:
@@ -126,7 +122,7 @@ class Sieve:
             return
         correlation = _correlation(event)
         if correlation is not None:
-            self.launches[correlation] = Launch((event.pid, event.tid), nanoseconds(bytes(event.ts)))
+            self.launches[correlation] = (event.pid, event.tid), nanoseconds(bytes(event.ts))
 
     def _host_span(self, event: Event) -> None:
         name = event.name
@@ -170,7 +166,7 @@ def _times(event: Event) -> Interval:
 
 def _correlation(event: Event) -> int | None:
     correlation = getattr(event.args, "correlation", None)
-    return correlation if isinstance(correlation, int) else None
+    return correlation if type(correlation) is int else None
 
 
 def _args(event: Event) -> Args:
