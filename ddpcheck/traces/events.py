@@ -6,7 +6,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import msgspec
 
@@ -18,10 +18,12 @@ WINDOW = 512 << 10
 # How many places to try before reading on; in files that profilers write, the first one fits.
 _MOST_CUTS = 16
 _EVENTS_BEGIN = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
+_LONGEST_KEY = 64
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
 # Some profilers write numbers that JSON does not know; no figure here depends on one.
 _NO_NUMBER = re.compile(rb"(?<=[:\[,])(\s*)-?(?:nan|inf|NaN|Infinity)(?=\s*[,\]}])")
 _NOTHING = msgspec.Raw(b"")
+T = TypeVar("T")
 
 
 class Args(msgspec.Struct, frozen=True, gc=False):
@@ -102,12 +104,16 @@ class EventReader:
             return head[head.index(b"[") + 1 :], True
         if opening != b"{":
             raise TraceUnreadable(f"{self._name} is not a trace: it does not begin like JSON")
-        while not (found := _EVENTS_BEGIN.search(head)):
-            more = self._file.read(self._window)
+        searched = 0
+        while not (found := _EVENTS_BEGIN.search(head, searched)):
+            # Twice as much each time: what stands before the events may be long, and is not to be copied over
+            # and over. The key may lie across the seam.
+            searched = max(0, len(head) - _LONGEST_KEY)
+            more = self._file.read(max(self._window, len(head)))
             if not more:
                 raise self._no_events(head)
             head += more
-        self._keep(self._decoded(head[: found.end()].lstrip(b"\xef\xbb\xbf") + b"]}"))
+        self._keep(self._whole(head[: found.end()].lstrip(b"\xef\xbb\xbf") + b"]}"))
         return head[found.end() :], False
 
     def _windows(self, rest: bytes, bare: bool) -> Iterator[list[Event]]:
@@ -119,35 +125,40 @@ class EventReader:
             rest = left
             if events:
                 yield events
-        whole = self._decoded(b'{"traceEvents":[' + self._thinner.thinned(rest) + (b"}" if bare else b""))
+        whole = self._whole(b'{"traceEvents":[' + self._thinner.thinned(rest) + (b"}" if bare else b""))
         self._keep(whole)
         yield whole.trace_events
 
     def _cut(self, text: bytes) -> tuple[list[Event], bytes]:
         """The events that `text` surely holds whole, and what is left of it.
 
-        A cut between two objects could lie in a string or inside an event. But then what stands before it is
-        no list of objects: an unfinished string or bracket is left. So a text that can be decoded was cut
-        rightly.
+        A cut between two objects could lie in a string or in a list inside an event. But then an unfinished
+        string or bracket stands before it. So a text that can be decoded was cut rightly.
         """
         for position in _cuts(text):
-            events = _decoded(self._thinner.thinned(text[:position]))
-            if events is not None:
-                return events, text[position:].lstrip(b" \t\r\n,")
+            try:
+                events = _decoded(_events, b"[" + self._thinner.thinned(text[:position]) + b"]")
+            except msgspec.DecodeError as error:
+                if _is_cut(error):
+                    continue
+                if _goes_on(error):
+                    break
+                raise self._unreadable(error) from None
+            return events, text[position:].lstrip(b" \t\r\n,")
         return [], text
 
-    def _decoded(self, text: bytes) -> Header:
-        cut_off = False
-        for attempt in _attempts(text):
-            try:
-                return _header.decode(attempt)
-            except msgspec.ValidationError:
-                raise TraceUnreadable(f"{self._name} is not a trace: its traceEvents are no events") from None
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                cut_off = "truncated" in str(error)
-        if cut_off:
-            raise TraceUnreadable(f"{self._name} is cut off: it ends before its events do")
-        raise TraceUnreadable(f"{self._name} is not a trace that can be read: it is broken JSON")
+    def _whole(self, text: bytes) -> Header:
+        try:
+            return _decoded(_header, text)
+        except msgspec.DecodeError as error:
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: msgspec.DecodeError) -> TraceUnreadable:
+        if isinstance(error, msgspec.ValidationError):
+            return TraceUnreadable(f"{self._name} is not a trace: its traceEvents are no events")
+        if _is_cut(error):
+            return TraceUnreadable(f"{self._name} is cut off: it ends before its events do")
+        return TraceUnreadable(f"{self._name} is not a trace that can be read: it is broken JSON")
 
     def _no_events(self, head: bytes) -> TraceUnreadable:
         try:
@@ -162,13 +173,25 @@ class EventReader:
                 self.facts[name] = value
 
 
-def _decoded(text: bytes) -> list[Event] | None:
-    for attempt in _attempts(text):
-        try:
-            return _events.decode(b"[" + attempt + b"]")
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue
-    return None
+def _decoded(decoder: msgspec.json.Decoder[T], text: bytes) -> T:
+    """What `text` says; where it says it wrongly in a way that is known of profilers, that is set right."""
+    try:
+        return decoder.decode(text)
+    except UnicodeDecodeError:
+        pass
+    except msgspec.DecodeError as error:
+        if isinstance(error, msgspec.ValidationError) or _is_cut(error) or _goes_on(error):
+            raise
+    return decoder.decode(_NO_NUMBER.sub(rb"\1null", text.decode("utf-8", "replace").encode()))
+
+
+def _is_cut(error: msgspec.DecodeError) -> bool:
+    return "truncated" in str(error)
+
+
+def _goes_on(error: msgspec.DecodeError) -> bool:
+    """Whether the list of events ended, and something else follows."""
+    return "trailing" in str(error)
 
 
 def _cuts(text: bytes) -> Iterator[int]:
@@ -181,9 +204,3 @@ def _cuts(text: bytes) -> Iterator[int]:
                 break
         else:
             return
-
-
-def _attempts(text: bytes) -> Iterator[bytes]:
-    """As it is, and only if that fails with what profilers are known to write wrongly set right."""
-    yield text
-    yield _NO_NUMBER.sub(rb"\1null", text.decode("utf-8", "replace").encode())

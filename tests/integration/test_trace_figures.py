@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -123,7 +124,10 @@ def test_the_command(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     document = json.loads(done.stdout)
     assert [rank["wait_ns"] // 1000 for rank in document["ranks"]] == DLRM_WAITS_US
-    assert out.stat().st_size > 1000
+    events = json.loads(gzip.decompress(out.read_bytes()))["traceEvents"]
+    assert {event["pid"] for event in events} == set(range(8))
+    # Of each of eight collectives, one arrow to each of the seven ranks that wait.
+    assert [sum(event["ph"] == phase for event in events) for phase in ("s", "f")] == [56, 56]
 
 
 @pytest.fixture(scope="module")

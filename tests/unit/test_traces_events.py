@@ -53,6 +53,12 @@ def test_facts_before_and_after() -> None:
     assert read(text) == (["a"], {"distributed_info": {"rank": 3}, "base_time_nanoseconds": 7})
 
 
+def test_much_before_the_events_is_read_once() -> None:
+    text = b'{"lines": [%s], "traceEvents": [{"name": "a"}]}' % b",".join([b'"line"'] * 300_000)
+    for window in (16, 1000):
+        assert read(text, window)[0] == ["a"]
+
+
 @pytest.mark.parametrize("text", [b'[{"name": "a"}, {"name": "b"}]', b'\n [{"name": "a"},\n{"name": "b"}]\n'])
 def test_a_bare_list(text: bytes) -> None:
     assert read(text)[0] == ["a", "b"]
@@ -60,6 +66,12 @@ def test_a_bare_list(text: bytes) -> None:
 
 def test_no_events() -> None:
     assert read(b'{"traceEvents": []}') == ([], {})
+
+
+@pytest.mark.parametrize("window", [16, 1000])
+def test_names_that_are_not_text(window: int) -> None:
+    text = b'{"traceEvents": [{"name": "a"}, {"name": "\xff"}, {"name": "b"}, {"name": "c\xff"}]}'
+    assert read(text, window)[0] == ["a", "\ufffd", "b", "c\ufffd"]
 
 
 def test_what_profilers_write_wrongly() -> None:
