@@ -14,7 +14,7 @@ def trace(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE...",
+            metavar="FILE",
             help="Traces of torch.profiler, one a rank: .json, .json.gz, a .tar of them, or a folder.",
             show_default=False,
         ),
