@@ -54,10 +54,11 @@ def test_merged(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_a_folder_with_a_bad_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "broken.json").write_text('{"traceEvents": [{"na')
     assert run(folder) == 1
-    out = " ".join(capsys.readouterr().out.split())
-    assert "left out:" in out
-    assert "broken.json is cut off" in out
-    assert "Rank 1 came last" in out
+    # A long path may be broken anywhere.
+    out = "".join(capsys.readouterr().out.split())
+    assert "leftout:" in out
+    assert "broken.jsoniscutoff" in out
+    assert "Rank1camelast" in out
 
 
 @pytest.mark.parametrize(
