@@ -34,6 +34,13 @@ def test_every_code_that_rules_raise_has_a_page() -> None:
     assert raised <= set(explanations.codes())
 
 
+def test_the_index_lists_every_page_with_its_title() -> None:
+    index = (Path(__file__).parents[2] / "docs" / "findings.md").read_text()
+    for code in explanations.codes():
+        title = explanations.page(code).splitlines()[0].partition(": ")[2]
+        assert f"| [{code}](../ddpcheck/explanations/{code}.md) | {title} |" in index
+
+
 def test_an_unknown_code_is_a_key_error() -> None:
     with pytest.raises(KeyError):
         explanations.page("../version")
