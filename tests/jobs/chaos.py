@@ -8,6 +8,7 @@ Without ddpcheck in the process there is nothing to break, and the job runs once
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -30,6 +31,9 @@ BROKEN_RANK = 1
 @variants.variant()
 def everything(rank: int, world_size: int) -> list[Any]:
     """One loop that comes by every moment a probe can be told of."""
+    short_lived = DDP(variants.normed())
+    del short_lived
+    gc.collect()
     ddp = DDP(variants.normed())
     optimizer = variants.sgd(ddp)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
