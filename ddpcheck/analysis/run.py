@@ -35,6 +35,8 @@ class NodeNotes:
     exits: dict[tuple[str, int], float] = field(default_factory=dict)
     # By process: the signal that ended it, 0 for none; not every launcher comes in time to see it.
     signals: dict[tuple[str, int], int] = field(default_factory=dict)
+    # Processes that nobody saw go: the time of their exit is when that was noticed.
+    found_gone: set[tuple[str, int]] = field(default_factory=set)
     # When the user, or --fail-fast, asked the job to stop.
     stopped: float | None = None
     # What ranks could not write to their files.
@@ -164,6 +166,8 @@ def _note(notes: NodeNotes, raw: dict[str, Any]) -> None:
             notes.exits.setdefault((host, pid), float(time))
             if isinstance(raw.get("signal"), int):
                 notes.signals.setdefault((host, pid), raw["signal"])
+            if raw.get("found_gone") is True:
+                notes.found_gone.add((host, pid))
         case {
             "kind": "signal",
             "signal": "SIGINT" | "SIGTERM" | "SIGHUP" | "SIGQUIT",

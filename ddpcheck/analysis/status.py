@@ -24,6 +24,8 @@ _LOST_A_PARTNER = re.compile(
     r"|ncclRemoteError|remote process exited|peer (?:has )?(?:closed|exited|is dead)",
     re.IGNORECASE,
 )
+# A launcher that catches its ranks' exceptions leaves no more than this of them.
+_NO_REASON = re.compile(r"exit status \d+")
 
 
 def summaries(attempt: Attempt, number: int, notes: NodeNotes, over: bool) -> tuple[RankSummary, ...]:
@@ -65,7 +67,7 @@ def _number(rank: Rank, name: str) -> int:
 def _statuses(attempt: Attempt, notes: NodeNotes, over: bool) -> Mapping[int, RankStatus]:
     statuses: dict[int, RankStatus] = {}
     silent: dict[int, float | None] = {}
-    first_raise = float("inf")
+    first_raise = first_reason = float("inf")
     for number, rank in attempt.ranks.items():
         if rank.end is None and not _was_muted(number, rank, notes):
             silent[number] = notes.exits.get(_process(rank))
@@ -78,6 +80,8 @@ def _statuses(attempt: Attempt, notes: NodeNotes, over: bool) -> Mapping[int, Ra
             # and its parent may have taken its signal away: then nothing but their words tells the order.
             if not lost_a_partner(rank.end.error):
                 first_raise = min(first_raise, rank.end.time)
+                if not _NO_REASON.fullmatch(rank.end.error):
+                    first_reason = min(first_reason, rank.end.time)
         else:
             statuses[number] = RankStatus.FINISHED
     signals = {number: notes.signals.get(_process(attempt.ranks[number])) for number in silent}
@@ -86,10 +90,12 @@ def _statuses(attempt: Attempt, notes: NodeNotes, over: bool) -> Mapping[int, Ra
     for number, when in silent.items():
         if when is None:
             statuses[number] = _unseen(first_raise, notes, over)
-        elif number in suspects and _died(when, signals[number], first_death, first_raise, notes):
-            statuses[number] = RankStatus.DIED
-        else:
-            statuses[number] = RankStatus.STOPPED
+            continue
+        # Nobody saw it go: those that left before that was noticed, and did not say why, may well have lost it.
+        unseen = signals[number] is None and _process(attempt.ranks[number]) in notes.found_gone
+        blamed = first_reason if unseen else first_raise
+        died = number in suspects and _died(when, signals[number], first_death, blamed, notes)
+        statuses[number] = RankStatus.DIED if died else RankStatus.STOPPED
     return statuses
 
 

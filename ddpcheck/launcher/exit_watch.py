@@ -23,6 +23,8 @@ class ExitWatch:
         self._exits: list[tuple[int, int, float]] = []
         # By pid, where it could be seen before its parent took it away.
         self.signals: dict[int, int] = {}
+        # Gone before they could be watched: when is not known, only that it was before it was noticed.
+        self.found_gone: set[int] = set()
         self._by_descriptor: dict[int, tuple[int, int]] = {}
         self._polled: dict[tuple[int, int], int] = {}  # (rank, pid) -> start, where there is no pidfd
         self._poller = select.poll()
@@ -44,6 +46,7 @@ class ExitWatch:
             alive = self._watch(pid, rank, started)
             if not alive:
                 self._note_signal(pid)
+                self.found_gone.add(pid)
                 self._exits.append((rank, pid, time.time()))
             elif self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="ddpcheck-exit-watch", daemon=True)

@@ -58,6 +58,7 @@ class Follower:
     def _note_exits(self) -> None:
         for rank, pid, when in self._exits.poll():
             signal = self._exits.signals.pop(pid, None)
+            late = {"found_gone": True} if pid in self._exits.found_gone else {}
             self._node_log.write(
-                "rank_exit", rank=rank, pid=pid, host=self._node_log.host, time=when, signal=signal
+                "rank_exit", rank=rank, pid=pid, host=self._node_log.host, time=when, signal=signal, **late
             )

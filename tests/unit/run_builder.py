@@ -266,9 +266,13 @@ class RunBuilder:
             self.say(rank, EndRecord(**{"reason": "exit", "time": time, **fields}))
         return self
 
-    def exited(self, rank: int, time: float, signal: int | None = None) -> RunBuilder:
-        """The launcher saw the process go, and perhaps by which signal."""
+    def exited(
+        self, rank: int, time: float, signal: int | None = None, found_gone: bool = False
+    ) -> RunBuilder:
+        """The launcher saw the process go, and perhaps by which signal; or found it gone."""
         note = {"kind": "rank_exit", "rank": rank, "pid": 100 + rank, "host": "node0", "time": time}
+        if found_gone:
+            note["found_gone"] = True
         self.notes.append(note if signal is None else {**note, "signal": signal})
         return self
 

@@ -87,6 +87,23 @@ def test_a_rank_found_gone_after_another_raised_for_its_own_reasons_was_stopped(
     assert statuses(build) == ["raised", "raised", "stopped"]
 
 
+@pytest.mark.parametrize(("found_gone", "status"), [(True, "died"), (False, "stopped")])
+def test_a_rank_that_nobody_saw_go_and_others_that_do_not_say_why_they_left(
+    build: RunBuilder, found_gone: bool, status: str
+) -> None:
+    """As in forked ranks, whose launcher keeps their exceptions. Where its end was seen, the order tells."""
+    build.end([0, 1], time=99.0, reason="raised", error="exit status 1")
+    build.exited(2, 99.4, found_gone=found_gone)
+    assert statuses(build) == ["raised", "raised", status]
+
+
+def test_a_rank_that_nobody_saw_go_after_another_said_why_it_left(build: RunBuilder) -> None:
+    build.end([0], time=99.0, reason="raised", error="ValueError: x")
+    build.end([1], time=99.0, reason="raised", error="exit status 1")
+    build.exited(2, 99.4, found_gone=True)
+    assert statuses(build) == ["raised", "raised", "stopped"]
+
+
 def test_a_rank_killed_long_after_an_error_is_a_consequence(build: RunBuilder) -> None:
     build.end([0], time=90.0, reason="raised", error="ValueError: x")
     build.exited(1, 100.0, SIGKILL).exited(2, 100.0, SIGKILL)

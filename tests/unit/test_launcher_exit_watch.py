@@ -60,6 +60,7 @@ def test_gone_before_it_was_added(watch: ExitWatch) -> None:
     process.wait()
     assert not watch.add(process.pid, 5)
     assert [(rank, pid) for rank, pid, _ in watch.poll()] == [(5, process.pid)]
+    assert watch.found_gone == {process.pid}
 
 
 def test_reused_id_is_another_process(watch: ExitWatch) -> None:
