@@ -94,7 +94,9 @@ def _statuses(attempt: Attempt, notes: NodeNotes, over: bool) -> Mapping[int, Ra
         # Nobody saw it go: those that left before that was noticed, and did not say why, may well have lost it.
         unseen = signals[number] is None and _process(attempt.ranks[number]) in notes.found_gone
         blamed = first_reason if unseen else first_raise
-        died = number in suspects and _died(when, signals[number], first_death, blamed, notes)
+        # Of several that nobody saw go, the order in which that was noticed tells nothing.
+        since = when if unseen and not set(signals.values()) & set(_HARD) else first_death
+        died = number in suspects and _died(when, signals[number], since, blamed, notes)
         statuses[number] = RankStatus.DIED if died else RankStatus.STOPPED
     return statuses
 

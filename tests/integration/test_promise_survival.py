@@ -48,7 +48,24 @@ def _wrong(done: Watched, number: int, job: dict[str, Any]) -> Any:
     # The others may have been stopped before they could open their files: that is said too, and is true.
     missing = [rank for rank, status in rows.items() if status == "missing"]
     wanted = [("DDP602", [job["victim"]])] + ([("DDP601", missing)] if missing else [])
-    return None if said == wanted and job["victim"] not in missing else (said, rows)
+    # Of ranks that were gone before the launcher came to watch them nobody can say which went first.
+    unseen = _unseen(done, number)
+    if job["victim"] in unseen:
+        said = [(code, sorted({*ranks} - (unseen - {job["victim"]}))) for code, ranks in said]
+    return None if said == wanted and job["victim"] not in missing else (said, rows, unseen)
+
+
+def _unseen(done: Watched, number: int) -> set[int]:
+    """Ranks of this job that were found gone, and whose parent had taken their signal away."""
+    pids = {row["pid"]: row["rank"] for row in done.report["attempts"][number]["ranks"]}
+    (log,) = done.folder.glob("node-*.jsonl")
+    notes = [json.loads(line) for line in log.read_text().splitlines()]
+    return {
+        pids[note["pid"]]
+        for note in notes
+        if note["kind"] == "rank_exit" and note["pid"] in pids
+        if note.get("found_gone") and note["signal"] is None
+    }
 
 
 TORCHRUN_JOB = """

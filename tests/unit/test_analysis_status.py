@@ -97,6 +97,16 @@ def test_a_rank_that_nobody_saw_go_and_others_that_do_not_say_why_they_left(
     assert statuses(build) == ["raised", "raised", status]
 
 
+def test_of_several_that_nobody_saw_go_none_is_called_the_first(build: RunBuilder) -> None:
+    build.exited(0, 99.42, found_gone=True).exited(1, 99.4, found_gone=True).exited(2, 99.3, SIGTERM)
+    assert statuses(build) == ["died", "died", "stopped"]
+
+
+def test_one_that_was_seen_to_be_killed_explains_those_that_nobody_saw_go(build: RunBuilder) -> None:
+    build.exited(0, 99.42, found_gone=True).exited(1, 99.4, SIGKILL).exited(2, 99.3, SIGTERM)
+    assert statuses(build) == ["stopped", "died", "stopped"]
+
+
 def test_a_rank_that_nobody_saw_go_after_another_said_why_it_left(build: RunBuilder) -> None:
     build.end([0], time=99.0, reason="raised", error="ValueError: x")
     build.end([1], time=99.0, reason="raised", error="exit status 1")
