@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -17,15 +16,17 @@ from ddpcheck.probes.gradient_files import GradientFiles
 from ddpcheck.probes.looks import Look, Moment
 from ddpcheck.probes.probe import Probe, Scene
 from ddpcheck.probes.samples import FIRST
-from ddpcheck.probes.sketches.book import SketchBook
+from ddpcheck.probes.sketches.book import SketchBook, can_keep
 from ddpcheck.probes.sketches.packing import pack
 from ddpcheck.probes.sketches.sketch import Sketch
 from ddpcheck.probes.submission import submit
 from ddpcheck.records.schema import AppliedRecord, BackwardRecord, Of, Stage
+from ddpcheck.records.shares import share_of
 
 if TYPE_CHECKING:
     from ddpcheck.agent.watched_module import WatchedModule
     from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.probes.digest import Ticket
 
 NO_GRADIENT = bytes(16)
 NOTHING = Sketch(0.0, 0.0, 0, 0)
@@ -50,12 +51,15 @@ class Backward:
     # Gradients from before it. Of parameters that a backward leaves out, DDP reduces these once more: that is how a
     # micro-batch under no_sync comes to its right when the last one does not use the same layers.
     left_over: SketchBook = field(default_factory=SketchBook)
+    # Of this rank's share.
     reduced: SketchBook = field(default_factory=SketchBook)
+    # Of all reduced gradients, with their places: whether ranks got the same.
+    digests: Ticket | None = None
+    digested: list[int] = field(default_factory=list)
     # Places without a reduced gradient that could be sketched.
     absent: set[int] = field(default_factory=set)
     # Address and version of each gradient when it had been reduced: they tell whether anybody wrote since.
     marks: list[tuple[int, int]] = field(default_factory=list)
-    done: bool = False
     written: bool = False
 
 
@@ -68,9 +72,11 @@ class Due:
 
 
 class GradientProbe(Probe):
-    """At most three passes over the gradients a step: as computed, as reduced, as applied.
+    """Three passes over the gradients a step, as computed, as reduced and as applied, and a part of one.
 
-    Where a backward may leave parameters out, one more over the gradients that were there before it.
+    A sketch takes several times as long as a digest. As computed all gradients are sketched; as reduced they should
+    be the same on every rank, which digests tell, so each rank sketches no more than its share of them. Where a
+    backward may leave parameters out, one more pass goes over the gradients that were there before it.
     """
 
     name = "gradients"
@@ -115,14 +121,31 @@ class GradientProbe(Probe):
         backward = self._backwards[watched.index]
         gradients = _gradients(watched)
         if backward.sketched or backward.local:
-            for place, gradient in enumerate(gradients):
-                if gradient is None or not backward.reduced.add(place, gradient):
-                    backward.absent.add(place)
-            backward.local.send()
-            backward.reduced.send()
-            backward.done = True
+            self._look_at_reduced(watched, backward, gradients)
         backward.marks = _marks(gradients)
         self._files.write(watched, backward.step, gradients)
+
+    def _look_at_reduced(
+        self, watched: WatchedModule, backward: Backward, gradients: list[torch.Tensor | None]
+    ) -> None:
+        # Between sketches only this rank looks, because of what it found in its own gradients.
+        share = frozenset(self._share(watched) if backward.sketched else range(len(gradients)))
+        present: list[torch.Tensor] = []
+        for place, gradient in enumerate(gradients):
+            if gradient is None or not can_keep(gradient):
+                backward.absent.add(place)
+                continue
+            backward.digested.append(place)
+            present.append(gradient)
+            if place in share:
+                backward.reduced.add(place, gradient)
+        backward.local.send()
+        backward.reduced.send()
+        backward.digests = submit(present)
+
+    def _share(self, watched: WatchedModule) -> tuple[int, ...]:
+        sizes = [tensor.numel() for tensor in watched.tensors(watched.parameters)]
+        return share_of(sizes, watched.group.index(self.scene.rank), len(watched.group))
 
     def forward(self, watched: WatchedModule) -> None:
         self._settle()
@@ -170,11 +193,12 @@ class GradientProbe(Probe):
         """One record a reduced backward, once it is known that nothing more belongs to it."""
         backward = self._backwards.get(watched.index)
         watch = watched.backward
-        if watch is None or backward is None or backward.written or not backward.done:
+        if watch is None or backward is None or backward.written or backward.digests is None:
             return
         backward.written = True
-        part, of = watched.group.index(self.scene.rank), len(watched.group)
+        share = self._share(watched)
         count = len(watched.parameters)
+        digests, places = backward.digests, backward.digested
         known, divisor = watch.places - watched.strangers(), _divisor(watched)
         absent = [place for place in range(count) if place in backward.absent or place not in known]
 
@@ -190,8 +214,8 @@ class GradientProbe(Probe):
                     number=backward.number,
                     step=backward.step,
                     local=pack(local) if backward.sketched else "",
-                    reduced=pack(reduced[part::of]) if backward.sketched else "",
-                    root=hashlib.blake2b(pack(reduced).encode(), digest_size=8).hexdigest(),
+                    reduced=pack([reduced[place] for place in share]) if backward.sketched else "",
+                    root=combine(_leaves(count, places, digests))[:8].hex(),
                     # In the order of their arrival: the first is nearest to where it began.
                     local_nonfinite=_nonfinite(found_local),
                     reduced_nonfinite=_nonfinite(found),
@@ -201,7 +225,7 @@ class GradientProbe(Probe):
             )
 
         books = (backward.local, backward.left_over, backward.reduced)
-        self._put(Due(lambda: all(book.ready() for book in books), write))
+        self._put(Due(lambda: digests.ready() and all(book.ready() for book in books), write))
 
     def _write_applied(self, optimizer: WatchedOptimizer, watched: WatchedModule) -> None:
         watch = watched.backward
@@ -210,9 +234,10 @@ class GradientProbe(Probe):
         owned = optimizer.owned(watched)
         gradients = _gradients(watched)
         places = [place for place in sorted(owned) if gradients[place] is not None]
-        ticket = submit([gradient for place in places if (gradient := gradients[place]) is not None])
         backward, window = self._backwards.get(watched.index), watch.window
         moved = backward is None or not backward.marks or _marks(gradients) != backward.marks
+        # Digested again though `moved` says no: writes through .data leave no mark.
+        ticket = submit([gradient for place in places if (gradient := gradients[place]) is not None])
         nonfinite = _nonfinite_applied(backward, moved, places, gradients)
         record = AppliedRecord(
             module=watched.index,
@@ -233,9 +258,7 @@ class GradientProbe(Probe):
         count, generation = len(gradients), self._generation
 
         def write() -> None:
-            leaves = [NO_GRADIENT] * count
-            for place, leaf in zip(places, ticket.result(), strict=True):
-                leaves[place] = leaf
+            leaves = _leaves(count, places, ticket)
             root = combine(leaves)
             found = _nonfinite(nonfinite.sketches())
             wrong = {str(place): found[str(place)] for place in places if str(place) in found}
@@ -251,6 +274,14 @@ class GradientProbe(Probe):
         self._put(Due(lambda: ticket.ready() and nonfinite.ready(), write))
 
 
+def _leaves(count: int, places: Sequence[int], ticket: Ticket) -> list[bytes]:
+    """One for each parameter; the ticket's are those of `places`."""
+    leaves = [NO_GRADIENT] * count
+    for place, leaf in zip(places, ticket.result(), strict=True):
+        leaves[place] = leaf
+    return leaves
+
+
 def _nonfinite_applied(
     backward: Backward | None, moved: bool, places: list[int], gradients: list[torch.Tensor | None]
 ) -> SketchBook:
@@ -258,9 +289,13 @@ def _nonfinite_applied(
 
     What was not finite after the reduction still is, unless somebody wrote to the gradients since.
     """
-    if backward is None or not backward.reduced.may_hold_nonfinite():
+    if backward is None:
         return SketchBook()
-    if not moved:
+    # The share of this rank may be clean where what it gave was not.
+    gave = backward.local.holds_nonfinite()
+    if not gave and not backward.reduced.may_hold_nonfinite():
+        return SketchBook()
+    if not moved and not gave:
         return backward.reduced
     again = SketchBook()
     for place in places:

@@ -83,12 +83,15 @@ def _parted_on_the_way(
 ) -> GradientDivergence:
     tally = attempt.gradients.tallies.get(module)
     moved = [rank for rank, record in said.items() if record.moved]
-    parted = tally is not None and tally.parted is not None and tally.together_until < found.moment.step
-    if not moved or parted:
+    step = found.moment.step
+    parted = tally is not None and tally.parted is not None and tally.together_until < step
+    together = tally is not None and any(first <= step <= last for first, last in tally.together)
+    # Writes through .data leave no mark, but what came out of the reduction was seen.
+    if parted or not (moved or together):
         return GradientDivergence(found, "DDP203", "the reduction did not give all ranks the same result")
     evidence = {"written_after_backward_on_ranks": moved}
     cause = "gradients were written to between backward and step"
-    if len(moved) < len(said):
+    if 0 < len(moved) < len(said):
         cause += f" on {name_ranks(moved)} only"
     return GradientDivergence(found, "DDP205", cause, evidence)
 

@@ -11,6 +11,7 @@ from ddpcheck.analysis.mean_check import Outcome, can_check, mean_check
 from ddpcheck.analysis.wrong_mean import Compared, what_instead
 from ddpcheck.probes.sketches.packing import Packed, unpack
 from ddpcheck.records.schema import BackwardRecord, ModuleRecord
+from ddpcheck.records.shares import shares
 
 LIVE_RANKS = -1
 # A rank may be silent for long, or for good: more backwards than this do not wait for anyone.
@@ -61,6 +62,8 @@ class MeanTally:
     # not every step is sketched.
     parted: tuple[int, int] | None = None
     together_until: int = -1
+    # Steps before it at which all ranks got the same, as stretches from one to another.
+    together: list[tuple[int, int]] = field(default_factory=list)
     # Backwards after which every rank still held its very own gradient: nothing was reduced at all.
     untouched: int = 0
     # The last step, before the first of those, at which gradients were reduced.
@@ -133,6 +136,10 @@ class GradientLedger:
             tally.parted = (number, step)
         else:
             tally.together_until = max(tally.together_until, step)
+            if tally.together and step in (tally.together[-1][1], tally.together[-1][1] + 1):
+                tally.together[-1] = (tally.together[-1][0], step)
+            else:
+                tally.together.append((step, step))
 
     def _all_known(self, module: ModuleKey, said: Mapping[int, BackwardRecord]) -> bool:
         """Whether the mean can be told: not where a rank had a share in it that we do not know."""
@@ -148,13 +155,13 @@ class GradientLedger:
         tally: MeanTally,
     ) -> list[Miss]:
         group, rows = module[0], self._descriptions[module].parameters
+        dealt = shares(self._descriptions[module])
         misses: list[Miss] = []
         unreduced: list[Miss] = []
         compared: list[Compared] = []
         for rank, record in said.items():
             divisor = len(said) if record.divisor == LIVE_RANKS else len(group)
-            places = range(group.index(rank), len(rows), len(group))
-            for place, result in zip(places, reduced[rank], strict=False):
+            for place, result in zip(dealt[rank], reduced[rank], strict=False):
                 row = rows[place]
                 if place in record.absent or not can_check(row[1]):
                     continue
@@ -185,7 +192,7 @@ class GradientLedger:
             if tally.nonfinite is not None and tally.nonfinite.number <= record.number:
                 return
             makers = {rank: one for rank, one in said.items() if one.local_nonfinite}
-            found = makers[min(makers)].local_nonfinite if makers else record.reduced_nonfinite
+            found = makers[min(makers)].local_nonfinite if makers else _reduced_nonfinite(said)
             if found:
                 text = next(iter(found))
                 place = int(text) if text.isdigit() else 0
@@ -206,6 +213,12 @@ class GradientLedger:
             if len(ranks) > 1:
                 key = tuple(sorted(ranks))
                 tally.twins[key] = tally.twins.get(key, 0) + 1
+
+
+def _reduced_nonfinite(said: Mapping[int, BackwardRecord]) -> dict[str, int]:
+    """Each rank tells of its share; by place."""
+    found = {place: count for record in said.values() for place, count in record.reduced_nonfinite.items()}
+    return dict(sorted(found.items(), key=lambda item: int(item[0]) if item[0].isdigit() else 0))
 
 
 def _relative(outcome: Outcome, parts: Mapping[int, Packed], divisor: int) -> float:

@@ -19,6 +19,7 @@ from ddpcheck.records.schema import (
     SkipRecord,
     Stage,
 )
+from ddpcheck.records.shares import shares
 
 Comparable = DigestRecord | AppliedRecord | BackwardRecord | BatchRecord | SkipRecord
 # Steps whose turn is remembered for records that come late.
@@ -38,8 +39,8 @@ class Moment:
     record: Comparable
     # Names of the tensors that the record is about.
     names: tuple[str, ...]
-    # Ranks of the module's process group.
-    group: tuple[int, ...] = ()
+    # By rank, which of the reduced gradients it sketches.
+    shares: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     # Of the step's own backward, where it was sketched.
     backward: BackwardRecord | None = None
     hyper: Mapping[str, Any] = field(default_factory=dict)
@@ -57,9 +58,9 @@ class Timeline:
         self.over = False
         self._turn = 0
         self._turns: dict[tuple[int, int], int] = {}
-        # By module: names of its parameters and of its buffers, and the ranks of its group.
+        # By module: names of its parameters and of its buffers, and who sketches which of the reduced gradients.
         self._names: dict[tuple[int, bool], tuple[str, ...]] = {}
-        self._groups: dict[int, tuple[int, ...]] = {}
+        self._shares: dict[int, dict[int, tuple[int, ...]]] = {}
         self._backwards: dict[int, BackwardRecord] = {}
         self._params: dict[int, DigestRecord] = {}
         # Never changed in place: moments keep them.
@@ -110,7 +111,7 @@ class Timeline:
     def _describe(self, record: ModuleRecord) -> None:
         self._names[record.module, False] = tuple(str(row[0]) for row in record.parameters)
         self._names[record.module, True] = tuple(str(row[0]) for row in record.buffers)
-        self._groups[record.module] = tuple(record.group)
+        self._shares[record.module] = shares(record)
 
     def _change(self, optimizer: int, changed: Mapping[str, Any]) -> None:
         self._hyper[optimizer] = {**self._hyper.get(optimizer, {}), **changed}
@@ -151,7 +152,7 @@ class Timeline:
             module=module,
             record=record,
             names=self._names.get((module, buffers), ()),
-            group=self._groups.get(module, ()),
+            shares=self._shares.get(module, {}),
             backward=backward if backward is not None and backward.step == step else None,
             hyper=hyper or {},
             before=self._params.get(module),

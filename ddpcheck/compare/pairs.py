@@ -150,7 +150,7 @@ def _gradients(
 ) -> Iterator[Outcome]:
     own = (local_sketches(one, a.names), local_sketches(other, b.names))
     yield _sketches(Where.LOCAL, *own, seat.rank)
-    shares = [reduced_sketches(r, m.names, m.group, seat.rank) for m, r in ((a, one), (b, other))]
+    shares = [reduced_sketches(r, m.names, m.shares.get(seat.rank, ())) for m, r in ((a, one), (b, other))]
     found = _sketches(Where.REDUCED, shares[0], shares[1], seat.rank)
     # The other shares are with the other ranks; the root is over all of them.
     differ = found.differ or (one.root != other.root and a.names == b.names)

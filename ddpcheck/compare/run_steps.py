@@ -19,6 +19,7 @@ from ddpcheck.records.schema import (
     OptimizerRecord,
     Stage,
 )
+from ddpcheck.records.shares import shares
 
 # Steps for which records of an earlier one may still come.
 LATE = 16
@@ -67,7 +68,7 @@ def run_steps(side: Side, module: ModuleRecord) -> Iterator[RunStep]:
     while heads:
         number = min(head.step for head in heads.values())
         taking = {rank: head for rank, head in heads.items() if head.step == number}
-        yield _together(number, taking, names, key[0])
+        yield _together(number, taking, names, shares(module))
         for rank in taking:
             following = next(streams[rank], None)
             if following is None:
@@ -76,12 +77,14 @@ def run_steps(side: Side, module: ModuleRecord) -> Iterator[RunStep]:
                 heads[rank] = following
 
 
-def _together(step: int, ranks: dict[int, RankStep], names: list[str], group: tuple[int, ...]) -> RunStep:
+def _together(
+    step: int, ranks: dict[int, RankStep], names: list[str], dealt: dict[int, tuple[int, ...]]
+) -> RunStep:
     reduced: dict[str, Packed] = {}
     local: dict[str, dict[int, Packed]] = {}
     for rank, one in ranks.items():
         if one.backward is not None:
-            reduced.update(reduced_sketches(one.backward, names, group, rank))
+            reduced.update(reduced_sketches(one.backward, names, dealt.get(rank, ())))
             for name, sketch in local_sketches(one.backward, names).items():
                 local.setdefault(name, {})[rank] = sketch
     return RunStep(step, ranks, reduced, local)

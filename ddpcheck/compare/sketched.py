@@ -14,16 +14,11 @@ def local_sketches(record: BackwardRecord, names: Sequence[str]) -> dict[str, Pa
     return dict(zip(names, _unpacked(record.local), strict=False))
 
 
-def reduced_sketches(
-    record: BackwardRecord, names: Sequence[str], group: Sequence[int], rank: int
-) -> dict[str, Packed]:
-    """Of the reduced gradients, the share that this rank of the group writes down."""
-    if rank not in group:
-        return {}
+def reduced_sketches(record: BackwardRecord, names: Sequence[str], share: Sequence[int]) -> dict[str, Packed]:
+    """Of the reduced gradients, the share that this rank writes down."""
     absent = set(record.absent)
-    places = range(group.index(rank), len(names), len(group))
-    shares = zip(places, _unpacked(record.reduced), strict=False)
-    return {names[place]: one for place, one in shares if place not in absent}
+    found = zip(share, _unpacked(record.reduced), strict=False)
+    return {names[place]: one for place, one in found if place not in absent}
 
 
 def same(a: Packed, b: Packed) -> bool:

@@ -191,9 +191,9 @@ class BackwardRecord:
     step: int
     # Packed sketches of all parameters' own gradients.
     local: str
-    # Of the reduced ones, the same on all ranks, the n-th of W ranks writes a share: places with place % W == n.
+    # Of the reduced ones, which should be the same on all ranks, this rank's share: see shares.py.
     reduced: str
-    # Short digest of all reduced sketches.
+    # Digest of all reduced gradients, cut short.
     root: str
     # Values that are not finite, by place.
     local_nonfinite: dict[str, int] = field(default_factory=dict)

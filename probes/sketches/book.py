@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from .device import DevicePage
 
 
+def can_keep(tensor: torch.Tensor) -> bool:
+    """Not what is sparse on a device: how many entries it has could only be known by waiting."""
+    return can_sketch(tensor) and (tensor.is_cpu or not tensor.is_sparse)
+
+
 class SketchBook:
     """Never waits for a device before `sketches` is asked for."""
 
@@ -24,13 +29,11 @@ class SketchBook:
 
     def add(self, place: int, tensor: torch.Tensor) -> bool:
         """Sketch `tensor` as it is at this moment; False where it cannot be done."""
-        if not can_sketch(tensor):
+        if not can_keep(tensor):
             return False
         if tensor.is_cpu:
             self._here[place] = sketch(tensor)
             return True
-        if tensor.is_sparse:
-            return False  # how many entries it has could only be known by waiting
         page = self._away.get(tensor.device)
         if page is None:
             from .device import DevicePage
@@ -48,9 +51,13 @@ class SketchBook:
         """Whether `sketches` would return without waiting."""
         return all(page.ready() for page in self._away.values())
 
+    def holds_nonfinite(self) -> bool:
+        """As far as it is known here and now."""
+        return any(found.nonfinite for found in self._here.values())
+
     def may_hold_nonfinite(self) -> bool:
         """True also where it is not known yet."""
-        return bool(self._away) or any(found.nonfinite for found in self._here.values())
+        return bool(self._away) or self.holds_nonfinite()
 
     def sketches(self) -> dict[int, Sketch]:
         """By place."""

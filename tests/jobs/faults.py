@@ -188,6 +188,20 @@ def clipped_by_rank(rank: int, world_size: int) -> None:
         optimizer.step()
 
 
+@fault("DDP205", "gradients were written to between backward and step", 2, (2,), world_size=3)
+def clamped_through_data(rank: int, world_size: int) -> None:
+    """As old code does it; no version counter moves."""
+    model, ddp, optimizer = setup()
+    for step, inputs in enumerate(batches(rank, LAST_STEP)):
+        optimizer.zero_grad()
+        ddp(inputs).square().mean().backward()
+        if step == 2 and rank == 2:
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.data.clamp_(-1e-3, 1e-3)
+        optimizer.step()
+
+
 def hooked(change: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
     """Train with a communication hook that does what DDP does, and then `change`."""
     rank = dist.get_rank()

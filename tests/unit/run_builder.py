@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from ddpcheck.records.schema import (
     Stage,
     to_line,
 )
+from ddpcheck.records.shares import deal
 
 NAMES = ("body.weight", "body.bias", "head.weight")
 # Which tensors are not what they are on the other ranks, by rank.
@@ -227,13 +229,14 @@ class RunBuilder:
         **fields: Any,
     ) -> RunBuilder:
         """One reduced backward: `local` by rank, one number a parameter, and what came of it everywhere."""
+        sizes = tuple(math.prod(row[2]) for row in self.rows(NAMES))
         for rank, own in local.items():
             got = (reduced_on or {}).get(rank, reduced)
             record = BackwardRecord(
                 number=number,
                 **{"step": number - 1, **fields},
                 local=pack(map(sketch_of, own)),
-                reduced=pack(map(sketch_of, got[rank :: self.world_size])),
+                reduced=pack(sketch_of(got[place]) for place in deal(sizes, self.world_size)[rank]),
                 root=repr(list(got)),
             )
             self.say(rank, record)

@@ -121,7 +121,20 @@ def test_hooks_that_are_lost(tmp_path: Path, number: int) -> None:
 def test_hooks_that_are_lost_later_explain_nothing_earlier(tmp_path: Path) -> None:
     build = start(tmp_path).apply(1, odd=OWN).step(1, odd=OWN)
     build.backward(2, LOCAL, MEAN).backward(9, LOCAL, MEAN, reduced_on=LOCAL)
-    assert build.end().only("DDP203").step == 1
+    assert build.end().only("DDP205").step == 1
+
+
+def test_a_write_that_leaves_no_mark(tmp_path: Path) -> None:
+    """Through .data, say: all ranks got the same from that very reduction, and applied something else."""
+    build = start(tmp_path).backward(1, LOCAL, MEAN).apply(0, odd=OWN).step(0, odd=OWN)
+    finding = build.end().only("DDP205")
+    assert (finding.step, finding.cause) == (0, "gradients were written to between backward and step")
+
+
+def test_a_reduction_between_two_sketches_is_not_known(tmp_path: Path) -> None:
+    build = start(tmp_path).backward(1, LOCAL, MEAN).apply(0).step(0)
+    build.apply(5, odd=OWN).step(5, odd=OWN).backward(21, LOCAL, MEAN)
+    assert build.end().only("DDP203").step == 5
 
 
 def test_a_change_of_structure_goes_first(tmp_path: Path) -> None:

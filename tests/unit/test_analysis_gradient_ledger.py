@@ -13,6 +13,7 @@ from ddpcheck.analysis import gradient_ledger
 from ddpcheck.analysis.gradient_ledger import GradientLedger, MeanTally
 from ddpcheck.probes.sketches.packing import pack
 from ddpcheck.records.schema import BackwardRecord, ModuleRecord
+from ddpcheck.records.shares import shares
 
 NAMES = ("body.weight", "body.bias", "head.weight", "head.bias")
 HEALTHY = {0: [1.0, 2.0, -3.0, 0.5], 1: [3.0, -2.0, 5.0, 0.25]}
@@ -30,11 +31,12 @@ class Ranks:
         self.description = ModuleRecord(0, "Net", list(self.module[0]), 0, rows, [])
 
     def say(self, rank: int, number: int, own: Sequence[float], got: Sequence[float], **fields: Any) -> None:
+        share = shares(self.description).get(rank, ())
         record = BackwardRecord(
             number=number,
             step=number - 1,
             local=fields.pop("local", pack(map(sketch_of, own))),
-            reduced=pack(map(sketch_of, got[rank :: len(self.module[0])])),
+            reduced=pack(sketch_of(got[place]) for place in share if place < len(got)),
             root=repr(list(got)),
             **fields,
         )
@@ -83,7 +85,7 @@ def test_the_first_miss_is_kept() -> None:
 def test_only_one_parameter_is_off() -> None:
     ranks = Ranks().backward(1, HEALTHY, [2.0, 0.0, 1.0, 0.376])
     assert ranks.tally.first is not None
-    assert (NAMES[ranks.tally.first.place], ranks.tally.first.rank) == ("head.bias", 1)
+    assert (NAMES[ranks.tally.first.place], ranks.tally.first.rank) == ("head.bias", 0)
 
 
 def test_one_rank_holds_something_else() -> None:

@@ -17,6 +17,7 @@ from ddpcheck.probes.sketches import book
 from ddpcheck.probes.sketches.packing import unpack
 from ddpcheck.probes.sketches.sketch import sketch
 from ddpcheck.records.schema import AppliedRecord, BackwardRecord, to_line
+from ddpcheck.records.shares import deal
 
 
 class Many(nn.Module):
@@ -73,7 +74,8 @@ def test_a_step_is_two_records() -> None:
     expected = [sketch(p.grad).value for p in watched.module.parameters() if p.grad is not None]
     assert [one.value for one in unpack(backward.local)] == pytest.approx(expected, rel=1e-6)
     # This is rank 0 of two.
-    assert [one.value for one in unpack(backward.reduced)] == pytest.approx(expected[::2], rel=1e-6)
+    share = [expected[place] for place in deal(tuple(p.numel() for p in watched.module.parameters()), 2)[0]]
+    assert [one.value for one in unpack(backward.reduced)] == pytest.approx(share, rel=1e-6)
     assert (applied.step, applied.last, applied.synced, applied.unsynced) == (0, "synced", 1, 0)
     assert (applied.moved, applied.reason, applied.nonfinite) == (False, "", {})
 
@@ -126,16 +128,21 @@ class Counted:
 
 
 @pytest.mark.parametrize("clipped", [False, True])
-def test_three_passes_and_no_more(monkeypatch: pytest.MonkeyPatch, clipped: bool) -> None:
+def test_three_passes_and_a_share(monkeypatch: pytest.MonkeyPatch, clipped: bool) -> None:
     counted = Counted(monkeypatch)
     watched = Watched(Many(6)).backward(inputs())
     pointers = sorted(p.grad.data_ptr() for p in watched.module.parameters() if p.grad is not None)
-    assert sorted(counted.sketched) == sorted(pointers * 2)  # as computed, as reduced
+    share = counted.sketched[6:]
+    assert sorted(counted.sketched[:6]) == pointers  # as computed
+    assert (
+        len(share) == len(set(share) & set(pointers)) == 3
+    )  # one of two ranks sketches half of the reduced ones
+    assert sorted(counted.submitted) == pointers  # and digests them all
     if clipped:
         nn.utils.clip_grad_norm_(watched.module.parameters(), 1e-3)
     watched.step()
-    assert len(counted.sketched) == 12
-    assert sorted(counted.submitted) == pointers  # as applied
+    assert len(counted.sketched) == 9
+    assert sorted(counted.submitted[6:]) == pointers  # as applied
 
 
 def test_between_sketches_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +184,8 @@ def test_values_that_are_not_finite() -> None:
     watched.backward(torch.tensor([1.0, math.nan, 1.0, 1.0, math.inf, 1.0, 1.0])).step()
     (backward,), (applied,) = watched.backwards, watched.applied
     wrong = {str(place): 2 for place in range(4)}
-    assert (backward.local_nonfinite, backward.reduced_nonfinite, applied.nonfinite) == (wrong, wrong, wrong)
+    assert (backward.local_nonfinite, applied.nonfinite) == (wrong, wrong)
+    assert backward.reduced_nonfinite == {"0": 2, "3": 2}  # this rank's share
 
 
 def test_values_that_were_put_right_before_the_step() -> None:
@@ -186,7 +194,7 @@ def test_values_that_were_put_right_before_the_step() -> None:
         assert parameter.grad is not None
         parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
     watched.step()
-    assert watched.backwards[0].reduced_nonfinite == {"0": 7, "1": 7}
+    assert watched.backwards[0].reduced_nonfinite == {"0": 7}  # this rank's share
     assert (watched.applied[0].moved, watched.applied[0].nonfinite) == (True, {})
 
 
@@ -237,7 +245,7 @@ def test_nothing_more_is_read_where_every_parameter_must_be_used(monkeypatch: py
     watched.job.forward(inputs()).backward()
     counted = Counted(monkeypatch)
     watched.job.forward(inputs()).backward()
-    assert len(counted.sketched) == 4  # two parameters, each as computed and as reduced
+    assert len(counted.sketched) == 3  # two parameters as computed, and one of them as reduced
 
 
 def test_a_reduction_that_never_ends_leaves_no_sketches() -> None:

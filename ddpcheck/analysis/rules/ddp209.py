@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ddpcheck.analysis.agreement import ModuleKey
 from ddpcheck.analysis.case import Case, name_ranks
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.gradient_ledger import NonFinite
-from ddpcheck.records.schema import Stage
+from ddpcheck.records.schema import AppliedRecord, Of, Stage
 
 
 def find(case: Case) -> list[Finding]:
@@ -40,12 +42,20 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
                 "values": origin.count,
                 "gradients": {"count": origin.gradients, "of": trained},
                 "applied_at_step": step,
-                "applied_on_ranks": sorted(applied),
+                "applied_on_ranks": _appliers(case, module, step, applied),
             },
             cause=_cause(origin, name, trained),
             fix="Look at that rank's batch and loss at that step; leave such a step out on all ranks together.",
         )
     ]
+
+
+def _appliers(case: Case, module: ModuleKey, step: int, applied: Mapping[int, AppliedRecord]) -> list[int]:
+    """A rank tells of the gradients it has looked at; those that applied the very same have no less in theirs."""
+    parted = case.attempt.agreement.tally(module, Stage.APPLIED, Of.GRADIENTS).first
+    if parted is not None and parted.moment.step <= step:
+        return sorted(applied)
+    return sorted(number for number in case.attempt.of_module(module) if case.attempt.steps(number) > step)
 
 
 def _cause(origin: NonFinite, name: str, trained: int) -> str:
