@@ -35,7 +35,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
         folder / "run",
         "--",
     ]
-    done = run_to_end([*watch, *command], folder, {})
+    done = run_to_end([*watch, *command], folder, {}, leaves=folder / "run")
     assert done.status == 0, str(done)
     return folder / "run", json.loads((folder / "names.json").read_text())
 

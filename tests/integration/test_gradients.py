@@ -19,9 +19,8 @@ CAT = Path(__file__).parents[2] / "examples" / "cat_walkthrough.py"
 
 def watched(folder: Path, command: Sequence[object], *options: object) -> Watched:
     """Like the fixture `ddpcheck`, for jobs that several tests share."""
-    done = run_to_end(
-        [BIN / "ddpcheck", "run", "--out", folder / "run", *options, "--", *command], folder, {}
-    )
+    watch = [BIN / "ddpcheck", "run", "--out", folder / "run", *options, "--", *command]
+    done = run_to_end(watch, folder, {}, leaves=folder / "run")
     report = json.loads((folder / "run" / "report.json").read_text())
     return Watched(done.status, done.stdout, done.stderr, folder / "run", report)
 

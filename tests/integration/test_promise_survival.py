@@ -105,7 +105,7 @@ def healthy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of two ranks and twenty steps."""
     folder = tmp_path_factory.mktemp("healthy") / "run"
     watch = [BIN / "ddpcheck", "run", "--out", folder, "--", sys.executable, FORKED]
-    done = run_to_end(watch, folder.parent, {})
+    done = run_to_end(watch, folder.parent, {}, leaves=folder)
     assert done.status == 0, str(done)
     return folder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable
 
 import torch
@@ -32,3 +33,6 @@ def train(data: Iterable[torch.Tensor], before_step: Callable[[int], None] = lam
         optimizer.step()
         if dist.get_rank() == 0:
             print(f"step {step}: {loss.item():.6f}", flush=True)
+    # torch holds DDP in a cycle of references. If it outlives the process group, gloo may abort at the very end.
+    del ddp, optimizer, loss
+    gc.collect()
