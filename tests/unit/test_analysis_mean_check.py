@@ -281,6 +281,33 @@ def test_half_precision(dtype: torch.dtype, least: float) -> None:
     assert rates["not divided"] >= 0.97
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_over_a_whole_model(dtype: torch.dtype) -> None:
+    """A backward of 32 parameters, all reduced wrongly in the same way: one of them is enough to tell."""
+    draw = random.Random(f"model {dtype}")
+    name, models = str(dtype).removeprefix("torch."), 1000
+    missed = dict.fromkeys(WHOLE, 0)
+    for _ in range(models):
+        world, order, division = draw.randint(2, 8), draw.randrange(3), draw.randrange(4)
+        unseen = set(WHOLE)
+        for _ in range(32):
+            numel = round(math.exp(draw.uniform(math.log(8), math.log(3000))))
+            ranks = [slice_of("normal", numel, dtype, draw, 1.0) for _ in range(world)]
+            good = all_reduced(ranks, order, division)
+            tried = sorted(unseen)
+            sketches = packed([*ranks, *(broken(each, ranks, good, draw, 0.0) for each in tried)])
+            local = dict(enumerate(sketches[:world]))
+            for each, result in zip(tried, sketches[world:], strict=True):
+                if not mean_check(local, result, name, numel, world).ok:
+                    unseen.discard(each)
+            if not unseen:
+                break
+        for each in unseen:
+            missed[each] += 1
+    print(f"{name}, models of 32 parameters, missed of {models}: {missed}")
+    assert max(missed.values()) <= models // 1000
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_divisors_that_are_not_the_number_of_contributions(dtype: torch.dtype) -> None:
     draw = random.Random(1)
