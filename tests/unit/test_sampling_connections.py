@@ -1,0 +1,131 @@
+"""TCP connections as the kernel knows them, on real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ddpcheck.sampling import connections as connections_module
+from ddpcheck.sampling import tcp_diag
+from ddpcheck.sampling.connections import NAMES, Connections
+from ddpcheck.sampling.tcp_diag import Connection, connections, messages, parse
+
+SIZE = 8 << 20
+
+
+@contextlib.contextmanager
+def pair(family: socket.AddressFamily = socket.AF_INET) -> Iterator[tuple[socket.socket, socket.socket]]:
+    address = "127.0.0.1" if family is socket.AF_INET else "::1"
+    with socket.create_server((address, 0), family=family) as listener:
+        with socket.create_connection(listener.getsockname()[:2]) as sender:
+            receiver, _ = listener.accept()
+            with receiver:
+                yield sender, receiver
+
+
+def send(sender: socket.socket, receiver: socket.socket, pause: float = 0.0) -> None:
+    thread = threading.Thread(target=sender.sendall, args=(bytes(SIZE),))
+    thread.start()
+    time.sleep(pause)
+    left = SIZE
+    while left:
+        left -= len(receiver.recv(min(left, 1 << 16)))
+    thread.join()
+
+
+def seen(sender: socket.socket) -> Connection:
+    ports = (sender.getsockname()[1], sender.getpeername()[1])
+    [found] = [one for one in connections() if one.ports == ports]
+    return found
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["4", "6"])
+def test_bytes_and_addresses(family: socket.AddressFamily) -> None:
+    if family is socket.AF_INET6 and not os.path.exists("/proc/net/if_inet6"):
+        pytest.skip("no IPv6 here")
+    with pair(family) as (sender, receiver):
+        send(sender, receiver)
+        found = seen(sender)
+        assert found.bytes in (SIZE, SIZE + 1)
+        assert (found.local, found.remote) == (sender.getsockname()[0], receiver.getsockname()[0])
+        assert found.inode == os.fstat(sender.fileno()).st_ino
+        assert found.min_rtt > 0
+
+
+def test_a_receiver_that_takes_nothing_is_told_from_a_slow_network() -> None:
+    with pair() as (sender, receiver):
+        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        send(sender, receiver, pause=0.6)
+        found = seen(sender)
+        assert found.busy >= 500_000
+        assert found.receiver_limited + found.buffer_limited >= 0.7 * found.busy
+
+
+def test_messages_that_are_cut_off() -> None:
+    assert list(messages(b"")) == []
+    assert list(messages(struct.pack("=IHHII", 4, 20, 0, 1, 0))) == []
+    assert parse(b"short") is None
+    assert parse(bytes(72) + struct.pack("=HH", 8, 2) + bytes(4)) is None
+    assert parse(bytes(72) + struct.pack("=HH", 0, 2)) is None
+
+
+def connection(
+    port: int, sent: int, busy: int, inode: int, limited: int = 0, remote: str = "10.0.0.2"
+) -> Connection:
+    return Connection("10.0.0.1", remote, (port, 9), inode, sent, busy, limited, 0, 40, 0)
+
+
+class Kernel:
+    """What the kernel says, one reading after the other."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.found: list[Connection] = []
+        self.held = {1: {11, 12}}
+        monkeypatch.setattr(tcp_diag, "connections", lambda: self.found)
+        monkeypatch.setattr(connections_module, "_sockets", lambda pid: self.held.get(pid, set()))
+
+
+def test_totals_by_pair_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, source = Kernel(monkeypatch), Connections()
+    kernel.found = [connection(1, 100, 10, 11), connection(2, 50, 8, 12, limited=6), connection(3, 7, 7, 13)]
+    assert source.read([1]) == [["10.0.0.1", "10.0.0.2", 150, 12, 18, 0, 40, 2]]
+    # A connection that is gone stays in the total, and its port may be used again.
+    kernel.found = [connection(1, 160, 15, 11)]
+    assert source.read([1]) == [["10.0.0.1", "10.0.0.2", 210, 17, 23, 0, 40, 1]]
+    kernel.held = {1: {14}}
+    kernel.found = [connection(1, 5, 1, 14)]
+    assert source.read([1]) == [["10.0.0.1", "10.0.0.2", 215, 18, 24, 0, 40, 1]]
+    assert len(NAMES) == 6
+
+
+def test_a_rank_that_is_met_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, source = Kernel(monkeypatch), Connections()
+    kernel.found = [connection(1, 100, 10, 11)]
+    assert source.read([]) == []
+    assert [row[2] for row in source.read([1])] == [100]
+
+
+def test_traffic_within_an_address_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, source = Kernel(monkeypatch), Connections()
+    kernel.found = [connection(1, 100, 10, 11, remote="10.0.0.1")]
+    assert source.read([1]) == []
+
+
+def test_a_kernel_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def refuse() -> list[Connection]:
+        asked.append(1)
+        raise OSError(93, "Protocol not supported")
+
+    monkeypatch.setattr(tcp_diag, "connections", refuse)
+    source = Connections()
+    assert (source.read([1]), source.read([1])) == ([], [])
+    assert len(asked) == 1
