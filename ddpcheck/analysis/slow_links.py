@@ -115,9 +115,8 @@ def _judge(nodes: tuple[str, ...], slow: Sequence[Link], others: Sequence[Link])
         return None
     if not _steady(slow, others):
         return None
-    return SlowLink(
-        nodes, tuple(slow), median(link.bandwidth for link in slow), median(link.bandwidth for link in others)
-    )
+    given, usual = (median(link.bandwidth for link in links) for links in (slow, others))
+    return SlowLink(nodes, tuple(slow), given, usual)
 
 
 def _steady(slow: Sequence[Link], others: Sequence[Link]) -> bool:

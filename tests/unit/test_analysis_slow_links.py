@@ -9,7 +9,6 @@ import pytest
 from ddpcheck.analysis.slow_links import Link, slow_link
 
 SECONDS = 20.0
-STEP = 20 << 20
 
 
 def link(source: int, target: int, megabits: float, share: float, noise: random.Random | None = None) -> Link:

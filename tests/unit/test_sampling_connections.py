@@ -23,11 +23,12 @@ SIZE = 8 << 20
 @contextlib.contextmanager
 def pair(family: socket.AddressFamily = socket.AF_INET) -> Iterator[tuple[socket.socket, socket.socket]]:
     address = "127.0.0.1" if family is socket.AF_INET else "::1"
-    with socket.create_server((address, 0), family=family) as listener:
-        with socket.create_connection(listener.getsockname()[:2]) as sender:
-            receiver, _ = listener.accept()
-            with receiver:
-                yield sender, receiver
+    with (
+        socket.create_server((address, 0), family=family) as listener,
+        socket.create_connection(listener.getsockname()[:2]) as sender,
+        listener.accept()[0] as receiver,
+    ):
+        yield sender, receiver
 
 
 def send(sender: socket.socket, receiver: socket.socket, pause: float = 0.0) -> None:
