@@ -10,7 +10,7 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 _NETLINK_SOCK_DIAG = 4
@@ -62,7 +62,7 @@ def connections() -> list[Connection]:
     return found
 
 
-def _ask(family: int) -> Iterator[Connection]:
+def _ask(family: int) -> Generator[Connection, None, None]:
     with socket.socket(
         socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG
     ) as asking:
