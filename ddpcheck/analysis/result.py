@@ -27,7 +27,7 @@ class RankStatus(str, Enum):
 
     FINISHED = "finished"
     RAISED = "raised"  # left by an exception or a non-zero sys.exit
-    DIED = "died"  # vanished without a goodbye, first of all
+    DIED = "died"  # vanished without a goodbye, first of all; or crashed after it, while Python shut down
     STOPPED = "stopped"  # ended from outside: by the launcher after another rank's death, or by the user
     RUNNING = "running"  # still there, or nothing is known of its end
     MISSING = "missing"  # never reported

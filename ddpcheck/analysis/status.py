@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from signal import SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
+from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
 
 from ddpcheck.analysis.attempt import Attempt, Rank
 from ddpcheck.analysis.result import RankStatus, RankSummary
@@ -17,6 +17,14 @@ VANISH_SECONDS = 2.0
 _POLITE = (SIGTERM, SIGINT, SIGHUP)
 # What no rank brings upon itself because another one has gone, as it may SIGABRT.
 _HARD = (SIGKILL, SIGSEGV, SIGBUS, SIGILL, SIGFPE)
+# What ends a process from within: after its farewell that is a crash while Python shuts down.
+_CRASH: dict[int, str] = {
+    SIGABRT: "SIGABRT",
+    SIGSEGV: "SIGSEGV",
+    SIGBUS: "SIGBUS",
+    SIGILL: "SIGILL",
+    SIGFPE: "SIGFPE",
+}
 # What gloo, NCCL, MPI and the stores say when the other end of a connection has gone. Whoever says so is not
 # where the trouble began.
 _LOST_A_PARTNER = re.compile(
@@ -31,7 +39,7 @@ _NO_REASON = re.compile(r"exit status \d+")
 def summaries(attempt: Attempt, number: int, notes: NodeNotes, over: bool) -> tuple[RankSummary, ...]:
     """One row a rank, missing ones too. `over`: the command has ended."""
     statuses = _statuses(attempt, notes, over)
-    rows = [_row(attempt, number, rank, statuses[rank]) for rank in sorted(attempt.ranks)]
+    rows = [_row(attempt, number, rank, statuses[rank], notes) for rank in sorted(attempt.ranks)]
     rows += [
         RankSummary(rank, RankStatus.MISSING, attempt=number, detail="never reported")
         for rank in sorted(expected_ranks(attempt) - attempt.ranks.keys())
@@ -55,6 +63,13 @@ def expected_ranks(attempt: Attempt) -> set[int]:
 def lost_a_partner(error: str) -> bool:
     """Whether a rank fails because another one has gone, whatever became of that."""
     return bool(_LOST_A_PARTNER.search(error))
+
+
+def crash_at_exit(rank: Rank, notes: NodeNotes) -> str:
+    """The signal that ended a process which had done its work and said goodbye; empty for none."""
+    if rank.end is None or rank.end.error:
+        return ""
+    return _CRASH.get(notes.signals.get(_process(rank), 0), "")
 
 
 def _number(rank: Rank, name: str) -> int:
@@ -83,7 +98,7 @@ def _statuses(attempt: Attempt, notes: NodeNotes, over: bool) -> Mapping[int, Ra
                 if not _NO_REASON.fullmatch(rank.end.error):
                     first_reason = min(first_reason, rank.end.time)
         else:
-            statuses[number] = RankStatus.FINISHED
+            statuses[number] = RankStatus.DIED if crash_at_exit(rank, notes) else RankStatus.FINISHED
     signals = {number: notes.signals.get(_process(attempt.ranks[number])) for number in silent}
     suspects = _suspects(silent, signals)
     first_death = min((when for n, when in silent.items() if n in suspects and when), default=float("inf"))
@@ -144,11 +159,13 @@ def _died(when: float, signal: int | None, first_death: float, first_raise: floa
     return when <= first_death + (TOGETHER_SECONDS if signal is not None else 0.0)
 
 
-def _row(attempt: Attempt, number: int, rank: int, status: RankStatus) -> RankSummary:
+def _row(attempt: Attempt, number: int, rank: int, status: RankStatus, notes: NodeNotes) -> RankSummary:
     data = attempt.ranks[rank]
     detail = ""
     if data.end is not None and data.end.error:
         detail = data.end.error + (f" ({data.end.where})" if data.end.where else "")
+    elif crash := crash_at_exit(data, notes):
+        detail = f"{crash} after its work was done, while Python shut down"
     elif data.end is not None and data.end.dropped:
         detail = f"{data.end.dropped} records lost: the disk could not keep up"
     return RankSummary(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from signal import SIGKILL, SIGTERM
+from signal import SIGABRT, SIGKILL, SIGTERM
 
 import pytest
 from run_builder import RunBuilder
@@ -25,6 +25,24 @@ def statuses(build: RunBuilder) -> list[str]:
 
 def test_all_finished(build: RunBuilder) -> None:
     assert statuses(build.end()) == ["finished"] * 3
+
+
+def test_a_crash_while_python_shuts_down(build: RunBuilder) -> None:
+    for records in build.records.values():
+        assert isinstance(records[0], RankHeader)
+        records[0] = replace(records[0], backend="gloo")
+    build.end().exited(0, 2000.1, 0).exited(1, 2000.2, SIGABRT).exited(2, 2000.3, SIGTERM)
+    assert statuses(build) == ["finished", "died", "finished"]
+    finding = build.only("DDP602")
+    assert finding.ranks == (1,)
+    assert "SIGABRT after its work was done" in finding.message
+    assert "outlives destroy_process_group" in finding.cause
+    assert "gc.collect()" in finding.fix
+
+
+def test_a_crash_at_exit_that_follows_from_an_error_elsewhere(build: RunBuilder) -> None:
+    build.end([0, 1]).exited(1, 2000.2, SIGABRT).end([2], error="ValueError: no such file")
+    assert build.only("DDP602").ranks == (2,)
 
 
 def test_the_first_to_vanish_died_and_the_others_were_stopped(build: RunBuilder) -> None:

@@ -5,14 +5,24 @@ from __future__ import annotations
 from ddpcheck.analysis.case import Case, name_ranks
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.result import RankStatus, RankSummary
-from ddpcheck.analysis.status import lost_a_partner
+from ddpcheck.analysis.status import crash_at_exit, lost_a_partner
 
 KILLED = "killed (out of memory, the scheduler, a signal) or crashed in native code"
 
 
+AT_EXIT = "a crash while Python shut down, after this rank had done its work"
+# pytorch#179291
+GLOO_AT_EXIT = (
+    "; with gloo most often because a DDP object outlives destroy_process_group: torch holds it in a cycle of "
+    "references, and a thread of gloo then needs an interpreter that is ending"
+)
 FIX = (
     "Read that rank's own output first: the errors of the other ranks follow from its death. For a kill without "
     "a message look at the kernel log for the out-of-memory killer."
+)
+FIX_AT_EXIT = (
+    "Delete the model and the optimizer and call gc.collect() before destroy_process_group(), so that nothing of them "
+    "is left when Python ends. What the rank had to do was done."
 )
 FIX_EARLY = (
     "Let all ranks decide together when to stop, and give every rank the same number of batches, or train "
@@ -25,7 +35,15 @@ def find(case: Case) -> list[Finding]:
     if not rows:
         return []
     # Who died first of all is told by its status; its end may have been seen after the others' complaints.
-    rows.sort(key=lambda row: (row.status is RankStatus.RAISED, _ended(case, row)))
+    # One that had done its work may have crashed because another one failed, and is not to blame before that.
+    failed = any(row.status is RankStatus.RAISED and not lost_a_partner(row.detail) for row in rows)
+    rows.sort(
+        key=lambda row: (
+            failed and bool(_at_exit(case, row)),
+            row.status is RankStatus.RAISED,
+            _ended(case, row),
+        )
+    )
     first = rows[0]
     # Ranks that left in another way lost their partner: their errors are consequences.
     alike = [row for row in rows if _how(row) == _how(first)]
@@ -49,8 +67,8 @@ def find(case: Case) -> list[Finding]:
                 "details": {str(row.rank): row.detail for row in rows if row.detail},
                 "made_good_by": case.made_good_by,
             },
-            cause=_cause(first, early),
-            fix=FIX_EARLY if early else FIX,
+            cause=_cause(case, first, early),
+            fix=FIX_EARLY if early else FIX_AT_EXIT if _at_exit(case, first) else FIX,
         )
     ]
 
@@ -64,12 +82,21 @@ def _ended_before(case: Case, rows: list[RankSummary]) -> tuple[int, ...]:
     return tuple(row.rank for row in done if _ended(case, row) <= first)
 
 
-def _cause(first: RankSummary, early: tuple[int, ...]) -> str:
+def _at_exit(case: Case, row: RankSummary) -> str:
+    return crash_at_exit(case.attempt.ranks[row.rank], case.notes)
+
+
+def _cause(case: Case, first: RankSummary, early: tuple[int, ...]) -> str:
     if early:
         return (
             f"early stop on some ranks: {name_ranks(early)} ended while others still trained, and took the "
             "connections along"
         )
+    if _at_exit(case, first):
+        by_gloo = (
+            case.attempt.ranks[first.rank].header.backend == "gloo" and _at_exit(case, first) == "SIGABRT"
+        )
+        return AT_EXIT + (GLOO_AT_EXIT if by_gloo else "")
     return first.detail if first.status is RankStatus.RAISED else KILLED
 
 
@@ -87,6 +114,8 @@ def _how(row: RankSummary) -> tuple[RankStatus, str]:
 def _told(row: RankSummary) -> str:
     if row.status is RankStatus.RAISED:
         return f"left by {row.detail}"
+    if row.detail:
+        return f"was ended by {row.detail}"
     return "vanished without a word, as after SIGKILL or a crash"
 
 
