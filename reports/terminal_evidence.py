@@ -28,6 +28,8 @@ def put_evidence(ink: Ink, evidence: Mapping[str, Any], indent: int) -> None:
     """One block per piece of evidence, in the order the rule gave them, tables set apart."""
     after_line = False
     for key, value in evidence.items():
+        if value is None:
+            continue  # says no more than that there is nothing to say
         block = _block(ink, key, value)
         is_line = isinstance(block, Text)
         if not (after_line and is_line):
