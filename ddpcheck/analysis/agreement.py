@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.records.schema import AppliedRecord, DigestRecord, Of, Stage
 
 # A rank may be missing for good: more moments than this do not wait for anyone. Ranks that are read in turn,
@@ -15,8 +16,6 @@ MOST_PARTIAL = 256
 
 # What a rank says of a moment.
 Sighting = DigestRecord | AppliedRecord
-# A module's name across ranks: the ranks of its group and its number among those wrapped in it.
-ModuleKey = tuple[tuple[int, ...], int]
 
 
 @dataclass(frozen=True, order=True)
@@ -120,6 +119,9 @@ class Agreement:
         return self.tallies.get((module, stage.value, of.value), Tally())
 
     def _complete(self, moment: Moment, said: Mapping[int, Sighting]) -> bool:
+        # The count first: it is asked with every record, and going through all ranks each time would not do.
+        if len(said) + len(self.ended) < len(moment.module[0]):
+            return False
         return all(rank in said or rank in self.ended for rank in moment.module[0])
 
     def _finish(self, moment: Moment) -> None:

@@ -6,9 +6,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpcheck.analysis.agreement import Agreement, ModuleKey
+from ddpcheck.analysis.agreement import Agreement
 from ddpcheck.analysis.data_seen import DataSeen
 from ddpcheck.analysis.gradient_ledger import GradientLedger
+from ddpcheck.analysis.module_key import ModuleKey, module_key
 from ddpcheck.records.schema import (
     LOOSE,
     AppliedRecord,
@@ -147,7 +148,7 @@ class Attempt:
             case DigestRecord():
                 self._digest(header.rank, rank, record)
             case ModuleRecord():
-                key = (tuple(record.group), record.ordinal)
+                key = module_key(record.group, record.ordinal)
                 rank.modules[record.module] = key
                 rank.latest[key] = record
                 rank.as_wrapped.setdefault(key, record)
@@ -169,7 +170,7 @@ class Attempt:
                     rank.loose.add(rank.modules[record.module])
             case BackwardRecord() if record.module in rank.modules:
                 key = rank.modules[record.module]
-                self.gradients.add(header.rank, key, record, rank.latest[key], self._sends_no_gradients)
+                self.gradients.add(header.rank, key, record, rank.latest[key], self.agreement.ended)
             case AppliedRecord() if record.module in rank.modules:
                 key = rank.modules[record.module]
                 self.agreement.add(header.rank, key, record)
@@ -222,9 +223,6 @@ class Attempt:
             self.gradients.lost.add(number)
         if record.probe in _DIGESTING:
             self.agreement.end_rank(number)
-
-    def _sends_no_gradients(self, number: int) -> bool:
-        return number in self.gradients.lost or number in self.agreement.ended
 
     def end(self) -> None:
         """No more records come at all."""

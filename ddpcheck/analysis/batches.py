@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ddpcheck.analysis.agreement import ModuleKey
+from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.records.schema import BatchRecord
 
 # A batch that the same rank has just had says nothing about other ranks: inputs that never change.

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.analysis.agreement import Disagreement, ModuleKey
+from ddpcheck.analysis.agreement import Disagreement
 from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.findings import Finding, Severity
+from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.result import RankStatus, RankSummary
 from ddpcheck.analysis.run import NodeNotes
 from ddpcheck.explanations import title

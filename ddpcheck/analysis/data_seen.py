@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.agreement import ModuleKey
 from ddpcheck.analysis.batches import Batches, ModuleBatches
 from ddpcheck.analysis.data_split import EpochSplit, Pass, split
+from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.records.schema import BatchRecord, EpochRecord, LoaderRecord
 
 # Epochs that are kept with what each rank said; of later ones only those that repeat an order count.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpcheck.analysis.agreement import Disagreement, ModuleKey
+from ddpcheck.analysis.agreement import Disagreement
 from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.case import name_ranks
+from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.records.schema import AppliedRecord, Of, Stage
 
 SYNCED = "synced"

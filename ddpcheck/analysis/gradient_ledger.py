@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from ddpcheck.analysis.agreement import ModuleKey
 from ddpcheck.analysis.mean_check import Outcome, can_check, mean_check
+from ddpcheck.analysis.module_key import ModuleKey, members
 from ddpcheck.analysis.wrong_mean import Compared, what_instead
 from ddpcheck.probes.sketches.packing import Packed, unpack
 from ddpcheck.records.schema import BackwardRecord, ModuleRecord
@@ -88,18 +88,27 @@ class GradientLedger:
         module: ModuleKey,
         record: BackwardRecord,
         description: ModuleRecord,
-        gone: Callable[[int], bool],
+        ended: Collection[int],
     ) -> None:
-        if rank not in module[0]:
+        """`ended`: ranks from which nothing more comes."""
+        if rank not in members(module):
             return
         self._descriptions[module] = description
         said = self._pending.setdefault((module, record.number), {})
         said[rank] = record
-        if all(other in said or gone(other) for other in module[0]):
+        if self._complete(module, said, ended):
             self._finish(module, record.number)
         elif len(self._pending) > MOST_PENDING:
             # Perhaps that rank has only not been read yet: who took part cannot be told.
             self._finish(*next(iter(self._pending)), early=True)
+
+    def _complete(
+        self, module: ModuleKey, said: Mapping[int, BackwardRecord], ended: Collection[int]
+    ) -> bool:
+        # The count first: it is asked with every record.
+        if len(said) + len(ended) + len(self.lost) < len(module[0]):
+            return False
+        return all(rank in said or rank in ended or rank in self.lost for rank in module[0])
 
     def end(self) -> None:
         for module, number in sorted(self._pending):

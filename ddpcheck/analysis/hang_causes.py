@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddpcheck.analysis.agreement import ModuleKey, groups_of, odd_ranks
+from ddpcheck.analysis.agreement import groups_of, odd_ranks
 from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.case import name_ranks
+from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.standstill import Stand
 
 _SAME_MODEL = (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpcheck.analysis.agreement import ModuleKey
 from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.divergence import divergence
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.gradient_divergence import GradientDivergence, gradient_divergence
+from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.records.schema import Of, Stage
 
 

@@ -40,7 +40,7 @@ class Ranks:
             root=repr(list(got)),
             **fields,
         )
-        self.ledger.add(rank, self.module, record, self.description, self.gone.__contains__)
+        self.ledger.add(rank, self.module, record, self.description, self.gone)
 
     def backward(
         self, number: int, local: Mapping[int, Sequence[float]], got: Sequence[float], **fields: Any
@@ -263,7 +263,7 @@ def test_nothing_piles_up_behind_a_silent_rank(monkeypatch: pytest.MonkeyPatch, 
     local, got = pack(map(sketch_of, HEALTHY[0])), pack(map(sketch_of, MEAN[::2]))
     for number in range(1, 10_001):
         record = BackwardRecord(number=number, step=number - 1, local=local, reduced=got, root="a")
-        ranks.ledger.add(0, ranks.module, record, ranks.description, ranks.gone.__contains__)
+        ranks.ledger.add(0, ranks.module, record, ranks.description, ranks.gone)
         assert len(ranks.ledger._pending) <= 64
     # Whether the other was only slow cannot be told: no word of a wrong mean.
     assert (ranks.tally.checked, ranks.tally.missed) == (0, 0)

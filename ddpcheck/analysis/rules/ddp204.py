@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.agreement import ModuleKey
 from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.gradient_ledger import MeanTally
+from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.partings import explained_by_stage
 from ddpcheck.records.schema import Stage
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.agreement import ModuleKey
 from ddpcheck.analysis.case import Case, name_ranks
 from ddpcheck.analysis.divergence import Divergence, divergence, hyper_rows
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.findings import Finding, Severity
+from ddpcheck.analysis.module_key import ModuleKey
 
 FIX = (
     "Compute learning rates and scales from values that are equal on every rank (reduce the metric first, or "

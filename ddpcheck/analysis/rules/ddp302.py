@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.agreement import ModuleKey
 from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.data_split import EpochSplit
 from ddpcheck.analysis.data_table import split_row
 from ddpcheck.analysis.findings import Finding, Severity
+from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.same_batches import Sameness, sameness
 
 FIX = (

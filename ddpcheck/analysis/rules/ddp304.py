@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.agreement import ModuleKey
 from ddpcheck.analysis.case import Case, name_ranks
 from ddpcheck.analysis.findings import Finding, Severity
+from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.rules import ddp301
 from ddpcheck.records.schema import Stage
 

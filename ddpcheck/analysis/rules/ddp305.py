@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.agreement import ModuleKey
 from ddpcheck.analysis.batches import Counts, Sight
 from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.findings import Finding, Severity
+from ddpcheck.analysis.module_key import ModuleKey
 
 FIX = (
     "Give every rank as many samples in each step (a DistributedSampler pads, drop_last=True leaves the rest "
