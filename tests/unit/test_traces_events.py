@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpcheck.errors import TraceUnreadable
@@ -39,7 +39,6 @@ def document(names: list[str], **around: Any) -> dict[str, Any]:
 texts = st.text(alphabet='ab"\\{}[],: \n\u2603', max_size=12)
 
 
-@settings(deadline=None)
 @given(st.lists(texts, max_size=20), st.sampled_from([None, 1, 2]), st.sampled_from([1, 7, 64, 1000, 10**6]))
 def test_windows_cut_through_anything(names: list[str], indent: int | None, window: int) -> None:
     text = json.dumps(document(names, baseTimeNanoseconds=5), indent=indent).encode()
