@@ -16,7 +16,6 @@ import os
 import random
 import runpy
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -29,6 +28,7 @@ import torch
 import torch._dynamo  # slow to import: once here instead of at the first step of every rank
 import torch.distributed as dist
 import torch.distributed.optim
+from free_port import free_port
 
 # What a launcher leaves the other ranks after one has failed.
 GRACE_SECONDS = 3.0
@@ -56,18 +56,6 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
         exits, stopped = wait_for(ranks, began + job["seconds"])
     seconds = round(time.monotonic() - began, 2)
     return {"pids": ranks, "exits": exits, "stopped": stopped, "seconds": seconds}
-
-
-def free_port() -> int:
-    """Below the ports that the system gives to clients: one of those could be taken again in between."""
-    while True:
-        port = random.SystemRandom().randint(20_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 def fork_rank(job: dict[str, Any], rank: int, port: int, folder: str) -> int:

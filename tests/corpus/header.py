@@ -16,6 +16,7 @@ _KEYS = {
     "seen in",
     "ranks",
     "expect",
+    "severity",
     "cause",
     "stage",
     "step",
@@ -29,8 +30,19 @@ _KEYS = {
     "variant of",
     "cases",
 }
-_OF_FINDINGS = ("bug", "cause", "stage", "step", "odd ranks", "parameter", "also", "hangs", "variant of")
-_LAUNCHERS = ("fork", "torchrun", "python")
+_OF_FINDINGS = (
+    "bug",
+    "severity",
+    "cause",
+    "stage",
+    "step",
+    "odd ranks",
+    "parameter",
+    "also",
+    "hangs",
+    "variant of",
+)
+_LAUNCHERS = ("fork", "torchrun", "environment", "python")
 
 
 class HeaderError(ValueError):
@@ -47,6 +59,8 @@ class Header:
     ranks: tuple[int, ...]  # world sizes to run it with
     bugs: tuple[int, ...] = ()
     seen_in: str = ""
+    # The finding is a note: there is nothing at warning or above.
+    note: bool = False
     cause: str = ""
     stage: str = ""
     # None: not compared. -1: the finding must have no step.
@@ -54,7 +68,8 @@ class Header:
     odd_ranks: tuple[int, ...] | None = None
     parameter: str = ""
     also: tuple[str, ...] = ()
-    # fork: from a parent that holds torch. python: the script starts its ranks by itself.
+    # fork: from a parent that holds torch. environment: one `python script` a rank, told by variables who it is.
+    # python: the script starts its ranks by itself.
     launcher: str = "fork"
     options: tuple[str, ...] = ()
     hangs: bool = False
@@ -122,6 +137,8 @@ def _checked(path: Path, title: str, raw: Mapping[str, str]) -> Header:
     launcher = raw.get("launcher", "fork")
     if launcher not in _LAUNCHERS:
         raise HeaderError(f"{path}: `launcher` is {launcher!r}; known are {', '.join(_LAUNCHERS)}")
+    if raw.get("severity", "note") != "note":
+        raise HeaderError(f"{path}: `severity` is {raw['severity']!r}; write `note`, or leave it out")
     if raw.get("exit", "0") not in ("0", "fails"):
         raise HeaderError(f"{path}: `exit` is {raw['exit']!r}; write `fails` where the job itself fails")
     return Header(
@@ -131,6 +148,7 @@ def _checked(path: Path, title: str, raw: Mapping[str, str]) -> Header:
         ranks=_numbers(path, raw, "ranks", least=1),
         bugs=_numbers(path, raw, "bug", least=1),
         seen_in=raw.get("seen in", "-"),
+        note="severity" in raw,
         cause=raw.get("cause", ""),
         stage=raw.get("stage", ""),
         step=_step(path, raw),
@@ -141,7 +159,7 @@ def _checked(path: Path, title: str, raw: Mapping[str, str]) -> Header:
         options=tuple(raw.get("options", "").split()),
         hangs=raw.get("hangs", "no") == "yes",
         fails=raw.get("exit") == "fails",
-        variant_of=raw.get("variant of", ""),
+        variant_of=raw.get("variant of", "").removeprefix("-"),
         cases=tuple(raw.get("cases", "").split()),
     )
 

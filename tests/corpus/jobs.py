@@ -22,6 +22,7 @@ from tests.corpus.header import Header
 
 BIN = Path(sys.executable).parent
 FORKER = Path(__file__).with_name("forker.py")
+BY_ENVIRONMENT = Path(__file__).with_name("by_environment.py")
 
 JOB_SECONDS = 60.0
 # Until ddpcheck's own watchdog has spoken; without it, or plainly, such a job never ends.
@@ -174,6 +175,8 @@ class _Batch:
         script = [job.header.path.resolve(), *([job.case] if job.case else [])]
         if job.header.launcher == "python":
             return [sys.executable, *script]
+        if job.header.launcher == "environment":
+            return [sys.executable, BY_ENVIRONMENT, job.world_size, *script]
         return [BIN / "torchrun", "--standalone", "--nproc-per-node", job.world_size, *script]
 
     def _run_to_end(self, command: Sequence[object]) -> tuple[int | None, str]:

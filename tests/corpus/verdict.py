@@ -12,6 +12,8 @@ from tests.corpus.jobs import Outcome
 
 # A note, but one that says that a probe of ddpcheck itself went wrong.
 _OWN_FAULT = "DDP605"
+# Says of ranks that they were not watched.
+_NOBODY = "DDP601"
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Verdict:
 def judge(outcome: Outcome) -> Verdict:
     """The verdict on a job, healthy or not."""
     header = outcome.job.header
-    grave = [finding for finding in outcome.findings if _is_grave(finding)]
+    grave = [finding for finding in outcome.findings if _is_grave(finding) or _is_meant(header, finding)]
     found = tuple(sorted(finding["code"] for finding in grave))
     misses = _misses_of_the_job(outcome)
     if header.healthy:
@@ -59,11 +61,15 @@ def _is_grave(finding: Mapping[str, Any]) -> bool:
     return finding["severity"] in ("error", "warning") or finding["code"] == _OWN_FAULT
 
 
+def _is_meant(header: Header, finding: Mapping[str, Any]) -> bool:
+    return header.note and finding["code"] == header.expect
+
+
 def _misses_of_the_job(outcome: Outcome) -> list[str]:
     """Whether the job itself went as its header says; a job that was not watched proves nothing."""
     header = outcome.job.header
     misses = [outcome.trouble] if outcome.trouble else []
-    if not outcome.reported:
+    if not outcome.reported and header.expect != _NOBODY:
         misses.append("no rank reported to ddpcheck")
     if header.healthy and Counter(outcome.reported).keys() - {"finished"}:
         misses.append(f"ranks ended as {', '.join(outcome.reported)}")
@@ -89,7 +95,9 @@ def _points(header: Header, finding: Mapping[str, Any]) -> dict[str, str]:
     """By point, what is wrong with it; empty where it is right."""
     said = f"{finding['cause']}\n{finding['message']}"
     step = -1 if finding["step"] is None else finding["step"]
+    wanted = "note" if header.note else "warning or error"
     return {
+        "severity": _unless(finding["severity"] in wanted, "severity", wanted, finding["severity"]),
         "cause": _unless(header.cause.lower() in said.lower(), "cause", header.cause, finding["cause"]),
         "stage": _unless(header.stage in ("", finding["stage"]), "stage", header.stage, finding["stage"]),
         "step": _unless(header.step in (None, step), "step", header.step, step),
