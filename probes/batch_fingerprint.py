@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import UserDict
 from dataclasses import fields, is_dataclass
 from itertools import accumulate
@@ -48,10 +49,15 @@ class Contents:
         self.texts: set[str] = set()
         self.named: dict[str, Any] = {}
         for thing in things:
+            # Each has a share of its own: a long list in one must not hide the next.
+            self._most = self._found() + MOST_PARTS
             self._add(thing, "", DEPTH)
 
+    def _found(self) -> int:
+        return len(self.tensors) + len(self.spans) + len(self.plain)
+
     def _add(self, thing: Any, name: str, depth: int) -> None:
-        if len(self.tensors) + len(self.spans) + len(self.plain) >= MOST_PARTS:
+        if self._found() >= self._most:
             return
         if isinstance(thing, torch.Tensor):
             self.tensors.append(thing)
@@ -61,15 +67,17 @@ class Contents:
             if isinstance(thing, (str, bytes)):
                 self.texts.add(self.plain[-1])
             self.named.setdefault(name, thing)
-        elif type(thing).__module__ == "numpy":
+        elif isinstance(thing, (range, slice)):
+            self.plain.append(repr(thing))
+        elif isinstance(thing, array) or type(thing).__module__ == "numpy":
             self._add_array(thing)
         elif depth > 0:
             for key, item in _items(thing):
                 self._add(item, key, depth - 1)
 
-    def _add_array(self, array: Any) -> None:
+    def _add_array(self, numbers: Any) -> None:
         try:
-            view = memoryview(array)
+            view = memoryview(numbers)
             if "O" not in view.format:  # addresses of Python objects say nothing
                 self.spans.append(view.cast("B"))
         except (TypeError, ValueError, BufferError):

@@ -24,6 +24,8 @@ IGNORED_LABEL = -100
 SHARED_COUNT = "num_items_in_batch"
 # The dataset's attributes must hold at least this many different values to tell it from another one.
 TELLING = 16
+MOST_WRAPPED = 6
+MOST_ATTRIBUTES = 64
 MOST_PENDING = 64
 
 
@@ -190,10 +192,21 @@ def _per_token(labels: Any) -> TypeGuard[torch.Tensor]:
 
 
 def _mark(iterator: Any) -> str:
-    dataset = getattr(iterator, "_dataset", None)
-    contents = Contents(dataset)
-    taken = take(contents)
+    """What tells this rank's dataset from that of another; empty where it holds too little to tell."""
+    taken = take(Contents(*_attributes(getattr(iterator, "_dataset", None))))
     if not taken.ready():
         return ""
     found = taken.fingerprint()
     return found.digest if found.variety >= TELLING else ""
+
+
+def _attributes(dataset: Any) -> list[Any]:
+    """Those of the dataset and of the ones it wraps: a share of one is told by its indices, whatever lies below."""
+    found: list[Any] = []
+    for _ in range(MOST_WRAPPED):
+        held = getattr(dataset, "__dict__", None)
+        if not isinstance(held, dict):
+            return [*found, dataset]
+        found += [value for name, value in list(held.items())[:MOST_ATTRIBUTES] if name != "dataset"]
+        dataset = held.get("dataset")
+    return found

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 SLOTS = 256
 RING = 64
@@ -48,6 +49,14 @@ class Sign:
 
     beats: int
     own_threads: frozenset[int] = frozenset()
+
+
+class Told(NamedTuple):
+    """What a rank could not write to its file, and could still say here."""
+
+    rank: int
+    pid: int
+    text: str
 
 
 @dataclass(frozen=True)
@@ -91,14 +100,22 @@ class Board:
         _HEADER.pack_into(self._map, self._base, rank + 1, os.getpid(), 0, b"", 0, b"")
 
     def _claim(self) -> int:
-        """The first slot nobody holds; the kernel gives a dead rank's lock back."""
-        for slot in range(SLOTS):
+        """The first slot nobody holds; the kernel gives a dead rank's lock back.
+
+        What a dead rank could not write elsewhere is kept for the launcher as long as there are other slots.
+        """
+        told = [slot for slot in range(SLOTS) if self._tells_of_trouble(slot)]
+        for slot in [*(slot for slot in range(SLOTS) if slot not in told), *told]:
             try:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot * _SLOT)
             except OSError:
                 continue
             return slot
         raise OSError(f"all {SLOTS} places on the board are taken")
+
+    def _tells_of_trouble(self, slot: int) -> bool:
+        """Read, not mapped: there may be no space behind it."""
+        return os.pread(self._file, 1, slot * _SLOT + _TROUBLE_AT) not in (b"", b"\0")
 
     def publish(self, key: bytes, root: bytes, leaves: Sequence[bytes], flags: int = 0) -> int:
         """Say what this rank found; returns the number of the entry."""
@@ -183,16 +200,16 @@ class Board:
         os.close(self._file)
 
 
-def troubles(path: Path) -> dict[int, str]:
+def troubles(path: Path) -> list[Told]:
     """What ranks could not write to their files, read by the launcher."""
-    found: dict[int, str] = {}
+    found: list[Told] = []
     with path.open("rb") as file:
         for slot in range(SLOTS):
             file.seek(slot * _SLOT)
-            rank, _, _, _, _, trouble = _HEADER.unpack(file.read(_HEADER.size))
+            rank, pid, _, _, _, trouble = _HEADER.unpack(file.read(_HEADER.size))
             text = trouble.rstrip(b"\0").decode(errors="replace")
             if rank and text:
-                found[rank - 1] = text
+                found.append(Told(rank - 1, pid, text))
     return found
 
 

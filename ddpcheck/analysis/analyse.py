@@ -17,6 +17,7 @@ from ddpcheck.analysis.rules.ddp605 import failed_rule
 from ddpcheck.analysis.rules.roster import RULES, Rule
 from ddpcheck.analysis.run import Run, read_description, read_notes
 from ddpcheck.analysis.status import summaries
+from ddpcheck.analysis.troubles import place
 from ddpcheck.records.schema import FaultRecord
 
 
@@ -38,6 +39,7 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
     ranks = [summaries(attempt, number, notes, over) for number, attempt in enumerate(attempts)]
     restarts = made_good_by(attempts, ranks)
     strays = _placed(run.strays, ranks)
+    troubles = place(notes.troubles, ranks)
     cases = [
         Case(
             attempt=attempt,
@@ -47,6 +49,7 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
             ranks=ranks[number],
             exit_code=exit_code,
             strays=strays[number],
+            troubles=troubles[number],
             made_good_by=restarts[number],
         )
         for number, attempt in enumerate(attempts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ class Case:
     exit_code: int | None
     # Faults of processes that never became a rank.
     strays: tuple[FaultRecord, ...] = ()
+    # By rank, why it could not write its records.
+    troubles: Mapping[int, str] = field(default_factory=dict)
     # The later attempt of the same elastic job in which all ranks finished.
     made_good_by: int | None = None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.analysis.attempt import Attempt
+from ddpcheck.analysis.troubles import Trouble
 from ddpcheck.errors import RunNotFound, RunUnreadable
 from ddpcheck.records.reader import RecordFile
 from ddpcheck.records.schema import RANK_FILES, FaultRecord, RankHeader
@@ -40,7 +41,7 @@ class NodeNotes:
     # When the user, or --fail-fast, asked the job to stop.
     stopped: float | None = None
     # What ranks could not write to their files.
-    troubles: dict[int, str] = field(default_factory=dict)
+    troubles: list[Trouble] = field(default_factory=list)
     leftovers: int = 0
     # By session.
     hangs: dict[str, Hang] = field(default_factory=dict)
@@ -177,7 +178,11 @@ def _note(notes: NodeNotes, raw: dict[str, Any]) -> None:
         case {"kind": "stop", "time": int() | float() as time}:
             notes.stopped = min(notes.stopped or float(time), float(time))
         case {"kind": "trouble", "rank": int(rank), "text": str(text)}:
-            notes.troubles[rank] = text
+            match raw:
+                case {"host": str(host), "pid": int(pid)}:
+                    notes.troubles.append(Trouble(rank, text, (host, pid)))
+                case _:
+                    notes.troubles.append(Trouble(rank, text))
         case {"kind": "leftover"}:
             notes.leftovers += 1
         case {

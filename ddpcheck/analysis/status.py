@@ -119,7 +119,8 @@ def _statuses(attempt: Attempt, notes: NodeNotes, over: bool) -> Mapping[int, Ra
 def _was_muted(number: int, rank: Rank, notes: NodeNotes) -> bool:
     """Whether it left in order but could not write so: a full disk, or a fault of our own at the exit."""
     left = _process(rank) in notes.exits and notes.signals.get(_process(rank), 0) == 0
-    return (number in notes.troubles and left) or any(fault.probe == "exit" for fault in rank.faults)
+    told = any(trouble.is_of(number, _process(rank)) for trouble in notes.troubles)
+    return (told and left) or any(fault.probe == "exit" for fault in rank.faults)
 
 
 def _process(rank: Rank) -> tuple[str, int]:

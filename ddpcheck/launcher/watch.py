@@ -82,8 +82,8 @@ def _note_troubles(board: Path, folder: Path) -> None:
     """A rank that could not write to its file could still say so on the board."""
     node_log = NodeLog(folder)
     with contextlib.suppress(OSError):
-        for rank, text in troubles(board).items():
-            node_log.write("trouble", rank=rank, text=text)
+        for rank, pid, text in troubles(board):
+            node_log.write("trouble", rank=rank, pid=pid, host=node_log.host, text=text)
     node_log.close()
 
 

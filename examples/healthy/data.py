@@ -2,7 +2,7 @@
 
 ranks: 2 3
 expect: nothing
-cases: sampler padded dropped workers stream weighted own_files own_batch_sampler sentences left_early
+cases: sampler padded dropped workers stream weighted own_files own_rows own_list own_batch_sampler sentences left_early
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     Sampler,
+    Subset,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -41,6 +42,19 @@ class Stream(IterableDataset):
         for number in range(len(rows) - len(rows) % ranks):
             if number % ranks == rank:
                 yield rows[number]
+
+
+class Folder(Dataset):
+    """Files by name, as image folders keep them."""
+
+    def __init__(self, rows: int) -> None:
+        self.files = [(f"{number:04d}.png", number) for number in range(rows)]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, ...]:
+        return table(len(self.files))[self.files[number][1]]
 
 
 class Alternating(Sampler):
@@ -69,6 +83,12 @@ def build_loader(case: str) -> tuple[DataLoader, DistributedSampler | None]:
     if case == "own_files":
         torch.manual_seed(100 + rank)
         return DataLoader(table(24, seed=rank + 10), batch_size=4, shuffle=True), None
+    if case in ("own_rows", "own_list"):
+        # The share is cut off before the loader, which shuffles it in the same way on every rank.
+        own = range(rank, 192, dist.get_world_size())
+        share: Dataset = Subset(table(192), own) if case == "own_rows" else Subset(Folder(192), list(own))
+        shuffled = torch.Generator().manual_seed(2)
+        return DataLoader(share, batch_size=16, shuffle=True, generator=shuffled), None
     if case == "own_batch_sampler":
         return DataLoader(table(48), batch_sampler=Alternating(48)), None
     rows: Dataset = table({"padded": 49, "dropped": 53, "left_early": 200}.get(case, 48))

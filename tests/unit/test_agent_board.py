@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.agent import board as board_module
-from ddpcheck.agent.board import RING, Board, Sign, ask, make_board, signs, troubles
+from ddpcheck.agent.board import RING, Board, Sign, Told, ask, make_board, signs, troubles
 
 # CPython warns of forks in a process with threads from 3.12 on; a fork is the quick way to another process.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -206,13 +206,28 @@ def test_when_all_places_are_taken_the_next_rank_does_without(
 
 def test_a_rank_that_cannot_write_says_so(path: Path, start: Callable[[int], Rank]) -> None:
     ranks = [start(number) for number in range(3)]
-    assert troubles(path) == {}
+    assert troubles(path) == []
     ranks[2].say_trouble("No space left on device (/x)")
     ranks[1].say_trouble("ü" * 200)
-    found = troubles(path)
-    assert found.keys() == {1, 2}
-    assert found[2] == "No space left on device (/x)"
-    assert found[1].startswith("ü" * 50)
+    cut, whole = troubles(path)
+    assert whole == Told(2, ranks[2].process.pid, "No space left on device (/x)")
+    assert (cut.rank, cut.pid) == (1, ranks[1].process.pid)
+    assert cut.text.startswith("ü" * 50)
+
+
+def test_what_a_dead_rank_could_not_write_outlives_it(
+    path: Path, start: Callable[[int], Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next attempt takes another place; only when there is none left is it overwritten."""
+    monkeypatch.setattr(board_module, "SLOTS", 2)
+    first = start(0)
+    first.say_trouble("full")
+    first.die()
+    second = start(0)
+    assert second.slot == 1
+    assert [(told.pid, told.text) for told in troubles(path)] == [(first.process.pid, "full")]
+    assert start(1).slot == 0
+    assert troubles(path) == []
 
 
 def test_a_board_that_cannot_be_opened_leaves_nothing_behind(
@@ -250,7 +265,7 @@ def test_a_full_memory_disk_kills_nobody(tmp_path: Path) -> None:
         for rank in ranks:
             assert len(rank.news()) == RING
             rank.say_trouble("full")
-        assert troubles(place / "board") == {0: "full", 1: "full"}
+        assert [(told.rank, told.text) for told in troubles(place / "board")] == [(0, "full"), (1, "full")]
     finally:
         for rank in ranks:
             rank.die()

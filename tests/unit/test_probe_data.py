@@ -8,14 +8,22 @@ from typing import Any
 import pytest
 import torch
 from fake_scene import FakeScene, Job
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+)
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
 from ddpcheck.agent.patches import Patches
 from ddpcheck.agent.watched_loader import MOST_MARKED, facts_of, observed, stride_for
 from ddpcheck.analysis.data_split import unpack
-from ddpcheck.probes.data import DataProbe
+from ddpcheck.probes.data import DataProbe, _mark
 from ddpcheck.records.schema import BatchRecord, EpochRecord, LoaderRecord, to_line
 
 
@@ -187,6 +195,31 @@ def test_an_epoch_and_its_samples(training: Training) -> None:
     assert (first.order, first.head) == (second.order, second.head)
     assert (first.epoch, first.at, second.epoch, second.at) == (0, 0, 1, 1)
     assert (first.step, second.step) == (0, 3)
+
+
+class Folder(Dataset[torch.Tensor]):
+    """Holds more than a mark looks at."""
+
+    def __init__(self) -> None:
+        self.files = [f"{number}.png" for number in range(200)]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        return torch.full((4,), float(number))
+
+
+@pytest.mark.parametrize("whole", [Folder(), dataset(200)], ids=["list", "tensor"])
+@pytest.mark.parametrize("as_list", [False, True])
+def test_shares_of_one_dataset_have_marks_of_their_own(whole: Any, as_list: bool) -> None:
+    def mark(*indices: int) -> str:
+        numbers = range(*indices)
+        share: Any = Subset(whole, list(numbers) if as_list else numbers)
+        return _mark(iter(DataLoader(share, batch_size=2)))
+
+    assert mark(0, 200, 2) == mark(0, 200, 2) != ""
+    assert mark(0, 200, 2) != mark(1, 200, 2)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

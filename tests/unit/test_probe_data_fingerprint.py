@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections import UserDict, namedtuple
 from dataclasses import dataclass
 from typing import Any
@@ -138,6 +139,18 @@ def test_freed_memory_is_not_read() -> None:
     view = x[10:]
     x.untyped_storage().resize_(0)
     assert of(view).digest == ""
+
+
+@pytest.mark.parametrize("make", [range, lambda n: array("q", range(n)), slice])
+def test_numbers_that_are_no_tensor_count_too(make: Any) -> None:
+    x = numbers(0, 6, 8)
+    assert of(x, make(5)).digest == of(x, make(5)).digest != of(x, make(6)).digest
+
+
+def test_a_long_list_does_not_hide_what_comes_after_it() -> None:
+    names = [f"{number}.png" for number in range(500)]
+    first, second = (take(Contents(names, [number])).fingerprint().digest for number in (1, 2))
+    assert first != second
 
 
 def test_counts() -> None:

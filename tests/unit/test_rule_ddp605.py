@@ -53,5 +53,37 @@ def test_a_rank_that_could_not_write(tmp_path: Path) -> None:
     assert "No space left on device" in finding.message
 
 
+def trouble(pid: int) -> dict[str, object]:
+    return {"kind": "trouble", "rank": 1, "pid": pid, "host": "node0", "text": "File too large (/x)"}
+
+
+def test_a_rank_that_could_not_write_has_not_died(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap().end([0])
+    build.exited(0, 2000.0, 0).exited(1, 2000.0, 0)
+    build.notes.append(trouble(101))
+    (finding,) = build.findings()
+    assert (finding.code, finding.ranks) == ("DDP605", (1,))
+    # Another process of that number had the trouble: nothing excuses this one.
+    build.notes[-1] = trouble(555)
+    assert [found.code for found in build.findings() if found.severity.value == "error"] == ["DDP602"]
+
+
+def test_a_rank_that_could_not_write_at_all_is_not_called_missing_too(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 3).wrap().end()
+    del build.records[1]
+    build.notes.append(trouble(101))
+    (finding,) = build.findings()
+    assert (finding.code, finding.ranks) == ("DDP605", (1,))
+    assert "could not write any record" in finding.message
+    assert build.report().verdict.value == "incomplete"
+
+
+def test_where_nobody_could_write_that_is_the_reason(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2)
+    build.records.clear()
+    build.notes.append(trouble(101))
+    assert [finding.code for finding in build.findings()] == ["DDP605"]
+
+
 def test_no_fault(tmp_path: Path) -> None:
     assert RunBuilder(tmp_path, 2).wrap().end().findings("DDP605") == []

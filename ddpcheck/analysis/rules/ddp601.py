@@ -10,8 +10,8 @@ from ddpcheck.analysis.result import RankStatus
 def find(case: Case) -> list[Finding]:
     # Where ddpcheck itself failed, DDP605 says so: that is no mistake of the user's.
     if not case.attempt.ranks:
-        return [] if case.strays else [_nobody(case)]
-    stranded = {fault.rank for fault in case.strays}
+        return [] if case.strays or case.troubles else [_nobody(case)]
+    stranded = {fault.rank for fault in case.strays} | set(case.troubles)
     missing = tuple(row.rank for row in case.with_status(RankStatus.MISSING) if row.rank not in stranded)
     if not missing:
         return []

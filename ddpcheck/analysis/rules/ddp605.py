@@ -15,7 +15,7 @@ def find(case: Case) -> list[Finding]:
         ranks = faults.setdefault((f"{fault.probe}.{fault.entry}", fault.error, fault.where), [])
         ranks += [fault.rank] if fault.rank is not None and fault.rank not in ranks else []
     findings = [_fault(case, *key, tuple(sorted(ranks))) for key, ranks in faults.items()]
-    return findings + [_unwritten(case, rank, text) for rank, text in sorted(case.notes.troubles.items())]
+    return findings + [_unwritten(case, rank, text) for rank, text in sorted(case.troubles.items())]
 
 
 def _fault(case: Case, entry: str, error: str, where: str, ranks: tuple[int, ...]) -> Finding:
@@ -33,9 +33,14 @@ def _fault(case: Case, entry: str, error: str, where: str, ranks: tuple[int, ...
 
 
 def _unwritten(case: Case, rank: int, text: str) -> Finding:
+    told = (
+        f"Rank {rank} could not write its records any more: {text}. What came after is not in this report."
+        if rank in case.attempt.ranks
+        else f"Rank {rank} could not write any record: {text}. It trained, and nothing of it was checked."
+    )
     return case.finding(
         "DDP605",
-        f"Rank {rank} could not write its records any more: {text}. What came after is not in this report.",
+        told,
         severity=Severity.NOTE,
         ranks=(rank,),
         evidence={"error": text},

@@ -6,7 +6,7 @@ ranks: 3
 launcher: environment
 expect: DDP605
 severity: note
-cause: could not write its records any more
+cause: rank 2 could not write any record
 step: none
 odd ranks: 2
 """
