@@ -7,17 +7,21 @@ or hang, that start their ranks another way or that want options of their own ha
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ddpcheck.launcher.process_table import descendants, read_process
+from tests.corpus import exit_flaw
 from tests.corpus.header import Header
 
 BIN = Path(sys.executable).parent
@@ -30,6 +34,9 @@ HANG_SECONDS = 60.0
 # For the imports before the first job; the forker bounds each job by itself.
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
+# For a process to write where it stands before it goes.
+STACK_SECONDS = 5.0
+MOST_RETRIES = 2
 
 # What a launcher or a scheduler around the corpus may have set, and would be taken for the job's own.
 _HIDDEN = (
@@ -89,6 +96,8 @@ class Outcome:
     # By attempt, the ranks that reported and how they ended.
     reported: tuple[str, ...] = ()
     trouble: str = ""
+    # How often it was run before, and failed in a way that is torch's own.
+    retried: int = 0
 
 
 def jobs_of(header: Header) -> list[Job]:
@@ -114,21 +123,27 @@ def run_batch(
     env: Mapping[str, str] | None = None,
 ) -> list[Outcome]:
     """Run jobs under one command and return what each of them left, in order."""
-    for last in (False, True):
+    retried = 0
+    while True:
         with tempfile.TemporaryDirectory(prefix="corpus-") as name:
             outcomes = _Batch(batch, Path(name), watched, seconds, env or {}).run()
-        if last or not any(_stood_still(outcome) for outcome in outcomes):
-            break
-    return outcomes
+        if retried == MOST_RETRIES or not any(failed_by_torch(outcome) for outcome in outcomes):
+            return [replace(outcome, retried=retried) for outcome in outcomes]
+        retried += 1
 
 
-def _stood_still(outcome: Outcome) -> bool:
-    """Whether a job that has no reason to hang did so: now and then torch never gets out of its own destructor.
+def failed_by_torch(outcome: Outcome) -> bool:
+    """Whether all there is to say against a job is what torch does at the end of any job now and then.
 
     The forker keeps its ranks from that (see there); a launcher's ranks have to be run once more.
     """
     header = outcome.job.header
-    return bool(outcome.stopped) and header.launcher != "fork" and not header.hangs
+    if header.launcher == "fork" or header.hangs or header.fails:
+        return False
+    stopped = outcome.status is None
+    if not stopped and outcome.status in (0, 10):
+        return False
+    return exit_flaw.was_torch_s_own(header.path, outcome.stderr, stopped=stopped)
 
 
 class _Batch:
@@ -197,6 +212,7 @@ class _Batch:
                 status: int | None = process.wait(START_SECONDS + sum(self._seconds))
             except subprocess.TimeoutExpired:
                 status = None
+                ask_for_stacks(process.pid)
             finally:
                 end_group(process)
                 _RUNNING.discard(process)
@@ -210,6 +226,7 @@ class _Batch:
             "OMP_NUM_THREADS": "1",
             "COLUMNS": "200",
             "TMPDIR": str(self._folder / "tmp"),
+            **({} if self._forked else exit_flaw.ENVIRONMENT),
             **self._env,
         }
 
@@ -272,6 +289,30 @@ def end_all() -> None:
     """Take down what is under way; those who wait for it go on."""
     for process in list(_RUNNING):
         process.terminate()
+
+
+def ask_for_stacks(root: int) -> None:
+    """Have every process at the ends of the tree write where it stands and go, one after the other.
+
+    Their launchers are held meanwhile: at the first loss they would take down the rest.
+    """
+    everybody = [process for process in descendants(root) if not process.is_gone]
+    parents = {process.parent for process in everybody}
+    launchers = [process.pid for process in everybody if process.pid in parents]
+    for pid in launchers:
+        _send(pid, signal.SIGSTOP)
+    for pid in (process.pid for process in everybody if process.pid not in parents):
+        _send(pid, signal.SIGABRT)
+        until = time.monotonic() + STACK_SECONDS
+        while time.monotonic() < until and (left := read_process(pid)) is not None and not left.is_gone:
+            time.sleep(0.02)
+    for pid in launchers:
+        _send(pid, signal.SIGCONT)
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

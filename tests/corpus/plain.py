@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from tests.corpus.jobs import Job, Outcome, run_batch
 
@@ -36,6 +36,8 @@ class Said:
 
     kind: str  # "nothing", "a warning", "an error", "a hang"
     quote: str = ""
+    # How often the job was run before, and failed in a way that says nothing of it.
+    retried: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.quote}" if self.quote else self.kind
@@ -43,7 +45,8 @@ class Said:
 
 def run_plainly(jobs: Sequence[Job], env: Mapping[str, str]) -> dict[str, Said]:
     """By the name of each job; all of them have one launcher."""
-    return {o.job.name: classify(o) for o in run_batch(jobs, watched=False, seconds=WAIT_SECONDS, env=env)}
+    outcomes = run_batch(jobs, watched=False, seconds=WAIT_SECONDS, env=env)
+    return {o.job.name: replace(classify(o), retried=o.retried) for o in outcomes}
 
 
 def classify(outcome: Outcome) -> Said:

@@ -74,6 +74,17 @@ class Results:
     def bugs(self) -> list[int]:
         return sorted({bug for row in self.faults for bug in row.header.bugs})
 
+    @property
+    def retried(self) -> Counter[str]:
+        """Jobs that were run again, and how often."""
+        counted: Counter[str] = Counter()
+        for row in [*self.faults, *self.variants, *self.healthy]:
+            for outcome in (verdict.outcome for verdict in row.verdicts):
+                counted[outcome.job.name] += outcome.retried
+            for said in (row.plain, row.detailed):
+                counted[f"{row.header.name} without ddpcheck"] += said.retried if said else 0
+        return +counted
+
     def totals(self) -> list[str]:
         """One sentence per part of the corpus."""
         parts = (("faults", self.faults), ("variants of faults", self.variants))
@@ -90,6 +101,9 @@ class Results:
         ):
             if kinds:
                 lines.append(f"{title}: {kinds}")
+        if jobs or self.faults or self.variants:
+            told = ", ".join(f"{name} {count}" for name, count in sorted(self.retried.items()))
+            lines.append(f"run again after torch failed at its own exit: {told or 'none'}")
         for program in self.programs or ():
             lines.append(f"{program.name}: {program.passed} of {program.total}")
         return lines

@@ -62,6 +62,11 @@ def test_a_finding_without_a_step(word: str) -> None:
     assert parse_header(PATH, changed("step: 2", f"step: {word}")).step == -1
 
 
+def test_a_note_that_is_a_variant_of_nothing() -> None:
+    header = parse_header(PATH, changed("bug: 1 7", "variant of: -\nseverity: note"))
+    assert (header.note, header.variant_of) == (True, "")
+
+
 @pytest.mark.parametrize(
     ("docstring", "complaint"),
     [
@@ -74,9 +79,11 @@ def test_a_finding_without_a_step(word: str) -> None:
         (changed("ranks: 3\n", "ranks: 0\n"), "`ranks` is '0'"),
         (changed("odd ranks: 0 1", "odd ranks: first"), "`odd ranks` is 'first'"),
         (changed("also: DDP209", "also: more"), "`also` has 'more'"),
+        (changed("cause:", "severity: error\ncause:"), "`severity` is 'error'"),
         (changed("torchrun", "srun"), "`launcher` is 'srun'"),
         (changed("exit: fails", "exit: 3"), "`exit` is '3'"),
         ("Title.\n\nranks: 2\nexpect: nothing\nstep: 3", "expects nothing has no 'step'"),
+        ("Title.\n\nranks: 2\nexpect: nothing\nseverity: note", "expects nothing has no 'severity'"),
         ("Title only, no header", "is not `key: value`"),
     ],
 )

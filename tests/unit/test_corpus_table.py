@@ -63,6 +63,7 @@ def test_all_is_well() -> None:
         "healthy: 4 of 4 jobs as expected (2 variants), 0 findings at warning or above",
         "PyTorch by itself: nothing for 1",
         "with TORCH_DISTRIBUTED_DEBUG=INFO: a warning for 1",
+        "run again after torch failed at its own exit: none",
         "accelerate: 5 of 5",
     ]
     assert "NO" not in shown(GOOD)
@@ -89,6 +90,16 @@ def test_a_false_alarm_is_counted() -> None:
     assert not results.passed
     assert results.false_alarms == 1
     assert "1 of 2 jobs as expected (2 variants), 1 findings at warning or above" in results.totals()[2]
+
+
+def test_jobs_that_were_run_again_are_told_of() -> None:
+    again = right(FAULT, ("DDP202",))
+    again = replace(again, outcome=replace(again.outcome, retried=2))
+    results = replace(GOOD, faults=(Row(FAULT, (again, right(FAULT, ("DDP202",)))),))
+    told = "run again after torch failed at its own exit: faults/bypass x2 2"
+    assert told in results.totals()
+    assert told in shown(results)
+    assert f"- {told}" in document.render(results).splitlines()
 
 
 def test_a_script_that_was_not_run_is_not_right() -> None:

@@ -97,6 +97,25 @@ def test_other_findings_than_expected(found: list[dict[str, Any]], miss: str) ->
     assert not verdict.code
 
 
+def test_a_fault_that_gives_a_note() -> None:
+    noted = replace(FAULT, note=True)
+    assert judge(outcome(noted, finding(severity="note"))).passed
+    assert judge(outcome(noted)).misses == ("expected DDP202, found nothing",)
+    assert judge(outcome(noted, finding())).misses == ("severity: expected 'note', found 'error'",)
+    also = finding(code="DDP301", severity="warning")
+    assert not judge(outcome(noted, finding(severity="note"), also)).passed
+    # What is to be a warning must not come as a note, even where notes of that code count.
+    own = replace(FAULT, expect="DDP605")
+    assert judge(outcome(own, finding(code="DDP605", severity="note"))).misses == (
+        "severity: expected 'warning or error', found 'note'",
+    )
+
+
+def test_ranks_that_nobody_watched_are_what_some_faults_are_about() -> None:
+    nobody = replace(FAULT, expect="DDP601")
+    assert judge(outcome(nobody, finding(code="DDP601"), reported=())).passed
+
+
 def test_what_is_expected_besides_must_be_there() -> None:
     both = replace(FAULT, also=("DDP602",))
     assert judge(outcome(both, finding(), finding(code="DDP602"))).passed
