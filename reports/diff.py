@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from ddpcheck.compare.comparison import Comparison, Growth, Method, Parting, RunSide, Value, Verdict
+from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.reports.ink import LABEL, QUIET, Ink, indented
-from ddpcheck.reports.rank_ranges import ranks_phrase
 from ddpcheck.reports.safe_text import safe_line, shortened
 from ddpcheck.reports.verdict import counted
 
@@ -61,7 +61,7 @@ def _place(parting: Parting) -> str:
     text = ", ".join(parts)
     if parting.differing > 1:
         text += f" and {parting.differing - 1} more of {parting.tensors}"
-    return f"{text}, {ranks_phrase(parting.ranks)}"
+    return f"{text}, {name_ranks(parting.ranks)}"
 
 
 def _sentence(text: str) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 
 from ddpcheck.analysis.saved_gradients import SavedGradients, SavedParameter, Side
+from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.reports.ink import LABEL, Ink
-from ddpcheck.reports.rank_ranges import ranks_phrase
 
 _MOST_RANKS = 8
 # In small models people want to see every number; in large ones the first parameters stand for the rest.
@@ -21,7 +21,7 @@ def render_gradients(modules: Sequence[SavedGradients], console: Console) -> Non
     for module in modules:
         ink.put(ink.text(_heading(module), LABEL))
         if module.missing:
-            ink.put(ink.text(f"nothing was kept of {ranks_phrase(module.missing)}: no mean to compare with"))
+            ink.put(ink.text(f"nothing was kept of {name_ranks(module.missing)}: no mean to compare with"))
         for parameter in module.parameters[:_MOST_PARAMETERS]:
             ink.gap()
             _parameter(ink, parameter)

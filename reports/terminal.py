@@ -9,8 +9,8 @@ from rich.console import Console
 
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.result import Report, Verdict
+from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.reports.ink import LABEL, QUIET, Ink, indented
-from ddpcheck.reports.rank_ranges import ranks_phrase
 from ddpcheck.reports.terminal_data import put_data
 from ddpcheck.reports.terminal_evidence import put_evidence
 from ddpcheck.reports.terminal_ranks import rank_table
@@ -77,7 +77,7 @@ def _place(finding: Finding, several_attempts: bool) -> str:
         f"stage {finding.stage}" if finding.stage else "",
         f"module {finding.module}" if finding.module else "",
         f"parameter {finding.parameter}" if finding.parameter else "",
-        ranks_phrase(finding.ranks) if finding.ranks else "",
+        name_ranks(finding.ranks) if finding.ranks else "",
     ]
     return ", ".join(part for part in parts if part)
 

@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ddpcheck.rank_ranges import name_ranks, rank_ranges
 from ddpcheck.reports.ink import Ink, indented
-from ddpcheck.reports.rank_ranges import rank_ranges, ranks_phrase
 from ddpcheck.reports.safe_text import shortened
 from ddpcheck.reports.terminal_standings import standings
 from ddpcheck.reports.terminal_values import is_by_rank, side_by_side, spoken, spoken_by_rank
@@ -72,11 +72,11 @@ def _spoken_mapping(value: Mapping[str, Any]) -> str:
     rest = "; ".join(f"{key}: {_spoken(str(key), item)}" for key, item in value.items() if key != "ranks")
     if "ranks" not in value:
         return rest
-    return f"{ranks_phrase(value['ranks'])}; {rest}" if isinstance(value["ranks"], (list, tuple)) else rest
+    return f"{name_ranks(value['ranks'])}; {rest}" if isinstance(value["ranks"], (list, tuple)) else rest
 
 
 def _groups(ink: Ink, groups: list[Mapping[str, Any]]) -> RenderableType:
-    rows = [(ranks_phrase(group["ranks"]), _digest(group)) for group in groups[:_MOST_GROUPS]]
+    rows = [(name_ranks(group["ranks"]), _digest(group)) for group in groups[:_MOST_GROUPS]]
     if len(groups) > _MOST_GROUPS:
         left_out = sum(len(group["ranks"]) for group in groups[_MOST_GROUPS:])
         rows.append((f"{left_out} more ranks", f"in {len(groups) - _MOST_GROUPS} more groups"))

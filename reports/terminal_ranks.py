@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from rich.table import Table
 
 from ddpcheck.analysis.result import Attempt, RankStatus, RankSummary
+from ddpcheck.rank_ranges import rank_ranges
 from ddpcheck.reports.ink import Ink
-from ddpcheck.reports.rank_ranges import rank_ranges
 
 _MOST_ROWS = 16
 

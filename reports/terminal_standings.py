@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
+from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.reports.ink import Ink, indented
-from ddpcheck.reports.rank_ranges import ranks_phrase
 
 _MOST_COLUMNS = 4
 _MOST_LINES = 10
@@ -26,7 +26,7 @@ def standings(ink: Ink, groups: Sequence[Mapping[str, Any]]) -> RenderableType:
         columns = [_column(group) for group in shown]
         height = max(map(len, columns))
         rows = zip(*(column + [""] * (height - len(column)) for column in columns), strict=True)
-        blocks.append(indented(ink.columns([ranks_phrase(group["ranks"]) for group in shown], rows)))
+        blocks.append(indented(ink.columns([name_ranks(group["ranks"]) for group in shown], rows)))
     left_out = len(groups) - 2 * _MOST_COLUMNS
     if left_out > 0:
         blocks.append(indented(ink.text(f"and {left_out} more places, in report.json")))

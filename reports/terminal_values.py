@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
+from ddpcheck.rank_ranges import name_ranks, rank_ranges
 from ddpcheck.reports.ink import Ink
-from ddpcheck.reports.rank_ranges import rank_ranges, ranks_phrase
 
 # More columns than this are no longer "side by side"; equal ranks then share one.
 _MOST_RANKS = 8
@@ -56,7 +56,7 @@ def spoken_by_rank(by_rank: Mapping[str, Any]) -> str:
     for rank, value in by_rank.items():
         groups.setdefault(spoken(value), []).append(int(rank))
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))
-    parts = [f"{ranks_phrase(ranks)}: {value}" for value, ranks in ordered[:_MOST_RANKS]]
+    parts = [f"{name_ranks(ranks)}: {value}" for value, ranks in ordered[:_MOST_RANKS]]
     left_out = sum(len(ranks) for _, ranks in ordered[_MOST_RANKS:])
     return "; ".join(parts) + (f"; {left_out} more ranks" if left_out else "")
 
@@ -88,7 +88,7 @@ def _equal_ranks(ranks: list[str], rows: Rows) -> list[list[str]]:
 
 def _header(group: list[str]) -> str:
     if all(rank.isdecimal() for rank in group):
-        return ranks_phrase(map(int, group)) if len(group) < 3 else f"ranks {rank_ranges(map(int, group))}"
+        return name_ranks(map(int, group)) if len(group) < 3 else f"ranks {rank_ranges(map(int, group))}"
     return ", ".join(group)
 
 

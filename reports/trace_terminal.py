@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.reports.ink import LABEL, QUIET, Ink
-from ddpcheck.reports.rank_ranges import ranks_phrase
 from ddpcheck.reports.trace_bars import bar, legend
 from ddpcheck.reports.trace_units import percent_text, rate_text, size_text, time_text
 from ddpcheck.traces.result import RankResult, TraceResult
@@ -189,7 +189,7 @@ def _remarks(result: TraceResult, merged: Path | None) -> Iterable[str]:
             if present == 1
             else "the others are not known"
         )
-        yield f"{ranks_phrase(rank.rank for rank in result.ranks).capitalize()} of {world} given: {lacking}."
+        yield f"{name_ranks(rank.rank for rank in result.ranks).capitalize()} of {world} given: {lacking}."
     corrected = [rank for rank in result.ranks if rank.clock and rank.clock.corrected]
     if corrected:
         clocks = ", ".join(

@@ -6,7 +6,7 @@ import signal
 
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.result import Report, Verdict
-from ddpcheck.reports.rank_ranges import ranks_phrase
+from ddpcheck.rank_ranges import name_ranks
 
 # Errors that mean the replicas no longer hold the same model.
 _PARTING = frozenset(
@@ -55,7 +55,7 @@ def _parting(report: Report, lead: Finding) -> str:
     where = "at wrapping" if lead.code in _AT_WRAPPING and lead.step is None else ""
     if lead.step is not None:
         where = f"at step {lead.step}"
-    odd = f" ({ranks_phrase(lead.ranks)})" if lead.ranks else ""
+    odd = f" ({name_ranks(lead.ranks)})" if lead.ranks else ""
     after = f"; the command {_ending(report.exit_code)}" if report.verdict is Verdict.FAILED else ""
     return f"Replicas part{' ' if where else ''}{where}: {_as_clause(lead.title)}{odd}{after}"
 
@@ -77,7 +77,7 @@ def _incomplete(lead: Finding | None) -> str:
 def _wrong(report: Report, lead: Finding) -> str:
     others = len([item for item in report.findings if item.severity is not Severity.NOTE]) - 1
     more = f", and {counted(others, 'more finding')}" if others else ""
-    odd = f" ({ranks_phrase(lead.ranks)})" if lead.ranks else ""
+    odd = f" ({name_ranks(lead.ranks)})" if lead.ranks else ""
     opening = "Replicas agree, but" if _agreed(report) else "Something is wrong:"
     return f"{opening} {_as_clause(lead.title)}{odd}{more}"
 

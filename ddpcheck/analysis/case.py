@@ -78,17 +78,3 @@ class Case:
             fix=fix,
             attempt=self.number,
         )
-
-
-def name_ranks(ranks: tuple[int, ...] | list[int]) -> str:
-    """How people would say it: "rank 2", "ranks 0-3 and 7"."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    parts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    if len(parts) == 1:
-        return ("ranks " if len(runs[0]) > 1 else "rank ") + parts[0]
-    return f"ranks {', '.join(parts[:-1])} and {parts[-1]}"

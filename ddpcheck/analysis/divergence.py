@@ -7,12 +7,12 @@ from typing import Any
 
 from ddpcheck.analysis.agreement import Disagreement, groups_of
 from ddpcheck.analysis.attempt import Attempt
-from ddpcheck.analysis.case import name_ranks
 from ddpcheck.analysis.evidence import differing_places, tensor_rows
 from ddpcheck.analysis.gradient_divergence import SYNCED, gradient_divergence
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.step_blame import blame_for_a_step
 from ddpcheck.probes.writes import BEFORE_FORWARD
+from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.records.schema import DigestRecord, Of, Stage
 
 # In the name of torch's optimizer that keeps on each rank the state of other parameters.

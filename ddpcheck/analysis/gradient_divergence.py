@@ -7,8 +7,8 @@ from typing import Any
 
 from ddpcheck.analysis.agreement import Disagreement
 from ddpcheck.analysis.attempt import Attempt
-from ddpcheck.analysis.case import name_ranks
 from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.records.schema import AppliedRecord, Of, Stage
 
 SYNCED = "synced"

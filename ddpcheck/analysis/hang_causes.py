@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from ddpcheck.analysis.agreement import groups_of, odd_ranks
 from ddpcheck.analysis.attempt import Attempt
-from ddpcheck.analysis.case import name_ranks
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.standstill import Stand
+from ddpcheck.rank_ranges import name_ranks
 
 _SAME_MODEL = (
     "Build the same model on every rank, and let DDP ignore the same parameters on every rank: its reducers "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ddpcheck.analysis.agreement import Disagreement, groups_of, odd_ranks
 from ddpcheck.analysis.attempt import Attempt
-from ddpcheck.analysis.case import name_ranks
 from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.records.schema import AppliedRecord, Of, Stage
 
 

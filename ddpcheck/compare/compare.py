@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ddpcheck.analysis.case import name_ranks
 from ddpcheck.compare.causes import cause_of, of_the_split
 from ddpcheck.compare.comparison import (
     AFTERMATH,
@@ -25,6 +24,7 @@ from ddpcheck.compare.run_steps import run_steps
 from ddpcheck.compare.side import Side, read_side
 from ddpcheck.compare.suspects import suspects
 from ddpcheck.errors import NotComparable
+from ddpcheck.rank_ranges import name_ranks
 
 # A run of many thousands of steps is drawn by so many of them.
 MOST_GROWTH = 200

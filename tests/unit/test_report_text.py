@@ -4,32 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcheck.reports.rank_ranges import rank_ranges, ranks_phrase
 from ddpcheck.reports.safe_text import safe_ascii, safe_line, shortened
-
-
-@pytest.mark.parametrize(
-    ("ranks", "expected"),
-    [
-        ([], ""),
-        ([3], "3"),
-        ([0, 1, 2, 7], "0-2, 7"),
-        ([7, 2, 1, 0, 0], "0-2, 7"),
-        (range(1023), "0-1022"),
-        (range(0, 40, 2), "0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22 and 8 more"),
-    ],
-)
-def test_ranges(ranks: list[int], expected: str) -> None:
-    assert rank_ranges(ranks) == expected
-
-
-def test_phrases() -> None:
-    assert [ranks_phrase(ranks) for ranks in ([], [2], [2, 2], [0, 1])] == [
-        "no rank",
-        "rank 2",
-        "rank 2",
-        "ranks 0-1",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.findings import Finding, Severity
+from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.records.schema import Of, Stage
 
 

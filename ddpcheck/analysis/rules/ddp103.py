@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ddpcheck.analysis.agreement import groups_of, odd_ranks
-from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.findings import Finding
 from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.records.schema import Stage
 
 _SAME_ORDER = (

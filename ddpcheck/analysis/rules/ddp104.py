@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.divergence import divergence
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.rank_ranges import name_ranks
 
 FIX = (
     "Wrap the model in DDP again after the change, or make all parameters and set requires_grad before "

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.divergence import Divergence, divergence
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.findings import Finding
+from ddpcheck.rank_ranges import name_ranks
 
 
 def find(case: Case) -> list[Finding]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.findings import Finding
 from ddpcheck.analysis.gradient_divergence import BY_HAND, HOOKS_LOST, GradientDivergence
 from ddpcheck.analysis.partings import evidence_of, partings
+from ddpcheck.rank_ranges import name_ranks
 
 _FIXES = {
     "wrapper bypassed": "Call the DDP wrapper itself, ddp(inputs), in the training loop, not ddp.module(inputs).",

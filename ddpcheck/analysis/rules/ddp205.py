@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ddpcheck.analysis.agreement import Disagreement
-from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.findings import Finding
 from ddpcheck.analysis.gradient_change import how_changed
 from ddpcheck.analysis.gradient_divergence import GradientDivergence
 from ddpcheck.analysis.partings import evidence_of, partings
+from ddpcheck.rank_ranges import name_ranks
 
 
 def find(case: Case) -> list[Finding]:

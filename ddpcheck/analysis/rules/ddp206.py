@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.divergence import Divergence, divergence, hyper_rows
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.rank_ranges import name_ranks
 
 FIX = (
     "Compute learning rates and scales from values that are equal on every rank (reduce the metric first, or "

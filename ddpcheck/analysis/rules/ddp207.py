@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.agreement import groups_of, odd_ranks
-from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.divergence import Divergence, divergence
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.findings import Finding
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.result import RankStatus
+from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.records.schema import Stage
 
 FIX = (

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.gradient_ledger import NonFinite
 from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.records.schema import AppliedRecord, Of, Stage
 
 

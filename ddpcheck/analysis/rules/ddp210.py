@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import zip_longest
 
 from ddpcheck.analysis.agreement import groups_of, odd_ranks
-from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.records.schema import Of, Stage
 
 # What torch's normalisation layers measure. Other buffers may be a rank's own notes.

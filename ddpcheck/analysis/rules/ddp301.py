@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.data_split import EpochSplit
 from ddpcheck.analysis.data_table import split_row
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.same_batches import Sameness, sameness
+from ddpcheck.rank_ranges import name_ranks
 
 FIX = (
     "Give every rank its own share: a DistributedSampler (with the right rank and number of ranks) in the "

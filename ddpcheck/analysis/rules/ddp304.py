@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.rules import ddp301
+from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.records.schema import Stage
 
 # One pair of equal gradients may be chance (a batch of one kind, a dead network); this many are not.

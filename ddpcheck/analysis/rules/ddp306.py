@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.batches import Sames
-from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.rank_ranges import name_ranks
 
 # Once can be the first step after a common seed; from the second on it will stay so.
 LEAST = 2

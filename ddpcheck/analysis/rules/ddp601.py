@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.findings import Finding
 from ddpcheck.analysis.result import RankStatus
+from ddpcheck.rank_ranges import name_ranks
 
 
 def find(case: Case) -> list[Finding]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.result import RankStatus, RankSummary
 from ddpcheck.analysis.status import crash_at_exit, lost_a_partner
+from ddpcheck.rank_ranges import name_ranks
 
 KILLED = "killed (out of memory, the scheduler, a signal) or crashed in native code"
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.findings import Finding
 from ddpcheck.analysis.hang_causes import mistake_of
 from ddpcheck.analysis.stacks import Kind
 from ddpcheck.analysis.standstill import Stand, alike, evidence_of, stands_of
+from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.records.schema import Stage
 
 # What those that wait would come to next.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.agreement import groups_of, odd_ranks
-from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.findings import Finding, Severity
+from ddpcheck.rank_ranges import name_ranks
 
 _LOOKED_AT = {"torch": "torch", "python": "Python", "backend": "backend", "algorithm": "hash"}
 _CONSEQUENCES = {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.findings import Finding, Severity
+from ddpcheck.rank_ranges import name_ranks
 
 
 def find(case: Case) -> list[Finding]:
