@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.launcher.process_table import descendants, read_process
+from tests.commands import BIN, environment
 from tests.corpus import exit_flaw
 from tests.corpus.header import Header
 
-BIN = Path(sys.executable).parent
 FORKER = Path(__file__).with_name("forker.py")
 BY_ENVIRONMENT = Path(__file__).with_name("by_environment.py")
 
@@ -37,23 +37,6 @@ STOP_SECONDS = 30.0
 # For a process to write where it stands before it goes.
 STACK_SECONDS = 5.0
 MOST_RETRIES = 2
-
-# What a launcher or a scheduler around the corpus may have set, and would be taken for the job's own.
-_HIDDEN = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "MASTER_",
-    "GROUP_",
-    "ROLE_",
-    "TORCH",
-    "SLURM_",
-    "OMPI_",
-    "DDPCHECK_",
-    "PYTHON",
-    "PYTEST_",
-    "COV_",
-)
 
 _RUNNING: set[subprocess.Popen[bytes]] = set()
 
@@ -219,12 +202,8 @@ class _Batch:
         return status, log.read_text(encoding="utf-8", errors="replace")
 
     def _environment(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(_HIDDEN)}
         return {
-            **kept,
-            "PATH": f"{BIN}{os.pathsep}{kept.get('PATH', os.defpath)}",
-            "OMP_NUM_THREADS": "1",
-            "COLUMNS": "200",
+            **environment(),
             "TMPDIR": str(self._folder / "tmp"),
             **({} if self._forked else exit_flaw.ENVIRONMENT),
             **self._env,

@@ -21,11 +21,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+if __package__ in (None, ""):  # started as a file
+    sys.path[0] = str(Path(__file__).parents[2])
 
-import accelerate_scripts
-import side_by_side
-from side_by_side import BIN
+from tests.commands import BIN
+from tests.corpus import accelerate_scripts, side_by_side
 
 HERE = Path(__file__).parent
 JOBS = HERE.parent / "jobs"

@@ -5,39 +5,18 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-BIN = Path(sys.executable).parent
+from tests.commands import BIN, Done, TookTooLong, run_to_end
+
 MOST_SECONDS = 300.0
 # The folder for torchrun's `--log-dir`, below the one in which a program runs.
 LOGS = "logs"
-# What a launcher or a scheduler around this process may have set, and would be taken for the program's own.
-_OF_OTHERS = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "MASTER_",
-    "GROUP_",
-    "ROLE_",
-    "TORCHELASTIC_",
-    "SLURM_",
-    "OMPI_",
-    "DDPCHECK_",
-    "PYTHON",
-    "ACCELERATE_",
-    "PL_",
-    "PYTEST_",
-    "COV_",
-)
 # What differs between any two runs of one program: clocks, speeds, process ids, ports, temporary folders.
 _PASSING = (
     (re.compile(r"'train_\w+_per_second': '?[\d.e+-]+'?|'train_runtime': '?[\d.e+-]+'?"), "<speed>"),
@@ -47,12 +26,9 @@ _PASSING = (
 
 
 @dataclass(frozen=True)
-class Ended:
+class Ended(Done):
     """A program that has ended."""
 
-    status: int
-    stdout: str
-    stderr: str
     # What each rank printed, where the launcher was told to keep that apart (LOGS).
     ranks: tuple[str, ...] = ()
 
@@ -104,33 +80,12 @@ def run_both(command: Sequence[object], **env: str) -> Pair:
 def run(
     command: Sequence[object], folder: str, env: Mapping[str, str], most_seconds: float = MOST_SECONDS
 ) -> Ended:
-    process = subprocess.Popen(
-        [str(word) for word in command],
-        cwd=folder,
-        env=_environment(env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
     try:
-        stdout, stderr = process.communicate(timeout=most_seconds)
-    except subprocess.TimeoutExpired:
-        stdout, stderr = _end(process)
-        stderr += f"\nkilled after {most_seconds:.0f} seconds\n"
+        done = run_to_end(command, folder, env, most_seconds)
+    except TookTooLong as late:
+        done = replace(late.done, stderr=f"{late.done.stderr}\nkilled after {most_seconds:.0f} seconds\n")
     logs = sorted(Path(folder).glob(f"{LOGS}/*/attempt_0/*/stdout.log"), key=lambda log: int(log.parent.name))
-    return Ended(process.returncode, stdout, stderr, tuple(log.read_text() for log in logs))
-
-
-def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Launchers take their ranks down with them when asked to, but not when killed."""
-    process.terminate()
-    try:
-        return process.communicate(timeout=40)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        return process.communicate()
+    return Ended(done.status, done.stdout, done.stderr, tuple(log.read_text() for log in logs))
 
 
 def lasting(text: str) -> list[str]:
@@ -138,9 +93,3 @@ def lasting(text: str) -> list[str]:
     for pattern, name in _PASSING:
         text = pattern.sub(name, text)
     return [line.strip() for line in text.splitlines() if line.strip()]
-
-
-def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_OTHERS)}
-    path = f"{BIN}{os.pathsep}{kept.get('PATH', os.defpath)}"
-    return {**kept, "PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200", **more}

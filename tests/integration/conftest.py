@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,41 +12,20 @@ from typing import Any
 
 import pytest
 
-BIN = Path(sys.executable).parent
+from tests import commands
+from tests.commands import BIN as BIN
+from tests.commands import Done as Done
+from tests.commands import environment as environment
+from tests.corpus.exit_flaw import ABORTED
+
 JOBS = Path(__file__).parents[1] / "jobs"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train.py"
 MOST_SECONDS = 240.0
 # A flaw of torch with gloo, with or without ddpcheck (pytorch#179291): a DDP object, which torch itself holds in a
 # cycle of references, may outlive destroy_process_group; a thread of gloo then needs the interpreter while it ends,
 # and aborts. About one job in a thousand; such a job says nothing of ddpcheck and runs once more.
-TORCH_FLAW = "terminate called without an active exception"
+TORCH_FLAW = ABORTED
 MOST_TRIES = 3
-
-# What a launcher or a scheduler around the tests may have set, and would be taken for the job's own.
-_OF_LAUNCHERS = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "MASTER_",
-    "GROUP_",
-    "ROLE_",
-    "TORCHELASTIC_",
-    "SLURM_",
-    "OMPI_",
-)
-_OF_OTHERS = ("DDPCHECK_", "PYTHON", "ACCELERATE_", "PL_", "PYTEST_", "COV_")
-
-
-@dataclass(frozen=True)
-class Done:
-    """A command that has ended."""
-
-    status: int
-    stdout: str
-    stderr: str
-
-    def __str__(self) -> str:
-        return f"status {self.status}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
 
 
 @dataclass(frozen=True)
@@ -110,14 +85,6 @@ def healthy(watched: Watched, *, world_size: int, steps: int) -> None:
     assert (stepwise["compared"], stepwise["outcome"]) == (steps, "agree")
 
 
-def environment(**more: str) -> dict[str, str]:
-    """The environment of the tests without what belongs to launchers; one thread a process, no network."""
-    hidden = _OF_LAUNCHERS + _OF_OTHERS
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
-    path = f"{BIN}{os.pathsep}{kept.get('PATH', os.defpath)}"
-    return {**kept, "PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200", **more}
-
-
 def run_to_end(
     command: Sequence[object], cwd: Path, env: Mapping[str, str], leaves: Path | None = None
 ) -> Done:
@@ -133,32 +100,10 @@ def run_to_end(
 
 
 def _run_once(command: Sequence[object], cwd: Path, env: Mapping[str, str]) -> Done:
-    process = subprocess.Popen(
-        [str(word) for word in command],
-        cwd=cwd,
-        env=environment(**env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
     try:
-        stdout, stderr = process.communicate(timeout=MOST_SECONDS)
-    except subprocess.TimeoutExpired:
-        stdout, stderr = _end(process)
-        pytest.fail(f"{command} did not end\n{stdout}\n{stderr}")
-    return Done(process.returncode, stdout, stderr)
-
-
-def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """A job that hangs: first the way that lets ddpcheck take everything down with it."""
-    process.terminate()
-    try:
-        return process.communicate(timeout=30)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        return process.communicate()
+        return commands.run_to_end(command, cwd, env, MOST_SECONDS)
+    except commands.TookTooLong as late:
+        pytest.fail(f"{command} did not end\n{late}")
 
 
 @pytest.fixture

@@ -5,12 +5,9 @@ A few of what `tests/corpus/real_programs.py` runs.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-CORPUS = Path(__file__).parents[1] / "corpus"
+from tests.corpus import accelerate_scripts, real_programs
 
 pytestmark = pytest.mark.slow
 
@@ -59,16 +56,8 @@ TESTS_FOR_GPUS = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _corpus() -> None:
-    if str(CORPUS) not in sys.path:
-        sys.path.insert(0, str(CORPUS))
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program(name: str) -> None:
-    import real_programs
-
     [program] = [program for program in real_programs.programs() if program.name == name]
     result = program.run()
     assert result.passed == result.total == 1, result.note
@@ -76,8 +65,6 @@ def test_program(name: str) -> None:
 
 @pytest.mark.parametrize("lend", [False, True], ids=["on-processors", "for-gpus"])
 def test_torch_tests(lend: bool) -> None:
-    import real_programs
-
     chosen = TESTS_FOR_GPUS if lend else TESTS
     result = real_programs.torch_tests("torch tests", lend=lend, only=chosen)
     assert result.passed == result.total, result.note
@@ -85,6 +72,4 @@ def test_torch_tests(lend: bool) -> None:
 
 
 def test_every_script_of_accelerate_is_run_or_has_a_reason() -> None:
-    import accelerate_scripts
-
     assert accelerate_scripts.unlisted() == []
