@@ -117,8 +117,19 @@ class BackwardWatch:
         if armed:
             self.window.armed += 1
             self._armed = True
+            self._come_last()
         else:
             self.window.unarmed += 1
+
+    def _come_last(self) -> None:
+        """A hook of the user's that was registered after ours may change the gradient before DDP takes it."""
+        for handle in self._handles:
+            hooks = handle.hooks_dict_ref()
+            if hooks is None or len(hooks) == 1 or handle.id not in hooks:
+                continue
+            if next(reversed(hooks)) != handle.id:
+                # Put in anew: torch goes by the order of entries, which `move_to_end` leaves as it was.
+                hooks[handle.id] = hooks.pop(handle.id)
 
     def settle(self) -> None:
         """Nothing more comes of the backward under way: was its reduction finished?"""

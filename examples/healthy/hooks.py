@@ -1,8 +1,8 @@
-"""Communication hooks: those that torch brings, and a neutral one of one's own.
+"""Communication hooks: those that torch brings, and a neutral one of one's own. And hooks on parameters.
 
 ranks: 2 3
 expect: nothing
-cases: fp16 bf16 power_sgd allreduce own post_local_sgd
+cases: fp16 bf16 power_sgd allreduce own post_local_sgd on_parameters
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ def own_mean(state, bucket):
     return dist.all_reduce(flat, async_op=True).get_future().then(lambda done: done.value()[0])
 
 
+def normalise(parameter):
+    """Each rank's gradient at the same length, before DDP takes the mean."""
+    parameter.grad.div_(parameter.grad.norm() + 1e-6)
+
+
 def register(model: DistributedDataParallel, case: str) -> None:
     if case == "power_sgd":
         state = powerSGD_hook.PowerSGDState(
@@ -39,6 +44,9 @@ def register(model: DistributedDataParallel, case: str) -> None:
         alone, _ = dist.new_subgroups(group_size=1)
         local = post_localSGD_hook.PostLocalSGDState(None, alone, start_localSGD_iter=3)
         model.register_comm_hook(local, post_localSGD_hook.post_localSGD_hook)
+    elif case == "on_parameters":
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(normalise)
     else:
         hooks = {
             "fp16": default_hooks.fp16_compress_hook,

@@ -116,6 +116,43 @@ def test_a_reduced_backward(net: Net, watching: BackwardWatch, heard: Heard) -> 
     assert sorted(place for moment, *(place,) in heard[1:-1]) == [1, 2, 3, 4]
 
 
+def test_a_hook_of_the_user_s_that_came_later_is_heard_first(net: Net) -> None:
+    """What it makes of a gradient is what DDP will take."""
+    taken: list[float] = []
+    order: list[str] = []
+
+    def tell(moment: str, watched: WatchedModule, *what: Any) -> None:
+        if moment == "gradient_ready":
+            taken.append(what[1].abs().max().item())
+            order.append("ours")
+
+    watched = watch(net)
+    watched.backward = watching = BackwardWatch(watched, tell)
+    watching.attach()
+
+    def one(parameter: torch.Tensor) -> None:
+        order.append("one")
+
+    def other(parameter: torch.Tensor) -> None:
+        order.append("other")
+        assert parameter.grad is not None
+        parameter.grad.zero_()
+
+    first, last = (net.head.bias.register_post_accumulate_grad_hook(hook) for hook in (one, other))
+    for _ in range(2):
+        net.zero_grad()
+        taken.clear()
+        order.clear()
+        watching.forward(armed=True)
+        net(X).sum().backward()
+        assert order[:3] == ["one", "other", "ours"]
+        assert taken[0] == 0.0
+    first.remove()
+    last.remove()
+    watching.detach()
+    assert not net.head.bias._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+
+
 def test_nothing_happens_without_a_forward_with_gradients(watching: BackwardWatch, heard: Heard) -> None:
     watching.settle()
     watching.close_window()
