@@ -84,6 +84,8 @@ class Agreement:
     # Optimizer state that some ranks have and others do not: loaded there alone, or sharded.
     partial_state: list[Disagreement] = field(default_factory=list)
     ended: set[int] = field(default_factory=set)
+    # By rank, how it hashes.
+    hashes: dict[int, str] = field(default_factory=dict)
     # Ranks on which part of ddpcheck is off: their digests hold, what stands beside them may be stale.
     impaired: set[int] = field(default_factory=set)
     _pending: dict[Moment, dict[int, Sighting]] = field(default_factory=dict)
@@ -125,10 +127,11 @@ class Agreement:
         return all(rank in said or rank in self.ended for rank in moment.module[0])
 
     def _finish(self, moment: Moment) -> None:
-        said = self._pending.pop(moment)
+        everyone = self._pending.pop(moment)
+        said = self._comparable(everyone)
         if moment.stage == Stage.PARAMS.value:
             self._compare_rewrites(moment, said)
-        if moment.of == Of.STATE.value and len(said) < len(moment.module[0]):
+        if moment.of == Of.STATE.value and len(everyone) < len(moment.module[0]):
             self._keep_partial(Disagreement(moment, said))
         if len(said) < 2:
             return
@@ -147,6 +150,13 @@ class Agreement:
                 self.hyper.setdefault(moment.module, found)
             if len({record.forward for record in sound}) > 1:
                 self.forwards.setdefault(moment.module, found)
+
+    def _comparable(self, said: dict[int, Sighting]) -> dict[int, Sighting]:
+        """Digests of different kinds tell nothing of each other: the ranks that most others hash like."""
+        if len(set(self.hashes.values())) < 2:
+            return said
+        groups = groups_of({rank: self.hashes.get(rank, "") for rank in said})
+        return {rank: said[rank] for rank in groups[0][1]}
 
     def _keep_partial(self, found: Disagreement) -> None:
         if len(self.partial_state) < MOST_PARTIAL:

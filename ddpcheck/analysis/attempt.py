@@ -113,7 +113,6 @@ class Attempt:
         self.agreement = Agreement()
         self.gradients = GradientLedger()
         self.data = DataSeen()
-        self.algorithm = ""
 
     @property
     def started(self) -> float:
@@ -198,10 +197,7 @@ class Attempt:
 
     def _meet(self, header: RankHeader) -> Rank:
         rank = self.ranks[header.rank] = Rank(header)
-        self.algorithm = self.algorithm or header.algorithm
-        # Ranks that hash in another way cannot be compared with the others, nor waited for.
-        if header.algorithm != self.algorithm:
-            self.agreement.end_rank(header.rank)
+        self.agreement.hashes[header.rank] = header.algorithm
         return rank
 
     def _digest(self, number: int, rank: Rank, record: DigestRecord) -> None:
@@ -214,8 +210,7 @@ class Attempt:
             rank.steps[place] = max(rank.steps.get(place, 0), record.step + 1)
         if record.stage == Stage.REWRITTEN.value and record.how:
             rank.writes.setdefault(key, record.how)
-        if rank.header.algorithm == self.algorithm:
-            self.agreement.add(number, key, record)
+        self.agreement.add(number, key, record)
 
     def _fault(self, number: int, record: FaultRecord) -> None:
         self.agreement.impaired.add(number)

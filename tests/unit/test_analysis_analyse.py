@@ -12,11 +12,12 @@ from run_builder import RunBuilder
 
 from ddpcheck.analysis import analyse
 from ddpcheck.analysis.analyse import analyse_run
+from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.findings import Finding
 from ddpcheck.analysis.result import Report
 from ddpcheck.errors import RunNotFound, RunUnreadable
 from ddpcheck.launcher.watch import _fails
-from ddpcheck.records.schema import RankHeader
+from ddpcheck.records.schema import Of, RankHeader, Stage
 
 ODD = {1: ["body.bias"]}
 
@@ -142,6 +143,27 @@ def test_ranks_that_hash_in_different_ways_are_not_compared(tmp_path: Path) -> N
     report = build.wrap().train(3, odd=ODD).end().report()
     assert not [finding for finding in report.findings if finding.code == "DDP201"]
     assert {check.outcome for check in report.checks} == {"not checked"}
+
+
+@pytest.mark.parametrize("other", [0, 1, 2])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_a_rank_that_hashes_in_another_way_is_left_out_whoever_comes_first(
+    tmp_path: Path, other: int, order: tuple[int, ...]
+) -> None:
+    build = RunBuilder(tmp_path, 3).wrap()
+    for step in range(3):
+        build.apply(step, odd={other: ["body.bias"]}).step(step, {other: ["body.bias"]})
+    attempt = Attempt("a1")
+    records = build.end().records
+    headers = {rank: records[rank][0] for rank in order}
+    headers[other] = replace(headers[other], algorithm="multilinear-128")  # type: ignore[arg-type]
+    for number in range(1, len(records[0])):
+        for rank in order:
+            attempt.feed(headers[rank], records[rank][number])  # type: ignore[arg-type]
+    attempt.end()
+    assert not attempt.parted()
+    tally = attempt.agreement.tally(((0, 1, 2), 0), Stage.PARAMS, Of.PARAMETERS)
+    assert (tally.compared, tally.differing) == (3, 0)
 
 
 def test_no_folder(tmp_path: Path) -> None:
