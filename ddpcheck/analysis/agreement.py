@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.records.schema import AppliedRecord, DigestRecord, Of, Stage
@@ -16,6 +17,7 @@ MOST_PARTIAL = 256
 
 # What a rank says of a moment.
 Sighting = DigestRecord | AppliedRecord
+_Said = TypeVar("_Said")
 
 
 @dataclass(frozen=True, order=True)
@@ -52,6 +54,14 @@ def groups_of(said: Mapping[int, str]) -> list[tuple[str, tuple[int, ...]]]:
         by_root.setdefault(said[rank], []).append(rank)
     ordered = sorted(by_root.items(), key=lambda item: (-len(item[1]), item[1]))
     return [(root, tuple(ranks)) for root, ranks in ordered]
+
+
+def comparable(said: Mapping[int, _Said], hashes: Mapping[int, str]) -> Mapping[int, _Said]:
+    """Digests of different kinds tell nothing of each other: only those of ranks that most others hash like."""
+    if len(set(hashes.values())) < 2:
+        return said
+    _, ranks = groups_of({rank: hashes.get(rank, "") for rank in said})[0]
+    return {rank: said[rank] for rank in ranks}
 
 
 def odd_ranks(groups: list[tuple[int, ...]]) -> tuple[int, ...]:
@@ -128,7 +138,7 @@ class Agreement:
 
     def _finish(self, moment: Moment) -> None:
         everyone = self._pending.pop(moment)
-        said = self._comparable(everyone)
+        said = comparable(everyone, self.hashes)
         if moment.stage == Stage.PARAMS.value:
             self._compare_rewrites(moment, said)
         if moment.of == Of.STATE.value and len(everyone) < len(moment.module[0]):
@@ -150,13 +160,6 @@ class Agreement:
                 self.hyper.setdefault(moment.module, found)
             if len({record.forward for record in sound}) > 1:
                 self.forwards.setdefault(moment.module, found)
-
-    def _comparable(self, said: dict[int, Sighting]) -> dict[int, Sighting]:
-        """Digests of different kinds tell nothing of each other: the ranks that most others hash like."""
-        if len(set(self.hashes.values())) < 2:
-            return said
-        groups = groups_of({rank: self.hashes.get(rank, "") for rank in said})
-        return {rank: said[rank] for rank in groups[0][1]}
 
     def _keep_partial(self, found: Disagreement) -> None:
         if len(self.partial_state) < MOST_PARTIAL:

@@ -111,7 +111,7 @@ class Attempt:
         self.session = session
         self.ranks: dict[int, Rank] = {}
         self.agreement = Agreement()
-        self.gradients = GradientLedger()
+        self.gradients = GradientLedger(hashes=self.agreement.hashes)
         self.data = DataSeen()
 
     @property

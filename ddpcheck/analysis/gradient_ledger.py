@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from ddpcheck.analysis.agreement import comparable
 from ddpcheck.analysis.mean_check import Outcome, can_check, mean_check
 from ddpcheck.analysis.module_key import ModuleKey, members
 from ddpcheck.analysis.wrong_mean import Compared, what_instead
@@ -79,6 +80,8 @@ class GradientLedger:
     joined: set[ModuleKey] = field(default_factory=set)
     # Ranks that may have had gradients without writing of them.
     lost: set[int] = field(default_factory=set)
+    # By rank, how it hashes.
+    hashes: Mapping[int, str] = field(default_factory=dict)
     _pending: dict[tuple[ModuleKey, int], dict[int, BackwardRecord]] = field(default_factory=dict)
     _descriptions: dict[ModuleKey, ModuleRecord] = field(default_factory=dict)
 
@@ -141,7 +144,7 @@ class GradientLedger:
         if tally.parted is not None or len(said) < 2:
             return
         step = min(record.step for record in said.values())
-        if len({record.root for record in said.values()}) > 1:
+        if len({record.root for record in comparable(said, self.hashes).values()}) > 1:
             tally.parted = (number, step)
         else:
             tally.together_until = max(tally.together_until, step)

@@ -24,7 +24,6 @@ MOST_SECONDS = 240.0
 # A flaw of torch with gloo, with or without ddpcheck (pytorch#179291): a DDP object, which torch itself holds in a
 # cycle of references, may outlive destroy_process_group; a thread of gloo then needs the interpreter while it ends,
 # and aborts. About one job in a thousand; such a job says nothing of ddpcheck and runs once more.
-TORCH_FLAW = ABORTED
 MOST_TRIES = 3
 
 
@@ -91,7 +90,7 @@ def run_to_end(
     """`leaves`: a folder that the command makes, taken away before it runs once more."""
     for _ in range(MOST_TRIES):
         done = _run_once(command, cwd, env)
-        if TORCH_FLAW not in done.stderr:
+        if ABORTED not in done.stderr:
             break
         print(f"once more, torch aborted at its end: {command}")
         if leaves is not None:
