@@ -18,15 +18,20 @@ from tests.corpus.verdict import judge
 pytestmark = pytest.mark.slow
 
 MOST_IN_A_BATCH = 20
-# Each takes the import of torch on every rank; two show that the launcher makes no difference.
-MOST_BY_TORCHRUN = 2
+# Each takes the import of torch on every rank; a few show that the launcher makes no difference.
+MOST_BY_LAUNCHER = {"torchrun": 2, "environment": 1, "python": 1}
 EVERY_SO_MANIETH_CASE = 3
 
 
 def faults() -> list[Job]:
     jobs = [job for folder in (FAULTS, VARIANTS) for h in collect(ROOT / folder) for job in jobs_of(h)]
     forked = [job for job in jobs if job.header.launcher == "fork"]
-    return forked + [job for job in jobs if job.header.launcher == "torchrun"][:MOST_BY_TORCHRUN]
+    launched = [
+        job
+        for launcher, most in MOST_BY_LAUNCHER.items()
+        for job in [job for job in jobs if job.header.launcher == launcher][:most]
+    ]
+    return forked + launched
 
 
 def healthy_sample() -> list[Job]:
