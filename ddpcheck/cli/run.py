@@ -83,6 +83,15 @@ def run(
             help="Stop the job when its ranks have waited for each other for so long; 0: never.",
         ),
     ] = 300.0,
+    sample_hz: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=20.0,
+            metavar="HZ",
+            help="Sample GPUs, interfaces and memory of the node so many times a second; 0: never.",
+        ),
+    ] = 2.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing where all is well.")] = False,
 ) -> None:
     """Watch a DDP job, unchanged, and say whether its replicas agree.
@@ -108,6 +117,7 @@ def run(
         sketch_every=sketch_every,
         hang_timeout=_checked_seconds(hang_timeout),
         save_gradients=_checked_steps(save_gradients, gradients),
+        sample_hz=_checked_hz(sample_hz),
         quiet=quiet,
     )
     from ddpcheck.launcher.watch import run_watched
@@ -126,6 +136,13 @@ def _checked_seconds(seconds: float) -> float:
     if not math.isfinite(seconds) or 0 < seconds < 1:
         raise UsageError(f"--hang-timeout {seconds:g}: give at least 1 second, or 0 to switch it off")
     return seconds
+
+
+def _checked_hz(hz: float) -> float:
+    """Once in ten seconds at the least: rarer samples would not be joined to steps."""
+    if not math.isfinite(hz) or 0 < hz < 0.1:
+        raise UsageError(f"--sample-hz {hz:g}: give a number from 0.1 to 20, or 0 to switch it off")
+    return hz
 
 
 def _checked_steps(steps: str, gradients: Gradients) -> str:

@@ -21,3 +21,4 @@ class RunOptions:
     sketch_every: int = 1
     quiet: bool = False
     hang_timeout: float = 300.0
+    sample_hz: float = 2.0

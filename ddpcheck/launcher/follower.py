@@ -8,12 +8,15 @@ from ddpcheck.launcher.exit_watch import ExitWatch
 from ddpcheck.launcher.hang_watch import HangWatch
 from ddpcheck.launcher.node_log import NodeLog
 from ddpcheck.launcher.supervise import StopRequest
+from ddpcheck.sampling.sampler import Sampler
 
 
 class Follower:
     """Called a few times a second by the supervisor."""
 
-    def __init__(self, run: Run, node_log: NodeLog, config: Config) -> None:
+    def __init__(
+        self, run: Run, node_log: NodeLog, config: Config, sampler: Sampler | None = None
+    ) -> None:
         self._run = run
         self._node_log = node_log
         self._fail_fast = config.fail_fast
@@ -22,9 +25,12 @@ class Follower:
         watched = config.board and config.hang_timeout
         self._hangs = HangWatch(run, node_log, config) if watched else None
         self._known: set[tuple[str, int]] = set()
+        self._sampler = sampler
         self.stumbled = False
 
     def tick(self) -> StopRequest | None:
+        if self._sampler is not None:
+            self._sampler.start()
         if not self.stumbled:
             self._follow()
         self._note_exits()
@@ -44,6 +50,8 @@ class Follower:
             raise
 
     def close(self) -> None:
+        if self._sampler is not None:
+            self._sampler.close()
         self._note_exits()
         self._exits.close()
 
@@ -54,6 +62,8 @@ class Follower:
                 if header.host == self._node_log.host and (attempt.session, number) not in self._known:
                     self._known.add((attempt.session, number))
                     self._exits.add(header.pid, number, header.ticks or None)
+                    if self._sampler is not None:
+                        self._sampler.meet(number, header.pid)
 
     def _note_exits(self) -> None:
         for rank, pid, when in self._exits.poll():

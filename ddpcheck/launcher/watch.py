@@ -24,6 +24,7 @@ from ddpcheck.launcher.node_log import NodeLog
 from ddpcheck.launcher.process import ExitStatus, leave_as
 from ddpcheck.launcher.run_folder import RunFolder, begin_run, finish_run, make_run_folder
 from ddpcheck.launcher.supervise import supervise
+from ddpcheck.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from ddpcheck.cli.run_options import RunOptions
@@ -50,18 +51,20 @@ def run_watched(command: Sequence[str], options: RunOptions) -> int:
             hang_timeout=options.hang_timeout,
         )
         folder = begin_run(folder, command, config)
-        run, status, seconds = _watch(command, config, folder)
+        run, status, seconds = _watch(command, config, folder, options.sample_hz)
         if board is not None:
             _note_troubles(board, folder.path)
     finish_run(folder, status.returncode, seconds, stopped=status.stop_reason)
     return _judge(run, folder, status, options)
 
 
-def _watch(command: Sequence[str], config: Config, folder: RunFolder) -> tuple[Run, ExitStatus, float]:
+def _watch(
+    command: Sequence[str], config: Config, folder: RunFolder, sample_hz: float
+) -> tuple[Run, ExitStatus, float]:
     """Run the command to its end; the run comes back read as far as the follower came."""
     run = Run(folder.path)
     node_log = NodeLog(folder.path)
-    follower = Follower(run, node_log, config)
+    follower = Follower(run, node_log, config, Sampler(folder.path, sample_hz))
     started = time.monotonic()
     try:
         status = supervise(
