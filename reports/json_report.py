@@ -34,6 +34,8 @@ _TOP_LEVEL = (
     "attempts",
     "checks",
     "data",
+    "hardware",
+    "traffic",
     "run",
 )
 
@@ -68,6 +70,8 @@ def _report(raw: Mapping[str, Any]) -> Report:
         attempts=tuple(_attempt(item) for item in raw["attempts"]),
         checks=tuple(Check(**_known(Check, item)) for item in raw["checks"]),
         data=tuple(DataEpoch(**_known(DataEpoch, item)) for item in raw.get("data", ())),
+        hardware=dict(raw.get("hardware", {})),
+        traffic=dict(raw.get("traffic", {})),
         run=dict(raw["run"]),
         schema=raw["schema"],
     )

@@ -10,6 +10,9 @@ from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.checks import checks_of
 from ddpcheck.analysis.data_table import data_table
 from ddpcheck.analysis.findings import Finding, Severity
+from ddpcheck.analysis.hardware.hardware_table import hardware_table
+from ddpcheck.analysis.hardware.machine import machine_of
+from ddpcheck.analysis.hardware.traffic_table import traffic_table
 from ddpcheck.analysis.restarts import made_good_by
 from ddpcheck.analysis.result import Attempt as AttemptSummary
 from ddpcheck.analysis.result import RankStatus, RankSummary, Report, Verdict
@@ -40,6 +43,7 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
     restarts = made_good_by(attempts, ranks)
     strays = _placed(run.strays, ranks)
     troubles = place(notes.troubles, ranks)
+    machine = machine_of(run.path, attempts[-1])
     cases = [
         Case(
             attempt=attempt,
@@ -51,6 +55,7 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
             strays=strays[number],
             troubles=troubles[number],
             made_good_by=restarts[number],
+            traffic=machine.traffic if number == len(attempts) - 1 else None,
         )
         for number, attempt in enumerate(attempts)
     ]
@@ -75,6 +80,8 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
         ),
         checks=checks_of(last),
         data=data_table(last),
+        hardware=hardware_table(machine.nodes),
+        traffic=traffic_table(machine.traffic),
         run=_about(run, description),
     )
 

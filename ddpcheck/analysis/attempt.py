@@ -9,6 +9,7 @@ from typing import Any
 from ddpcheck.analysis.agreement import Agreement
 from ddpcheck.analysis.data_seen import DataSeen
 from ddpcheck.analysis.gradient_ledger import GradientLedger
+from ddpcheck.analysis.hardware.pace import Pace
 from ddpcheck.analysis.module_key import ModuleKey, module_key
 from ddpcheck.records.schema import (
     LOOSE,
@@ -113,6 +114,7 @@ class Attempt:
         self.agreement = Agreement()
         self.gradients = GradientLedger(hashes=self.agreement.hashes)
         self.data = DataSeen()
+        self.pace = Pace()
 
     @property
     def started(self) -> float:
@@ -170,6 +172,7 @@ class Attempt:
             case BackwardRecord() if record.module in rank.modules:
                 key = rank.modules[record.module]
                 self.gradients.add(header.rank, key, record, rank.latest[key], self.agreement.ended)
+                self.pace.reduced(key, record.number)
             case AppliedRecord() if record.module in rank.modules:
                 key = rank.modules[record.module]
                 self.agreement.add(header.rank, key, record)
@@ -208,6 +211,7 @@ class Attempt:
         if record.stage == Stage.PARAMS.value:
             place = (key, -1 if record.optimizer is None else record.optimizer)
             rank.steps[place] = max(rank.steps.get(place, 0), record.step + 1)
+            self.pace.step(number, place, record.step, record.time)
         if record.stage == Stage.REWRITTEN.value and record.how:
             rank.writes.setdefault(key, record.how)
         self.agreement.add(number, key, record)

@@ -10,6 +10,7 @@ from typing import Any
 from ddpcheck.analysis.agreement import Disagreement
 from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.findings import Finding, Severity
+from ddpcheck.analysis.hardware.traffic import Traffic
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.result import RankStatus, RankSummary
 from ddpcheck.analysis.run import NodeNotes
@@ -33,6 +34,8 @@ class Case:
     troubles: Mapping[int, str] = field(default_factory=dict)
     # The later attempt of the same elastic job in which all ranks finished.
     made_good_by: int | None = None
+    # Of the last attempt, where the nodes were sampled.
+    traffic: Traffic | None = None
 
     def modules(self) -> list[ModuleKey]:
         """Modules that have anyone to agree with."""

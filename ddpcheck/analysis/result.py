@@ -106,6 +106,9 @@ class Report:
     checks: tuple[Check, ...]
     # The last attempt's, the first epochs of it.
     data: tuple[DataEpoch, ...] = ()
+    # What the nodes have and did, and what moved between them in a step of the last attempt.
+    hardware: Mapping[str, Any] = field(default_factory=dict)
+    traffic: Mapping[str, Any] = field(default_factory=dict)
     # path, name, id, started (ISO 8601), seconds, ddpcheck and torch versions, hosts
     run: Mapping[str, Any] = field(default_factory=dict)
     schema: int = REPORT_SCHEMA

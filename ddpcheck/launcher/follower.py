@@ -14,9 +14,7 @@ from ddpcheck.sampling.sampler import Sampler
 class Follower:
     """Called a few times a second by the supervisor."""
 
-    def __init__(
-        self, run: Run, node_log: NodeLog, config: Config, sampler: Sampler | None = None
-    ) -> None:
+    def __init__(self, run: Run, node_log: NodeLog, config: Config, sampler: Sampler | None = None) -> None:
         self._run = run
         self._node_log = node_log
         self._fail_fast = config.fail_fast

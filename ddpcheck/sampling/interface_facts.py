@@ -24,7 +24,12 @@ _IFREQ = 40  # bytes of a struct ifreq
 _IPV6_ADDRESSES = "/proc/self/net/if_inet6"
 _GLOBAL_SCOPE = "00"
 # Drivers of interfaces that are only memory, and the speeds they show without knowing any. A tap's can be set.
-_MADE_UP: dict[str, tuple[int, ...] | None] = {"veth": None, "bridge": None, "dummy": None, "tun": (10, 10000)}
+_MADE_UP: dict[str, tuple[int, ...] | None] = {
+    "veth": None,
+    "bridge": None,
+    "dummy": None,
+    "tun": (10, 10000),
+}
 
 
 def describe() -> list[dict[str, Any]]:

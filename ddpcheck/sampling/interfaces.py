@@ -7,7 +7,14 @@ from ddpcheck.sampling.counters import Totals
 # /proc/net is that of the process: each launcher sees the network namespace that it runs in.
 _COUNTERS = "/proc/self/net/dev"
 # Of the columns behind an interface's name: bytes, packets, errs, drop, … received and then the same sent.
-_COLUMNS = {"received": 0, "sent": 8, "receive_errors": 2, "send_errors": 10, "receive_drops": 3, "send_drops": 11}
+_COLUMNS = {
+    "received": 0,
+    "sent": 8,
+    "receive_errors": 2,
+    "send_errors": 10,
+    "receive_drops": 3,
+    "send_drops": 11,
+}
 NAMES = tuple(_COLUMNS)
 
 Reading = dict[str, list[int]]
@@ -21,7 +28,9 @@ class Interfaces:
 
     def read(self) -> Reading:
         return {
-            name: [self._totals.add((name, column), value) for column, value in zip(NAMES, values, strict=True)]
+            name: [
+                self._totals.add((name, column), value) for column, value in zip(NAMES, values, strict=True)
+            ]
             for name, values in parse(_text()).items()
         }
 

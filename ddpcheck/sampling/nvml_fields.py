@@ -54,9 +54,7 @@ class LinkBytes:
         answer = self._ask(self._pair)
         if answer is None:
             return None
-        totals = [
-            self._pair.unit * self._total(place, value) for place, value in enumerate(answer)
-        ]
+        totals = [self._pair.unit * self._total(place, value) for place, value in enumerate(answer)]
         return [totals[: len(self._links)], totals[len(self._links) :]]
 
     def _total(self, place: int, value: Any) -> int:
@@ -94,7 +92,9 @@ class PcieBytes:
         if answer is None:
             self._counts = _PCIE_BYTES not in self._calls.unsupported
             return None
-        return [self._totals.add(place, number_in(value), width_of(value)) for place, value in enumerate(answer)]
+        return [
+            self._totals.add(place, number_in(value), width_of(value)) for place, value in enumerate(answer)
+        ]
 
     def read_rate(self) -> list[int] | None:
         """Bytes a second. Only where nothing is counted: the device measures for 20 ms while we wait."""

@@ -1,0 +1,86 @@
+"""The samples of each node, read line by line: what was notable, and where the counters stood around the steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddpcheck.analysis.hardware.sample import Sample, sample_from
+
+MOST_POINTS = 120
+_KINDS = ("hardware", "sample", "sampled")
+Window = tuple[float, float]
+
+
+@dataclass
+class NodeSamples:
+    """What one launcher sampled; bounded, however long the job was."""
+
+    host: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    # Sampling itself: how many samples, over how many seconds, for how much processor time.
+    effort: Mapping[str, Any] = field(default_factory=dict)
+    count: int = 0
+    first: Sample | None = None
+    last: Sample | None = None
+    # The first and the last sample inside the window of the steps.
+    opening: Sample | None = None
+    closing: Sample | None = None
+    # Every second, fourth, … sample, for drawing.
+    series: list[Sample] = field(default_factory=list)
+    _stride: int = 1
+
+    def add(self, sample: Sample, window: Window | None) -> None:
+        self.first = self.first or sample
+        self.last = sample
+        if window is not None and window[0] <= sample.time <= window[1]:
+            self.opening = self.opening or sample
+            self.closing = sample
+        if self.count % self._stride == 0:
+            self.series.append(sample)
+        self.count += 1
+        if len(self.series) > MOST_POINTS:
+            self.series = self.series[::2]
+            self._stride *= 2
+
+
+def read_nodes(folder: Path, window: Window | None) -> list[NodeSamples]:
+    """One for each node: launchers that share a host and a network namespace see the same, and count once."""
+    found: dict[tuple[str, int], NodeSamples] = {}
+    for host, raw in _lines(folder):
+        pid = raw.get("pid")
+        node = found.setdefault((host, pid if isinstance(pid, int) else 0), NodeSamples(host))
+        if raw["kind"] == "hardware":
+            node.facts = raw
+        elif raw["kind"] == "sampled":
+            node.effort = raw
+        else:
+            sample = sample_from(raw)
+            if sample is not None:
+                node.add(sample, window)
+    distinct: dict[tuple[str, str], NodeSamples] = {}
+    for node in found.values():
+        if node.count:
+            distinct.setdefault((node.host, str(node.facts.get("namespace", ""))), node)
+    return list(distinct.values())
+
+
+def _lines(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in sorted(folder.glob("node-*.jsonl")):
+        host = path.name.removeprefix("node-").removesuffix(".jsonl")
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    raw = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if not isinstance(raw, dict):
+                    continue
+                if raw.get("kind") == "node":
+                    # A file's name may have lost letters of the host's.
+                    host = str(raw.get("host", host))
+                elif raw.get("kind") in _KINDS:
+                    yield host, raw

@@ -1,0 +1,193 @@
+"""Who moved what: bytes a step by link, measured by the counters of the nodes, against what had to be moved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddpcheck.analysis.attempt import Attempt
+from ddpcheck.analysis.hardware.expected import Expected, expect
+from ddpcheck.analysis.hardware.node_samples import NodeSamples
+from ddpcheck.analysis.hardware.sample import Sample
+
+# Steps between two samples below which a share of a step too many or too few would tell on the figures.
+FEWEST_STEPS = 10.0
+_GLOO = "gloo"
+
+
+@dataclass(frozen=True)
+class Link:
+    """What went over one link of a node, in bytes a step."""
+
+    kind: str  # loopback, network, infiniband, nvlink, pcie
+    name: str
+    sent: float
+    received: float
+    # Mbit/s, where it is known.
+    speed: int | None = None
+    running: bool = True
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeTraffic:
+    """The links of one node that moved anything, and what AllReduce had to move there."""
+
+    host: str
+    ranks: tuple[int, ...]
+    # Between the two samples that the figures come from.
+    steps: float
+    seconds: float
+    links: tuple[Link, ...]
+    # Bytes a step, each way, by kind of link; kinds of which nothing can be said are left out.
+    expected: Mapping[str, float]
+
+    def over(self, kind: str) -> tuple[float, float]:
+        """Sent and received by all links of a kind."""
+        links = [link for link in self.links if link.kind == kind]
+        return sum(link.sent for link in links), sum(link.received for link in links)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Of one attempt. `why_not` says why there are no nodes, or no expectation."""
+
+    ranks: int
+    backend: str
+    gradient_bytes: float
+    # What all ranks together had to send.
+    expected: float | None
+    nodes: tuple[NodeTraffic, ...]
+    why_not: str = ""
+
+
+def traffic_of(attempt: Attempt, nodes: list[NodeSamples]) -> Traffic | None:
+    """None where no rank reported or nothing was sampled."""
+    if not attempt.ranks or not nodes:
+        return None
+    node_of = _nodes_of_ranks(attempt, nodes)
+    expected = expect(attempt, node_of)
+    backend = next(iter(attempt.ranks.values())).header.backend
+    measured = [_measure(attempt, node, node_of, expected, backend) for node in nodes]
+    found = tuple(node for node in measured if node is not None)
+    return Traffic(
+        ranks=attempt.world_size,
+        backend=backend,
+        gradient_bytes=expected.gradient_bytes,
+        expected=None if expected.why_not else expected.all,
+        nodes=found,
+        why_not=expected.why_not if found else f"fewer than {FEWEST_STEPS:.0f} steps between two samples",
+    )
+
+
+def node_key(node: NodeSamples) -> str:
+    return f"{node.host} {node.facts.get('namespace', '')}"
+
+
+def _nodes_of_ranks(attempt: Attempt, nodes: list[NodeSamples]) -> dict[int, str]:
+    """By the launcher that saw the rank's process, or else by the name of the host."""
+    found = {}
+    for number, rank in attempt.ranks.items():
+        here = [node for node in nodes if node.host == rank.header.host]
+        seen = [node for node in here if _saw(node, number, rank.header.pid)]
+        found[number] = node_key((seen or here)[0]) if here else rank.header.host
+    return found
+
+
+def _saw(node: NodeSamples, rank: int, pid: int) -> bool:
+    return any(sample.ranks.get(str(rank), (0,))[0] == pid for sample in node.series)
+
+
+def _measure(
+    attempt: Attempt, node: NodeSamples, node_of: Mapping[int, str], expected: Expected, backend: str
+) -> NodeTraffic | None:
+    ranks = tuple(sorted(rank for rank, key in node_of.items() if key == node_key(node)))
+    if not ranks or node.opening is None or node.closing is None:
+        return None
+    line = attempt.pace.of(ranks[0])
+    if line is None:
+        return None
+    steps = line.at(node.closing.time) - line.at(node.opening.time)
+    if steps < FEWEST_STEPS:
+        return None
+    seconds = node.closing.time - node.opening.time
+    links = _links(node, node.opening, node.closing, steps, seconds)
+    return NodeTraffic(
+        node.host,
+        ranks,
+        round(steps, 1),
+        round(seconds, 3),
+        tuple(link for link in links if link.sent or link.received or link.addresses),
+        {} if expected.why_not else _placed(expected, ranks, backend),
+    )
+
+
+def _placed(expected: Expected, ranks: tuple[int, ...], backend: str) -> dict[str, float]:
+    """A ring leaves a node as often as it comes in: one figure for both ways."""
+    away = sum(expected.to_other_nodes.get(rank, 0.0) for rank in ranks)
+    home = sum(expected.to_own_node.get(rank, 0.0) for rank in ranks)
+    # Gloo goes through sockets wherever it goes; NCCL inside a node takes what is there.
+    return {"network": away, "loopback": home} if _GLOO in backend else {"network": away}
+
+
+def _links(node: NodeSamples, before: Sample, after: Sample, steps: float, seconds: float) -> list[Link]:
+    found = []
+    for name, row in after.interfaces.items():
+        facts = _facts(node, "interfaces", name)
+        kind = "loopback" if facts.get("class") == "loopback" else "network"
+        found.append(_link(kind, name, before.interfaces.get(name), row, steps, facts))
+    for name, row in after.infiniband.items():
+        facts = _facts(node, "infiniband", name)
+        found.append(_link("infiniband", name, before.infiniband.get(name), row, steps, facts))
+    for index, gpu in enumerate(after.gpus):
+        earlier = before.gpus[index] if index < len(before.gpus) else None
+        for kind in ("nvlink", "pcie"):
+            now, then = getattr(gpu, kind), getattr(earlier, kind, None)
+            if now is not None and then is not None:
+                sent, received = (max(0, new - old) / steps for new, old in zip(now, then, strict=True))
+                found.append(Link(kind, f"GPU {index}", sent, received))
+        if gpu.pcie_rate is not None:
+            # No counter: what the rates of some moments come to over a step.
+            sent, received = (seconds / steps * rate for rate in _mean_rate(node, index, before, after))
+            found.append(Link("pcie", f"GPU {index}", sent, received))
+    return found
+
+
+def _mean_rate(node: NodeSamples, index: int, before: Sample, after: Sample) -> tuple[float, float]:
+    inside = [sample for sample in node.series if before.time <= sample.time <= after.time] or [after]
+    told = [sample.gpus[index].pcie_rate for sample in inside if index < len(sample.gpus)]
+    rates = [rate for rate in told if rate is not None] or [(0, 0)]
+    return sum(rate[0] for rate in rates) / len(rates), sum(rate[1] for rate in rates) / len(rates)
+
+
+def _link(
+    kind: str,
+    name: str,
+    before: tuple[int, ...] | None,
+    after: tuple[int, ...],
+    steps: float,
+    facts: Mapping[str, Any],
+) -> Link:
+    received, sent = (
+        max(0, new - old) / steps for new, old in zip(after[:2], (before or after)[:2], strict=True)
+    )
+    speed = facts.get("speed")
+    addresses = facts.get("addresses")
+    return Link(
+        kind,
+        name,
+        sent,
+        received,
+        speed if isinstance(speed, int) else None,
+        facts.get("running") is not False,
+        tuple(map(str, addresses)) if isinstance(addresses, list) else (),
+    )
+
+
+def _facts(node: NodeSamples, what: str, name: str) -> Mapping[str, Any]:
+    rows = node.facts.get(what)
+    for row in rows if isinstance(rows, list) else []:
+        if isinstance(row, dict) and row.get("name") == name:
+            return row
+    return {}

@@ -1,0 +1,58 @@
+"""One node of a job of several: forks its ranks and trains a layer of a known size at a steady pace."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def train(rank: int, options: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    world_size = options.nnodes * options.per_node
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(nn.Linear(options.width, options.width, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    torch.manual_seed(100 + rank)
+    began = time.monotonic()
+    for step in range(options.steps):
+        optimizer.zero_grad()
+        model(torch.randn(2, options.width)).square().mean().backward()
+        optimizer.step()
+        time.sleep(max(0.0, began + (step + 1) * options.pace - time.monotonic()))
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nnodes", type=int, default=1)
+    parser.add_argument("--node-rank", type=int, default=0)
+    parser.add_argument("--per-node", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--pace", type=float, default=0.05, help="seconds from step to step")
+    options = parser.parse_args()
+    children = []
+    for local in range(options.per_node):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                train(options.node_rank * options.per_node + local, options)
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+                os._exit(1)
+            sys.exit(0)
+        children.append(pid)
+    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in children))
+
+
+if __name__ == "__main__":
+    main()
