@@ -13,7 +13,9 @@ from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.reports.ink import LABEL, QUIET, Ink, indented
 from ddpcheck.reports.terminal_data import put_data
 from ddpcheck.reports.terminal_evidence import put_evidence
+from ddpcheck.reports.terminal_hardware import put_hardware
 from ddpcheck.reports.terminal_ranks import rank_table
+from ddpcheck.reports.terminal_traffic import put_traffic
 from ddpcheck.reports.verdict import counted, in_order, verdict_sentence
 
 _MOST_FINDINGS = 10
@@ -35,6 +37,8 @@ def render(report: Report, console: Console) -> None:
     _findings(ink, report)
     _ranks(ink, report)
     put_data(ink, report)
+    put_traffic(ink, report)
+    put_hardware(ink, report)
     _checks(ink, report)
     _next(ink, report)
 
