@@ -81,9 +81,9 @@ def _remarks_on(gpu: Mapping[str, Any]) -> list[str]:
     if (gpu["ecc"] or {}).get("uncorrected"):
         remarks.append(f"{gpu['ecc']['uncorrected']} uncorrected memory errors")
     most, now = gpu["pcie_link"]["most"], gpu["pcie_link"]["now"]
-    if now and None not in (most or [None]) and now[1] < most[1]:
+    if most and now and now["width"] < most["width"]:
         # The generation sinks when the link is idle; the width does not.
-        remarks.append(f"PCIe runs x{now[1]} of x{most[1]}")
+        remarks.append(f"PCIe runs x{now['width']} of x{most['width']}")
     if gpu["mig"]:
         remarks.append(f"cut in {len(gpu['mig'])} MIG slices")
     return remarks

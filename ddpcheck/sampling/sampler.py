@@ -19,7 +19,7 @@ from ddpcheck.sampling.processes import RankProcesses, network_namespace
 # The share of one core that sampling may take: a sample that costs more is followed by a longer pause.
 MOST_OF_A_CORE = 0.01
 # After so many lines, two samples make one line, then four, …: the log of a long job stays small.
-LINES_BEFORE_THINNING = 2400
+LINES_BEFORE_THINNING = 1200
 # A driver that hangs must not keep the launcher from ending.
 _PATIENCE_SECONDS = 2.0
 
@@ -90,12 +90,12 @@ class _Sampling:
         first = self._sample()
         self._log.write("hardware", pid=self._pid, **self._describe())
         self._keep(first)
-        samples, spent = 1, 0.0  # opening NVML is paid once
+        samples, spent, mark = 1, 0.0, time.thread_time()  # opening NVML is paid once
         while not self._over.wait(self._pause(spent)):
-            before = time.thread_time()
             self._keep(self._sample())
-            spent = time.thread_time() - before
             samples += 1
+            # From one sample to the next, so that waking up counts as well.
+            spent, mark = time.thread_time() - mark, time.thread_time()
         self._keep(self._sample())
         self._flush()
         self._gpus.close()

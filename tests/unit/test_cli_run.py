@@ -49,9 +49,9 @@ def test_defaults(launcher: Launcher) -> None:
 
 def test_every_option(launcher: Launcher) -> None:
     options = "--out there --name n --fail-on warning --fail-fast --every 5 --optimizer-state --quiet"
-    more = "--gradients full --save-gradients 0,10:13 --sketch-every 3 --hang-timeout 30"
+    more = "--gradients full --save-gradients 0,10:13 --sketch-every 3 --hang-timeout 30 --sample-hz 0.5"
     assert status(*options.split(), *more.split(), "--", "true") == 0
-    asked = RunOptions(Path("there"), "n", "warning", True, 5, True, "full", "0,10:13", 3, True, 30.0)
+    asked = RunOptions(Path("there"), "n", "warning", True, 5, True, "full", "0,10:13", 3, True, 30.0, 0.5)
     assert launcher.called == (["true"], asked)
 
 
@@ -112,6 +112,10 @@ def test_no_command(launcher: Launcher, capsys: pytest.CaptureFixture[str], argu
         ["--hang-timeout", "0.5"],
         ["--hang-timeout", "nan"],
         ["--hang-timeout", "soon"],
+        ["--sample-hz", "-1"],
+        ["--sample-hz", "0.01"],
+        ["--sample-hz", "21"],
+        ["--sample-hz", "nan"],
         ["--name", "a/b"],
         ["--name", ""],
         ["--name", ".."],

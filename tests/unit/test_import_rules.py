@@ -36,6 +36,7 @@ FORBIDDEN = {
         "probes",
         "records",
     },
+    "sampling": {"torch", "rich", "typer", "analysis", "reports", "cli", "agent", "bootstrap", "probes"},
     "reports": {"torch", "typer", "probes", "agent", "launcher", "bootstrap", "cli", "records"},
     "probes": {"rich", "typer", "analysis", "reports", "cli", "launcher"},
     "explanations": {"torch", "rich", "typer"},
@@ -121,6 +122,12 @@ def test_data_flows_one_way(room: str) -> None:
             assert room_of(module) not in FORBIDDEN[room], f"{path.relative_to(ROOT)} imports {module}"
 
 
+def test_nvml_is_met_only_where_there_is_a_driver() -> None:
+    for path in sources("sampling"):
+        for module, top in imports(path):
+            assert not (top and room_of(module) == "pynvml"), f"{path.relative_to(ROOT)} imports {module}"
+
+
 def test_the_bootstrap_is_standard_library_only() -> None:
     for path in sources("bootstrap"):
         for module, _ in imports(path):
@@ -163,7 +170,7 @@ def test_the_manual_way_in_needs_neither_rich_nor_typer(tmp_path: Path) -> None:
 
 def test_the_rules_see_something() -> None:
     # A test of imports that finds no file would pass for ever.
-    assert all(sources(room) for room in ("probes", "reports", "analysis", "traces", "config"))
+    assert all(sources(room) for room in ("probes", "reports", "analysis", "traces", "config", "sampling"))
     assert room_of("ddpcheck.probes.digest") == "probes"
     assert room_of("rich.table") == "rich"
     assert package_of(ROOT / "probes" / "digest" / "trees.py", 2) == ["ddpcheck", "probes"]

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster import Cluster, Interface
 
+from ddpcheck.analysis.analyse import analyse_run
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.result import Attempt, Check, RankStatus, RankSummary, Report, Verdict
 from ddpcheck.errors import RunUnreadable
@@ -57,7 +59,7 @@ def with_evidence(**evidence: Any) -> Report:
 def test_keys_are_the_public_ones_in_order() -> None:
     document = strict(to_json(REPORT))
     assert " ".join(document) == (
-        "schema verdict world_size steps command exit_code findings attempts checks data run"
+        "schema verdict world_size steps command exit_code findings attempts checks data hardware traffic run"
     )
     assert " ".join(document["findings"][0]) == (
         "code severity title message module step stage parameter ranks evidence cause fix attempt"
@@ -112,3 +114,18 @@ def test_a_later_schema_is_refused_by_name() -> None:
     document = {**strict(to_json(REPORT)), "schema": 99}
     with pytest.raises(RunUnreadable, match="schema 99"):
         from_json(json.dumps(document))
+
+
+def test_machines_follow_the_schema(tmp_path: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    gpu = {"index": 0, "name": "x", "memory": 9, "clock": 5, "pcie": [5, 16], "nvlinks": [0], "mig": []}
+    nodes = [[Interface("eth0", 5e6, 1000, [f"10.0.0.{n + 1}/24"])] for n in range(2)]
+    sample = {"busy": 5, "ecc": [0, 0], "memory": 7, "clock": 4, "pcie_link": [5, 8], "throttled": 4}
+    facts = {"nvml": {"driver": "570", "gpus": [gpu], "topology": [["X"]], "p2p": [[True]]}}
+    Cluster(tmp_path, nodes, more_facts=facts, more_samples={"gpus": [sample]}).build()
+    report = analyse_run(tmp_path)
+    document = strict(to_json(report))
+    assert document["hardware"]["nodes"][1]["gpus"][0]["throttled"] == {"power cap": 1.0}
+    assert document["traffic"]["nodes"][1]["classes"]["network"]["sent"] == 5_000_000
+    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    assert to_json(from_json(to_json(report))) == to_json(report)

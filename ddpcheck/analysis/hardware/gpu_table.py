@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ddpcheck.analysis.hardware.facts import GpuFacts
 from ddpcheck.analysis.hardware.node_samples import NodeSamples
 from ddpcheck.analysis.hardware.sample import Gpu
 
@@ -18,34 +19,36 @@ _THROTTLING = {
 }
 
 
-def gpu_row(node: NodeSamples, index: int, facts: Mapping[str, Any]) -> dict[str, Any]:
-    seen = [sample.gpus[index] for sample in node.series if index < len(sample.gpus)]
-    if node.last is not None and index < len(node.last.gpus):
-        seen.append(node.last.gpus[index])
+def gpu_row(node: NodeSamples, place: int, facts: GpuFacts) -> dict[str, Any]:
+    seen = [sample.gpus[place] for sample in node.series if place < len(sample.gpus)]
+    if node.last is not None and place < len(node.last.gpus):
+        seen.append(node.last.gpus[place])
     told = [gpu for gpu in seen if not gpu.lost] or [Gpu()]
-    lost = next((gpu.lost for gpu in seen if gpu.lost), "")
-    links = [gpu.pcie_link for gpu in told if gpu.pcie_link]
+    last = told[-1]
     return {
-        "index": index,
-        "name": facts.get("name", ""),
-        "uuid": facts.get("uuid", ""),
-        "bus": facts.get("bus", ""),
-        "memory": {"total": facts.get("memory"), "most": _highest(gpu.memory for gpu in told)},
+        "index": facts.index,
+        "name": facts.name,
+        "uuid": facts.uuid,
+        "bus": facts.bus,
+        "memory": {"total": facts.memory, "most": _highest(gpu.memory for gpu in told)},
         "busy": spread([gpu.busy for gpu in told if gpu.busy is not None]),
-        "clock": {"highest": facts.get("clock"), "lowest_seen": _lowest(gpu.clock for gpu in told)},
+        "clock": {"highest": facts.clock, "lowest_seen": _lowest(gpu.clock for gpu in told)},
         "throttled": _throttling(told),
         "temperature": _highest(gpu.temperature for gpu in told),
         "power_watts": _watts(told),
-        "ecc": {"corrected": told[-1].ecc[0], "uncorrected": told[-1].ecc[1]} if told[-1].ecc else None,
-        "nvlinks": len(facts.get("nvlinks") or ()),
-        "nvlink": _moved(told[-1].nvlink),
-        "pcie": _moved(told[-1].pcie),
-        # [generation, width]
-        "pcie_link": {"most": facts.get("pcie"), "now": list(links[-1]) if links else None},
-        "mig": facts.get("mig") or [],
-        "unsupported": facts.get("unsupported") or [],
-        "lost": lost,
+        "ecc": {"corrected": last.ecc[0], "uncorrected": last.ecc[1]} if len(last.ecc) == 2 else None,
+        "nvlinks": facts.nvlinks,
+        "nvlink": _moved(last.nvlink),
+        "pcie": _moved(last.pcie),
+        "pcie_link": {"most": _link(facts.pcie), "now": _link(last.pcie_link)},
+        "mig": [{"uuid": uuid, "memory": memory} for uuid, memory in facts.mig],
+        "unsupported": list(facts.unsupported),
+        "lost": next((gpu.lost for gpu in seen if gpu.lost), ""),
     }
+
+
+def _link(numbers: tuple[int, ...]) -> dict[str, int] | None:
+    return {"generation": numbers[0], "width": numbers[1]} if len(numbers) == 2 else None
 
 
 def _throttling(seen: Sequence[Gpu]) -> dict[str, float]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from ddpcheck.analysis.hardware.facts import InterfaceFacts
 from ddpcheck.analysis.hardware.gpu_table import gpu_row, spread
 from ddpcheck.analysis.hardware.node_samples import NodeSamples
 from ddpcheck.analysis.hardware.sample import Sample
@@ -24,43 +26,40 @@ def hardware_table(nodes: Sequence[NodeSamples]) -> dict[str, Any]:
 
 def _node(node: NodeSamples, drawn: bool) -> dict[str, Any]:
     facts, last = node.facts, node.last
-    nvml = facts.get("nvml")
-    nvml = nvml if isinstance(nvml, dict) else {}
     return {
         "host": node.host,
         "samples": node.count,
         "seconds": round(last.time - node.first.time, 2) if last and node.first else 0.0,
-        "sampling_cpu_seconds": node.effort.get("cpu_seconds"),
-        "cpus": facts.get("cpus"),
+        "sampling_cpu_seconds": node.cpu_seconds,
+        "cpus": facts.cpus,
+        # The first sample has nothing before it to be compared with.
         "cpu": spread([sample.cpu for sample in node.series[1:]]),
-        "memory": {"total": facts.get("memory"), "most": max(sample.memory for sample in node.series)},
+        "memory": {"total": facts.memory, "most": max(sample.memory for sample in node.series)},
         "interfaces": _interfaces(node),
         "infiniband": _infiniband(node),
         "ranks": _ranks(node),
-        "note": str(nvml.get("note", "")),
-        "driver": nvml.get("driver"),
-        "gpus": [gpu_row(node, index, facts) for index, facts in enumerate(_rows(nvml.get("gpus")))],
-        "topology": nvml.get("topology") or [],
-        "p2p": nvml.get("p2p") or [],
+        "note": facts.note,
+        "driver": facts.driver,
+        "gpus": [gpu_row(node, place, gpu) for place, gpu in enumerate(facts.gpus)],
+        "topology": [list(row) for row in facts.topology],
+        "p2p": [list(row) for row in facts.p2p],
         "series": series_of(node.series) if drawn else {},
     }
 
 
 def _interfaces(node: NodeSamples) -> list[dict[str, Any]]:
-    facts = {str(row.get("name")): row for row in _rows(node.facts.get("interfaces"))}
-    names = node.last.interfaces if node.last else {}
     found = []
-    for name, row in names.items():
-        known = facts.get(name, {})
+    for name, row in (node.last.interfaces if node.last else {}).items():
+        known = node.facts.interfaces.get(name, InterfaceFacts(name))
         rates = rates_of(node.series, partial(_bytes_over, name))
         found.append(
             {
                 "name": name,
-                "class": known.get("class", "network"),
-                "driver": known.get("driver", ""),
-                "speed": known.get("speed"),
-                "running": known.get("running"),
-                "addresses": known.get("addresses", []),
+                "class": "loopback" if known.loopback else "network",
+                "driver": known.driver,
+                "speed": known.speed,
+                "running": known.running,
+                "addresses": list(known.addresses),
                 "received": row[0],
                 "sent": row[1],
                 "most_received_a_second": max(rate[0] for rate in rates),
@@ -79,9 +78,9 @@ def _bytes_over(name: str, sample: Sample) -> tuple[int, ...]:
 def _infiniband(node: NodeSamples) -> list[dict[str, Any]]:
     ports = node.last.infiniband if node.last else {}
     return [
-        {**row, "received": told[0], "sent": told[1], "errors": told[2]}
-        for row in _rows(node.facts.get("infiniband"))
-        if (told := ports.get(str(row.get("name")))) is not None
+        {**asdict(port), "received": ports[name][0], "sent": ports[name][1], "errors": ports[name][2]}
+        for name, port in node.facts.infiniband.items()
+        if name in ports
     ]
 
 
@@ -93,13 +92,9 @@ def _ranks(node: NodeSamples) -> dict[str, Any]:
             row = found.setdefault(rank, {"most_memory": 0, "gpus": []})
             row["most_memory"] = max(row["most_memory"], resident)
             row["storage_read"], row["storage_written"] = read, written
-            row["gpus"] = sorted({*row["gpus"], *_gpus_of(sample, pid)})
-    return dict(sorted(found.items(), key=lambda item: int(item[0]) if item[0].isdigit() else 0))
+            row["gpus"] = sorted({*row["gpus"], *_gpus_of(node, sample, pid)})
+    return dict(sorted(found.items(), key=lambda item: int(item[0]) if item[0].isdecimal() else 0))
 
 
-def _gpus_of(sample: Sample, pid: int) -> list[int]:
-    return [index for index, gpu in enumerate(sample.gpus) if pid in gpu.processes]
-
-
-def _rows(raw: Any) -> list[Mapping[str, Any]]:
-    return [row for row in raw if isinstance(row, dict)] if isinstance(raw, list) else []
+def _gpus_of(node: NodeSamples, sample: Sample, pid: int) -> list[int]:
+    return [node.gpu_index(place) for place, gpu in enumerate(sample.gpus) if pid in gpu.processes]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ddpcheck.analysis.hardware.checked import number
+from ddpcheck.analysis.hardware.facts import NodeFacts, facts_from
 from ddpcheck.analysis.hardware.sample import Sample, sample_from
 
 MOST_POINTS = 120
@@ -20,9 +22,9 @@ class NodeSamples:
     """What one launcher sampled; bounded, however long the job was."""
 
     host: str
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    # Sampling itself: how many samples, over how many seconds, for how much processor time.
-    effort: Mapping[str, Any] = field(default_factory=dict)
+    facts: NodeFacts = field(default_factory=NodeFacts)
+    # Processor time that sampling took; None where the launcher did not come to its end.
+    cpu_seconds: float | None = None
     count: int = 0
     first: Sample | None = None
     last: Sample | None = None
@@ -32,6 +34,10 @@ class NodeSamples:
     # Every second, fourth, … sample, for drawing.
     series: list[Sample] = field(default_factory=list)
     _stride: int = 1
+
+    def gpu_index(self, place: int) -> int:
+        """The index by which NVML knows the GPU at a place of the samples."""
+        return self.facts.gpus[place].index if place < len(self.facts.gpus) else place
 
     def add(self, sample: Sample, window: Window | None) -> None:
         self.first = self.first or sample
@@ -54,9 +60,9 @@ def read_nodes(folder: Path, window: Window | None) -> list[NodeSamples]:
         pid = raw.get("pid")
         node = found.setdefault((host, pid if isinstance(pid, int) else 0), NodeSamples(host))
         if raw["kind"] == "hardware":
-            node.facts = raw
+            node.facts = facts_from(raw)
         elif raw["kind"] == "sampled":
-            node.effort = raw
+            node.cpu_seconds = number(raw.get("cpu_seconds"))
         else:
             sample = sample_from(raw)
             if sample is not None:
@@ -64,7 +70,7 @@ def read_nodes(folder: Path, window: Window | None) -> list[NodeSamples]:
     distinct: dict[tuple[str, str], NodeSamples] = {}
     for node in found.values():
         if node.count:
-            distinct.setdefault((node.host, str(node.facts.get("namespace", ""))), node)
+            distinct.setdefault((node.host, node.facts.namespace), node)
     return list(distinct.values())
 
 

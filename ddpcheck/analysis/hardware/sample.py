@@ -1,10 +1,12 @@
-"""One line of a node's samples, checked: logs may be torn, old, or of another's making."""
+"""One line of a node's samples, checked."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from ddpcheck.analysis.hardware.checked import number, rows, text, whole, wholes
 
 Totals = dict[str, tuple[int, ...]]
 
@@ -48,72 +50,57 @@ class Sample:
 
 def sample_from(raw: Mapping[str, Any]) -> Sample | None:
     """The sample in a line; None where it has no time."""
-    time = raw.get("time")
-    if not isinstance(time, (int, float)) or isinstance(time, bool):
+    time = number(raw.get("time"))
+    if time is None:
         return None
-    gpus = raw.get("gpus")
     return Sample(
-        time=float(time),
-        cpu=float(_number(raw.get("cpu")) or 0.0),
-        memory=int(_number(raw.get("memory")) or 0),
+        time=time,
+        cpu=number(raw.get("cpu")) or 0.0,
+        memory=whole(raw.get("memory")) or 0,
         interfaces=_totals(raw.get("interfaces"), 6),
         infiniband=_totals(raw.get("infiniband"), 3),
         ranks=_totals(raw.get("ranks"), 4),
-        gpus=tuple(_gpu(each) for each in gpus if isinstance(each, dict)) if isinstance(gpus, list) else (),
+        gpus=tuple(map(_gpu, rows(raw.get("gpus")))),
     )
 
 
 def _gpu(raw: Mapping[str, Any]) -> Gpu:
     return Gpu(
-        memory=_whole(raw.get("memory")),
-        busy=_whole(raw.get("busy")),
-        clock=_whole(raw.get("clock")),
-        throttled=_whole(raw.get("throttled")) or 0,
-        temperature=_whole(raw.get("temperature")),
-        power=_whole(raw.get("power")),
-        ecc=_wholes(raw.get("ecc")),
+        memory=whole(raw.get("memory")),
+        busy=whole(raw.get("busy")),
+        clock=whole(raw.get("clock")),
+        throttled=whole(raw.get("throttled")) or 0,
+        temperature=whole(raw.get("temperature")),
+        power=whole(raw.get("power")),
+        ecc=wholes(raw.get("ecc")),
         nvlink=_over_links(raw.get("nvlink")),
         pcie=_pair(raw.get("pcie")),
         pcie_rate=_pair(raw.get("pcie_rate")),
-        pcie_link=_wholes(raw.get("pcie_link")),
+        pcie_link=wholes(raw.get("pcie_link")),
         processes=_by_pid(raw.get("processes")),
-        lost=str(raw.get("lost", "")),
+        lost=text(raw.get("lost")),
     )
 
 
 def _totals(raw: Any, width: int) -> Totals:
     if not isinstance(raw, dict):
         return {}
-    rows = {str(name): _wholes(row) for name, row in raw.items()}
-    return {name: row for name, row in rows.items() if len(row) == width}
+    checked = {str(name): wholes(row) for name, row in raw.items()}
+    return {name: row for name, row in checked.items() if len(row) == width}
 
 
 def _over_links(raw: Any) -> tuple[int, int] | None:
     if not isinstance(raw, list) or len(raw) != 2:
         return None
-    return sum(_wholes(raw[0])), sum(_wholes(raw[1]))
+    return sum(wholes(raw[0])), sum(wholes(raw[1]))
 
 
 def _by_pid(raw: Any) -> dict[int, int]:
     if not isinstance(raw, dict):
         return {}
-    return {int(pid): _whole(size) or 0 for pid, size in raw.items() if str(pid).isdigit()}
+    return {int(pid): whole(size) or 0 for pid, size in raw.items() if str(pid).isdecimal()}
 
 
 def _pair(raw: Any) -> tuple[int, int] | None:
-    row = _wholes(raw)
+    row = wholes(raw)
     return (row[0], row[1]) if len(row) == 2 else None
-
-
-def _wholes(raw: Any) -> tuple[int, ...]:
-    if not isinstance(raw, list) or not all(_whole(item) is not None for item in raw):
-        return ()
-    return tuple(raw)
-
-
-def _whole(raw: Any) -> int | None:
-    return raw if isinstance(raw, int) and not isinstance(raw, bool) else None
-
-
-def _number(raw: Any) -> float | None:
-    return raw if isinstance(raw, (int, float)) and not isinstance(raw, bool) else None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.hardware.expected import Expected, expect
+from ddpcheck.analysis.hardware.facts import InterfaceFacts, PortFacts
 from ddpcheck.analysis.hardware.node_samples import NodeSamples
 from ddpcheck.analysis.hardware.sample import Sample
 
@@ -82,7 +82,7 @@ def traffic_of(attempt: Attempt, nodes: list[NodeSamples]) -> Traffic | None:
 
 
 def node_key(node: NodeSamples) -> str:
-    return f"{node.host} {node.facts.get('namespace', '')}"
+    return f"{node.host} {node.facts.namespace}"
 
 
 def _nodes_of_ranks(attempt: Attempt, nodes: list[NodeSamples]) -> dict[int, str]:
@@ -134,23 +134,25 @@ def _placed(expected: Expected, ranks: tuple[int, ...], backend: str) -> dict[st
 def _links(node: NodeSamples, before: Sample, after: Sample, steps: float, seconds: float) -> list[Link]:
     found = []
     for name, row in after.interfaces.items():
-        facts = _facts(node, "interfaces", name)
-        kind = "loopback" if facts.get("class") == "loopback" else "network"
-        found.append(_link(kind, name, before.interfaces.get(name), row, steps, facts))
+        known = node.facts.interfaces.get(name, InterfaceFacts(name))
+        kind = "loopback" if known.loopback else "network"
+        sent, received = _moved(before.interfaces.get(name), row, steps)
+        found.append(Link(kind, name, sent, received, known.speed, known.running, known.addresses))
     for name, row in after.infiniband.items():
-        facts = _facts(node, "infiniband", name)
-        found.append(_link("infiniband", name, before.infiniband.get(name), row, steps, facts))
+        port = node.facts.infiniband.get(name, PortFacts(name))
+        sent, received = _moved(before.infiniband.get(name), row, steps)
+        found.append(Link("infiniband", name, sent, received, port.speed))
     for index, gpu in enumerate(after.gpus):
         earlier = before.gpus[index] if index < len(before.gpus) else None
         for kind in ("nvlink", "pcie"):
             now, then = getattr(gpu, kind), getattr(earlier, kind, None)
             if now is not None and then is not None:
                 sent, received = (max(0, new - old) / steps for new, old in zip(now, then, strict=True))
-                found.append(Link(kind, f"GPU {index}", sent, received))
+                found.append(Link(kind, f"GPU {node.gpu_index(index)}", sent, received))
         if gpu.pcie_rate is not None:
             # No counter: what the rates of some moments come to over a step.
             sent, received = (seconds / steps * rate for rate in _mean_rate(node, index, before, after))
-            found.append(Link("pcie", f"GPU {index}", sent, received))
+            found.append(Link("pcie", f"GPU {node.gpu_index(index)}", sent, received))
     return found
 
 
@@ -161,33 +163,7 @@ def _mean_rate(node: NodeSamples, index: int, before: Sample, after: Sample) -> 
     return sum(rate[0] for rate in rates) / len(rates), sum(rate[1] for rate in rates) / len(rates)
 
 
-def _link(
-    kind: str,
-    name: str,
-    before: tuple[int, ...] | None,
-    after: tuple[int, ...],
-    steps: float,
-    facts: Mapping[str, Any],
-) -> Link:
-    received, sent = (
-        max(0, new - old) / steps for new, old in zip(after[:2], (before or after)[:2], strict=True)
-    )
-    speed = facts.get("speed")
-    addresses = facts.get("addresses")
-    return Link(
-        kind,
-        name,
-        sent,
-        received,
-        speed if isinstance(speed, int) else None,
-        facts.get("running") is not False,
-        tuple(map(str, addresses)) if isinstance(addresses, list) else (),
-    )
-
-
-def _facts(node: NodeSamples, what: str, name: str) -> Mapping[str, Any]:
-    rows = node.facts.get(what)
-    for row in rows if isinstance(rows, list) else []:
-        if isinstance(row, dict) and row.get("name") == name:
-            return row
-    return {}
+def _moved(before: tuple[int, ...] | None, after: tuple[int, ...], steps: float) -> tuple[float, float]:
+    """Sent and received a step, of counters that begin with what was received and what was sent."""
+    earlier = after if before is None else before
+    return max(0, after[1] - earlier[1]) / steps, max(0, after[0] - earlier[0]) / steps

@@ -1,0 +1,124 @@
+"""Runs on several nodes, built by hand: ranks that step once a second, and what their launchers sampled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from run_builder import RunBuilder
+
+from ddpcheck.records.schema import BackwardRecord, CommHookRecord, DigestRecord, ModuleRecord, RankHeader
+
+START = 1000.0
+# One parameter of float32 in a square of this width: 1 MiB.
+WIDTH = 512
+BYTES = 4 * WIDTH * WIDTH
+
+
+@dataclass
+class Interface:
+    """An interface as a node tells of it, and the bytes that it sends and receives a second."""
+
+    name: str
+    a_second: float = 0.0
+    speed: int | None = None
+    addresses: Sequence[str] = ()
+    running: bool = True
+    loopback: bool = False
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "class": "loopback" if self.loopback else "network",
+            "running": self.running,
+            "driver": "mlx5_core",
+            "speed": self.speed,
+            "addresses": list(self.addresses),
+        }
+
+
+@dataclass
+class Cluster:
+    """`nodes`: the interfaces of each; ranks are dealt out to them in order."""
+
+    folder: Path
+    nodes: Sequence[Sequence[Interface]]
+    per_node: int = 1
+    steps: int = 60
+    backend: str = "gloo"
+    dtype: str = "float32"
+    # Reduced backwards in a step; None: gradients were not looked at.
+    reductions: float | None = 1.0
+    hook: str = ""
+    more_facts: Mapping[str, Any] = field(default_factory=dict)
+    more_samples: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self) -> RunBuilder:
+        builder = RunBuilder(self.folder, len(self.nodes) * self.per_node)
+        for rank in builder.ranks:
+            header = builder.records[rank][0]
+            assert isinstance(header, RankHeader)
+            builder.records[rank][0] = replace(
+                header, host=f"node{rank // self.per_node}", backend=self.backend, time=START
+            )
+            self._train(builder, rank)
+        builder.end()
+        builder.save()
+        for number in range(len(self.nodes)):
+            self._sample(number)
+        return builder
+
+    def _train(self, builder: RunBuilder, rank: int) -> None:
+        rows = [["weight", self.dtype, [WIDTH, WIDTH], 1], ["frozen", "float32", [WIDTH, WIDTH], 0]]
+        builder.say(rank, ModuleRecord(0, "Net", list(builder.ranks), 0, rows, []))
+        if self.hook:
+            builder.say(rank, CommHookRecord(0, self.hook, 0))
+        for step in range(self.steps):
+            if self.reductions is not None:
+                number = round((step + 1) * self.reductions)
+                builder.say(rank, BackwardRecord(number, step, "", "", ""))
+            builder.say(
+                rank,
+                DigestRecord(
+                    0, "params", step, "aa", "", 2, time=START + step + 1, optimizer=0, forward=step + 1
+                ),
+            )
+
+    def _sample(self, number: int) -> None:
+        host, interfaces = f"node{number}", self.nodes[number]
+        lines: list[dict[str, Any]] = [
+            {"kind": "node", "host": host, "pid": 10 + number},
+            {
+                "kind": "hardware",
+                "pid": 10 + number,
+                "namespace": f"net:[{number}]",
+                "cpus": 8,
+                "memory": 1 << 36,
+                "interfaces": [interface.facts() for interface in interfaces],
+                **self.more_facts,
+            },
+        ]
+        for moment in range(self.steps * 2 + 10):
+            passed = moment / 2
+            totals = {each.name: [round(passed * each.a_second)] * 2 + [0] * 4 for each in interfaces}
+            ranks = {
+                str(rank): [100 + rank, (1 << 20) * (1 + moment), 5, 6]
+                for rank in range(number * self.per_node, (number + 1) * self.per_node)
+            }
+            lines.append(
+                {
+                    "kind": "sample",
+                    "pid": 10 + number,
+                    "time": START + passed,
+                    "cpu": 50.0,
+                    "memory": 1 << 30,
+                    "interfaces": totals,
+                    "ranks": ranks,
+                    **self.more_samples,
+                }
+            )
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+        (self.folder / f"node-{host}.jsonl").write_text(text)

@@ -1,0 +1,80 @@
+"""Traffic and hardware on the terminal: compact, and only where there is something to show."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from cluster import BYTES, Cluster, Interface
+from rich.cells import cell_len
+from rich.console import Console
+
+from ddpcheck.analysis.analyse import analyse_run
+from ddpcheck.reports.terminal import render
+
+GPU = {"memory": 1 << 30, "busy": 40, "clock": 900, "temperature": 71, "power": 250_500, "pcie_link": [4, 8]}
+
+
+def shown(cluster: Cluster) -> str:
+    cluster.build()
+    buffer = io.StringIO()
+    render(analyse_run(cluster.folder), Console(file=buffer, width=80))
+    text = buffer.getvalue()
+    assert max(cell_len(line) for line in text.splitlines()) <= 80
+    return text
+
+
+def lan(count: int) -> list[list[Interface]]:
+    return [[Interface("eth0", 1.02 * BYTES, 1000, [f"10.0.0.{n + 1}/24"])] for n in range(count)]
+
+
+def gpu_facts(**more: Any) -> dict[str, Any]:
+    gpu = {"index": 0, "name": "H", "pcie": [5, 16], "memory": 80 << 30, **more}
+    return {"nvml": {"driver": "570", "gpus": [gpu]}}
+
+
+def test_without_a_driver_there_is_one_quiet_line(tmp_path: Path) -> None:
+    facts = {"nvml": {"note": "no NVIDIA driver on this node"}}
+    text = shown(Cluster(tmp_path, lan(2), more_facts=facts))
+    assert "  node0  network eth0  1.1 MB  1.1 MB    1.0 MB (102 %)  59\n" in text
+    assert "  node1  50 % of 8  1.1 GB of 68.7 GB  none (no NVIDIA driver on this node)\n" in text
+    assert "DDP605" not in text
+
+
+def test_gpus_and_what_to_look_at(tmp_path: Path) -> None:
+    samples = {"gpus": [{**GPU, "throttled": 0x44, "ecc": [3, 2], "nvlink": [[5], [6]], "pcie": [7, 8]}]}
+    text = shown(Cluster(tmp_path, lan(1), more_facts=gpu_facts(mig=[{}, {}]), more_samples=samples))
+    assert "  0    1.1 GB       40 %  900 MHz    71 C  250 W  5 B     7 B\n" in text
+    for remark in (
+        "power cap in 100 % of the samples",
+        "hardware thermal slowdown in 100 % of the samples",
+        "2 uncorrected memory errors",
+        "PCIe runs x8 of x16",
+        "cut in 2 MIG slices",
+    ):
+        assert f"  GPU 0: {remark}\n" in text
+
+
+def test_a_lost_gpu_on_one_of_several_nodes(tmp_path: Path) -> None:
+    samples = {"gpus": [{"lost": "GPU is lost"}]}
+    text = shown(Cluster(tmp_path, lan(2), more_facts=gpu_facts(), more_samples=samples))
+    assert "  GPU node0:0, node1:0: lost (GPU is lost)\n" in text
+
+
+def test_many_nodes_are_cut(tmp_path: Path) -> None:
+    text = shown(Cluster(tmp_path, lan(10), steps=20))
+    assert "more nodes are in report.json" in text
+    assert "the rest is in report.json" in text
+    assert "node9" not in text.partition("Traffic")[2].partition("Checked")[0]
+
+
+def test_a_job_that_is_over_at_once_shows_nothing(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, lan(1), steps=2)
+    cluster.build()
+    path = tmp_path / "node-node0.jsonl"
+    path.write_text("\n".join(path.read_text().splitlines()[:5]) + "\n")
+    buffer = io.StringIO()
+    render(analyse_run(tmp_path), Console(file=buffer, width=80))
+    assert "Hardware" not in buffer.getvalue()
+    assert "Traffic" not in buffer.getvalue()
