@@ -43,6 +43,8 @@ class NodeNotes:
     # What ranks could not write to their files.
     troubles: list[Trouble] = field(default_factory=list)
     leftovers: int = 0
+    # Why a node's launcher gave up sampling.
+    unsampled: list[str] = field(default_factory=list)
     # By session.
     hangs: dict[str, Hang] = field(default_factory=dict)
 
@@ -151,15 +153,16 @@ def read_notes(path: Path) -> NodeNotes:
     """The node logs; lines that make no sense are passed over."""
     notes = NodeNotes()
     for file in sorted(path.glob("node-*.jsonl")):
-        for line in file.read_bytes().splitlines():
-            if line.startswith(b'{"kind":"sample'):  # many, and no notes
-                continue
-            try:
-                raw = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(raw, dict):
-                _note(notes, raw)
+        with file.open("rb") as lines:
+            for line in lines:
+                if line.startswith(b'{"kind":"sample'):  # many, and no notes
+                    continue
+                try:
+                    raw = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(raw, dict):
+                    _note(notes, raw)
     return notes
 
 
@@ -185,6 +188,8 @@ def _note(notes: NodeNotes, raw: dict[str, Any]) -> None:
                     notes.troubles.append(Trouble(rank, text, (host, pid)))
                 case _:
                     notes.troubles.append(Trouble(rank, text))
+        case {"kind": "fault", "probe": "sampler", "error": str(error)}:
+            notes.unsampled.append(error)
         case {"kind": "leftover"}:
             notes.leftovers += 1
         case {

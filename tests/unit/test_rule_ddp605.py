@@ -87,3 +87,11 @@ def test_where_nobody_could_write_that_is_the_reason(tmp_path: Path) -> None:
 
 def test_no_fault(tmp_path: Path) -> None:
     assert RunBuilder(tmp_path, 2).wrap().end().findings("DDP605") == []
+
+
+def test_a_launcher_that_gave_up_sampling(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap().train(2).end()
+    build.notes.append({"kind": "fault", "probe": "sampler", "entry": "sample", "error": "OSError: no"})
+    [finding] = build.findings("DDP605")
+    assert (finding.severity.value, finding.ranks) == ("note", ())
+    assert "sampler.sample failed and was switched off: OSError: no" in finding.message

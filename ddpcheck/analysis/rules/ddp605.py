@@ -15,6 +15,8 @@ def find(case: Case) -> list[Finding]:
     for fault in case.strays:
         ranks = faults.setdefault((f"{fault.probe}.{fault.entry}", fault.error, fault.where), [])
         ranks += [fault.rank] if fault.rank is not None and fault.rank not in ranks else []
+    if case.number == 0:  # a matter of the run, not of one attempt
+        faults.update({("sampler.sample", error, "in the launcher"): [] for error in case.notes.unsampled})
     findings = [_fault(case, *key, tuple(sorted(ranks))) for key, ranks in faults.items()]
     return findings + [_unwritten(case, rank, text) for rank, text in sorted(case.troubles.items())]
 
