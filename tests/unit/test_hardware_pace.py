@@ -61,6 +61,18 @@ def test_of_several_optimizers_the_busiest_counts() -> None:
     assert line.steps == 6
 
 
+def test_thousands_of_ranks_share_the_room() -> None:
+    pace = Pace()
+    for rank in range(2000):
+        pace.step(rank, (MODULE, 0), 0, 1.0)
+    for step in range(1, 2000):
+        pace.step(1999, (MODULE, 0), step, 1.0 + step)
+    line = pace.of(1999)
+    assert line is not None
+    assert len(line._steps) <= 17
+    assert line.at(1000.0) == pytest.approx(999.0)
+
+
 def test_reductions() -> None:
     pace = Pace()
     assert pace.reductions(MODULE) is None

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddpcheck.analysis.agreement import ModuleKey
 from ddpcheck.analysis.attempt import Attempt
+from ddpcheck.analysis.module_key import ModuleKey
 
 _SIZES = {
     "float64": 8,

@@ -11,8 +11,12 @@ from typing import Any
 from ddpcheck.analysis.hardware.checked import number
 from ddpcheck.analysis.hardware.facts import NodeFacts, facts_from
 from ddpcheck.analysis.hardware.sample import Sample, sample_from
+from ddpcheck.analysis.hardware.tally import GpuTally, NodeTally
 
+# Beyond so many nodes, series for drawing stay in the node logs.
+MOST_DRAWN = 16
 MOST_POINTS = 120
+FEW_POINTS = 8
 _KINDS = ("hardware", "sample", "sampled")
 Window = tuple[float, float]
 
@@ -31,15 +35,22 @@ class NodeSamples:
     # The first and the last sample inside the window of the steps.
     opening: Sample | None = None
     closing: Sample | None = None
+    tally: NodeTally = field(default_factory=NodeTally)
     # Every second, fourth, … sample, for drawing.
     series: list[Sample] = field(default_factory=list)
+    most_points: int = MOST_POINTS
     _stride: int = 1
+
+    def tally_of(self, place: int) -> GpuTally:
+        """Of the GPU at a place of the samples."""
+        return self.tally.gpus[place] if place < len(self.tally.gpus) else GpuTally()
 
     def gpu_index(self, place: int) -> int:
         """The index by which NVML knows the GPU at a place of the samples."""
         return self.facts.gpus[place].index if place < len(self.facts.gpus) else place
 
     def add(self, sample: Sample, window: Window | None) -> None:
+        self.tally.add(self.last, sample)
         self.first = self.first or sample
         self.last = sample
         if window is not None and window[0] <= sample.time <= window[1]:
@@ -48,7 +59,7 @@ class NodeSamples:
         if self.count % self._stride == 0:
             self.series.append(sample)
         self.count += 1
-        if len(self.series) > MOST_POINTS:
+        if len(self.series) > self.most_points:
             self.series = self.series[::2]
             self._stride *= 2
 
@@ -58,7 +69,11 @@ def read_nodes(folder: Path, window: Window | None) -> list[NodeSamples]:
     found: dict[tuple[str, int], NodeSamples] = {}
     for host, raw in _lines(folder):
         pid = raw.get("pid")
-        node = found.setdefault((host, pid if isinstance(pid, int) else 0), NodeSamples(host))
+        key = (host, pid if isinstance(pid, int) else 0)
+        node = found.get(key)
+        if node is None:
+            points = MOST_POINTS if len(found) < MOST_DRAWN else FEW_POINTS
+            node = found[key] = NodeSamples(host, most_points=points)
         if raw["kind"] == "hardware":
             node.facts = facts_from(raw)
         elif raw["kind"] == "sampled":

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 
-from ddpcheck.analysis.agreement import ModuleKey
+from ddpcheck.analysis.module_key import ModuleKey
 
 MOST_POINTS = 512
+# Of all ranks together, more or less: with thousands of ranks each has fewer.
+_POINTS_OF_ALL = 64 * MOST_POINTS
+_FEWEST_POINTS = 16
 
 Line = tuple[ModuleKey, int]  # an optimizer's steps on a module
 
@@ -14,9 +18,10 @@ Line = tuple[ModuleKey, int]  # an optimizer's steps on a module
 class StepLine:
     """Times of the steps of one optimizer on one rank; of a long job every second, fourth, … of them."""
 
-    def __init__(self) -> None:
-        self._times: list[float] = []
-        self._steps: list[int] = []
+    def __init__(self, most: int = MOST_POINTS) -> None:
+        self._most = most
+        self._times = array("d")
+        self._steps = array("q")
         self._stride = 1
 
     def add(self, step: int, time: float) -> None:
@@ -29,11 +34,15 @@ class StepLine:
             self._times.pop()
         self._steps.append(step)
         self._times.append(time)
-        if len(self._steps) > MOST_POINTS:
-            self._stride *= 2
-            kept = [n for n, known in enumerate(self._steps[:-1]) if known % self._stride == 0 or n == 0]
-            self._steps = [self._steps[n] for n in kept] + self._steps[-1:]
-            self._times = [self._times[n] for n in kept] + self._times[-1:]
+        if len(self._steps) > self._most:
+            self._thin()
+
+    def _thin(self) -> None:
+        self._stride *= 2
+        last = len(self._steps) - 1
+        kept = [n for n, step in enumerate(self._steps) if step % self._stride == 0 or n in (0, last)]
+        self._steps = array("q", [self._steps[n] for n in kept])
+        self._times = array("d", [self._times[n] for n in kept])
 
     @property
     def steps(self) -> int:
@@ -69,8 +78,13 @@ class Pace:
         self._reductions: dict[ModuleKey, int] = {}
 
     def step(self, rank: int, line: Line, step: int, time: float) -> None:
-        if time > 0:
-            self._lines.setdefault(rank, {}).setdefault(line, StepLine()).add(step, time)
+        if time <= 0:
+            return
+        lines = self._lines.setdefault(rank, {})
+        if line not in lines:
+            share = _POINTS_OF_ALL // len(self._lines)
+            lines[line] = StepLine(max(_FEWEST_POINTS, min(MOST_POINTS, share)))
+        lines[line].add(step, time)
 
     def reduced(self, module: ModuleKey, number: int) -> None:
         self._reductions[module] = max(number, self._reductions.get(module, 0))

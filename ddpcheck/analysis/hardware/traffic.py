@@ -69,7 +69,12 @@ def traffic_of(attempt: Attempt, nodes: list[NodeSamples]) -> Traffic | None:
     node_of = _nodes_of_ranks(attempt, nodes)
     expected = expect(attempt, node_of)
     backend = next(iter(attempt.ranks.values())).header.backend
-    measured = [_measure(attempt, node, node_of, expected, backend) for node in nodes]
+    on_node: dict[str, list[int]] = {}
+    for rank, key in sorted(node_of.items()):
+        on_node.setdefault(key, []).append(rank)
+    measured = [
+        _measure(attempt, node, tuple(on_node.get(node_key(node), ())), expected, backend) for node in nodes
+    ]
     found = tuple(node for node in measured if node is not None)
     return Traffic(
         ranks=attempt.world_size,
@@ -87,11 +92,15 @@ def node_key(node: NodeSamples) -> str:
 
 def _nodes_of_ranks(attempt: Attempt, nodes: list[NodeSamples]) -> dict[int, str]:
     """By the launcher that saw the rank's process, or else by the name of the host."""
+    by_host: dict[str, list[NodeSamples]] = {}
+    for node in nodes:
+        by_host.setdefault(node.host, []).append(node)
     found = {}
     for number, rank in attempt.ranks.items():
-        here = [node for node in nodes if node.host == rank.header.host]
-        seen = [node for node in here if _saw(node, number, rank.header.pid)]
-        found[number] = node_key((seen or here)[0]) if here else rank.header.host
+        here = by_host.get(rank.header.host, [])
+        if len(here) > 1:
+            here = [node for node in here if _saw(node, number, rank.header.pid)] or here
+        found[number] = node_key(here[0]) if here else rank.header.host
     return found
 
 
@@ -100,9 +109,8 @@ def _saw(node: NodeSamples, rank: int, pid: int) -> bool:
 
 
 def _measure(
-    attempt: Attempt, node: NodeSamples, node_of: Mapping[int, str], expected: Expected, backend: str
+    attempt: Attempt, node: NodeSamples, ranks: tuple[int, ...], expected: Expected, backend: str
 ) -> NodeTraffic | None:
-    ranks = tuple(sorted(rank for rank, key in node_of.items() if key == node_key(node)))
     if not ranks or node.opening is None or node.closing is None:
         return None
     line = attempt.pace.of(ranks[0])

@@ -1,0 +1,116 @@
+"""What was notable in the samples of a node: kept sample by sample, so that no peak of a long job is lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpcheck.analysis.hardware.sample import Gpu, Sample
+
+# NVML's bits for lower clocks that somebody should know of; idling and settings of the user are none.
+_THROTTLING = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+
+
+@dataclass
+class Spread:
+    """The mean of a gauge, and the most it was."""
+
+    count: int = 0
+    total: float = 0.0
+    most: float = 0.0
+
+    def add(self, value: float | None) -> None:
+        if value is not None:
+            self.count += 1
+            self.total += value
+            self.most = max(self.most, value)
+
+    def row(self) -> dict[str, float] | None:
+        return {"mean": round(self.total / self.count, 2), "most": self.most} if self.count else None
+
+
+@dataclass
+class GpuTally:
+    """One GPU over all samples in which it answered."""
+
+    count: int = 0
+    memory: int | None = None
+    busy: Spread = field(default_factory=Spread)
+    lowest_clock: int | None = None
+    temperature: int | None = None
+    power: int | None = None
+    throttled: Counter[str] = field(default_factory=Counter)
+    last: Gpu = field(default_factory=Gpu)
+    lost: str = ""
+
+    def add(self, gpu: Gpu) -> None:
+        if gpu.lost:
+            self.lost = self.lost or gpu.lost
+            return
+        self.count += 1
+        self.last = gpu
+        self.memory = _highest(self.memory, gpu.memory)
+        self.temperature = _highest(self.temperature, gpu.temperature)
+        self.power = _highest(self.power, gpu.power)
+        self.busy.add(gpu.busy)
+        if gpu.clock is not None:
+            self.lowest_clock = gpu.clock if self.lowest_clock is None else min(self.lowest_clock, gpu.clock)
+        self.throttled.update(name for bit, name in _THROTTLING.items() if gpu.throttled & bit)
+
+    def throttling(self) -> dict[str, float]:
+        """By reason, the share of samples in which clocks were held down."""
+        return {name: round(times / self.count, 2) for name, times in self.throttled.items()}
+
+
+@dataclass
+class NodeTally:
+    """One node over all its samples."""
+
+    cpu: Spread = field(default_factory=Spread)
+    memory: int = 0
+    # By rank: most_memory, storage_read, storage_written, and places of the GPUs it was seen on.
+    ranks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # By interface: the most bytes a second, received and sent.
+    rates: dict[str, tuple[int, int]] = field(default_factory=dict)
+    gpus: list[GpuTally] = field(default_factory=list)
+
+    def add(self, before: Sample | None, sample: Sample) -> None:
+        self.memory = max(self.memory, sample.memory)
+        for rank, row in sample.ranks.items():
+            self._add_rank(rank, row, sample)
+        for place, gpu in enumerate(sample.gpus):
+            if place == len(self.gpus):
+                self.gpus.append(GpuTally())
+            self.gpus[place].add(gpu)
+        if before is not None:  # shares and rates are those since the sample before
+            self.cpu.add(sample.cpu)
+            self._add_rates(before, sample)
+
+    def _add_rank(self, rank: str, row: tuple[int, ...], sample: Sample) -> None:
+        pid, resident, read, written = row
+        known = self.ranks.setdefault(rank, {"most_memory": 0, "gpus": set()})
+        known["most_memory"] = max(known["most_memory"], resident)
+        known["storage_read"], known["storage_written"] = read, written
+        known["gpus"] |= {place for place, gpu in enumerate(sample.gpus) if pid in gpu.processes}
+
+    def _add_rates(self, before: Sample, sample: Sample) -> None:
+        seconds = sample.time - before.time
+        for name, row in sample.interfaces.items():
+            old = before.interfaces.get(name)
+            if old is not None and seconds > 0:
+                most = self.rates.get(name, (0, 0))
+                received, sent = (
+                    round((new - was) / seconds) for new, was in zip(row[:2], old[:2], strict=True)
+                )
+                self.rates[name] = (max(most[0], received), max(most[1], sent))
+
+
+def _highest(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else max(one, other)
