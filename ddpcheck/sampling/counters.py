@@ -1,4 +1,4 @@
-"""Counters that grow, wrap around and start again, turned into totals and rates."""
+"""Counters that grow, wrap around and start again, turned into totals."""
 
 from __future__ import annotations
 
@@ -35,8 +35,3 @@ def growth(last: int, reading: int, bits: int = BITS) -> int:
         return reading - last
     wrapped = reading - last + (1 << bits)
     return wrapped if 0 <= wrapped < 1 << (bits - 1) else reading
-
-
-def rate(before: float, after: float, seconds: float) -> float:
-    """Per second; 0 where no time has passed, or a total has started again."""
-    return max(0.0, after - before) / seconds if seconds > 0 else 0.0

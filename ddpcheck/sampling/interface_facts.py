@@ -34,7 +34,7 @@ _MADE_UP: dict[str, tuple[int, ...] | None] = {
 
 def describe() -> list[dict[str, Any]]:
     """One entry for each interface, in the kernel's order."""
-    names = list(interfaces.parse(interfaces._text()))
+    names = list(interfaces.parse(interfaces.counters_text()))
     try:
         asking = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
     except OSError:

@@ -31,7 +31,7 @@ class Interfaces:
             name: [
                 self._totals.add((name, column), value) for column, value in zip(NAMES, values, strict=True)
             ]
-            for name, values in parse(_text()).items()
+            for name, values in parse(counters_text()).items()
         }
 
 
@@ -46,7 +46,7 @@ def parse(text: str) -> Reading:
     return found
 
 
-def _text() -> str:
+def counters_text() -> str:
     try:
         with open(_COUNTERS) as file:
             return file.read()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import ctypes
 import fcntl
 import os
 import select
@@ -15,7 +16,7 @@ import socket
 import struct
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 _TUNSETIFF, _SIOCETHTOOL = 0x400454CA, 0x8946
 _TAP, _NO_HEADER = 0x2, 0x1000
@@ -116,17 +117,15 @@ def _ethtool(asking: socket.socket, name: str, question: bytes) -> bytes:
     return room.tobytes()
 
 
-def _in_namespace(name: str, make: object) -> int:
+def _in_namespace(name: str, make: Callable[[], int]) -> int:
     """Call `make` on a thread that has gone over to the namespace: a tap belongs to where it was made."""
-    import ctypes
-
     made: list[int] = []
 
     def over_there() -> None:
         with open(f"/var/run/netns/{name}") as namespace:
             if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), "setns")
-        made.append(make())  # type: ignore[operator]
+        made.append(make())
 
     thread = threading.Thread(target=over_there)
     thread.start()

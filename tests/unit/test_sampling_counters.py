@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpcheck.sampling.counters import Totals, growth, rate
+from ddpcheck.sampling.counters import Totals, growth
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,3 @@ def test_counters_do_not_mix() -> None:
     totals.add("a", 100)
     totals.add("b", 5)
     assert (totals.add("a", 101), totals.add("b", 9), totals.total("c")) == (1, 4, 0)
-
-
-def test_rate() -> None:
-    assert rate(10, 30, 0.5) == 40.0
-    assert rate(30, 10, 1.0) == rate(1, 2, 0.0) == 0.0
