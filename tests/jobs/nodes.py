@@ -8,6 +8,7 @@ import sys
 import time
 
 import torch
+import torch._dynamo  # DDP's constructor would, once in every rank
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
