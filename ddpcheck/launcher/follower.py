@@ -48,10 +48,10 @@ class Follower:
             raise
 
     def close(self) -> None:
-        if self._sampler is not None:
-            self._sampler.close()
         self._note_exits()
         self._exits.close()
+        if self._sampler is not None:
+            self._sampler.close()
 
     def _meet_new_ranks(self) -> None:
         for attempt in self._run.attempts.values():
