@@ -137,3 +137,4 @@ def test_traffic_between_hosts(hosts: Hosts, tmp_path: Path, interface: str, cod
         assert taken["name"] == interface
     if warnings:
         assert "GLOO_SOCKET_IFNAME=net1" in warnings[0]["fix"]
+        assert warnings[0]["cause"] == "GLOO_SOCKET_IFNAME names it (net0)"

@@ -13,6 +13,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+# Kept until the process is gone: the last reference to a process group inside a DDP module, dropped while gloo's
+# threads still want the interpreter, now and then never returns.
+KEPT: list[DistributedDataParallel] = []
+
 
 def train(rank: int, options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
@@ -29,6 +33,7 @@ def train(rank: int, options: argparse.Namespace) -> None:
         model(torch.randn(2, options.width)).square().mean().backward()
         optimizer.step()
         time.sleep(max(0.0, began + (step + 1) * options.pace - time.monotonic()))
+    KEPT.append(model)
     dist.destroy_process_group()
 
 

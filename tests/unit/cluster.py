@@ -53,6 +53,7 @@ class Cluster:
     # Reduced backwards in a step; None: gradients were not looked at.
     reductions: float | None = 1.0
     hook: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
     more_facts: Mapping[str, Any] = field(default_factory=dict)
     more_samples: Mapping[str, Any] = field(default_factory=dict)
 
@@ -62,7 +63,11 @@ class Cluster:
             header = builder.records[rank][0]
             assert isinstance(header, RankHeader)
             builder.records[rank][0] = replace(
-                header, host=f"node{rank // self.per_node}", backend=self.backend, time=START
+                header,
+                host=f"node{rank // self.per_node}",
+                backend=self.backend,
+                time=START,
+                environment=dict(self.environment),
             )
             self._train(builder, rank)
         builder.end()

@@ -47,6 +47,14 @@ def test_a_faster_network_is_left_idle(tmp_path: Path, backend: str, variable: s
     ]
 
 
+def test_who_chose_the_interface(tmp_path: Path) -> None:
+    nodes = [[slow(n), fast(n)] for n in range(2)]
+    [chosen] = found_in(Cluster(tmp_path / "a", nodes, environment={"GLOO_SOCKET_IFNAME": "eth0"}))
+    assert chosen.cause == "GLOO_SOCKET_IFNAME names it (eth0)"
+    [left] = found_in(Cluster(tmp_path / "b", nodes))
+    assert left.cause.startswith("nothing tells the backend")
+
+
 def test_names_that_differ_from_node_to_node(tmp_path: Path) -> None:
     nodes = [[slow(n), fast(n, name=f"ens{n}")] for n in range(2)]
     [finding] = found_in(Cluster(tmp_path, nodes))

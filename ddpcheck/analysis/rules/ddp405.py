@@ -57,7 +57,7 @@ def _finding(case: Case, traffic: Traffic, used: Route, better: Route) -> Findin
             ],
             "nodes": len(traffic.nodes),
         },
-        cause="nothing told the backend which interface to take, or the wrong one was named",
+        cause=_cause(case, traffic.backend),
         fix=_fix(traffic.backend, better),
     )
 
@@ -74,8 +74,24 @@ def _named(route: Route) -> str:
     )
 
 
+def _cause(case: Case, backend: str) -> str:
+    """Whether somebody chose the interface, as the environment of the ranks tells."""
+    environments = [rank.header.environment for rank in case.attempt.ranks.values()]
+    for variable in _variables(backend):
+        chosen = sorted({environment[variable] for environment in environments if variable in environment})
+        if chosen:
+            return f"{variable} names it ({', '.join(chosen)})"
+    return (
+        "nothing tells the backend which interface to take, and it took that of the host's name or the first"
+    )
+
+
+def _variables(backend: str) -> list[str]:
+    return [variable for name, variable in _VARIABLES.items() if name in backend]
+
+
 def _fix(backend: str, better: Route) -> str:
-    variables = [variable for name, variable in _VARIABLES.items() if name in backend]
+    variables = _variables(backend)
     names = sorted(set(better.names.values()))
     if len(names) == 1:
         said = " and ".join(f"{variable}={names[0]}" for variable in variables) or names[0]
