@@ -14,6 +14,7 @@ from ddpcheck.reports.ink import LABEL, QUIET, Ink, indented
 from ddpcheck.reports.terminal_data import put_data
 from ddpcheck.reports.terminal_evidence import put_evidence
 from ddpcheck.reports.terminal_ranks import rank_table
+from ddpcheck.reports.terminal_time import put_time
 from ddpcheck.reports.verdict import counted, in_order, verdict_sentence
 
 _MOST_FINDINGS = 10
@@ -35,6 +36,7 @@ def render(report: Report, console: Console) -> None:
     _findings(ink, report)
     _ranks(ink, report)
     put_data(ink, report)
+    put_time(ink, report)
     _checks(ink, report)
     _next(ink, report)
 

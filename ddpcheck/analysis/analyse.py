@@ -17,6 +17,7 @@ from ddpcheck.analysis.rules.ddp605 import failed_rule
 from ddpcheck.analysis.rules.roster import RULES, Rule
 from ddpcheck.analysis.run import Run, read_description, read_notes
 from ddpcheck.analysis.status import summaries
+from ddpcheck.analysis.step_time.table import time_tables
 from ddpcheck.analysis.troubles import place
 from ddpcheck.records.schema import FaultRecord
 
@@ -75,6 +76,7 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
         ),
         checks=checks_of(last),
         data=data_table(last),
+        time=time_tables(last.clocks, [module[0] for module in last.modules()]),
         run=_about(run, description),
     )
 

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from ddpcheck.analysis.findings import Finding
+from ddpcheck.analysis.step_time.result import TimeTable
 
 # Version of report.json, which other programs read. 1 (2026-11): first version.
 REPORT_SCHEMA = 1
@@ -106,6 +107,8 @@ class Report:
     checks: tuple[Check, ...]
     # The last attempt's, the first epochs of it.
     data: tuple[DataEpoch, ...] = ()
+    # Also the last attempt's.
+    time: tuple[TimeTable, ...] = ()
     # path, name, id, started (ISO 8601), seconds, ddpcheck and torch versions, hosts
     run: Mapping[str, Any] = field(default_factory=dict)
     schema: int = REPORT_SCHEMA
