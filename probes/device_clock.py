@@ -69,6 +69,7 @@ class DeviceClock:
         self._began: Any = None
 
     def begin(self, part: int) -> None:
+        self._let_go(self._since[part])
         self._since[part] = self._event()
 
     def end(self, part: int) -> None:
@@ -80,6 +81,8 @@ class DeviceClock:
     def close(self) -> Marks | None:
         began, self._began = self._began, self._event()
         spans, self._spans = self._spans, []
+        for event in self._since:
+            self._let_go(event)
         self._since = [None] * PARTS
         if began is None or self._began is None:
             return None
@@ -88,6 +91,11 @@ class DeviceClock:
     def done_with(self, marks: Marks) -> None:
         """Events are used again: making them is what costs."""
         self._free += marks.events()
+
+    def _let_go(self, event: Any) -> None:
+        """Of a part that never ended: a forward without buffers, a backward that raised."""
+        if event is not None:
+            self._free.append(event)
 
     def _event(self) -> Any:
         # An event recorded while a graph is being captured would become a part of it.

@@ -151,6 +151,36 @@ def even_with_pauses(job: Job) -> None:
     job.train(pause_every=10 if job.rank == 0 else 0)
 
 
+def compute(job: Job, width: int, threads: int) -> None:
+    """Sound, with real work: ranks, threads and cores get into each other's way as they do."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(5)
+    ddp = DDP(nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)))
+    KEPT.append(ddp)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    torch.manual_seed(job.rank)
+    # Small steps are many, so that the job is long enough to be judged.
+    for _ in range(job.steps * max(1, 2048 // width)):
+        optimizer.zero_grad()
+        ddp(torch.randn(64, width)).square().mean().backward()
+        optimizer.step()
+
+
+@case
+def computing_small(job: Job) -> None:
+    compute(job, 256, threads=1)
+
+
+@case
+def computing_large(job: Job) -> None:
+    compute(job, 1024, threads=1)
+
+
+@case
+def computing_on_threads(job: Job) -> None:
+    compute(job, 1024, threads=2)
+
+
 @case
 def slow_forward(job: Job) -> None:
     job.train(forward=0.041 if job.late else 0.03)

@@ -18,8 +18,11 @@ LEAST_COST_US = 2000
 LEAST_SHARE = 0.05
 # The time watched must not be too short either: who gets which core is settled anew now and then.
 LEAST_SPAN_US = 1_000_000
-# Of all steps, and in each stretch of the run, by at least half of what it is on the whole.
+# Of all steps in which the others wait longer, by at least half of what it is on the whole: now and then another rank
+# is later still. What the late rank does longer, it must do longer more often than that.
+OFTEN = 0.6
 MOSTLY = 0.75
+# The run in so many stretches, in each of which it has to show.
 STRETCHES = 4
 # Of the delay, so much must be explained by the rank's own work; and no more by a lack of processors.
 EXPLAINED = 0.5
@@ -35,12 +38,13 @@ def straggler_in(together: Together) -> Straggler | None:
     delays = _delays(together, late, others)
     cost = median(delays)
     step = median(together.columns[others[0]]["total"])
-    if cost < max(LEAST_COST_US, LEAST_SHARE * step) or not _steady(delays, cost):
+    if cost < max(LEAST_COST_US, LEAST_SHARE * step) or not _steady(delays, cost / 2, OFTEN):
         return None
-    excess = {part: _excess(together, part, late, others) for part in BUSY}
-    if sum(excess.values()) < EXPLAINED * cost:
-        return None
+    more = {part: _more(together, part, late, others) for part in BUSY}
+    excess = {part: median(amounts) for part, amounts in more.items()}
     part = max(excess, key=lambda name: excess[name])
+    if sum(excess.values()) < EXPLAINED * cost or not _steady(more[part], excess[part] / 2, MOSTLY):
+        return None
     return Straggler(
         ranks=late,
         cost_us=round(cost),
@@ -82,20 +86,22 @@ def _delays(together: Together, late: Sequence[int], others: Sequence[int]) -> l
     ]
 
 
-def _steady(delays: Sequence[int], cost: float) -> bool:
-    if sum(delay >= cost / 2 for delay in delays) < MOSTLY * len(delays):
+def _steady(amounts: Sequence[float], least: float, share: float) -> bool:
+    """Whether `least` is reached in that share of the steps, and typically so in each stretch of the run."""
+    if sum(amount >= least for amount in amounts) < share * len(amounts):
         return False
-    size = len(delays) // STRETCHES
-    stretches = [delays[number * size : (number + 1) * size] for number in range(STRETCHES)]
-    return all(median(stretch) >= cost / 2 for stretch in stretches)
+    size = len(amounts) // STRETCHES
+    stretches = [amounts[number * size : (number + 1) * size] for number in range(STRETCHES)]
+    return all(median(stretch) >= least / 2 for stretch in stretches)
 
 
-def _excess(together: Together, part: str, late: Sequence[int], others: Sequence[int]) -> float:
-    columns = {rank: together.columns[rank][part] for rank in together.ranks}
-    return median(
+def _more(together: Together, name: str, late: Sequence[int], others: Sequence[int]) -> list[float]:
+    """Step by step, how much more of it the late ranks have than the others."""
+    columns = {rank: together.columns[rank][name] for rank in together.ranks}
+    return [
         median(columns[rank][step] for rank in late) - median(columns[rank][step] for rank in others)
         for step in range(len(together.steps))
-    )
+    ]
 
 
 def _typical(together: Together, part: str, ranks: Sequence[int]) -> float:
@@ -106,4 +112,4 @@ def _queued_more(together: Together, late: Sequence[int], others: Sequence[int])
     """How much longer the late ranks stood in line for a processor; None where some system does not tell."""
     if any(min(together.columns[rank]["queued"]) < 0 for rank in together.ranks):
         return None
-    return round(_excess(together, "queued", late, others))
+    return round(median(_more(together, "queued", late, others)))
