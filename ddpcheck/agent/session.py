@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -60,10 +61,10 @@ class Session:
             return None
 
     def tell(self, moment: str, *what: Any) -> None:
-        began = time.perf_counter_ns()
+        began = perf_counter_ns()
         for protected in self._moments[moment]:
             protected(*what)
-        self.own_ns += time.perf_counter_ns() - began
+        self.own_ns += perf_counter_ns() - began
 
     def write(self, record: Record) -> None:
         self._writer.write(record)

@@ -187,6 +187,12 @@ def slow_forward(job: Job) -> None:
 
 
 @case
+def slow_forward_alone(job: Job) -> None:
+    """What the late rank does there, with nobody to be late for."""
+    job.train(forward=0.041)
+
+
+@case
 def slow_backward(job: Job) -> None:
     job.train(backward=0.031 if job.late else 0.02)
 
