@@ -61,9 +61,11 @@ def judge_even(tables: list[dict[str, Any]], world_size: int) -> None:
         assert took["data"] >= 4
         assert took["forward"] >= 30
         assert took["backward"] >= 20
-        assert sum(took.values()) == pytest.approx(row["step"]["median_us"] / 1000, rel=0.2)
-        # DDP's own clock saw the same.
-        assert row["ddp_us"]["forward"] / 1000 == pytest.approx(took["forward"], rel=0.5)
-    # At every tenth step rank 0 makes a pause, which the others wait for.
+        assert sum(part["mean_us"] for part in row["parts"].values()) == pytest.approx(
+            row["step"]["mean_us"], abs=10
+        )
+        # DDP's own clock saw the same sleep.
+        assert row["ddp_us"]["forward"] >= 30_000
+    # At every tenth step rank 0 makes a pause of half a second, which the others wait for.
     assert table["pauses"] >= 1
-    assert 0.4 < table["scaling"]["efficiency"] <= 1
+    assert 0 < table["scaling"]["efficiency"] <= 1
