@@ -6,8 +6,8 @@ from rich.text import Text
 
 from ddpcheck.analysis.result import Report
 from ddpcheck.analysis.step_time.result import RankTime, Scaling, TimeTable
+from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.reports.ink import LABEL, QUIET, Ink, indented
-from ddpcheck.reports.rank_ranges import ranks_phrase
 from ddpcheck.reports.trace_bars import whole_cells
 
 _MOST_RANKS = 8
@@ -28,7 +28,7 @@ _PARTS = (
 def put_time(ink: Ink, report: Report) -> None:
     """Where the steps of the last attempt went."""
     for table in report.time:
-        several = f", {ranks_phrase(table.group)}" if len(report.time) > 1 else ""
+        several = f", {name_ranks(table.group)}" if len(report.time) > 1 else ""
         pauses = f", {table.pauses} with a pause left out" if table.pauses else ""
         ink.gap()
         title = ink.text("Time of a step", LABEL)

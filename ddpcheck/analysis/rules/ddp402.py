@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.step_time.result import Straggler, TimeTable
 from ddpcheck.analysis.step_time.straggler import lacks_processors
 from ddpcheck.analysis.step_time.table import time_tables
+from ddpcheck.rank_ranges import name_ranks
 
 MOST_TOLD = 16
 
