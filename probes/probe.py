@@ -26,6 +26,8 @@ class Scene(Protocol):
     board: Board | None
     # Live comparison with the ranks of this node, where there is a board.
     disagreements: Disagreements | None
+    # Nanoseconds that probes have taken from the training thread so far.
+    own_ns: int
 
     def write(self, record: Record) -> None: ...
 
@@ -56,14 +58,26 @@ class Probe:
     def buffers_synced(self, watched: WatchedModule) -> None:
         """DDP has just synchronised the buffers."""
 
+    def forward_done(self, watched: WatchedModule) -> None:
+        """A training forward through the wrapper is over."""
+
+    def backward_called(self) -> None:
+        """Somebody calls backward, perhaps from inside another one."""
+
     def backward_begun(self, watched: WatchedModule) -> None:
         """The first gradient of a backward that DDP is going to reduce is there."""
 
     def gradient_ready(self, watched: WatchedModule, place: int, gradient: torch.Tensor) -> None:
         """This rank's own gradient of one parameter, accumulated and not yet reduced."""
 
+    def computed(self, watched: WatchedModule) -> None:
+        """All gradients of that backward are there; DDP now waits for the rest of its reduction."""
+
     def reduced(self, watched: WatchedModule) -> None:
         """DDP has finished that backward: all gradients are reduced."""
+
+    def backward_returned(self) -> None:
+        """The backward that was called last is over."""
 
     def before_step(self, optimizer: WatchedOptimizer) -> None:
         """The optimizer is about to step."""
@@ -73,6 +87,15 @@ class Probe:
 
     def skipped(self, optimizer: WatchedOptimizer) -> None:
         """GradScaler left a step out."""
+
+    def asking(self, iterator: Any) -> None:
+        """A data loader's iterator is asked for a batch."""
+
+    def got(self, iterator: Any) -> None:
+        """It has given one."""
+
+    def ran_out(self, iterator: Any) -> None:
+        """It has no more to give."""
 
     def drawn(self, iterator: Any, index: Any) -> None:
         """A data loader's iterator has drawn the indices of its next batch."""
@@ -93,12 +116,19 @@ MOMENTS = (
     "forward",
     "inputs",
     "buffers_synced",
+    "forward_done",
+    "backward_called",
     "backward_begun",
     "gradient_ready",
+    "computed",
     "reduced",
+    "backward_returned",
     "before_step",
     "after_step",
     "skipped",
+    "asking",
+    "got",
+    "ran_out",
     "drawn",
     "exhausted",
     "forgetting",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddpcheck.probes.clocks import ClockProbe
 from ddpcheck.probes.data import DataProbe
 from ddpcheck.probes.gradients import GradientProbe
 from ddpcheck.probes.ignored import IgnoredProbe
@@ -11,8 +12,10 @@ from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.standing import StandingProbe
 from ddpcheck.probes.structure import StructureProbe
 
-# Structure first: it renews the list of tensors that the others read.
+# The clock before all others, whose time is not the job's. Then structure: it renews the list of tensors that the
+# others read.
 PROBES: tuple[type[Probe], ...] = (
+    ClockProbe,
     StructureProbe,
     OptimizerProbe,
     ParameterProbe,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
@@ -21,6 +21,7 @@ from ddpcheck.analysis.result import (
     Verdict,
 )
 from ddpcheck.errors import RunUnreadable
+from ddpcheck.reports.time_json import time_table
 
 # The order people read in: the verdict and what it is about first, the bulk last.
 _TOP_LEVEL = (
@@ -36,6 +37,7 @@ _TOP_LEVEL = (
     "data",
     "hardware",
     "traffic",
+    "time",
     "run",
 )
 
@@ -72,6 +74,7 @@ def _report(raw: Mapping[str, Any]) -> Report:
         data=tuple(DataEpoch(**_known(DataEpoch, item)) for item in raw.get("data", ())),
         hardware=dict(raw.get("hardware", {})),
         traffic=dict(raw.get("traffic", {})),
+        time=tuple(time_table(item) for item in raw.get("time", ())),
         run=dict(raw["run"]),
         schema=raw["schema"],
     )
@@ -115,7 +118,7 @@ def plain(value: Any) -> Any:
         return {_well_formed(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, (Sequence, set, frozenset)):
         return [plain(item) for item in value]
-    if isinstance(value, (Finding, Attempt, Check, DataEpoch, RankSummary)):
+    if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     return _well_formed(str(value))
 

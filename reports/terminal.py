@@ -15,6 +15,7 @@ from ddpcheck.reports.terminal_data import put_data
 from ddpcheck.reports.terminal_evidence import put_evidence
 from ddpcheck.reports.terminal_hardware import put_hardware
 from ddpcheck.reports.terminal_ranks import rank_table
+from ddpcheck.reports.terminal_time import put_time
 from ddpcheck.reports.terminal_traffic import put_traffic
 from ddpcheck.reports.verdict import counted, in_order, verdict_sentence
 
@@ -39,6 +40,7 @@ def render(report: Report, console: Console) -> None:
     put_data(ink, report)
     put_traffic(ink, report)
     put_hardware(ink, report)
+    put_time(ink, report)
     _checks(ink, report)
     _next(ink, report)
 

@@ -22,7 +22,7 @@ def bar(shares: Shares, longest_ns: int, width: int) -> Text:
     """Ranks share one scale, so that the longest fills `width`."""
     amounts = [getattr(shares, attribute) for _, attribute, _, _ in PARTS]
     drawn = Text()
-    for cells, (_, _, letter, style) in zip(_cells(amounts, longest_ns, width), PARTS, strict=True):
+    for cells, (_, _, letter, style) in zip(whole_cells(amounts, longest_ns, width), PARTS, strict=True):
         drawn.append(letter * cells, style=style)
     return drawn
 
@@ -37,7 +37,7 @@ def legend() -> Text:
     return drawn
 
 
-def _cells(amounts: Sequence[int], longest: int, width: int) -> list[int]:
+def whole_cells(amounts: Sequence[int], longest: int, width: int) -> list[int]:
     """Whole cells that end where the amounts end: rounding the ends, not the lengths, keeps the sum right."""
     ends, total = [], 0
     for amount in amounts:

@@ -180,6 +180,8 @@ class BackwardWatch:
         _queue(lambda: self._first(task))
 
     def _on_first(self, task: int) -> None:
+        if self._synced and task not in self._nested:
+            self._tell("computed", self._watched)
         _queue(lambda: self._second(task))
 
     def _on_done(self, task: int) -> None:

@@ -92,6 +92,11 @@ class Agent:
         forward = "_pre_forward" if hasattr(DistributedDataParallel, "_pre_forward") else "forward"
         self._observe(DistributedDataParallel, forward, before="forward")
         self._observe(DistributedDataParallel, "_sync_buffers", after="buffers_synced")
+        self._observe(DistributedDataParallel, "_post_forward", after="forward_done")
+        # Tensor.backward goes through it too.
+        self._observe(
+            sys.modules["torch.autograd"], "backward", before="backward_called", after="backward_returned"
+        )
         self._hooks = [
             optimizer.register_optimizer_step_pre_hook(self._relay("before_step")),
             optimizer.register_optimizer_step_post_hook(self._relay("after_step")),
@@ -103,6 +108,7 @@ class Agent:
 
     def _watch_loaders(self) -> None:
         """Indices are drawn in the rank's own process, with workers too."""
+        from ddpcheck.agent.timed_loader import timed
         from ddpcheck.agent.watched_loader import observed
 
         loaders = sys.modules.get("torch.utils.data.dataloader")
@@ -110,6 +116,8 @@ class Agent:
         if iterators is not None:
             drawn, exhausted = self._relay("drawn"), self._relay("exhausted")
             self._patches.replace(iterators, "_next_index", lambda draw: observed(draw, drawn, exhausted))
+            asking, got, ran_out = self._relay("asking"), self._relay("got"), self._relay("ran_out")
+            self._patches.replace(iterators, "__next__", lambda take: timed(take, asking, got, ran_out))
 
     def _observe(self, owner: Any, name: str, before: str = "", after: str = "") -> None:
         def make(original: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ class Session:
         self._pid = os.getpid()
         self._closed = False
         self._ended = False
+        # What probes have taken from the training thread so far.
+        self.own_ns = 0
         self._writer = _open_writer(Path(config.run_dir), self.rank)
         self.write(header(self.session, make_digester("cpu").algorithm))
         self.board = self._open_board(config)
@@ -58,8 +61,10 @@ class Session:
             return None
 
     def tell(self, moment: str, *what: Any) -> None:
+        began = perf_counter_ns()
         for protected in self._moments[moment]:
             protected(*what)
+        self.own_ns += perf_counter_ns() - began
 
     def write(self, record: Record) -> None:
         self._writer.write(record)

@@ -109,6 +109,17 @@ class Watcher:
             self.session.tell("buffers_synced", watched)
             watched.syncs += 1
 
+    def forward_done(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        watched = self._modules.get(ddp)
+        if watched is not None and torch.is_grad_enabled():
+            self.session.tell("forward_done", watched)
+
+    def backward_called(self, *args: Any, **kwargs: Any) -> None:
+        self.session.tell("backward_called")
+
+    def backward_returned(self, *args: Any, **kwargs: Any) -> None:
+        self.session.tell("backward_returned")
+
     def before_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         if inside_another_step():
             return
@@ -134,6 +145,15 @@ class Watcher:
             module.steps = max(module.steps, watched.steps)
             if module.backward is not None:
                 module.backward.close_window()
+
+    def asking(self, iterator: Any) -> None:
+        self.session.tell("asking", iterator)
+
+    def got(self, iterator: Any) -> None:
+        self.session.tell("got", iterator)
+
+    def ran_out(self, iterator: Any) -> None:
+        self.session.tell("ran_out", iterator)
 
     def drawn(self, iterator: Any, index: Any) -> None:
         self.session.tell("drawn", iterator, index)

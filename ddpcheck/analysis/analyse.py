@@ -20,6 +20,7 @@ from ddpcheck.analysis.rules.ddp605 import failed_rule
 from ddpcheck.analysis.rules.roster import RULES, Rule
 from ddpcheck.analysis.run import Run, read_description, read_notes
 from ddpcheck.analysis.status import summaries
+from ddpcheck.analysis.step_time.table import time_tables
 from ddpcheck.analysis.troubles import place
 from ddpcheck.records.schema import FaultRecord
 
@@ -82,6 +83,7 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
         data=data_table(last),
         hardware=hardware_table(machine.nodes),
         traffic=traffic_table(machine.traffic),
+        time=time_tables(last.clocks, [module[0] for module in last.modules()]),
         run=_about(run, description),
     )
 

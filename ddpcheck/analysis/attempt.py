@@ -11,12 +11,14 @@ from ddpcheck.analysis.data_seen import DataSeen
 from ddpcheck.analysis.gradient_ledger import GradientLedger
 from ddpcheck.analysis.hardware.pace import Pace
 from ddpcheck.analysis.module_key import ModuleKey, module_key
+from ddpcheck.analysis.step_time.rank_clock import RankClock
 from ddpcheck.records.schema import (
     LOOSE,
     AppliedRecord,
     BackwardRecord,
     BatchRecord,
     CaptureRecord,
+    ClockRecord,
     CommHookRecord,
     DetailRecord,
     DigestRecord,
@@ -115,6 +117,7 @@ class Attempt:
         self.gradients = GradientLedger(hashes=self.agreement.hashes)
         self.data = DataSeen()
         self.pace = Pace()
+        self.clocks: dict[int, RankClock] = {}
 
     @property
     def started(self) -> float:
@@ -190,6 +193,8 @@ class Attempt:
                 self.data.epoch(header.rank, rank.modules[record.module], record)
             case StandingRecord():
                 rank.standing = record
+            case ClockRecord():
+                self.clocks.setdefault(header.rank, RankClock()).add(record)
             case FaultRecord():
                 rank.faults.append(record)
                 self._fault(header.rank, record)

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from ddpcheck.analysis.findings import Finding
+from ddpcheck.analysis.step_time.result import TimeTable
 
 # Version of report.json, which other programs read. 1 (2026-11): first version.
 REPORT_SCHEMA = 1
@@ -109,6 +110,8 @@ class Report:
     # What the nodes have and did, and what moved between them in a step of the last attempt.
     hardware: Mapping[str, Any] = field(default_factory=dict)
     traffic: Mapping[str, Any] = field(default_factory=dict)
+    # Also the last attempt's.
+    time: tuple[TimeTable, ...] = ()
     # path, name, id, started (ISO 8601), seconds, ddpcheck and torch versions, hosts
     run: Mapping[str, Any] = field(default_factory=dict)
     schema: int = REPORT_SCHEMA

@@ -356,6 +356,31 @@ class StandingRecord:
 
 
 @dataclass(frozen=True)
+class ClockRecord:
+    """How long each part of some steps took on this rank, in microseconds, one number a step."""
+
+    kind: ClassVar[str] = "clocks"
+    # The first of the steps, which follow each other.
+    step: int
+    # From the end of one step to the end of the next, without what ddpcheck itself took.
+    total: list[int] = field(default_factory=list)
+    data: list[int] = field(default_factory=list)
+    forward: list[int] = field(default_factory=list)
+    backward: list[int] = field(default_factory=list)
+    # For communication, where it was not hidden behind the backward.
+    wait: list[int] = field(default_factory=list)
+    optimizer: list[int] = field(default_factory=list)
+    # What ddpcheck itself took.
+    watching: list[int] = field(default_factory=list)
+    # How long the training thread stood in line for a processor, whatever it was about to do; -1: not known.
+    queued: list[int] = field(default_factory=list)
+    # The same parts as a GPU went through them, -1 where its clock was not read in time.
+    device: dict[str, list[int]] = field(default_factory=dict)
+    # DDP's own averages, once at the end.
+    ddp: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class FaultRecord:
     """ddpcheck itself failed somewhere and switched that part off."""
 
@@ -400,6 +425,7 @@ Record = (
     | LoaderRecord
     | EpochRecord
     | StandingRecord
+    | ClockRecord
     | FaultRecord
     | EndRecord
 )
@@ -424,6 +450,7 @@ KINDS: dict[str, type[Record]] = {
         LoaderRecord,
         EpochRecord,
         StandingRecord,
+        ClockRecord,
         FaultRecord,
         EndRecord,
     )

@@ -32,6 +32,7 @@ class FakeScene:
         self.session = "0123456789abcdef"
         self.rank = rank
         self.world_size = 2
+        self.own_ns = 0
         self.records: list[Record] = []
         self.board = board
         self.disagreements = Disagreements(self, board) if board is not None else None

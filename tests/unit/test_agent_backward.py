@@ -111,9 +111,9 @@ def test_a_reduced_backward(net: Net, watching: BackwardWatch, heard: Heard) -> 
     net(X).sum().backward()
     assert counts(watching) == (1, 0, 1, 0)
     assert (watching.window.last, watching.window.reason, watching.number) == (Last.SYNCED, None, 1)
-    assert (heard.moments[0], heard.moments[-1]) == ("backward_begun", "reduced")
+    assert (heard.moments[0], *heard.moments[-2:]) == ("backward_begun", "computed", "reduced")
     # Each trainable parameter once; the frozen one comes first in the list of parameters.
-    assert sorted(place for moment, *(place,) in heard[1:-1]) == [1, 2, 3, 4]
+    assert sorted(place for moment, *(place,) in heard[1:-2]) == [1, 2, 3, 4]
 
 
 def test_a_hook_of_the_user_s_that_came_later_is_heard_first(net: Net) -> None:
@@ -254,7 +254,7 @@ def test_nested_backwards_do_not_end_the_outer_one(net: Net, watching: BackwardW
     watching.forward(armed=True)
     net(X, nested=True).sum().backward()
     assert len(watching._nested) == 1
-    assert heard.moments == ["backward_begun", *["gradient_ready"] * 4, "reduced"]
+    assert heard.moments == ["backward_begun", *["gradient_ready"] * 4, "computed", "reduced"]
     assert counts(watching) == (1, 0, 1, 0)
 
 
@@ -279,7 +279,7 @@ def test_a_backward_that_raises_and_the_next_one(net: Net, watching: BackwardWat
     assert (watching.window.last, watching.window.waiting) == (Last.UNFINISHED, (1, 2))
     heard.clear()
     net(X).sum().backward()
-    assert heard.moments == ["backward_begun", *["gradient_ready"] * 4, "reduced"]
+    assert heard.moments == ["backward_begun", *["gradient_ready"] * 4, "computed", "reduced"]
     assert (watching.window.last, watching.number) == (Last.SYNCED, 2)
 
 
@@ -408,7 +408,7 @@ def test_real_ddp_with_reentrant_checkpoints_is_told_of_once(heard: Heard) -> No
         heard.clear()
         watching.forward(armed=True)
         ddp(X, nested=True).sum().backward()
-        assert heard.moments == ["backward_begun", *["gradient_ready"] * 4, "reduced"]
+        assert heard.moments == ["backward_begun", *["gradient_ready"] * 4, "computed", "reduced"]
 
 
 @pytest.mark.usefixtures("group")

@@ -1,0 +1,90 @@
+"""From the clocks of an attempt to one table for each set of ranks that synchronise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import mean, median
+
+from ddpcheck.analysis.step_time.rank_clock import PARTS, RankClock
+from ddpcheck.analysis.step_time.result import RankTime, Scaling, Spent, TimeTable
+from ddpcheck.analysis.step_time.straggler import straggler_in
+from ddpcheck.analysis.step_time.together import Together, bring_together
+
+COMPUTE = ("forward", "backward", "optimizer")
+
+
+def time_tables(clocks: Mapping[int, RankClock], groups: Iterable[tuple[int, ...]]) -> tuple[TimeTable, ...]:
+    """Groups of which a rank has no clocks are left out: nobody knows whom the others wait for."""
+    distinct = list(dict.fromkeys(groups))
+    tables = [
+        _table(group, {rank: clocks[rank] for rank in group})
+        for group in distinct
+        if all(rank in clocks for rank in group)
+    ]
+    return tuple(table for table in tables if table is not None)
+
+
+def _table(group: tuple[int, ...], clocks: Mapping[int, RankClock]) -> TimeTable | None:
+    together = bring_together(clocks)
+    if together is None:
+        return None
+    last = together.last_arrivals()
+    return TimeTable(
+        group=group,
+        steps=len(together.steps),
+        first_step=together.steps[0],
+        last_step=together.steps[-1],
+        every=together.every,
+        pauses=together.pauses,
+        clock="device" if all(clock.device for clock in clocks.values()) else "host",
+        step_us=round(median(median(together.columns[rank]["total"]) for rank in together.ranks)),
+        ranks=tuple(_rank(together, rank, last[rank], clocks[rank].ddp) for rank in together.ranks),
+        scaling=_scaling(together),
+        straggler=straggler_in(together),
+    )
+
+
+def _rank(together: Together, rank: int, last: int, ddp: Mapping[str, int]) -> RankTime:
+    columns = together.columns[rank]
+    whole = together.mean(rank, "total")
+    return RankTime(
+        rank=rank,
+        step=_spent(columns["total"], whole),
+        parts={name: _spent(columns[name], whole) for name in PARTS},
+        last_arrivals=last,
+        watching_us=round(together.mean(rank, "watching")),
+        queued_us=None if min(columns["queued"]) < 0 else round(together.mean(rank, "queued")),
+        ddp_us=dict(ddp),
+    )
+
+
+def _spent(column: Sequence[int], whole: float) -> Spent:
+    average = mean(column)
+    return Spent(
+        median_us=round(median(column)),
+        p90_us=sorted(column)[(len(column) * 9) // 10],
+        mean_us=round(average),
+        share=round(average / whole, 4) if whole else 0.0,
+    )
+
+
+def _scaling(together: Together) -> Scaling:
+    """A rank alone would neither communicate nor wait: what is left of the step is what it would take."""
+    ranks = together.ranks
+    step = mean(together.mean(rank, "total") for rank in ranks)
+
+    def share(*parts: str) -> float:
+        return mean(sum(together.mean(rank, part) for part in parts) for rank in ranks) / step
+
+    exposed = mean(together.shortest_waits()) / step
+    waiting = share("wait") - exposed
+    efficiency = 1 - share("wait")
+    return Scaling(
+        compute=round(share(*COMPUTE), 4),
+        data=round(share("data"), 4),
+        other=round(share("other"), 4),
+        exposed_communication=round(exposed, 4),
+        waiting_for_stragglers=round(waiting, 4),
+        efficiency=round(efficiency, 4),
+        speed_up=round(efficiency * len(ranks), 3),
+    )

@@ -1,0 +1,118 @@
+"""The parts of a step as a device went through them: events that are recorded now and read late.
+
+Nothing here waits for the device. Not run on a GPU so far: tests put other events in the place of CUDA's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from ddpcheck.probes.step_clock import BACKWARD, BUFFERS, FINISH, FORWARD, OPTIMIZER, PARTS
+
+# Steps whose events may be on their way; of a device that is further behind the oldest are given up.
+MOST_PENDING = 64
+
+
+class DeviceRow(NamedTuple):
+    """One optimizer step, in microseconds."""
+
+    total: int
+    forward: int
+    backward: int
+    wait: int
+    optimizer: int
+
+
+UNKNOWN = DeviceRow(-1, -1, -1, -1, -1)
+
+
+class Marks:
+    """The events of one step."""
+
+    def __init__(self, began: Any, ended: Any, spans: list[tuple[int, Any, Any]]) -> None:
+        self.began = began
+        self.ended = ended
+        self.spans = spans
+
+    def ready(self) -> bool:
+        return bool(self.ended.query())
+
+    def read(self) -> DeviceRow:
+        spent = [0.0] * PARTS
+        for part, begin, end in self.spans:
+            spent[part] += begin.elapsed_time(end)
+        return DeviceRow(
+            total=_micro(self.began.elapsed_time(self.ended)),
+            forward=_micro(spent[FORWARD] - spent[BUFFERS]),
+            backward=_micro(spent[BACKWARD] - spent[FINISH]),
+            wait=_micro(spent[BUFFERS] + spent[FINISH]),
+            optimizer=_micro(spent[OPTIMIZER]),
+        )
+
+    def events(self) -> list[Any]:
+        """All but the last, which is also the first of the next step."""
+        return [self.began, *(event for _, begin, end in self.spans for event in (begin, end))]
+
+
+class DeviceClock:
+    """Told of the same begins and ends as the host's clock."""
+
+    def __init__(self, make_event: Callable[[], Any], capturing: Callable[[], bool]) -> None:
+        self._make_event = make_event
+        self._capturing = capturing
+        self._free: list[Any] = []
+        self._since: list[Any] = [None] * PARTS
+        self._spans: list[tuple[int, Any, Any]] = []
+        self._began: Any = None
+
+    def begin(self, part: int) -> None:
+        self._let_go(self._since[part])
+        self._since[part] = self._event()
+
+    def end(self, part: int) -> None:
+        begin, self._since[part] = self._since[part], None
+        end = self._event() if begin is not None else None
+        if end is not None:
+            self._spans.append((part, begin, end))
+
+    def close(self) -> Marks | None:
+        began, self._began = self._began, self._event()
+        spans, self._spans = self._spans, []
+        for event in self._since:
+            self._let_go(event)
+        self._since = [None] * PARTS
+        if began is None or self._began is None:
+            return None
+        return Marks(began, self._began, spans)
+
+    def done_with(self, marks: Marks) -> None:
+        """Events are used again: making them is what costs."""
+        self._free += marks.events()
+
+    def _let_go(self, event: Any) -> None:
+        """Of a part that never ended: a forward without buffers, a backward that raised."""
+        if event is not None:
+            self._free.append(event)
+
+    def _event(self) -> Any:
+        # An event recorded while a graph is being captured would become a part of it.
+        if self._capturing():
+            return None
+        event = self._free.pop() if self._free else self._make_event()
+        event.record()
+        return event
+
+
+def clock_for(tensors: list[torch.Tensor]) -> DeviceClock | None:
+    """A clock for the device that these tensors live on; None where the host's own is all there is."""
+    if not any(tensor.is_cuda for tensor in tensors):
+        return None
+    cuda: Any = torch.cuda
+    return DeviceClock(lambda: cuda.Event(enable_timing=True), cuda.is_current_stream_capturing)
+
+
+def _micro(milliseconds: float) -> int:
+    return max(0, round(milliseconds * 1000))

@@ -1,0 +1,86 @@
+"""The table of time: each rank's step, part by part, with a bar, and what the ranks together come to."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from ddpcheck.analysis.result import Report
+from ddpcheck.analysis.step_time.result import RankTime, Scaling, TimeTable
+from ddpcheck.rank_ranges import name_ranks
+from ddpcheck.reports.ink import LABEL, QUIET, Ink, indented
+from ddpcheck.reports.trace_bars import whole_cells
+
+_MOST_RANKS = 8
+# What the figures leave of 80 columns, and what is enough on a wider terminal.
+_BAR = 18
+_LONG_BAR = 40
+# Letters tell the parts apart where there is no colour; they stand over the columns.
+_PARTS = (
+    ("data", "data", "d", "yellow"),
+    ("forward", "fwd", "f", "green"),
+    ("backward", "bwd", "b", "cyan"),
+    ("optimizer", "opt", "o", "blue"),
+    ("other", "other", ".", "dim"),
+    ("wait", "wait", "!", "red"),
+)
+
+
+def put_time(ink: Ink, report: Report) -> None:
+    """Where the steps of the last attempt went."""
+    for table in report.time:
+        several = f", {name_ranks(table.group)}" if len(report.time) > 1 else ""
+        pauses = f", {table.pauses} with a pause left out" if table.pauses else ""
+        ink.gap()
+        title = ink.text("Time of a step", LABEL)
+        title.append(f"  ms, means of {table.steps} steps{several}{pauses}", QUIET)
+        headers = ["rank", "step", *(f"{letter} {name}" for _, name, letter, _ in _PARTS), ""]
+        shown = _shown(table)
+        longest = max(row.step.mean_us for row in shown)
+        width = min(max(ink.console.width - 80, 0) + _BAR, _LONG_BAR)
+        rows = [_row(row, longest, width) for row in shown]
+        ink.put(title, indented(ink.columns(headers, rows)))
+        if len(shown) < len(table.ranks):
+            ink.put(ink.text(f"the other {len(table.ranks) - len(shown)} ranks are in report.json"), indent=2)
+        if len(table.ranks) > 1:
+            ink.put(ink.text(_scaling(table.scaling, len(table.ranks))), indent=2)
+
+
+def _shown(table: TimeTable) -> list[RankTime]:
+    """Of many ranks those that wait least and those that wait most."""
+    if len(table.ranks) <= _MOST_RANKS:
+        return list(table.ranks)
+    ordered = sorted(table.ranks, key=lambda row: row.parts["wait"].median_us)
+    ends = ordered[: _MOST_RANKS // 2] + ordered[-_MOST_RANKS // 2 :]
+    return sorted(ends, key=lambda row: row.rank)
+
+
+def _row(row: RankTime, longest: int, width: int) -> list[object]:
+    amounts = [row.parts[part].mean_us for part, _, _, _ in _PARTS]
+    return [row.rank, _ms(row.step.mean_us), *map(_ms, amounts), _bar(amounts, longest, width)]
+
+
+def _bar(amounts: list[int], longest: int, width: int) -> Text:
+    drawn = Text(no_wrap=True)
+    for size, (_, _, letter, style) in zip(whole_cells(amounts, longest, width), _PARTS, strict=True):
+        drawn.append(letter * size, style=style)
+    return drawn
+
+
+def _scaling(scaling: Scaling, ranks: int) -> str:
+    parts = (
+        ("compute", scaling.compute),
+        ("data", scaling.data),
+        ("other", scaling.other),
+        ("exposed communication", scaling.exposed_communication),
+        ("waiting for late ranks", scaling.waiting_for_stragglers),
+    )
+    shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in parts)
+    return (
+        f"{shares}\nscaling efficiency {100 * scaling.efficiency:.0f} %: {ranks} ranks do the work of "
+        f"{scaling.speed_up:.2f}"
+    )
+
+
+def _ms(microseconds: int) -> str:
+    value = microseconds / 1000
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"

@@ -1,0 +1,270 @@
+"""Jobs whose steps take a known time in known parts, forked from one parent: late ranks, and sound ones.
+
+    python clock_cases.py --cases slow_forward,even --world-size 2
+
+Work is sleeping: so it takes as long as it says on a machine with fewer cores than ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+WIDTH = 8
+KEPT: list[Any] = []
+# The rank that is late, where one is.
+LATE = 1
+
+Case = Callable[["Job"], None]
+CASES: dict[str, Case] = {}
+
+
+def case(function: Case) -> Case:
+    CASES[function.__name__] = function
+    return function
+
+
+class Sleeps(torch.autograd.Function):
+    """Takes its time in forward and in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, forward: float, backward: float) -> torch.Tensor:
+        ctx.backward_seconds = backward
+        time.sleep(forward)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        time.sleep(ctx.backward_seconds)
+        return grads[0], None, None
+
+
+class Net(nn.Module):
+    """Sleeps between two layers, or where there are buffers has BatchNorm there as well."""
+
+    def __init__(self, forward: float, backward: float, buffers: bool) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH) if buffers else nn.Identity()
+        self.outer = nn.Linear(WIDTH, 1)
+        self.forward_seconds, self.backward_seconds = forward, backward
+
+    def forward(self, x: torch.Tensor) -> Any:
+        slept = Sleeps.apply(self.inner(x), self.forward_seconds, self.backward_seconds)  # type: ignore[no-untyped-call]
+        return self.outer(self.norm(slept))
+
+
+class Samples(Dataset[torch.Tensor]):
+    """Each batch of four takes as long to read as it says."""
+
+    def __init__(self, seconds: float, size: int) -> None:
+        self.seconds = seconds / 4
+        self.data = torch.randn(size, WIDTH, generator=torch.Generator().manual_seed(3))
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.seconds:
+            time.sleep(self.seconds)
+        return self.data[index]
+
+
+class Slow(torch.optim.SGD):
+    """Takes its time in the step."""
+
+    seconds = 0.0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        time.sleep(self.seconds)
+        return super().step(closure)
+
+
+class Job:
+    """One rank's training; its parts take the same time on all ranks unless a case says otherwise."""
+
+    def __init__(self, rank: int, world_size: int, steps: int) -> None:
+        self.rank, self.world_size, self.steps = rank, world_size, steps
+
+    @property
+    def late(self) -> bool:
+        return self.rank == LATE
+
+    def train(
+        self,
+        forward: float = 0.03,
+        backward: float = 0.02,
+        data: float = 0.004,
+        optimizer: float = 0.0,
+        other: float = 0.0,
+        micro: int = 1,
+        buffers: bool = False,
+        workers: int = 0,
+        pause_every: int = 0,
+    ) -> None:
+        ddp = DDP(Net(forward / micro, backward / micro, buffers))
+        KEPT.append(ddp)
+        slow = Slow(ddp.parameters(), lr=0.01)
+        slow.seconds = optimizer
+        dataset = Samples(data / micro, 4 * micro * self.steps * self.world_size)
+        sampler: Any = DistributedSampler(dataset, self.world_size, self.rank)
+        loader = DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=workers)
+        for number, batch in enumerate(loader):
+            last = (number + 1) % micro == 0
+            if last:
+                ddp(batch).square().mean().backward()
+            else:
+                with ddp.no_sync():
+                    ddp(batch).square().mean().backward()
+                continue
+            slow.step()
+            slow.zero_grad()
+            time.sleep(other)
+            if pause_every and number % pause_every == 0:
+                time.sleep(10 * (forward + backward))
+
+
+@case
+def even(job: Job) -> None:
+    job.train()
+
+
+@case
+def even_with_pauses(job: Job) -> None:
+    """Rank 0 evaluates now and then, alone."""
+    job.train(pause_every=10 if job.rank == 0 else 0)
+
+
+def compute(job: Job, width: int, threads: int) -> None:
+    """Sound, with real work: ranks, threads and cores get into each other's way as they do."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(5)
+    ddp = DDP(nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)))
+    KEPT.append(ddp)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    torch.manual_seed(job.rank)
+    # Small steps are many, so that the job is long enough to be judged.
+    for _ in range(job.steps * max(1, 2048 // width)):
+        optimizer.zero_grad()
+        ddp(torch.randn(64, width)).square().mean().backward()
+        optimizer.step()
+
+
+@case
+def computing_small(job: Job) -> None:
+    compute(job, 256, threads=1)
+
+
+@case
+def computing_large(job: Job) -> None:
+    compute(job, 1024, threads=1)
+
+
+@case
+def computing_on_threads(job: Job) -> None:
+    compute(job, 1024, threads=2)
+
+
+@case
+def slow_forward(job: Job) -> None:
+    job.train(forward=0.041 if job.late else 0.03)
+
+
+@case
+def slow_forward_alone(job: Job) -> None:
+    """What the late rank does there, with nobody to be late for."""
+    job.train(forward=0.041)
+
+
+@case
+def slow_backward(job: Job) -> None:
+    job.train(backward=0.031 if job.late else 0.02)
+
+
+@case
+def slow_data(job: Job) -> None:
+    job.train(data=0.015 if job.late else 0.004)
+
+
+@case
+def slow_data_workers(job: Job) -> None:
+    """One worker reads ahead, and is still too slow."""
+    job.train(data=0.066 if job.late else 0.004, workers=1)
+
+
+@case
+def slow_optimizer(job: Job) -> None:
+    job.train(optimizer=0.011 if job.late else 0.0)
+
+
+@case
+def slow_other(job: Job) -> None:
+    """Logging on one rank, say."""
+    job.train(other=0.011 if job.late else 0.0)
+
+
+@case
+def slow_accumulating(job: Job) -> None:
+    job.train(forward=0.041 if job.late else 0.03, micro=2)
+
+
+@case
+def slow_with_buffers(job: Job) -> None:
+    """Rank 0 broadcasts its buffers at the start of each forward, and is waited for there."""
+    job.train(forward=0.041 if job.rank == 0 else 0.03, buffers=True)
+
+
+def rank_main(name: str, rank: int, world_size: int, steps: int) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    path = os.environ["JOB_STORE"]
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world_size)
+    CASES[name](Job(rank, world_size, steps))
+    dist.destroy_process_group()
+
+
+def run_case(name: str, world_size: int, steps: int) -> bool:
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["JOB_STORE"] = os.path.join(folder, "store")
+        ranks: list[Any] = [
+            context.Process(target=rank_main, args=(name, rank, world_size, steps))
+            for rank in range(world_size)
+        ]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+    return not any(process.exitcode for process in ranks)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cases", required=True, help="names, separated by commas, or all")
+    parser.add_argument("--world-size", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=40)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    names = list(CASES) if options.cases == "all" else options.cases.split(",")
+    good = [run_case(name, options.world_size, options.steps) for name in names]
+    sys.exit(0 if all(good) else 1)
+
+
+if __name__ == "__main__":
+    main()
