@@ -5,10 +5,12 @@ from __future__ import annotations
 from ddpcheck.probes.data import DataProbe
 from ddpcheck.probes.gradients import GradientProbe
 from ddpcheck.probes.ignored import IgnoredProbe
+from ddpcheck.probes.memory import MemoryProbe
 from ddpcheck.probes.optimizers import OptimizerProbe
 from ddpcheck.probes.parameters import ParameterProbe
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.standing import StandingProbe
+from ddpcheck.probes.startup import StartupProbe
 from ddpcheck.probes.structure import StructureProbe
 
 # Structure first: it renews the list of tensors that the others read.
@@ -20,4 +22,6 @@ PROBES: tuple[type[Probe], ...] = (
     GradientProbe,
     DataProbe,
     StandingProbe,
+    MemoryProbe,
+    StartupProbe,
 )

@@ -36,6 +36,8 @@ _TOP_LEVEL = (
     "data",
     "hardware",
     "traffic",
+    "memory",
+    "startup",
     "run",
 )
 
@@ -72,6 +74,8 @@ def _report(raw: Mapping[str, Any]) -> Report:
         data=tuple(DataEpoch(**_known(DataEpoch, item)) for item in raw.get("data", ())),
         hardware=dict(raw.get("hardware", {})),
         traffic=dict(raw.get("traffic", {})),
+        memory=raw.get("memory"),
+        startup=raw.get("startup"),
         run=dict(raw["run"]),
         schema=raw["schema"],
     )

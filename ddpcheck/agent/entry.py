@@ -9,6 +9,7 @@ from typing import Any
 
 from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.patches import Patches, calling, hide_from_compiler, skip_frame
+from ddpcheck.agent.startup_watch import STARTUP
 from ddpcheck.config import Config
 from ddpcheck.injection import write_fault_line
 
@@ -27,11 +28,12 @@ class Agent:
         self._group_gone = False
 
     def install(self) -> None:
-        """At import of torch: no more than two stubs, nothing is opened."""
+        """At import of torch: no more than a few stubs, nothing is opened."""
         import torch.distributed as distributed
         from torch.nn.parallel.distributed import DistributedDataParallel
 
         protect = GUARD.protect
+        protect("startup", "install", STARTUP.install)()
         self._ddp_init = DistributedDataParallel.__init__
         entering = protect("agent", "entering", self._entering)
         wrapped = protect("agent", "wrapped", self._wrapped)
@@ -46,7 +48,9 @@ class Agent:
             self._patches.replace(
                 owner,
                 "init_process_group",
-                lambda original: calling(original, None, lambda *a, **k: opened()),
+                lambda original: calling(
+                    original, STARTUP.joining, lambda *a, **k: (STARTUP.joined(), opened())
+                ),
             )
             self._patches.replace(
                 owner, "destroy_process_group", lambda original: calling(original, closing, None)
@@ -75,10 +79,13 @@ class Agent:
         self._open()
         if self._watcher is not None:
             self._watcher.entering(*args, **kwargs)
+            # Last before the constructor itself, and first after it: our own looks are not its time.
+            STARTUP.wrapping()
 
     def _wrapped(self, *args: Any, **kwargs: Any) -> None:
         if self._watcher is None:
             return
+        STARTUP.wrapped()
         self._watcher.wrapped(*args, **kwargs)
         if not self._awake:
             self._awake = True
@@ -188,6 +195,7 @@ class Agent:
         if self._watcher is not None:
             self._watcher.session.abandon()
             self._watcher = None
+            STARTUP.end()
 
 
 def _quoted(text: str) -> str:

@@ -10,7 +10,9 @@ from ddpcheck.analysis.agreement import Agreement
 from ddpcheck.analysis.data_seen import DataSeen
 from ddpcheck.analysis.gradient_ledger import GradientLedger
 from ddpcheck.analysis.hardware.pace import Pace
+from ddpcheck.analysis.memory.seen import MemorySeen
 from ddpcheck.analysis.module_key import ModuleKey, module_key
+from ddpcheck.analysis.startup.seen import StartupSeen
 from ddpcheck.records.schema import (
     LOOSE,
     AppliedRecord,
@@ -26,6 +28,8 @@ from ddpcheck.records.schema import (
     HyperRecord,
     JoinRecord,
     LoaderRecord,
+    MemoryPartsRecord,
+    MemoryRecord,
     ModuleRecord,
     Of,
     OptimizerRecord,
@@ -34,6 +38,7 @@ from ddpcheck.records.schema import (
     SkipRecord,
     Stage,
     StandingRecord,
+    StartupRecord,
     StructureRecord,
 )
 
@@ -115,6 +120,8 @@ class Attempt:
         self.gradients = GradientLedger(hashes=self.agreement.hashes)
         self.data = DataSeen()
         self.pace = Pace()
+        self.memory = MemorySeen()
+        self.startup = StartupSeen()
 
     @property
     def started(self) -> float:
@@ -188,6 +195,12 @@ class Attempt:
                 self.data.loader(header.rank, record)
             case EpochRecord() if record.module in rank.modules:
                 self.data.epoch(header.rank, rank.modules[record.module], record)
+            case MemoryRecord():
+                self.memory.step(header.rank, record)
+            case MemoryPartsRecord() if record.module in rank.modules:
+                self.memory.parts(header.rank, rank.modules[record.module], record)
+            case StartupRecord():
+                self.startup.add(header.rank, record)
             case StandingRecord():
                 rank.standing = record
             case FaultRecord():

@@ -59,7 +59,8 @@ def with_evidence(**evidence: Any) -> Report:
 def test_keys_are_the_public_ones_in_order() -> None:
     document = strict(to_json(REPORT))
     assert " ".join(document) == (
-        "schema verdict world_size steps command exit_code findings attempts checks data hardware traffic run"
+        "schema verdict world_size steps command exit_code findings attempts checks data hardware traffic "
+        "memory startup run"
     )
     assert " ".join(document["findings"][0]) == (
         "code severity title message module step stage parameter ranks evidence cause fix attempt"

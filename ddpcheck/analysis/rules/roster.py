@@ -28,6 +28,8 @@ from ddpcheck.analysis.rules import (
     ddp305,
     ddp306,
     ddp405,
+    ddp501,
+    ddp502,
     ddp601,
     ddp602,
     ddp603,
@@ -64,7 +66,9 @@ RULES: tuple[Rule, ...] = tuple(
         ddp603,
         ddp601,
         ddp604,
+        ddp501,
         ddp102,
+        ddp502,
         ddp605,
     )
 )
