@@ -232,7 +232,7 @@ class StartupWatch:
     def _note(self, file: Any, how: str) -> None:
         """A file that is loaded now: to the outermost load, once."""
         loads = [begun for begun in self._open if begun.stage is StartupStage.LOAD]
-        path = getattr(file, "name", file)
+        path = file if isinstance(file, (str, os.PathLike)) else getattr(file, "name", None)
         if not loads or not isinstance(path, (str, os.PathLike)):
             return
         whole = os.path.abspath(os.fspath(path))

@@ -34,9 +34,10 @@ def _growing(case: Case, growing: Mapping[int, Growth]) -> Finding:
     rank = max(growing, key=lambda each: growing[each].per_step)
     growth = growing[rank]
     ahead = size_text(1000 * growth.per_step)
+    which = f"on rank {rank} " if len(growing) > 1 else ""
     return case.finding(
         "DDP501",
-        f"Memory of {name_ranks(tuple(growing))} grows all the time: on rank {rank} by "
+        f"Memory of {name_ranks(tuple(growing))} grows all the time: {which}by "
         f"{size_text(growth.per_step)} a step, from {size_text(growth.first)} at step {growth.first_step} to "
         f"{size_text(growth.last)} at step {growth.last_step}. At that rate 1,000 more steps take {ahead}.",
         severity=Severity.WARNING,
@@ -56,13 +57,11 @@ def _growing(case: Case, growing: Mapping[int, Growth]) -> Finding:
 def _misplaced(case: Case, misplaced: Mapping[int, Mapping[str, int]]) -> Finding:
     rank, held = next(iter(misplaced.items()))
     device, size = max(held.items(), key=lambda item: item[1])
+    others = tuple(other for other in misplaced if other != rank)
     return case.finding(
         "DDP501",
         f"Rank {rank} holds {size_text(size)} on {device}, which is not its own device "
-        f"({case.attempt.memory.ranks[rank].device}); so do {len(misplaced) - 1} more ranks."
-        if len(misplaced) > 1
-        else f"Rank {rank} holds {size_text(size)} on {device}, which is not its own device "
-        f"({case.attempt.memory.ranks[rank].device}).",
+        f"({case.attempt.memory.ranks[rank].device})." + (f" So do {name_ranks(others)}." if others else ""),
         severity=Severity.WARNING,
         ranks=tuple(misplaced),
         evidence={"elsewhere": {str(r): dict(h) for r, h in list(misplaced.items())[:MOST_TOLD]}},
