@@ -62,7 +62,7 @@ def test_every_rank_reads(tmp_path: Path) -> None:
         [file] = row["files"]
         assert (Path(file["path"]).name, file["how"]) == (f"ddpcheck-example-{WIDTH}.pt", "read")
         assert row["host_memory"]["load"] > WEIGHTS
-    assert "2 ranks read 41.1 MB" in done.stderr
+    assert "2 ranks read 41.0 MB" in done.stderr
     assert "reading once" in done.stderr
 
 
@@ -75,7 +75,7 @@ def test_one_rank_reads(tmp_path: Path) -> None:
     script.write_text(
         f"import sys, time; sys.path.insert(0, {str(EXAMPLES)!r})\n"
         + text.replace("from __future__ import annotations\n", "").replace(
-            load, "        time.sleep(2)\n" + load
+            load, "        time.sleep(4)\n" + load
         )
     )
     done = start(script, tmp_path)
@@ -87,8 +87,8 @@ def test_one_rank_reads(tmp_path: Path) -> None:
     reader, other = startup["ranks"]
     assert reader["loaded_bytes"] == pytest.approx(WEIGHTS, rel=0.01)
     assert other["loaded_bytes"] == 0
-    assert other["waited"] - reader["waited"] == pytest.approx(2.0, abs=1.0)
-    assert "Rank 0 alone read 20.6 MB" in done.stderr
+    assert other["waited"] > reader["waited"] + 1.0
+    assert "Rank 0 alone read 20.5 MB" in done.stderr
 
 
 OTHERS = """

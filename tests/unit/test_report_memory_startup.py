@@ -40,39 +40,15 @@ def shown(report: Report, width: int = 80) -> list[str]:
 
 
 def test_two_short_tables(tmp_path: Path) -> None:
-    lines = shown(made(tmp_path))
+    whole = shown(made(tmp_path))
+    lines = [" ".join(line.split()) for line in whole]
     at = lines.index("Start-up, seconds")
-    assert lines[at + 1].split() == [
-        "rank",
-        "python",
-        "torch",
-        "group",
-        "load",
-        "read",
-        "script",
-        "wrap",
-        "batch",
-        "step",
-        "total",
-    ]
-    assert lines[at + 2].split() == [
-        "0",
-        "0.50",
-        "1.50",
-        "0.25",
-        "2.00",
-        "500.0",
-        "MB",
-        "3.25",
-        "2.50",
-        "0.50",
-        "1.00",
-        "12.50",
-    ]
+    assert lines[at + 1] == "rank python torch group load read script wrap batch step total"
+    assert lines[at + 2] == "0 0.50 1.50 0.25 2.00 500.0 MB 3.25 2.50 0.50 1.00 12.50"
     assert "4 ranks read 2.0 GB" in lines[at + 6]
     at = lines.index("Memory of the processes, MB")
-    assert lines[at + 2].split() == ["0-3", "2,703", "500", "500", "500", "1,000", "0", "9.0", "200"]
-    assert max(map(len, lines)) <= 80
+    assert lines[at + 2] == "0-3 2,703 500 500 500 1,000 0 9.0 200"
+    assert max(map(len, whole)) <= 80
 
 
 def test_copies_have_a_column_where_there_were_any(tmp_path: Path) -> None:
