@@ -19,7 +19,7 @@ FIRST = 16
 CHANGE = 1 << 20
 AT_LEAST_EVERY = 32
 # The parts are looked at seldom: state comes with the first step, buckets are rebuilt in the second. A look takes
-# a microsecond or two for each parameter.
+# about six microseconds for each parameter.
 PARTS_AT = frozenset({1, 2, 16, 256, 4096, 65536})
 
 
