@@ -33,7 +33,6 @@ class Agent:
         from torch.nn.parallel.distributed import DistributedDataParallel
 
         protect = GUARD.protect
-        protect("startup", "install", STARTUP.install)()
         self._ddp_init = DistributedDataParallel.__init__
         entering = protect("agent", "entering", self._entering)
         wrapped = protect("agent", "wrapped", self._wrapped)
@@ -44,17 +43,22 @@ class Agent:
             return
         opened = protect("agent", "open", self._open)
         closing = protect("agent", "group_closed", self._group_closed)
+
+        def there(*args: Any, **kwargs: Any) -> None:
+            STARTUP.joined()
+            opened()
+
         for owner in (distributed, sys.modules["torch.distributed.distributed_c10d"]):
             self._patches.replace(
                 owner,
                 "init_process_group",
-                lambda original: calling(
-                    original, STARTUP.joining, lambda *a, **k: (STARTUP.joined(), opened())
-                ),
+                lambda original: calling(original, STARTUP.joining, there),
             )
             self._patches.replace(
                 owner, "destroy_process_group", lambda original: calling(original, closing, None)
             )
+        # Last: what fails here leaves all the rest in place.
+        STARTUP.install()
 
     def _open(self) -> None:
         """A process group was made here: this process is a rank."""

@@ -10,12 +10,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
 from ddpcheck.agent.guard import GUARD
-from ddpcheck.agent.patches import Patches, Wrapper, around, calling
+from ddpcheck.agent.patches import Patches, around, calling
 from ddpcheck.injection import CLOCK
 from ddpcheck.privacy import mask_text
 from ddpcheck.probes.device_memory import device_memory
@@ -67,51 +68,49 @@ class StartupWatch:
         self._written = 0
         self._marked: dict[StartupStage, Begun | None] = {}
         self.over = False
-        # For the agent, around what it patches itself.
-        self.joining = self._entry("joining", self._mark, StartupStage.GROUP)
-        self.joined = self._entry("joined", self._reach, StartupStage.GROUP)
-        self.wrapping = self._entry("wrapping", self._mark, StartupStage.WRAP)
-        self.wrapped = self._entry("wrapped", self._reach, StartupStage.WRAP)
-
-    def _entry(self, name: str, body: Callable[[StartupStage], Any], stage: StartupStage) -> Wrapper:
-        return GUARD.protect("startup", name, lambda *args, **kwargs: body(stage))
-
-    def _mark(self, stage: StartupStage) -> None:
-        self.watch_libraries()
-        self._marked[stage] = self.begin(stage)
-
-    def _reach(self, stage: StartupStage) -> None:
-        self.finish(self._marked.pop(stage, None))
+        self._begin = GUARD.protect("startup", "begin", self._on_begin)
+        self._end = GUARD.protect("startup", "end", self._on_end)
+        self._maps = GUARD.protect("startup", "mapped", self._on_mapped)
+        self.write_to = GUARD.protect("startup", "write_to", self._write_to)
 
     def install(self) -> None:
         """While torch is being imported: of its parts not all can be reached by name yet."""
         modules, storage = sys.modules["torch.nn.modules.module"].Module, sys.modules["torch.storage"]
         for owner in (sys.modules["torch.serialization"], torch):
-            self._watch_load(owner, "load", "torch.load")
-        self._watch_load(modules, "load_state_dict", "load_state_dict")
-        # safetensors maps its files by this one, and so does torch.load with mmap=True.
-        mapped = GUARD.protect("startup", "mapped", self._mapped)
-        self._patches.replace(
-            storage.UntypedStorage, "from_file", lambda original: calling(original, mapped, None)
-        )
-        for name in ("to", "cuda"):
-            begin = GUARD.protect("startup", "copy", self._copy_begins(f"Module.{name}"))
-            self._span(modules, name, begin)
+            self._watch(owner, "load", StartupStage.LOAD, "torch.load")
+        self._watch(modules, "load_state_dict", StartupStage.LOAD, "load_state_dict")
+        self._watch(modules, "to", StartupStage.COPY, "Module.to")
+        self._watch(modules, "cuda", StartupStage.COPY, "Module.cuda")
         ddp = sys.modules["torch.nn.parallel.distributed"]
-        for name, stage in (
-            ("_verify_param_shape_across_processes", StartupStage.MEET),
-            ("_sync_module_states", StartupStage.BROADCAST),
-        ):
-            self._span(ddp, name, self._entry(stage.value, self.begin, stage))
+        self._watch(ddp, "_verify_param_shape_across_processes", StartupStage.MEET)
+        self._watch(ddp, "_sync_module_states", StartupStage.BROADCAST)
+        # safetensors maps its files by this one, and so does torch.load with mmap=True.
+        self._patches.replace(
+            storage.UntypedStorage, "from_file", lambda original: calling(original, self._maps, None)
+        )
+
+    # For the agent, around what it patches itself.
+
+    def joining(self, *args: Any, **kwargs: Any) -> None:
+        self._marked[StartupStage.GROUP] = self._begin(StartupStage.GROUP)
+
+    def joined(self) -> None:
+        self._end(self._marked.pop(StartupStage.GROUP, None))
+
+    def wrapping(self) -> None:
+        self._marked[StartupStage.WRAP] = self._begin(StartupStage.WRAP)
+
+    def wrapped(self) -> None:
+        self._end(self._marked.pop(StartupStage.WRAP, None))
 
     def watch_libraries(self) -> None:
         """Patch what may have been imported since. Class methods: whoever holds the class sees the patch."""
         transformers = sys.modules.get("transformers.modeling_utils")
         models = getattr(transformers, "PreTrainedModel", None)
         if models is not None and not self.over:
-            self._watch_load(models, "from_pretrained", "from_pretrained")
+            self._watch(models, "from_pretrained", StartupStage.LOAD, "from_pretrained")
 
-    def write_to(self, sink: Sink) -> None:
+    def _write_to(self, sink: Sink) -> None:
         """There is a rank: what was seen so far, and from here on everything at once."""
         for record in (*self._birth(), *self._kept):
             sink(record)
@@ -194,40 +193,47 @@ class StartupWatch:
             yield StartupRecord(StartupStage.TORCH.value, round(torch_begun, 4), seconds)
         self._kept = [record for record in self._kept if record.time + record.seconds >= born]
 
-    def _watch_load(self, owner: Any, name: str, via: str) -> None:
+    def _watch(self, owner: Any, name: str, stage: StartupStage, via: str = "") -> None:
         def begin(*args: Any, **kwargs: Any) -> Begun | None:
-            if via != "from_pretrained":
-                self.watch_libraries()
-            begun = self.begin(StartupStage.LOAD, via)
-            if via == "torch.load":
-                self._note(args[0] if args else kwargs.get("f"), "read")
-            return begun
+            return self._begin(stage, via, args, kwargs)
 
-        self._span(owner, name, GUARD.protect("startup", via, begin))
+        self._patches.replace(owner, name, lambda original: around(original, begin, self._end))
 
-    def _span(self, owner: Any, name: str, begin: Callable[..., Begun | None]) -> None:
-        end = GUARD.protect("startup", f"{name}_done", self._ended)
-        self._patches.replace(owner, name, lambda original: around(original, begin, end))
+    def _on_begin(
+        self,
+        stage: StartupStage,
+        via: str = "",
+        args: tuple[Any, ...] = (),
+        kwargs: Any = MappingProxyType({}),
+    ) -> Begun | None:
+        if self.over:
+            return None
+        self.watch_libraries()
+        begun = self.begin(stage, via, _on_a_device(args[0]) if stage is StartupStage.COPY else 0)
+        if via == "torch.load":
+            self._note(args[0] if args else kwargs.get("f"), "read")
+        return begun
 
-    def _ended(self, begun: Begun | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if begun is None:
-            return
+    def _on_end(
+        self, begun: Begun | None, args: tuple[Any, ...] = (), kwargs: Any = MappingProxyType({})
+    ) -> None:
         size = 0
-        if begun.stage is StartupStage.COPY:
+        if begun is not None and begun.stage is StartupStage.COPY:
             size = _on_a_device(args[0]) - begun.there
             if size <= 0:
                 self.drop(begun)
-                return
-        elif begun.stage is StartupStage.BROADCAST:
+        elif begun is not None and begun.stage is StartupStage.BROADCAST:
             size = _broadcast_size(*args, **kwargs)
         self.finish(begun, size)
 
-    def _mapped(self, *args: Any, **kwargs: Any) -> None:
+    def _on_mapped(self, *args: Any, **kwargs: Any) -> None:
+        if self.over:
+            return
         self.watch_libraries()
-        if not self.over:
-            alone = None if self._open else self.begin(StartupStage.LOAD, "mapped file")
-            self._note(args[0] if args else kwargs.get("filename"), "mapped")
-            self.finish(alone)
+        inside = any(begun.stage is StartupStage.LOAD for begun in self._open)
+        alone = None if inside else self.begin(StartupStage.LOAD, "mapped file")
+        self._note(args[0] if args else kwargs.get("filename"), "mapped")
+        self.finish(alone)
 
     def _note(self, file: Any, how: str) -> None:
         """A file that is loaded now: to the outermost load, once."""
@@ -243,13 +249,6 @@ class StartupWatch:
             loads[0].files[known.index(entry[0])] = entry
         else:
             loads[0].files.append(entry)
-
-    def _copy_begins(self, via: str) -> Callable[..., Begun | None]:
-        def begin(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Begun | None:
-            self.watch_libraries()
-            return self.begin(StartupStage.COPY, via, _on_a_device(module)) if not self.over else None
-
-        return begin
 
 
 def _on_a_device(module: torch.nn.Module) -> int:
