@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ddpcheck.analysis.agreement import ModuleKey
+from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.memory.growth import Growth, growth_of
 from ddpcheck.analysis.memory.series import Series
 from ddpcheck.records.schema import MemoryPartsRecord, MemoryRecord
