@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.memory.growth import Growth, growth_of
 from ddpcheck.analysis.memory.series import Series
+from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.records.schema import MemoryPartsRecord, MemoryRecord
 
 # What is held after the last so much of a job's steps is what it holds.
