@@ -68,6 +68,7 @@ class StartupWatch:
         self._written = 0
         self._marked: dict[StartupStage, Begun | None] = {}
         self.over = False
+        GUARD.early.add("startup")
         self._begin = GUARD.protect("startup", "begin", self._on_begin)
         self._end = GUARD.protect("startup", "end", self._on_end)
         self._maps = GUARD.protect("startup", "mapped", self._on_mapped)

@@ -66,33 +66,8 @@ def test_every_rank_reads(tmp_path: Path) -> None:
     assert "reading once" in done.stderr
 
 
-def test_one_rank_reads(tmp_path: Path) -> None:
-    """The same, with a pause in the reader: that is how long the other waits."""
-    script = tmp_path / "slow_reader.py"
-    text = (EXAMPLES / "startup_read_by_one.py").read_text()
-    load = "        model.load_state_dict"
-    assert load in text
-    script.write_text(
-        f"import sys, time; sys.path.insert(0, {str(EXAMPLES)!r})\n"
-        + text.replace("from __future__ import annotations\n", "").replace(
-            load, "        time.sleep(4)\n" + load
-        )
-    )
-    done = start(script, tmp_path)
-    assert done.status == 0, str(done)
-    startup = done.report["startup"]
-    assert startup["scenario"] == "one rank reads"
-    assert startup["equal_before"] is False
-    assert startup["repeated_bytes"] == 0
-    reader, other = startup["ranks"]
-    assert reader["loaded_bytes"] == pytest.approx(WEIGHTS, rel=0.01)
-    assert other["loaded_bytes"] == 0
-    assert other["waited"] > reader["waited"] + 1.0
-    assert "Rank 0 alone read 20.5 MB" in done.stderr
-
-
-OTHERS = """
-import json, os, sys
+ONE_READS = """
+import json, os, sys, time
 import torch, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -103,10 +78,13 @@ patched = torch.load, nn.Module.to, nn.Module.load_state_dict, torch.UntypedStor
 rank = int(os.environ["RANK"])
 folder = sys.argv[1] + f"/{rank}"
 os.makedirs(folder)
-shape = BertConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
+shape = BertConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
+                   vocab_size=99)
 BertModel(shape).save_pretrained(folder + "/bert")
 save_file({"weight": torch.ones(64, 64)}, folder + "/a.safetensors")
 torch.save({"weight": torch.ones(64, 64)}, folder + "/b.pt")
+model = nn.Sequential(nn.Linear(8, 1000), nn.Linear(1000, 5000), nn.Linear(5000, 8))
+torch.save(model.state_dict(), folder + "/weights.pt")
 dist.init_process_group("gloo")
 try:
     torch.load(folder + "/not there.pt")
@@ -117,8 +95,11 @@ torch.load(folder + "/b.pt", mmap=True)
 with open(folder + "/b.pt", "rb") as file:
     torch.load(file)
 bert = BertModel.from_pretrained(folder + "/bert")
+if rank == 0:
+    time.sleep(4)
+    model.load_state_dict(torch.load(folder + "/weights.pt"))
 torch.manual_seed(rank)
-ddp = DDP(nn.Linear(8, 8).to("cpu"))
+ddp = DDP(model.to("cpu"))
 optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
 for _ in range(2):
     optimizer.zero_grad()
@@ -133,15 +114,15 @@ dist.destroy_process_group()
 """
 
 
-def test_other_libraries_and_what_stays_behind(tmp_path: Path) -> None:
+def test_one_rank_reads_the_weights_and_all_read_other_things(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     script = tmp_path / "others.py"
-    script.write_text(OTHERS)
+    script.write_text(ONE_READS)
     out = tmp_path / "run"
     command = [BIN / "ddpcheck", "run", "--out", out, "--", "torchrun", "--nproc-per-node", "2", script]
     done = read_report(run_to_end([*command, tmp_path], tmp_path, {}), out)
     assert done.status == 0, str(done)
-    assert "DDP605" not in done.codes(), str(done)
+    assert set(done.codes()) <= {"DDP102"}, str(done)
     for rank in range(2):
         loads = [r for r in done.records(rank) if r["kind"] == "startup" and r["stage"] == "load"]
         folder = tmp_path / str(rank)
@@ -152,14 +133,20 @@ def test_other_libraries_and_what_stays_behind(tmp_path: Path) -> None:
             )
             for load in loads
         ]
-        assert seen == [
+        assert seen[:5] == [
             ("torch.load", [("not there.pt", "read")]),
             ("mapped file", [("a.safetensors", "mapped")]),
             ("torch.load", [("b.pt", "mapped")]),
             ("torch.load", [("b.pt", "read")]),
             ("from_pretrained", [("bert/model.safetensors", "mapped")]),
         ]
+        weights = [("torch.load", [("weights.pt", "read")]), ("load_state_dict", [])]
+        assert seen[5:] == ([] if rank else weights)
         before, after, own = json.loads((folder / "left.json").read_text())
         assert (before, after, own) == ([True] * 4, [False] * 4, False)
-    # Each rank read files of its own, and trained something else.
-    assert done.report["startup"]["repeated_bytes"] == 0
+    startup = done.report["startup"]
+    assert (startup["scenario"], startup["repeated_bytes"]) == ("one rank reads", 0)
+    reader, other = startup["ranks"]
+    # How long the reader slept, less what it may have been ahead.
+    assert other["waited"] > reader["waited"] + 1.0
+    assert "Rank 0 alone read 20." in done.stderr
