@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ddpcheck.reports.rank_ranges import rank_ranges
 
 from ddpcheck.analysis.result import Report
+from ddpcheck.rank_ranges import rank_ranges
 from ddpcheck.reports.ink import LABEL, Ink, indented
 
 if TYPE_CHECKING:

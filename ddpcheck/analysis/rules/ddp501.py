@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ddpcheck.analysis.case import Case, name_ranks
+from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.memory.growth import Growth
 from ddpcheck.analysis.memory.seen import RankMemory
 from ddpcheck.analysis.memory.unevenness import uneven_ranks
 from ddpcheck.analysis.sharding import sharded
 from ddpcheck.analysis.units import size_text
+from ddpcheck.rank_ranges import name_ranks
 
 LEAST_ELSEWHERE = 64 << 20
 MOST_TOLD = 16
