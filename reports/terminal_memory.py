@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpcheck.reports.rank_ranges import rank_ranges
-
 from ddpcheck.analysis.result import Report
 from ddpcheck.rank_ranges import rank_ranges
 from ddpcheck.reports.ink import LABEL, Ink, indented
