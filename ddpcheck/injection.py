@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
 WATCHED = "torch.nn.parallel.distributed"
+TORCH = "torch"
+# When this interpreter came to us, and when it began and finished to import torch: the start-up's first marks.
+CLOCK: dict[str, float] = {}
 OLDEST_PYTHON = (3, 10)
 
 
@@ -22,6 +26,7 @@ def arm() -> None:
     """Let the agent in once the DDP module is there; at once if it is already. Safe to repeat."""
     if any(isinstance(finder, DdpImportFinder) for finder in sys.meta_path):
         return
+    CLOCK.setdefault("armed", time.time())
     if WATCHED in sys.modules:
         _let_agent_in()
     else:
@@ -29,17 +34,19 @@ def arm() -> None:
 
 
 class DdpImportFinder:
-    """Meta path finder for one module: finds what would have been found, and listens for its import."""
+    """Meta path finder for two modules: finds what would have been found, and listens for their import."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != WATCHED:
+        if name not in (TORCH, WATCHED):
             return None
         spec = self._find_as_without_us(name, path, target)
         try:
             if spec is not None:
-                self._listen(spec)
+                self._listen(spec, self._torch_there if name == TORCH else self._ddp_there)
+                if name == TORCH:
+                    CLOCK["torch"] = time.time()
         except Exception as error:
             write_fault("find_spec", error)
         return spec
@@ -55,7 +62,7 @@ class DdpImportFinder:
                 return spec
         return None
 
-    def _listen(self, spec: ModuleSpec) -> None:
+    def _listen(self, spec: ModuleSpec, then: Callable[[], None]) -> None:
         # An attribute on this one loader object rather than a loader of our own: the module keeps the
         # loader, spec and file it would have had, and so does whoever only asks where it is.
         loader = spec.loader
@@ -68,14 +75,17 @@ class DdpImportFinder:
             if vars(loader).get("exec_module") is exec_module:
                 del loader.exec_module
             original(module)
-            self._step_aside()
-            _let_agent_in()
+            then()
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
 
-    def _step_aside(self) -> None:
+    def _torch_there(self) -> None:
+        CLOCK["torch_there"] = time.time()
+
+    def _ddp_there(self) -> None:
         if self in sys.meta_path:
             sys.meta_path.remove(self)
+        _let_agent_in()
 
 
 def _let_agent_in() -> None:

@@ -6,10 +6,12 @@ from ddpcheck.probes.clocks import ClockProbe
 from ddpcheck.probes.data import DataProbe
 from ddpcheck.probes.gradients import GradientProbe
 from ddpcheck.probes.ignored import IgnoredProbe
+from ddpcheck.probes.memory import MemoryProbe
 from ddpcheck.probes.optimizers import OptimizerProbe
 from ddpcheck.probes.parameters import ParameterProbe
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.standing import StandingProbe
+from ddpcheck.probes.startup import StartupProbe
 from ddpcheck.probes.structure import StructureProbe
 
 # The clock before all others, whose time is not the job's. Then structure: it renews the list of tensors that the
@@ -23,4 +25,6 @@ PROBES: tuple[type[Probe], ...] = (
     GradientProbe,
     DataProbe,
     StandingProbe,
+    MemoryProbe,
+    StartupProbe,
 )

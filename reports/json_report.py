@@ -38,6 +38,8 @@ _TOP_LEVEL = (
     "hardware",
     "traffic",
     "time",
+    "memory",
+    "startup",
     "run",
 )
 
@@ -75,6 +77,8 @@ def _report(raw: Mapping[str, Any]) -> Report:
         hardware=dict(raw.get("hardware", {})),
         traffic=dict(raw.get("traffic", {})),
         time=tuple(time_table(item) for item in raw.get("time", ())),
+        memory=raw.get("memory"),
+        startup=raw.get("startup"),
         run=dict(raw["run"]),
         schema=raw["schema"],
     )

@@ -14,7 +14,9 @@ from ddpcheck.reports.ink import LABEL, QUIET, Ink, indented
 from ddpcheck.reports.terminal_data import put_data
 from ddpcheck.reports.terminal_evidence import put_evidence
 from ddpcheck.reports.terminal_hardware import put_hardware
+from ddpcheck.reports.terminal_memory import put_memory
 from ddpcheck.reports.terminal_ranks import rank_table
+from ddpcheck.reports.terminal_startup import put_startup
 from ddpcheck.reports.terminal_time import put_time
 from ddpcheck.reports.terminal_traffic import put_traffic
 from ddpcheck.reports.verdict import counted, in_order, verdict_sentence
@@ -41,6 +43,8 @@ def render(report: Report, console: Console) -> None:
     put_traffic(ink, report)
     put_hardware(ink, report)
     put_time(ink, report)
+    put_startup(ink, report)
+    put_memory(ink, report)
     _checks(ink, report)
     _next(ink, report)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.patches import Patches, calling, hide_from_compiler, skip_frame
+from ddpcheck.agent.startup_watch import STARTUP
 from ddpcheck.config import Config
 from ddpcheck.injection import write_fault_line
 
@@ -27,7 +28,7 @@ class Agent:
         self._group_gone = False
 
     def install(self) -> None:
-        """At import of torch: no more than two stubs, nothing is opened."""
+        """At import of torch: no more than a few stubs, nothing is opened."""
         import torch.distributed as distributed
         from torch.nn.parallel.distributed import DistributedDataParallel
 
@@ -42,15 +43,22 @@ class Agent:
             return
         opened = protect("agent", "open", self._open)
         closing = protect("agent", "group_closed", self._group_closed)
+
+        def there(*args: Any, **kwargs: Any) -> None:
+            STARTUP.joined()
+            opened()
+
         for owner in (distributed, sys.modules["torch.distributed.distributed_c10d"]):
             self._patches.replace(
                 owner,
                 "init_process_group",
-                lambda original: calling(original, None, lambda *a, **k: opened()),
+                lambda original: calling(original, STARTUP.joining, there),
             )
             self._patches.replace(
                 owner, "destroy_process_group", lambda original: calling(original, closing, None)
             )
+        # Last: what fails here leaves all the rest in place.
+        STARTUP.install()
 
     def _open(self) -> None:
         """A process group was made here: this process is a rank."""
@@ -75,10 +83,13 @@ class Agent:
         self._open()
         if self._watcher is not None:
             self._watcher.entering(*args, **kwargs)
+            # Last before the constructor itself, and first after it: our own looks are not its time.
+            STARTUP.wrapping()
 
     def _wrapped(self, *args: Any, **kwargs: Any) -> None:
         if self._watcher is None:
             return
+        STARTUP.wrapped()
         self._watcher.wrapped(*args, **kwargs)
         if not self._awake:
             self._awake = True
@@ -196,6 +207,7 @@ class Agent:
         if self._watcher is not None:
             self._watcher.session.abandon()
             self._watcher = None
+            STARTUP.end()
 
 
 def _quoted(text: str) -> str:

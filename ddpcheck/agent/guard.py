@@ -32,6 +32,8 @@ class Guard:
         self._reporters: list[Reporter] = []
         # Told of faults while there is no reporter: the one who would have made it may have failed.
         self.last_resort: Reporter | None = None
+        # Probes that begin before there is a rank: their faults wait for it, and are nobody's where none comes.
+        self.early: set[str] = set()
         self._unreported: list[tuple[str, str, str, str]] = []
 
     def report_to(self, reporter: Reporter) -> None:
@@ -67,7 +69,8 @@ class Guard:
         where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         text = mask_text(f"{type(error).__name__}: {error}"[:4000])[:500]
         fault = (entry.probe, entry.name, text, where)
-        reporter = self._reporters[0] if self._reporters else self.last_resort
+        last_resort = None if entry.probe in self.early else self.last_resort
+        reporter = self._reporters[0] if self._reporters else last_resort
         if reporter is None:
             self._unreported.append(fault)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -25,9 +26,13 @@ class Patches:
         original = getattr(owner, name, None)
         if original is None or hasattr(original, _MARK):
             return False
-        wrapper = functools.wraps(original)(make(original))
-        setattr(wrapper, _MARK, original)
         own = vars(owner).get(name, _INHERITED)
+        kind = type(inspect.getattr_static(owner, name, None))
+        # A class method is called with whatever subclass it was asked of, not with the owner.
+        original = original.__func__ if kind is classmethod else original
+        wrapper: Any = functools.wraps(original)(make(original))
+        setattr(wrapper, _MARK, original)
+        wrapper = kind(wrapper) if kind in (classmethod, staticmethod) else wrapper
         setattr(owner, name, wrapper)
         self._applied.append((owner, name, wrapper, own))
         return True
@@ -44,6 +49,13 @@ class Patches:
                 setattr(owner, name, own)
         self._applied.clear()
 
+    def unbind(self, owner: Any, name: str) -> None:
+        """Put the original back where a wrapper of ours was bound by another name, as `from x import y` does."""
+        bound = vars(owner).get(name)
+        for _, _, wrapper, own in self._applied:
+            if bound is wrapper and own is not _INHERITED:
+                setattr(owner, name, own)
+
 
 def calling(
     original: Any, before: Callable[..., object] | None, after: Callable[..., object] | None
@@ -57,6 +69,21 @@ def calling(
         if after is not None:
             after(*args, **kwargs)
         return result
+
+    return wrapper
+
+
+def around(
+    original: Any, begin: Callable[..., Any], end: Callable[[Any, tuple[Any, ...], dict[str, Any]], object]
+) -> Wrapper:
+    """The same, where the end must be seen even if `original` raises; `end` gets what `begin` returned."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        begun = begin(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            end(begun, args, kwargs)
 
     return wrapper
 

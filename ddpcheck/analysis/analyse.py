@@ -13,12 +13,14 @@ from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.hardware.hardware_table import hardware_table
 from ddpcheck.analysis.hardware.machine import machine_of
 from ddpcheck.analysis.hardware.traffic_table import traffic_table
+from ddpcheck.analysis.memory.table import memory_table
 from ddpcheck.analysis.restarts import made_good_by
 from ddpcheck.analysis.result import Attempt as AttemptSummary
 from ddpcheck.analysis.result import RankStatus, RankSummary, Report, Verdict
 from ddpcheck.analysis.rules.ddp605 import failed_rule
 from ddpcheck.analysis.rules.roster import RULES, Rule
 from ddpcheck.analysis.run import Run, read_description, read_notes
+from ddpcheck.analysis.startup.table import startup_table
 from ddpcheck.analysis.status import summaries
 from ddpcheck.analysis.step_time.table import time_tables
 from ddpcheck.analysis.troubles import place
@@ -84,6 +86,8 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
         hardware=hardware_table(machine.nodes),
         traffic=traffic_table(machine.traffic),
         time=time_tables(last.clocks, [module[0] for module in last.modules()]),
+        memory=memory_table(last),
+        startup=startup_table(last),
         run=_about(run, description),
     )
 

@@ -10,7 +10,9 @@ from ddpcheck.analysis.agreement import Agreement
 from ddpcheck.analysis.data_seen import DataSeen
 from ddpcheck.analysis.gradient_ledger import GradientLedger
 from ddpcheck.analysis.hardware.pace import Pace
+from ddpcheck.analysis.memory.seen import MemorySeen
 from ddpcheck.analysis.module_key import ModuleKey, module_key
+from ddpcheck.analysis.startup.seen import StartupSeen
 from ddpcheck.analysis.step_time.rank_clock import RankClock
 from ddpcheck.records.schema import (
     LOOSE,
@@ -28,6 +30,8 @@ from ddpcheck.records.schema import (
     HyperRecord,
     JoinRecord,
     LoaderRecord,
+    MemoryPartsRecord,
+    MemoryRecord,
     ModuleRecord,
     Of,
     OptimizerRecord,
@@ -36,6 +40,7 @@ from ddpcheck.records.schema import (
     SkipRecord,
     Stage,
     StandingRecord,
+    StartupRecord,
     StructureRecord,
 )
 
@@ -118,6 +123,8 @@ class Attempt:
         self.data = DataSeen()
         self.pace = Pace()
         self.clocks: dict[int, RankClock] = {}
+        self.memory = MemorySeen()
+        self.startup = StartupSeen()
 
     @property
     def started(self) -> float:
@@ -191,6 +198,12 @@ class Attempt:
                 self.data.loader(header.rank, record)
             case EpochRecord() if record.module in rank.modules:
                 self.data.epoch(header.rank, rank.modules[record.module], record)
+            case MemoryRecord():
+                self.memory.step(header.rank, record)
+            case MemoryPartsRecord() if record.module in rank.modules:
+                self.memory.parts(header.rank, rank.modules[record.module], record)
+            case StartupRecord():
+                self.startup.add(header.rank, record)
             case StandingRecord():
                 rank.standing = record
             case ClockRecord():

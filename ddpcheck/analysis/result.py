@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddpcheck.analysis.findings import Finding
 from ddpcheck.analysis.step_time.result import TimeTable
+
+if TYPE_CHECKING:
+    from ddpcheck.analysis.memory.table import MemoryTable
+    from ddpcheck.analysis.startup.table import StartupTable
 
 # Version of report.json, which other programs read. 1 (2026-11): first version.
 REPORT_SCHEMA = 1
@@ -112,6 +116,9 @@ class Report:
     traffic: Mapping[str, Any] = field(default_factory=dict)
     # Also the last attempt's.
     time: tuple[TimeTable, ...] = ()
+    # The last attempt's too: what each rank's memory held, and its way to the first step.
+    memory: MemoryTable | None = None
+    startup: StartupTable | None = None
     # path, name, id, started (ISO 8601), seconds, ddpcheck and torch versions, hosts
     run: Mapping[str, Any] = field(default_factory=dict)
     schema: int = REPORT_SCHEMA

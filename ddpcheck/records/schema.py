@@ -50,6 +50,23 @@ class Of(str, Enum):
     IGNORED = "ignored"
 
 
+class StartupStage(str, Enum):
+    """The stretches of a rank's way from its process to its first step."""
+
+    INTERPRETER = "interpreter"
+    TORCH = "torch"
+    GROUP = "group"
+    LOAD = "load"
+    COPY = "copy"
+    WRAP = "wrap"
+    # Within `wrap`: DDP compares the shapes of all ranks, and so waits for the last one to come.
+    MEET = "meet"
+    # Within `wrap`: the broadcast alone, once all ranks have come to it.
+    BROADCAST = "broadcast"
+    BATCH = "batch"
+    STEP = "step"
+
+
 @dataclass(frozen=True)
 class RankHeader:
     """First line of a file: who writes it."""
@@ -381,6 +398,72 @@ class ClockRecord:
 
 
 @dataclass(frozen=True)
+class MemoryRecord:
+    """Memory this rank held after a step, in bytes; written at once where it changed, else now and then."""
+
+    kind: ClassVar[str] = "memory"
+    step: int
+    # Pages of the process that no file is behind, after the step and at the first gradient of its last backward.
+    host: int = 0
+    high: int = 0
+    # torch's own statistics of its device: allocated and reserved after the step, most allocated so far.
+    allocated: int = 0
+    reserved: int = 0
+    peak: int = 0
+
+
+@dataclass(frozen=True)
+class MemoryPartsRecord:
+    """What a module and its optimizer hold, in bytes; written when it changed."""
+
+    kind: ClassVar[str] = "memory_parts"
+    module: int
+    optimizer: int
+    step: int
+    # The device that holds the parameters: "cpu", "cuda:0", ...
+    device: str = "cpu"
+    parameters: int = 0
+    buffers: int = 0
+    # Where gradients are views of DDP's buckets, `gradients` counts what lies outside of them.
+    gradients: int = 0
+    buckets: int = 0
+    views: bool = False
+    state: int = 0
+    # Gradients of before that were still there when the backward began.
+    kept: int = 0
+    # What the process, or torch on its device, held beside parameters and buffers when it came to be wrapped.
+    base: int = 0
+    # By device, what this rank holds on others than its own.
+    elsewhere: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StartupRecord:
+    """One stretch of a rank's way to its first step."""
+
+    kind: ClassVar[str] = "startup"
+    stage: str
+    # When it began, and how long it took.
+    time: float
+    seconds: float = 0.0
+    # What was called: torch.load, from_pretrained, Module.to, ...
+    via: str = ""
+    # Bytes of the files, copied to a device or broadcast.
+    bytes: int = 0
+    # [path, bytes, "read" or "mapped"]
+    files: list[list[Any]] = field(default_factory=list)
+    # Bytes the process read by system calls meanwhile, and those it made the system fetch from storage.
+    read: int = 0
+    storage: int = 0
+    # What the process held afterwards, and how far above what it held before it may have come meanwhile.
+    host: int = 0
+    staged: int = 0
+    # torch's memory on the device afterwards, and how much it grew.
+    device: int = 0
+    moved: int = 0
+
+
+@dataclass(frozen=True)
 class FaultRecord:
     """ddpcheck itself failed somewhere and switched that part off."""
 
@@ -426,6 +509,9 @@ Record = (
     | EpochRecord
     | StandingRecord
     | ClockRecord
+    | MemoryRecord
+    | MemoryPartsRecord
+    | StartupRecord
     | FaultRecord
     | EndRecord
 )
@@ -451,6 +537,9 @@ KINDS: dict[str, type[Record]] = {
         EpochRecord,
         StandingRecord,
         ClockRecord,
+        MemoryRecord,
+        MemoryPartsRecord,
+        StartupRecord,
         FaultRecord,
         EndRecord,
     )

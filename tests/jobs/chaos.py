@@ -31,6 +31,9 @@ BROKEN_RANK = 1
 @variants.variant()
 def everything(rank: int, world_size: int) -> list[Any]:
     """One loop that comes by every moment a probe can be told of."""
+    with tempfile.NamedTemporaryFile() as file:
+        torch.save({"weight": torch.ones(3)}, file.name)
+        torch.load(file.name, mmap=True)
     short_lived = DDP(variants.normed())
     del short_lived
     gc.collect()

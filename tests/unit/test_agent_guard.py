@@ -100,3 +100,14 @@ def test_an_entry_point_can_be_broken_from_outside(guard: Guard, faults: list[Fa
     guard.entry_points["p.look"].body = fail
     assert protected() is None
     assert [fault[1] for fault in faults] == ["look"]
+
+
+def test_what_begins_early_waits_for_a_rank() -> None:
+    guard, told, stranded = Guard(), [], []
+    guard.early.add("startup")
+    guard.last_resort = lambda *fault: stranded.append(fault)
+    for probe in ("startup", "agent"):
+        guard.protect(probe, "begin", lambda: [][1])()
+    assert [fault[0] for fault in stranded] == ["agent"]
+    guard.report_to(lambda *fault: told.append(fault))
+    assert [fault[0] for fault in told] == ["startup"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.agent.patches import Patches, calling
+from ddpcheck.agent.patches import Patches, around, calling
 
 
 class Base:
@@ -94,3 +94,64 @@ def test_an_exception_is_the_originals(patches: Patches) -> None:
     with pytest.raises(KeyError, match="theirs"):
         wrapper()
     assert seen == ["before"]
+
+
+class Maker:
+    @classmethod
+    def make(cls, what: str) -> tuple[type, str]:
+        return cls, what
+
+    @staticmethod
+    def plain(what: str) -> str:
+        return what
+
+
+class Special(Maker):
+    pass
+
+
+def test_a_class_method_still_knows_its_class(patches: Patches) -> None:
+    before = dict(vars(Maker))
+    seen: list[Any] = []
+    assert patches.replace(Maker, "make", observe(seen))
+    assert not patches.replace(Maker, "make", observe(seen))
+    assert Special.make("a") == (Special, "a")
+    assert Special().make(what="b") == (Special, "b")
+    assert seen == [(("a",), {}), "after", ((), {"what": "b"}), "after"]
+    patches.remove()
+    assert dict(vars(Maker)) == before
+
+
+def test_a_static_method_gets_no_self(patches: Patches) -> None:
+    before = dict(vars(Maker))
+    seen: list[Any] = []
+    assert patches.replace(Special, "plain", observe(seen))
+    assert (Special.plain("a"), Special().plain("b")) == ("a", "b")
+    assert len(seen) == 4
+    patches.remove()
+    assert dict(vars(Maker)) == before
+    assert "plain" not in vars(Special)
+
+
+def test_the_end_is_seen_of_what_raises() -> None:
+    seen: list[Any] = []
+
+    def fail(number: int) -> None:
+        raise ValueError(number)
+
+    wrapper = around(fail, lambda number: number + 1, lambda *end: seen.append(end))
+    with pytest.raises(ValueError, match="3"):
+        wrapper(3)
+    assert seen == [(4, (3,), {})]
+
+
+def test_a_wrapper_that_was_bound_elsewhere_comes_out_too(patches: Patches) -> None:
+    module = SimpleNamespace(load=lambda: "loaded")
+    original = module.load
+    patches.replace(module, "load", lambda each: calling(each, None, None))
+    other = SimpleNamespace(load=module.load, save=original)
+    patches.unbind(other, "load")
+    patches.unbind(other, "save")
+    patches.unbind(other, "missing")
+    patches.remove()
+    assert (module.load, other.load, other.save) == (original, original, original)

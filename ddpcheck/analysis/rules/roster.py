@@ -29,6 +29,8 @@ from ddpcheck.analysis.rules import (
     ddp306,
     ddp402,
     ddp405,
+    ddp501,
+    ddp502,
     ddp601,
     ddp602,
     ddp603,
@@ -66,7 +68,9 @@ RULES: tuple[Rule, ...] = tuple(
         ddp603,
         ddp601,
         ddp604,
+        ddp501,
         ddp102,
+        ddp502,
         ddp605,
     )
 )

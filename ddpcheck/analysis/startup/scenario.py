@@ -1,0 +1,108 @@
+"""How the weights came to every rank: read by all, read by one, or built in code; told by what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from ddpcheck.analysis.startup.timeline import LEAST_TO_TELL, RankTimeline
+from ddpcheck.analysis.units import seconds_text, size_text
+
+# A rank that loaded less than this share of what is broadcast has loaded something else than the weights.
+TELLING_SHARE = 0.1
+
+
+class Scenario(str, Enum):
+    """Where the weights came from."""
+
+    ALL_READ = "every rank reads"
+    ONE_READS = "one rank reads"
+    SOME_READ = "some ranks read"
+    BUILT = "built in code"
+
+
+def scenario_of(rows: Sequence[RankTimeline]) -> Scenario | None:
+    """None where no rank came as far as the broadcast."""
+    if not rows or not any(row["wrap"] is not None for row in rows):
+        return None
+    readers = readers_of(rows)
+    if not readers:
+        return Scenario.BUILT
+    if len(readers) == len(rows):
+        return Scenario.ALL_READ
+    return Scenario.ONE_READS if len(readers) == 1 else Scenario.SOME_READ
+
+
+def readers_of(rows: Sequence[RankTimeline]) -> list[RankTimeline]:
+    """Ranks that loaded enough to be the weights."""
+    weights = max((row["broadcast_bytes"] for row in rows), default=0)
+    least = max(min(LEAST_TO_TELL, weights), TELLING_SHARE * weights, 1)
+    return [row for row in rows if row["loaded_bytes"] >= least]
+
+
+def repeated_bytes(rows: Sequence[RankTimeline]) -> int:
+    """What was read more than once: reading once and broadcasting would have spared it."""
+    sizes: dict[str, list[int]] = {}
+    for row in rows:
+        for file in row["files"]:
+            sizes.setdefault(file["path"], []).append(file["bytes"])
+    return sum(sum(each) - max(each) for each in sizes.values())
+
+
+def told(rows: Sequence[RankTimeline], equal_before: bool | None) -> str:
+    """The scenario in a sentence or two, with the figures behind it."""
+    scenario = scenario_of(rows)
+    readers = readers_of(rows)
+    match scenario:
+        case None:
+            return ""
+        case Scenario.BUILT:
+            return f"No rank read weights from a file: the model was built in code. {_before(equal_before)}"
+        case Scenario.ONE_READS:
+            return _one_reads(readers[0], rows)
+        case _:
+            return _several_read(readers, rows)
+
+
+def _before(equal_before: bool | None) -> str:
+    if equal_before is None:
+        return "Whether ranks were equal before the broadcast was not compared."
+    if equal_before:
+        return "Ranks were equal before the broadcast, as the same seed makes them."
+    return "Ranks differed before the broadcast, which made them equal."
+
+
+def _one_reads(reader: RankTimeline, rows: Sequence[RankTimeline]) -> str:
+    others = [row["waited"] or 0.0 for row in rows if row is not reader]
+    return (
+        f"Rank {reader['rank']} alone read {size_text(reader['loaded_bytes'])} "
+        f"({_source([reader])}) in {seconds_text(reader['load'] or 0.0)}; the others got it by the broadcast "
+        f"and waited up to {seconds_text(max(others, default=0.0))} for it in DDP's constructor."
+    )
+
+
+def _several_read(readers: Sequence[RankTimeline], rows: Sequence[RankTimeline]) -> str:
+    total = sum(row["loaded_bytes"] for row in readers)
+    repeated = repeated_bytes(rows)
+    told = (
+        f"{len(readers)} ranks read {size_text(total)} ({_source(readers)}), the slowest in "
+        f"{seconds_text(max(row['load'] or 0.0 for row in readers))}."
+    )
+    if repeated:
+        told += (
+            f" {size_text(repeated)} of it were files that another rank read too: reading once and "
+            "broadcasting would save that. DDP broadcasts the weights at wrapping in any case."
+        )
+    return told
+
+
+def _source(readers: Sequence[RankTimeline]) -> str:
+    if all(row["direct"] for row in readers):
+        return "straight to the device, past the host's memory"
+    total = sum(row["loaded_bytes"] for row in readers)
+    storage = min(total, sum(row["storage_bytes"] for row in readers))
+    if storage <= 0.1 * total:
+        return "all from the page cache" if storage < 0.01 * total else "nearly all from the page cache"
+    if storage >= 0.9 * total:
+        return "from storage"
+    return f"{size_text(storage)} from storage, the rest from the page cache"

@@ -1,0 +1,58 @@
+"""Writes down a rank's way to its first step: what was loaded, copied and broadcast, and how long it took."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ddpcheck.agent.startup_watch import STARTUP, Begun
+from ddpcheck.probes.device_memory import device_memory
+from ddpcheck.probes.probe import Probe, Scene
+from ddpcheck.probes.process_counters import resident
+from ddpcheck.records.schema import StartupRecord, StartupStage
+
+if TYPE_CHECKING:
+    from ddpcheck.agent.watched_module import WatchedModule
+    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+
+
+class StartupProbe(Probe):
+    """The first process group of a process only: a second one starts from a program that is warm."""
+
+    name = "startup"
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._batch: Begun | None = None
+        self._fed: tuple[float, float] | None = None
+        self._done = STARTUP.over
+        if not self._done:
+            STARTUP.write_to(scene.write)
+
+    def wrapped(self, watched: WatchedModule) -> None:
+        if not self._done:
+            # Of several modules, the last one wrapped.
+            STARTUP.drop(self._batch)
+            self._batch = STARTUP.begin(StartupStage.BATCH)
+
+    def forward(self, watched: WatchedModule) -> None:
+        if self._done or self._fed is not None:
+            return
+        STARTUP.finish(self._batch)
+        STARTUP.end()
+        self._fed = (time.time(), time.monotonic())
+
+    def after_step(self, optimizer: WatchedOptimizer) -> None:
+        if self._done or self._fed is None:
+            return
+        self._done = True
+        began, clock = self._fed
+        self.scene.write(
+            StartupRecord(
+                StartupStage.STEP.value,
+                round(began, 4),
+                round(time.monotonic() - clock, 4),
+                host=resident().whole,
+                device=device_memory().allocated,
+            )
+        )
