@@ -63,6 +63,7 @@ def _corrected(trace: RankTrace, clock: Clock | None) -> RankTrace:
         compute=tuple((start - by, end - by, step) for start, end, step in trace.compute),
         copies=tuple((start - by, end - by, step) for start, end, step in trace.copies),
         steps=tuple(replace(step, start=step.start - by, end=step.end - by) for step in trace.steps),
+        own=tuple((start - by, end - by) for start, end in trace.own),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddpcheck.traces.intervals import Cover, Interval
 from ddpcheck.traces.kernels import Kind, kind_of, short_name
-from ddpcheck.traces.launches import BackwardFinder, MarkFinder, StepFinder
+from ddpcheck.traces.launches import MarkFinder, SpanFinder, StepFinder
 from ddpcheck.traces.messages import Message
 from ddpcheck.traces.rank_trace import Collective, RankTrace, StepWindow, Work
 from ddpcheck.traces.sieve import CollectiveWork, DeviceWork, Launch, Mark, Sieve
@@ -40,6 +40,7 @@ def build(sieve: Sieve, identity: Identity) -> RankTrace:
         compute=tuple(builder.device_work(sieve.kernels) if sieve.kernels else builder.operations()),
         copies=tuple(builder.device_work(sieve.copies)),
         steps=builder.steps,
+        own=tuple(builder.own_work()),
     )
 
 
@@ -54,7 +55,8 @@ class _Builder:
         windows = [StepWindow(number, start, end) for start, end, number, _ in sorted(sieve.steps)]
         self._step_finder = StepFinder(windows)
         self._marks = MarkFinder(sieve.marks)
-        self._backward = BackwardFinder(sieve.accumulations)
+        self._backward = SpanFinder(sieve.accumulations)
+        self._own = SpanFinder(sieve.own)
         self.steps = tuple(replace(step, start=step.start + base, end=step.end + base) for step in windows)
 
     def from_kernels(self) -> Iterator[Collective]:
@@ -119,19 +121,28 @@ class _Builder:
         return None if self._sieve.launches else self._step_finder.at(start)
 
     def device_work(self, pieces: Iterable[DeviceWork]) -> Iterator[Work]:
-        base = self._base
+        base, with_own = self._base, self._own.seen
         for start, end, correlation in pieces:
-            yield start + base, end + base, self._step(self._launch(correlation), start)
+            launch = self._launch(correlation)
+            if with_own and launch is not None and self._own.holds(launch):
+                continue
+            yield start + base, end + base, self._step(launch, start)
+
+    def own_work(self) -> Iterator[Interval]:
+        """What ddpcheck did on the processor, on whatever thread."""
+        for start, end in Cover(span for spans in self._sieve.own.values() for span in spans):
+            yield start + self._base, end + self._base
 
     def operations(self) -> Iterator[Work]:
-        """What the processor computed: a thread that is inside a call of a collective does not compute."""
+        """What the processor computed: not inside a call of a collective, and not for ddpcheck."""
         spans: list[Interval] = []
         for thread, operations in self._sieve.operations.items():
-            communication = [(mark.start, mark.end) for mark in self._sieve.marks.get(thread, [])]
-            communication += [
+            besides = [(mark.start, mark.end) for mark in self._sieve.marks.get(thread, [])]
+            besides += [
                 (work.start, work.end) for work in self._sieve.collective_spans if work.lane == thread[1]
             ]
-            spans += Cover(operations).without(Cover(communication))
+            besides += self._sieve.own.get(thread, [])
+            spans += Cover(operations).without(Cover(besides))
         for start, end in Cover(spans):
             yield start + self._base, end + self._base, self._step_finder.at(start)
 

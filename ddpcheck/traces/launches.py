@@ -42,11 +42,11 @@ class MarkFinder:
         return [mark for mark in reversed(near) if at <= mark.end]
 
 
-class BackwardFinder:
-    """Whether a call came from the accumulation of a gradient, which is where DDP starts its buckets."""
+class SpanFinder:
+    """Whether a call came from inside one of certain spans, such as those in which DDP starts its buckets."""
 
-    def __init__(self, accumulations: Mapping[Thread, Iterable[Interval]]) -> None:
-        self._covers = {thread: Cover(each) for thread, each in accumulations.items()}
+    def __init__(self, spans: Mapping[Thread, Iterable[Interval]]) -> None:
+        self._covers = {thread: Cover(each) for thread, each in spans.items()}
 
     @property
     def seen(self) -> bool:

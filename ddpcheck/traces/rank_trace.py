@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ddpcheck.traces.intervals import Interval
 from ddpcheck.traces.kernels import Kind
 from ddpcheck.traces.messages import Message
 
@@ -55,3 +56,5 @@ class RankTrace:
     compute: tuple[Work, ...]
     copies: tuple[Work, ...]
     steps: tuple[StepWindow, ...]
+    # What ddpcheck itself did meanwhile, which is no compute of the job's.
+    own: tuple[Interval, ...] = ()

@@ -27,7 +27,9 @@ _CPU_BACKENDS = ("gloo:", "mpi:", "ucc:")
 _LAUNCH_MARKS = ("nccl:", "record_param_comms", "c10d::", "_c10d_functional::")
 # DDP's reducer starts a bucket from the node that accumulates its last gradient.
 _ACCUMULATION = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
-_LOOKED_AT = (*_CPU_BACKENDS, *_LAUNCH_MARKS, "ProfilerStep", _ACCUMULATION)
+# What ddpcheck did itself, in a profile that was made under it.
+_OWN = "ddpcheck"
+_LOOKED_AT = (*_CPU_BACKENDS, *_LAUNCH_MARKS, "ProfilerStep", _ACCUMULATION, _OWN)
 # Categories, as newer and as older versions of the profiler name them.
 _KERNELS = ("kernel", "Kernel")
 _COPIES = ("gpu_memcpy", "gpu_memset", "Memcpy", "Memset")
@@ -80,6 +82,7 @@ class Sieve:
         self.marks: dict[Thread, list[Mark]] = {}
         self.steps: list[tuple[int, int, int, Thread]] = []
         self.accumulations: dict[Thread, list[Interval]] = {}
+        self.own: dict[Thread, list[Interval]] = {}
         # Only where the processor did the computing; on a GPU's trace they would be most of the work.
         self.operations: dict[Thread, list[Interval]] = {}
         self.rank_in_args: int | None = None
@@ -142,6 +145,8 @@ class Sieve:
                 self.rank_in_args = args.rank
         elif name.startswith(_ACCUMULATION):
             self.accumulations.setdefault(thread, []).append((start, end))
+        elif name == _OWN:
+            self.own.setdefault(thread, []).append((start, max(start, end)))
         elif numbered := _STEP.match(name):
             self.steps.append((start, end, int(numbered[1]), thread))
 
