@@ -30,6 +30,8 @@ class Config:
     fail_fast: bool = False
     # Node-local file through which ranks of one node see each other's digests; empty: none could be made.
     board: str = ""
+    # Steps that torch.profiler records, as in "5:8"; empty: none.
+    profile: str = ""
     # Seconds without progress after which the launcher looks for a hang; 0: never.
     hang_timeout: float = 300.0
 

@@ -22,6 +22,7 @@ from ddpcheck.probes.sketches.sketch import Sketch
 from ddpcheck.probes.submission import submit
 from ddpcheck.records.schema import AppliedRecord, BackwardRecord, Of, Stage
 from ddpcheck.records.shares import share_of
+from ddpcheck.step_ranges import parse_steps
 
 if TYPE_CHECKING:
     from ddpcheck.agent.watched_module import WatchedModule
@@ -85,6 +86,7 @@ class GradientProbe(Probe):
         super().__init__(scene)
         self._backwards: dict[int, Backward] = {}
         self._files = GradientFiles(scene)
+        self._profiled = parse_steps(scene.config.profile)
         self._looks: dict[int, Look] = {}
         self._due: deque[Due] = deque()
         # Steps begun so far: what comes from a device after the next step has begun is no longer current.
@@ -177,7 +179,8 @@ class GradientProbe(Probe):
     def _sketches(self, step: int) -> bool:
         """Decided by the step alone, so that all ranks sketch the same backwards."""
         often = step < FIRST_STEPS or step % self.scene.config.sketch_every == 0
-        return often and self._looks_at(step)
+        # A sketch holds up the backward, and what it hides of the communication would be seen as the job's doing.
+        return often and self._looks_at(step) and step not in self._profiled
 
     def _put(self, due: Due) -> None:
         """Write it now if it is complete, else when it is; records keep their order."""

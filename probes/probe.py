@@ -43,6 +43,11 @@ class Probe:
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
 
+    @classmethod
+    def wanted(cls, config: Config) -> bool:
+        """Whether this run has any use for it; what is not wanted costs nothing."""
+        return True
+
     def entering(self, watched: WatchedModule) -> None:
         """DDP's constructor is about to run."""
 

@@ -10,6 +10,7 @@ from ddpcheck.probes.memory import MemoryProbe
 from ddpcheck.probes.optimizers import OptimizerProbe
 from ddpcheck.probes.parameters import ParameterProbe
 from ddpcheck.probes.probe import Probe
+from ddpcheck.probes.profile import ProfileProbe
 from ddpcheck.probes.standing import StandingProbe
 from ddpcheck.probes.startup import StartupProbe
 from ddpcheck.probes.structure import StructureProbe
@@ -19,6 +20,8 @@ from ddpcheck.probes.structure import StructureProbe
 PROBES: tuple[type[Probe], ...] = (
     ClockProbe,
     StructureProbe,
+    # Before those that take time: a step ends where their work for it begins.
+    ProfileProbe,
     OptimizerProbe,
     ParameterProbe,
     IgnoredProbe,

@@ -39,6 +39,10 @@ class Agent:
         self._patches.replace(
             DistributedDataParallel, "__init__", lambda original: calling(original, entering, wrapped)
         )
+        if self._config.profile:
+            from ddpcheck.probes.profilers import PROFILERS
+
+            PROFILERS.watch_switches(self._patches)
         if not distributed.is_available():
             return
         opened = protect("agent", "open", self._open)
@@ -208,6 +212,9 @@ class Agent:
             self._watcher.session.abandon()
             self._watcher = None
             STARTUP.end()
+            from ddpcheck.probes.profilers import PROFILERS
+
+            PROFILERS.forked()
 
 
 def _quoted(text: str) -> str:

@@ -13,11 +13,13 @@ import torch
 from ddpcheck.agent.board import Board
 from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.identity import header, session_id
+from ddpcheck.agent.own_marks import marked
 from ddpcheck.agent.writer import RecordWriter
 from ddpcheck.config import Config
 from ddpcheck.probes.digest import make_digester
 from ddpcheck.probes.disagreements import Disagreements
 from ddpcheck.probes.probe import MOMENTS, Probe
+from ddpcheck.probes.profile import ProfileProbe
 from ddpcheck.probes.roster import PROBES
 from ddpcheck.records.schema import EndRecord, FaultRecord, Record
 
@@ -43,13 +45,17 @@ class Session:
         GUARD.report_to(self._fault)
         self._moments: dict[str, list[Any]] = {moment: [] for moment in MOMENTS}
         for kind in PROBES:
-            self._enlist(kind(self))
+            if kind.wanted(config):
+                self._enlist(kind(self))
 
     def _enlist(self, probe: Probe) -> None:
         """Only moments that the probe overrides cost anything."""
         for moment in MOMENTS:
             if getattr(type(probe), moment) is not getattr(Probe, moment):
                 protected = GUARD.protect(probe.name, moment, getattr(probe, moment))
+                # The probe that starts and stops the profiler cannot lie inside a span of it.
+                if self.config.profile and probe.name != ProfileProbe.name:
+                    protected = marked(protected)
                 self._moments[moment].append(protected)
 
     def _open_board(self, config: Config) -> Board | None:

@@ -13,6 +13,8 @@ from ddpcheck.cli.run_options import RunOptions
 from ddpcheck.errors import UsageError
 from ddpcheck.step_ranges import parse_steps
 
+# Three steps, once buckets are laid out anew and caches are warm.
+PROFILED = "5:8"
 _EXAMPLE = "ddpcheck run -- torchrun --nproc-per-node 4 train.py"
 
 
@@ -75,6 +77,16 @@ def run(
             "parameters are many and arithmetic is little.",
         ),
     ] = 1,
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile", help=f"Record steps {PROFILED} with torch.profiler: what hides, who waits."
+        ),
+    ] = False,
+    profile_steps: Annotated[
+        str,
+        typer.Option(metavar="A:B", help="Record these steps instead, without B itself.", show_default=False),
+    ] = "",
     hang_timeout: Annotated[
         float,
         typer.Option(
@@ -103,6 +115,7 @@ def run(
     Examples:
       ddpcheck run -- torchrun --nproc-per-node 4 train.py
       ddpcheck run --fail-on warning -- srun python train.py --epochs 3
+      ddpcheck run --profile-steps 20:25 -- torchrun --nproc-per-node 4 train.py
     """
     if not command:
         raise UsageError(f"there is no command to watch: put it after two dashes, as in `{_EXAMPLE}`")
@@ -118,6 +131,7 @@ def run(
         hang_timeout=_checked_seconds(hang_timeout),
         save_gradients=_checked_steps(save_gradients, gradients),
         sample_hz=_checked_hz(sample_hz),
+        profile=_checked_window(profile_steps, profile),
         quiet=quiet,
     )
     from ddpcheck.launcher.watch import run_watched
@@ -152,4 +166,17 @@ def _checked_steps(steps: str, gradients: Gradients) -> str:
         raise UsageError(f"--save-gradients: {error}") from None
     if chosen and gradients is Gradients.OFF:
         raise UsageError("--save-gradients needs to look at gradients: leave --gradients off out")
+    return steps
+
+
+def _checked_window(steps: str, wanted: bool) -> str:
+    """One stretch of steps: a profiler that is switched on and off again and again disturbs more than it shows."""
+    if not steps:
+        return PROFILED if wanted else ""
+    try:
+        ranges = parse_steps(steps).ranges
+    except ValueError as error:
+        raise UsageError(f"--profile-steps: {error}") from None
+    if len(ranges) != 1 or ranges[0][1] is None:
+        raise UsageError(f"--profile-steps {steps}: give one range of steps with an end, such as {PROFILED}")
     return steps

@@ -22,3 +22,4 @@ class RunOptions:
     quiet: bool = False
     hang_timeout: float = 300.0
     sample_hz: float = 2.0
+    profile: str = ""

@@ -46,6 +46,7 @@ def run_watched(command: Sequence[str], options: RunOptions) -> int:
             gradients=options.gradients,
             save_gradients=options.save_gradients,
             sketch_every=options.sketch_every,
+            profile=options.profile,
             fail_fast=options.fail_fast,
             board=str(board) if board is not None else "",
             hang_timeout=options.hang_timeout,

@@ -464,6 +464,39 @@ class StartupRecord:
 
 
 @dataclass(frozen=True)
+class TraceRecord:
+    """A profile of some steps was written to `file`; without one, the user's own profiler was in the way."""
+
+    kind: ClassVar[str] = "trace"
+    # In the run folder, or, where the user's program wrote it, as a whole path.
+    file: str
+    own: bool = True
+    # The first step in it and the one after the last, where it is our own.
+    first: int = 0
+    end: int = 0
+    # For how long threads of this rank were ready to run meanwhile and had no processor.
+    held_up_ns: int = 0
+
+
+@dataclass(frozen=True)
+class ReadyRecord:
+    """When each gradient of one reduced backward was ready, in a step that is being profiled."""
+
+    kind: ClassVar[str] = "ready"
+    module: int
+    number: int
+    step: int
+    # When the first one was, in nanoseconds since 1970, and how long after it the others came.
+    begin_ns: int
+    order: list[int]
+    after_us: list[int]
+    # When DDP had finished the backward.
+    done_us: int
+    # Sizes in bytes at which DDP closes its buckets; the last one holds for all that follow.
+    limits: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class FaultRecord:
     """ddpcheck itself failed somewhere and switched that part off."""
 
@@ -512,6 +545,8 @@ Record = (
     | MemoryRecord
     | MemoryPartsRecord
     | StartupRecord
+    | TraceRecord
+    | ReadyRecord
     | FaultRecord
     | EndRecord
 )
@@ -540,6 +575,8 @@ KINDS: dict[str, type[Record]] = {
         MemoryRecord,
         MemoryPartsRecord,
         StartupRecord,
+        TraceRecord,
+        ReadyRecord,
         FaultRecord,
         EndRecord,
     )

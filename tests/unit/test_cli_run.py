@@ -55,6 +55,29 @@ def test_every_option(launcher: Launcher) -> None:
     assert launcher.called == (["true"], asked)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "window"),
+    [
+        ([], ""),
+        (["--profile"], "5:8"),
+        (["--profile-steps", "20:25"], "20:25"),
+        (["--profile", "--profile-steps", "3"], "3"),
+    ],
+)
+def test_what_is_profiled(launcher: Launcher, arguments: list[str], window: str) -> None:
+    assert status(*arguments, "--", "true") == 0
+    assert launcher.called == (["true"], RunOptions(profile=window))
+
+
+@pytest.mark.parametrize("steps", ["x", "5:3", "3,7", "5:", "-1"])
+def test_a_window_is_one_range_with_an_end(
+    launcher: Launcher, capsys: pytest.CaptureFixture[str], steps: str
+) -> None:
+    assert status(f"--profile-steps={steps}", "--", "true") == 2
+    assert "--profile-steps" in capsys.readouterr().err
+    assert launcher.called is None
+
+
 @pytest.mark.parametrize("steps", ["x", "5:3", "-1"])
 def test_steps_that_are_none(launcher: Launcher, capsys: pytest.CaptureFixture[str], steps: str) -> None:
     assert status(f"--save-gradients={steps}", "--", "true") == 2

@@ -1,0 +1,155 @@
+"""Records the steps of the window with torch.profiler, and when each gradient was ready in them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddpcheck.agent.patches import Patches
+from ddpcheck.probes.probe import Probe, Scene
+from ddpcheck.probes.profilers import PROFILERS
+from ddpcheck.probes.recording import Recording, warm_up
+from ddpcheck.records.schema import ReadyRecord, TraceRecord
+from ddpcheck.step_ranges import parse_steps
+
+if TYPE_CHECKING:
+    from ddpcheck.agent.watched_module import WatchedModule
+    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.config import Config
+
+# A script may profile by itself at every step: what it exports is noted so many times.
+MOST_EXPORTS = 100
+
+
+class ProfileProbe(Probe):
+    """Steps begin where the last one ended, at the end of the optimizer's step; the first one with its forward."""
+
+    name = "profile"
+
+    @classmethod
+    def wanted(cls, config: Config) -> bool:
+        return bool(config.profile)
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        steps = parse_steps(scene.config.profile)
+        self._first, self._end = steps.ranges[0] if steps else (0, 0)
+        self._step = -1
+        self._recording: Recording | None = None
+        # By module, the moments at which gradients of the backward under way were ready.
+        self._ready: dict[int, list[tuple[int, int]]] = {}
+        self._exports = 0
+        if steps:
+            self._patches = Patches()
+            PROFILERS.watch_exports(self._patches)
+            PROFILERS.step_aside, PROFILERS.exported = self._step_aside, self._exported
+
+    def forward(self, watched: WatchedModule) -> None:
+        if self._step < 0:
+            self._enter(watched.steps)
+
+    def after_step(self, optimizer: WatchedOptimizer) -> None:
+        self._enter(optimizer.steps + 1)
+
+    def _enter(self, step: int) -> None:
+        """A step begins. Where several optimizers share it, the first of them to step begins the next."""
+        if step <= self._step or self._end == 0:
+            return
+        self._step = step
+        if self._recording is not None:
+            self._go_on(step)
+        elif self._first - 1 <= step < (self._end or 0) and not self._taken():
+            if step < self._first:
+                warm_up()
+            else:
+                self._recording = Recording(step)
+
+    def _go_on(self, step: int) -> None:
+        if self._recording is not None and step < (self._end or 0):
+            self._recording.next(step)
+        else:
+            self._finish(step)
+
+    def _finish(self, end: int) -> None:
+        recording, self._recording = self._recording, None
+        if recording is None:
+            return
+        recording.stop()
+        # A step that was cut off would pass for a short one, but it lies under its own mark: readers leave it out.
+        if end > recording.first:
+            file = recording.write(self.scene.config.run_dir, self.scene.rank)
+            self.scene.write(
+                TraceRecord(file=file, first=recording.first, end=end, held_up_ns=recording.held_up_ns)
+            )
+        self._end = 0
+
+    def _taken(self) -> bool:
+        """Whether the user's program profiles by itself."""
+        enabled = getattr(torch.autograd, "_profiler_enabled", None)
+        if not PROFILERS.of_the_user and not (enabled is not None and enabled()):
+            return False
+        self._step_aside()
+        return True
+
+    def _step_aside(self) -> None:
+        """The user's profiler is about to be switched on, or is on: ours gives way for good."""
+        if self._end == 0:
+            return
+        self._end = 0
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            recording.stop()
+        self.scene.write(TraceRecord(file="", own=False))
+
+    def _exported(self, path: str) -> None:
+        self._exports += 1
+        if self._exports <= MOST_EXPORTS:
+            self.scene.write(TraceRecord(file=path, own=False))
+
+    def backward_begun(self, watched: WatchedModule) -> None:
+        if self._recording is not None:
+            self._ready[watched.index] = []
+
+    def gradient_ready(self, watched: WatchedModule, place: int, gradient: torch.Tensor) -> None:
+        ready = self._ready.get(watched.index)
+        if ready is not None:
+            ready.append((place, time.time_ns()))
+
+    def reduced(self, watched: WatchedModule) -> None:
+        done = time.time_ns()
+        ready = self._ready.pop(watched.index, None)
+        if not ready or self._recording is None or watched.backward is None:
+            return
+        begin = ready[0][1]
+        self.scene.write(
+            ReadyRecord(
+                module=watched.index,
+                number=watched.backward.number,
+                step=self._step,
+                begin_ns=begin,
+                order=[place for place, _ in ready],
+                after_us=[(at - begin) // 1000 for _, at in ready],
+                done_us=(done - begin) // 1000,
+                limits=_limits(watched.ddp()),
+            )
+        )
+
+    def ending(self) -> None:
+        """The job is over before the window is: the steps that are whole are kept."""
+        self._finish(self._step)
+        if PROFILERS.step_aside == self._step_aside:
+            PROFILERS.step_aside = PROFILERS.exported = None
+
+
+def _limits(ddp: Any) -> list[int]:
+    """Sizes in bytes at which DDP closes its buckets, the first one's first; the last holds for all that follow."""
+    listed = getattr(ddp, "bucket_bytes_cap_list", None)
+    if listed:
+        return [int(size) for size in listed]
+    cap = int(getattr(ddp, "bucket_bytes_cap", 0))
+    if getattr(ddp, "bucket_bytes_cap_default", False):
+        distributed: Any = torch.distributed
+        return [int(distributed._DEFAULT_FIRST_BUCKET_BYTES), cap]
+    return [cap]
