@@ -14,6 +14,7 @@ from ddpcheck.analysis.hardware.hardware_table import hardware_table
 from ddpcheck.analysis.hardware.machine import machine_of
 from ddpcheck.analysis.hardware.traffic_table import traffic_table
 from ddpcheck.analysis.memory.table import memory_table
+from ddpcheck.analysis.overlap.build import overlap_or_why
 from ddpcheck.analysis.restarts import made_good_by
 from ddpcheck.analysis.result import Attempt as AttemptSummary
 from ddpcheck.analysis.result import RankStatus, RankSummary, Report, Verdict
@@ -47,6 +48,7 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
     strays = _placed(run.strays, ranks)
     troubles = place(notes.troubles, ranks)
     machine = machine_of(run.path, attempts[-1])
+    overlaps = [overlap_or_why(attempt, run.path) for attempt in attempts]
     cases = [
         Case(
             attempt=attempt,
@@ -59,6 +61,7 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
             troubles=troubles[number],
             made_good_by=restarts[number],
             traffic=machine.traffic if number == len(attempts) - 1 else None,
+            overlap=overlaps[number],
         )
         for number, attempt in enumerate(attempts)
     ]
@@ -88,6 +91,7 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
         time=time_tables(last.clocks, [module[0] for module in last.modules()]),
         memory=memory_table(last),
         startup=startup_table(last),
+        overlap=next((overlap for overlap in reversed(overlaps) if overlap is not None), None),
         run=_about(run, description),
     )
 

@@ -12,6 +12,7 @@ from ddpcheck.analysis.gradient_ledger import GradientLedger
 from ddpcheck.analysis.hardware.pace import Pace
 from ddpcheck.analysis.memory.seen import MemorySeen
 from ddpcheck.analysis.module_key import ModuleKey, module_key
+from ddpcheck.analysis.overlap.window import Window
 from ddpcheck.analysis.startup.seen import StartupSeen
 from ddpcheck.analysis.step_time.rank_clock import RankClock
 from ddpcheck.records.schema import (
@@ -36,12 +37,14 @@ from ddpcheck.records.schema import (
     Of,
     OptimizerRecord,
     RankHeader,
+    ReadyRecord,
     Record,
     SkipRecord,
     Stage,
     StandingRecord,
     StartupRecord,
     StructureRecord,
+    TraceRecord,
 )
 
 MOST_HYPER_CHANGES = 10_000
@@ -125,6 +128,7 @@ class Attempt:
         self.clocks: dict[int, RankClock] = {}
         self.memory = MemorySeen()
         self.startup = StartupSeen()
+        self.window = Window()
 
     @property
     def started(self) -> float:
@@ -208,6 +212,10 @@ class Attempt:
                 rank.standing = record
             case ClockRecord():
                 self.clocks.setdefault(header.rank, RankClock()).add(record)
+            case TraceRecord():
+                self.window.trace(header.rank, record)
+            case ReadyRecord() if record.module in rank.modules:
+                self.window.readiness(header.rank, rank.modules[record.module], record)
             case FaultRecord():
                 rank.faults.append(record)
                 self._fault(header.rank, record)

@@ -12,6 +12,7 @@ from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.hardware.traffic import Traffic
 from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.analysis.overlap.result import Overlap
 from ddpcheck.analysis.result import RankStatus, RankSummary
 from ddpcheck.analysis.run import NodeNotes
 from ddpcheck.explanations import title
@@ -36,6 +37,8 @@ class Case:
     made_good_by: int | None = None
     # Of the last attempt, where the nodes were sampled.
     traffic: Traffic | None = None
+    # What the profiled steps show, where there are any.
+    overlap: Overlap | None = None
 
     def modules(self) -> list[ModuleKey]:
         """Modules that have anyone to agree with."""

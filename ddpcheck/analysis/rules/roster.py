@@ -27,7 +27,9 @@ from ddpcheck.analysis.rules import (
     ddp304,
     ddp305,
     ddp306,
+    ddp401,
     ddp402,
+    ddp404,
     ddp405,
     ddp501,
     ddp502,
@@ -72,5 +74,7 @@ RULES: tuple[Rule, ...] = tuple(
         ddp102,
         ddp502,
         ddp605,
+        ddp401,
+        ddp404,
     )
 )

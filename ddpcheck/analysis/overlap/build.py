@@ -1,0 +1,172 @@
+"""From the traces that the ranks of an attempt left to what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, median
+
+from ddpcheck.analysis.attempt import Attempt
+from ddpcheck.analysis.overlap.advice import bucket_advice
+from ddpcheck.analysis.overlap.result import BucketOverlap, BucketPart, Overlap, RankOverlap, StepOverlap
+from ddpcheck.errors import UserError
+from ddpcheck.rank_ranges import name_ranks
+from ddpcheck.records.schema import TraceRecord
+from ddpcheck.traces.analyse import analyse
+from ddpcheck.traces.exposure import Exposure, exposures
+from ddpcheck.traces.rank_trace import RankTrace
+from ddpcheck.traces.reading import load
+from ddpcheck.traces.result import CollectiveResult, RankResult
+
+OURS, THEIRS = "ddpcheck", "user"
+
+
+def overlap_or_why(attempt: Attempt, folder: Path) -> Overlap | None:
+    """What the traces show; where they make no sense, why: that must not cost the rest of the report."""
+    try:
+        return overlap_of(attempt, folder)
+    except Exception as error:
+        return _nothing(attempt, [f"the traces could not be analysed ({type(error).__name__}: {error})"])
+
+
+def overlap_of(attempt: Attempt, folder: Path) -> Overlap | None:
+    """None where nothing was profiled."""
+    if not attempt.window:
+        return None
+    traces, left_out = traces_of(attempt, folder)
+    if not traces:
+        return _nothing(attempt, left_out)
+    ours = _is_ours(attempt)
+    result = analyse(traces)
+    exposed = exposures(traces, result) if len(traces) > 1 else []
+    steps = _steps(exposed, len(traces))
+    buckets = tuple(_bucket(each) for each in result.collectives if each.bucket is not None)
+    # Gloo runs two collectives at a time, each on a thread of its own; on a device they share one stream.
+    lanes = 1 if all(trace.source == "GPU kernels" for trace in traces) else 2
+    took = round(median(step.took_ns for step in steps)) if steps else 0
+    return Overlap(
+        source=OURS if ours else THEIRS,
+        first_step=min((step.number for trace in traces for step in trace.steps), default=0),
+        end_step=max((step.number + 1 for trace in traces for step in trace.steps), default=0),
+        ranks=tuple(
+            replace(_rank(each, exposed), held_up_ns=attempt.window.traces[each.rank].held_up_ns)
+            for each in result.ranks
+        ),
+        steps=steps,
+        buckets=buckets,
+        transfer_ns=result.transfer_ns,
+        matched=result.matched,
+        unmatched=result.unmatched,
+        origin_ns=result.origin_ns,
+        advice=bucket_advice(attempt, buckets, lanes, took) if ours and steps else None,
+        left_out=tuple(left_out),
+    )
+
+
+def _is_ours(attempt: Attempt) -> bool:
+    return any(record.own for record in attempt.window.traces.values())
+
+
+def _nothing(attempt: Attempt, why: Sequence[str]) -> Overlap:
+    source = OURS if _is_ours(attempt) else THEIRS
+    return Overlap(source, 0, 0, (), (), (), None, 0, 0, 0, left_out=tuple(why))
+
+
+def traces_of(attempt: Attempt, folder: Path) -> tuple[list[RankTrace], list[str]]:
+    """The traces that can be read, and a sentence for each thing that is missing."""
+    traces: list[RankTrace] = []
+    left_out: list[str] = []
+    for rank, record in sorted(attempt.window.traces.items()):
+        try:
+            (trace,) = load([folder / record.file]).traces
+        except UserError as error:
+            left_out.append(str(error))
+        else:
+            traces.append(_cut(replace(trace, rank=rank, file=record.file), record))
+    if attempt.window.aside:
+        said = "the program profiles by itself, so ddpcheck did not"
+        left_out.append(said if traces else f"{said}; it exported no trace that could be used")
+    missing = sorted(set(attempt.ranks) - set(attempt.window.traces) - attempt.window.aside)
+    if missing:
+        left_out.append(f"{name_ranks(missing)} left no trace")
+    return traces, left_out
+
+
+def _cut(trace: RankTrace, record: TraceRecord) -> RankTrace:
+    """Whole steps only: what lies before them, and a last one that the end of the job cut off, goes."""
+    if not record.own:
+        return trace
+    kept = range(record.first, record.end)
+    return replace(
+        trace,
+        collectives=tuple(each for each in trace.collectives if each.step in kept),
+        compute=tuple(each for each in trace.compute if each[2] in kept),
+        copies=tuple(each for each in trace.copies if each[2] in kept),
+        steps=tuple(each for each in trace.steps if each.number in kept),
+    )
+
+
+def _rank(rank: RankResult, exposed: Sequence[Exposure]) -> RankOverlap:
+    shares = rank.shares
+    mine = [each for each in exposed if each.rank == rank.rank]
+    return RankOverlap(
+        rank=rank.rank,
+        file=rank.file,
+        span_ns=shares.span_ns,
+        comm_ns=shares.comm_ns,
+        compute_ns=shares.compute_ns,
+        overlap_ns=shares.overlap_ns,
+        exposed_ns=shares.exposed_ns,
+        copy_ns=shares.copy_ns,
+        idle_ns=shares.idle_ns,
+        overlap_pct=shares.overlap_pct,
+        exposed_transfer_ns=sum(each.transfer_ns for each in mine) if mine else None,
+        exposed_wait_ns=sum(each.wait_ns for each in mine) if mine else None,
+        wait_ns=rank.wait_ns,
+        last_arrivals=rank.last_arrivals,
+        clock_offset_ns=rank.clock.offset_ns if rank.clock else 0,
+        clock_residual_ns=rank.clock.residual_ns if rank.clock else 0,
+    )
+
+
+def _steps(exposed: Sequence[Exposure], ranks: int) -> tuple[StepOverlap, ...]:
+    """Steps that all ranks show."""
+    by_step: dict[int, list[Exposure]] = {}
+    for each in exposed:
+        by_step.setdefault(each.step, []).append(each)
+    return tuple(
+        StepOverlap(
+            step=step,
+            took_ns=round(fmean(each.took_ns for each in all_ranks)),
+            exposed_transfer_ns=round(fmean(each.transfer_ns for each in all_ranks)),
+            exposed_wait_ns=round(fmean(each.wait_ns for each in all_ranks)),
+        )
+        for step, all_ranks in sorted(by_step.items())
+        if len(all_ranks) == ranks
+    )
+
+
+def _bucket(each: CollectiveResult) -> BucketOverlap:
+    return BucketOverlap(
+        step=-1 if each.step is None else each.step,
+        bucket=each.bucket or 0,
+        bytes=each.bytes,
+        transfer_ns=each.transfer_ns,
+        skew_ns=each.skew_ns,
+        last_rank=each.last_rank,
+        algbw_gbps=each.algbw_gbps,
+        busbw_gbps=each.busbw_gbps,
+        ranks=tuple(
+            BucketPart(
+                rank=part.rank,
+                ready_ns=part.ready_ns,
+                start_ns=part.start_ns,
+                end_ns=part.end_ns,
+                hidden_ns=part.hidden_ns,
+                exposed_ns=part.exposed_ns,
+                wait_ns=part.wait_ns,
+            )
+            for part in each.parts
+        ),
+    )
