@@ -21,6 +21,7 @@ from ddpcheck.analysis.result import (
     Verdict,
 )
 from ddpcheck.errors import RunUnreadable
+from ddpcheck.reports.json_overlap import overlap_from
 from ddpcheck.reports.time_json import time_table
 
 # The order people read in: the verdict and what it is about first, the bulk last.
@@ -40,6 +41,7 @@ _TOP_LEVEL = (
     "time",
     "memory",
     "startup",
+    "overlap",
     "run",
 )
 
@@ -79,6 +81,7 @@ def _report(raw: Mapping[str, Any]) -> Report:
         time=tuple(time_table(item) for item in raw.get("time", ())),
         memory=raw.get("memory"),
         startup=raw.get("startup"),
+        overlap=overlap_from(raw.get("overlap")),
         run=dict(raw["run"]),
         schema=raw["schema"],
     )

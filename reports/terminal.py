@@ -15,6 +15,7 @@ from ddpcheck.reports.terminal_data import put_data
 from ddpcheck.reports.terminal_evidence import put_evidence
 from ddpcheck.reports.terminal_hardware import put_hardware
 from ddpcheck.reports.terminal_memory import put_memory
+from ddpcheck.reports.terminal_overlap import put_overlap
 from ddpcheck.reports.terminal_ranks import rank_table
 from ddpcheck.reports.terminal_startup import put_startup
 from ddpcheck.reports.terminal_time import put_time
@@ -45,6 +46,7 @@ def render(report: Report, console: Console) -> None:
     put_time(ink, report)
     put_startup(ink, report)
     put_memory(ink, report)
+    put_overlap(ink, report)
     _checks(ink, report)
     _next(ink, report)
 

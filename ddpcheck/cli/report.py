@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from ddpcheck.cli.run_folder import find_run
+from ddpcheck.errors import UsageError
+
+TIMELINE = "timeline.json.gz"
 
 
 def report(
@@ -17,10 +20,18 @@ def report(
             metavar="[RUN]", help="Run folder, or (part of) its name in ddpcheck-runs [default: latest]."
         ),
     ] = None,
+    out: Annotated[Path | None, typer.Argument(metavar="[OUT]", help="File for --trace.")] = None,
     gradients: Annotated[
         int | None,
         typer.Option(metavar="STEP", min=0, help="Compare the gradients that were saved at this step."),
     ] = None,
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace",
+            help=f"Write one timeline of all profiled ranks, for Perfetto, to OUT or {TIMELINE} in the run folder.",
+        ),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print report.json instead.")] = False,
 ) -> None:
     """Show the report of a run again.
@@ -30,8 +41,16 @@ def report(
       ddpcheck report
       ddpcheck report ddpcheck-runs/20260131-101500-train --json
       ddpcheck report --gradients 10    (after run --save-gradients 10)
+      ddpcheck report --trace all-ranks.json.gz    (after run --profile)
     """
+    if trace and out is None and run is not None and _names_a_timeline(run):
+        out, run = Path(run), None
+    if out is not None and not trace:
+        raise UsageError(f"{out}: a second name is where --trace writes to; add --trace, or leave it out")
     path = find_run(run)
+    if trace:
+        _write_timeline(path, out or path / TIMELINE)
+        return
     if gradients is not None:
         _show_gradients(path, gradients)
         return
@@ -57,3 +76,21 @@ def _show_gradients(path: Path, step: int) -> None:
     from ddpcheck.reports.gradients import render_gradients
 
     render_gradients(saved_gradients(path, step), Console())
+
+
+def _names_a_timeline(text: str) -> bool:
+    return text.endswith((".json", ".json.gz")) and not Path(text).is_dir()
+
+
+def _write_timeline(path: Path, out: Path) -> None:
+    if not _names_a_timeline(str(out)):
+        raise UsageError(f"--trace {out}: the name must end in .json or .json.gz")
+    from ddpcheck.analysis.overlap.timeline import traces_of_run
+    from ddpcheck.traces.analyse import analyse
+    from ddpcheck.traces.merged import write_merged
+
+    traces, left_out = traces_of_run(path)
+    write_merged(traces, analyse(traces), out)
+    for said in left_out:
+        typer.echo(f"left out: {said}", err=True)
+    typer.echo(f"One timeline of {len(traces)} ranks is in {out}; open it in Perfetto or chrome://tracing.")
