@@ -1,0 +1,197 @@
+"""Checks forecasts of DDP404 by running them: two hosts with a slow link between them, compute that only sleeps.
+
+    python benchmarks/bucket_advice.py            # as root: it makes two network namespaces and takes them down again
+
+Each case is trained with the buckets it has, under `ddpcheck run --profile`, then with those that were advised, then
+with those it had once more; the last two without ddpcheck.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HOSTS = ("bucket-a", "bucket-b")
+STEPS = 8
+WARM_UP = 3
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model as its layers' widths, from input to output, with the time that each layer's backward takes."""
+
+    name: str
+    rate: str
+    widths: tuple[int, ...]
+    sleep: float
+    limits: tuple[float, ...] = ()
+
+
+# Links so slow, and pauses so long, that what else the processor does matters little.
+CASES = (
+    Case("six equal layers, default buckets", "25mbit", (512,) * 7, 0.24),
+    Case("twelve equal layers, two buckets", "50mbit", (384,) * 13, 0.12, (5,)),
+    Case("the largest layer comes last", "25mbit", (1024, 512, 256, 256, 256, 256), 0.2, (0.25, 25)),
+)
+
+
+def rank_main(rank: int, case: Case, limits: Sequence[float], folder: Path) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    class Busy(torch.autograd.Function):
+        """Compute that leaves the processor free: a backward that sleeps."""
+
+        @staticmethod
+        def forward(ctx: Any, batch: torch.Tensor) -> torch.Tensor:
+            return batch.view_as(batch)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            time.sleep(case.sleep)
+            return gradient
+
+    class Layer(nn.Linear):
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            return torch.relu(Busy.apply(super().forward(batch)))
+
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=len(HOSTS)
+    )
+    pairs = zip(case.widths, case.widths[1:], strict=False)
+    model = nn.Sequential(*(Layer(wide, narrow) for wide, narrow in pairs))
+    options: dict[str, Any] = {"bucket_cap_mb": limits[0]} if len(limits) == 1 else {}
+    if len(limits) > 1:
+        options = {"bucket_cap_mb_list": list(limits)}
+    ddp = DistributedDataParallel(model, **options)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    times = []
+    for _ in range(STEPS):
+        began = time.perf_counter()
+        optimizer.zero_grad()
+        ddp(torch.randn(4, case.widths[0])).square().mean().backward()
+        optimizer.step()
+        times.append(time.perf_counter() - began)
+    if rank == 0:
+        (folder / "times").write_text(json.dumps(times))
+    dist.destroy_process_group()
+
+
+def job(case: int, limits: str, folder: str) -> int:
+    """Both ranks, each on its host: what `ddpcheck run` is given to watch."""
+    me = [sys.executable, __file__, "--rank"]
+    ranks = [
+        subprocess.Popen(["ip", "netns", "exec", host, *me, str(rank), str(case), limits, folder])
+        for rank, host in enumerate(HOSTS)
+    ]
+    return max(process.wait() for process in ranks)
+
+
+@contextmanager
+def hosts() -> Iterator[None]:
+    for host in HOSTS:
+        run("ip", "netns", "add", host)
+    try:
+        run(
+            "ip",
+            "link",
+            "add",
+            "veth0",
+            "netns",
+            HOSTS[0],
+            "type",
+            "veth",
+            "peer",
+            "veth0",
+            "netns",
+            HOSTS[1],
+        )
+        for number, host in enumerate(HOSTS):
+            run("ip", "-n", host, "addr", "add", f"10.77.0.{number + 1}/24", "dev", "veth0")
+            for device in ("lo", "veth0"):
+                run("ip", "-n", host, "link", "set", device, "up")
+        yield
+    finally:
+        for host in HOSTS:
+            subprocess.run(["ip", "netns", "del", host], check=False)
+
+
+def limit_links(rate: str) -> None:
+    for host in HOSTS:
+        shape = ["root", "tbf", "rate", rate, "burst", "64kb", "latency", "200ms"]
+        run("tc", "-n", host, "qdisc", "replace", "dev", "veth0", *shape)
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+def train(number: int, limits: Sequence[float], watched: bool) -> tuple[float, dict[str, Any] | None]:
+    """The median step in milliseconds, and the advice where it was watched."""
+    with tempfile.TemporaryDirectory() as folder:
+        said = ",".join(f"{limit:g}" for limit in limits) or "-"
+        command = [sys.executable, __file__, "--job", str(number), said, folder]
+        out = Path(folder) / "run"
+        if watched:
+            options = ["--profile-steps", f"{WARM_UP}:{STEPS - 1}", "--out", str(out), "--fail-on", "never"]
+            command = [sys.executable, "-m", "ddpcheck", "run", "-q", *options, "--", *command]
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "veth0"}
+        subprocess.run(command, check=True, env=environment, timeout=300, stderr=subprocess.DEVNULL)
+        times = json.loads((Path(folder) / "times").read_text())
+        advice = None
+        if watched:
+            advice = json.loads((out / "report.json").read_text())["overlap"]["advice"]
+        return median(times[WARM_UP:]) * 1000, advice
+
+
+def check(number: int, case: Case) -> None:
+    limit_links(case.rate)
+    _, advice = train(number, case.limits, watched=True)
+    if advice is None:
+        print(f"{case.name}: no advice")
+        return
+    best = advice["best"]
+    sizes = [size / MIB for size in dict.fromkeys((best["first_bytes"], best["cap_bytes"]))]
+    after, _ = train(number, sizes, watched=False)
+    before, _ = train(number, case.limits, watched=False)
+    forecast, gain = advice["gain_ns"] / 1e6, before - after
+    print(
+        f"{case.name}, {case.rate}: {advice['now']['buckets']} buckets -> {best['buckets']} of {sizes} MiB; "
+        f"step {before:.0f} -> {after:.0f} ms; forecast {forecast:.0f} ms less, measured {gain:.0f}: "
+        f"off by {abs(forecast - gain) / gain:.0%} "
+        f"(latency {advice['latency_ns'] / 1e6:.1f} ms, {advice['bandwidth_gbps'] * 1000:.0f} MB/s)",
+        flush=True,
+    )
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--job"]:
+        sys.exit(job(int(sys.argv[2]), sys.argv[3], sys.argv[4]))
+    if sys.argv[1:2] == ["--rank"]:
+        limits = [] if sys.argv[4] == "-" else [float(size) for size in sys.argv[4].split(",")]
+        rank_main(int(sys.argv[2]), CASES[int(sys.argv[3])], limits, Path(sys.argv[5]))
+        return
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
+    with hosts():
+        for number, case in enumerate(CASES):
+            check(number, case)
+
+
+if __name__ == "__main__":
+    main()
