@@ -1,0 +1,133 @@
+"""`ddpcheck run --profile` on real jobs: what it shows, and that the jobs do not notice."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import BIN, JOBS, Done, Watched, run_to_end
+
+from ddpcheck.analysis.attempt import Attempt
+from ddpcheck.analysis.case import Case
+from ddpcheck.analysis.overlap.build import overlap_of
+from ddpcheck.analysis.overlap.result import Overlap
+from ddpcheck.analysis.rules.ddp401 import find
+from ddpcheck.analysis.run import NodeNotes, Run
+
+CASES = ("exposed", "own_profiler", "short", "hidden")
+JOB = JOBS / "profile_cases.py"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    folder = tmp_path_factory.mktemp("plain")
+    return run_to_end([sys.executable, JOB, folder, ",".join(CASES)], folder, {})
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    """One run with an attempt for each case."""
+    folder = tmp_path_factory.mktemp("watched")
+    out = folder / "run"
+    options = ["--profile", "--out", out]
+    done = run_to_end(
+        [BIN / "ddpcheck", "run", *options, "--", sys.executable, JOB, folder, ",".join(CASES)], folder, {}
+    )
+    return Watched(done.status, done.stdout, done.stderr, out, json.loads((out / "report.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def seen(watched: Watched) -> dict[str, Overlap]:
+    run = Run(watched.folder)
+    run.finish()
+    found = [overlap_of(attempt, run.path) for attempt in run.ordered()]
+    return {case: each for case, each in zip(CASES, found, strict=True) if each is not None}
+
+
+def test_the_job_is_the_same(plain: Done, watched: Watched) -> None:
+    assert (plain.status, watched.status) == (0, 0), str(watched)
+    assert sorted(plain.stdout.splitlines()) == sorted(watched.stdout.splitlines())
+    assert len(plain.stdout.splitlines()) == 2 * len(CASES)
+    # Neither the profiler's own chatter, nor a warning about spans that were cut off.
+    before_the_report = watched.stderr.partition("Replicas agree")[0]
+    assert "USDT" not in before_the_report
+    assert "collection.cpp" not in before_the_report
+    assert "DDP605" not in watched.codes(), str(watched)
+
+
+def test_the_traces_lie_where_torch_tb_profiler_looks(watched: Watched) -> None:
+    names = watched.files("traces/*")
+    assert len(names) == 2 * 3  # the job that profiles by itself has none of ours
+    assert all(re.fullmatch(r".+_\d+_rank[01]\.\d+\.pt\.trace\.json\.gz", name) for name in names)
+
+
+def test_exposed_transfers_are_found_and_nothing_else(watched: Watched, seen: dict[str, Overlap]) -> None:
+    overlap = seen["exposed"]
+    assert [step.step for step in overlap.steps] == [5, 6, 7]
+    # A machine that is too busy to tell gets no finding, and the figures all the same.
+    wanted = [] if overlap.machine_too_busy else ["DDP401"]
+    assert watched.codes("error", "warning") == wanted, str(watched)
+    assert sum(each.bytes or 0 for each in overlap.buckets) == 3 * 4 * 8_000_000
+    idle = replace(overlap, ranks=tuple(replace(rank, held_up_ns=0) for rank in overlap.ranks))
+    [finding] = find(Case(Attempt("a"), 0, Path(), NodeNotes(), (), 0, overlap=idle))
+    assert finding.evidence["exposed_share"] >= 0.2
+    assert finding.evidence["bytes_a_step"] == 4 * 8_000_000
+
+
+def test_what_is_hidden(watched: Watched, seen: dict[str, Overlap]) -> None:
+    overlap = seen["hidden"]
+    assert (overlap.source, overlap.first_step, overlap.end_step, overlap.unmatched) == ("ddpcheck", 5, 8, 0)
+    assert [(each.step, each.bucket) for each in overlap.buckets] == [
+        (s, b) for s in (5, 6, 7) for b in (0, 1)
+    ]
+    first, last = overlap.buckets[0], overlap.buckets[1]
+    assert (first.bytes, last.bytes) == (4 * (512 * 512 + 512), 4 * (512 * 16 + 512))
+    # The first bucket is reduced while the rest of the backward takes its time.
+    hidden = sum(part.hidden_ns for each in overlap.buckets if each.bucket == 0 for part in each.ranks)
+    exposed = sum(part.exposed_ns for each in overlap.buckets if each.bucket == 0 for part in each.ranks)
+    assert hidden > exposed
+    for rank in overlap.ranks:
+        assert rank.comm_ns == rank.overlap_ns + rank.exposed_ns
+        assert rank.exposed_ns == (rank.exposed_transfer_ns or 0) + (rank.exposed_wait_ns or 0)
+    assert watched.report["overlap"]["ranks"][0]["comm_ns"] == overlap.ranks[0].comm_ns
+    assert "Overlap in steps 5-7" in watched.stderr
+
+
+def test_when_gradients_were_ready(watched: Watched) -> None:
+    ready = [each for each in watched.records(0, CASES.index("hidden")) if each["kind"] == "ready"]
+    assert [each["step"] for each in ready] == [5, 6, 7]
+    for each in ready:
+        # The second layer's two, then a pause of 150 ms, then the first layer's two.
+        assert [place // 2 for place in each["order"]] == [1, 1, 0, 0]
+        assert each["after_us"][2] > 150_000
+        assert each["limits"] == [1 << 20, 25 << 20]
+
+
+def test_of_a_short_job_whole_steps_are_kept(seen: dict[str, Overlap]) -> None:
+    assert [step.step for step in seen["short"].steps] == [5, 6]
+
+
+def test_the_programs_own_profile_is_used(watched: Watched, seen: dict[str, Overlap]) -> None:
+    overlap = seen["own_profiler"]
+    assert (overlap.source, len(overlap.ranks), overlap.matched) == ("user", 2, 3)
+    assert [step.step for step in overlap.steps] == [6, 7, 8]
+    assert overlap.left_out == ("the program profiles by itself, so ddpcheck did not",)
+    assert all("/mine/" in rank.file for rank in overlap.ranks)
+
+
+def test_one_timeline(watched: Watched, tmp_path: Path) -> None:
+    out = tmp_path / "all.json.gz"
+    done = run_to_end([BIN / "ddpcheck", "report", watched.folder, "--trace", out], tmp_path, {})
+    assert done.status == 0, str(done)
+    document = json.loads(gzip.decompress(out.read_bytes()))
+    assert {event["pid"] for event in document["traceEvents"]} == {0, 1}
+    lanes = {event["args"]["name"] for event in document["traceEvents"] if event["name"] == "thread_name"}
+    assert {"steps", "compute", "bucket 0", "bucket 1"} <= lanes
+    assert set(document["ddpcheck"]["clocks"]) == {"0", "1"}
