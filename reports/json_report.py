@@ -22,6 +22,7 @@ from ddpcheck.analysis.result import (
 )
 from ddpcheck.errors import RunUnreadable
 from ddpcheck.reports.time_json import time_table
+from ddpcheck.reports.json_history import agreement_from, environment_from, gradients_from
 
 # The order people read in: the verdict and what it is about first, the bulk last.
 _TOP_LEVEL = (
@@ -40,6 +41,9 @@ _TOP_LEVEL = (
     "time",
     "memory",
     "startup",
+    "agreement",
+    "gradients",
+    "environment",
     "run",
 )
 
@@ -79,6 +83,9 @@ def _report(raw: Mapping[str, Any]) -> Report:
         time=tuple(time_table(item) for item in raw.get("time", ())),
         memory=raw.get("memory"),
         startup=raw.get("startup"),
+        agreement=agreement_from(raw.get("agreement", ())),
+        gradients=gradients_from(raw.get("gradients", ())),
+        environment=environment_from(raw.get("environment", ())),
         run=dict(raw["run"]),
         schema=raw["schema"],
     )

@@ -14,6 +14,8 @@ from ddpcheck.analysis.hardware.hardware_table import hardware_table
 from ddpcheck.analysis.hardware.machine import machine_of
 from ddpcheck.analysis.hardware.traffic_table import traffic_table
 from ddpcheck.analysis.memory.table import memory_table
+from ddpcheck.analysis.history.build import agreement_history, gradient_history
+from ddpcheck.analysis.history.environment import environment_rows
 from ddpcheck.analysis.restarts import made_good_by
 from ddpcheck.analysis.result import Attempt as AttemptSummary
 from ddpcheck.analysis.result import RankStatus, RankSummary, Report, Verdict
@@ -88,6 +90,9 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
         time=time_tables(last.clocks, [module[0] for module in last.modules()]),
         memory=memory_table(last),
         startup=startup_table(last),
+        agreement=agreement_history(last),
+        gradients=gradient_history(last),
+        environment=environment_rows(last),
         run=_about(run, description),
     )
 
