@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddpcheck.cli.report_options import Github, Html, Junit, Markdown, checked_output, checked_page
 from ddpcheck.cli.run_folder import find_run
+from ddpcheck.reports.outputs import Outputs, page_of, write_outputs
+
+if TYPE_CHECKING:
+    from ddpcheck.analysis.result import Report
 
 
 def report(
@@ -21,6 +27,10 @@ def report(
         int | None,
         typer.Option(metavar="STEP", min=0, help="Compare the gradients that were saved at this step."),
     ] = None,
+    html: Html = None,
+    junit: Junit = None,
+    markdown: Markdown = None,
+    github: Github = False,
     json: Annotated[bool, typer.Option("--json", help="Print report.json instead.")] = False,
 ) -> None:
     """Show the report of a run again.
@@ -29,9 +39,16 @@ def report(
     Examples:
       ddpcheck report
       ddpcheck report ddpcheck-runs/20260131-101500-train --json
+      ddpcheck report --html            (report.html in the run folder)
       ddpcheck report --gradients 10    (after run --save-gradients 10)
     """
     path = find_run(run)
+    asked = Outputs(
+        html=checked_page(html),
+        junit=checked_output("--junit", junit),
+        markdown=checked_output("--markdown", markdown),
+        github=github,
+    )
     if gradients is not None:
         _show_gradients(path, gradients)
         return
@@ -42,12 +59,18 @@ def report(
         from ddpcheck.reports.json_report import to_json
 
         typer.echo(to_json(result), nl=False)
-        return
+    else:
+        _show(result, page_of(asked, path))
+    if not write_outputs(result, asked, path, sys.stderr if json else sys.stdout):
+        raise typer.Exit(1)
+
+
+def _show(result: Report, page: Path | None) -> None:
     from rich.console import Console
 
     from ddpcheck.reports.terminal import render
 
-    render(result, Console())
+    render(result, Console(), page)
 
 
 def _show_gradients(path: Path, step: int) -> None:

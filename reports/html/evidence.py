@@ -119,7 +119,7 @@ def _side_by_side(corner: str, rows: Sequence[tuple[str, Mapping[str, Any]]], dt
         [tag("th", place, scope="row"), *_cells(shown, by_rank, dtype)]
         for place, by_rank in rows[:_MOST_ROWS]
     ]
-    return table(headers, body, f"{corner.capitalize()}s by rank")
+    return table(headers, body, f"{corner.capitalize()}s by rank", numbers=range(1, len(headers)))
 
 
 def _cells(groups: list[list[str]], by_rank: Mapping[str, Any], dtype: str) -> list[Html]:

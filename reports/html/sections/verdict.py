@@ -19,7 +19,7 @@ def section(made: Material) -> tuple[str, Html]:
         ("ranks", counted(report.world_size, "rank")),
         ("steps", counted(report.steps, "step")),
         ("exit status of the command", "not known" if report.exit_code is None else str(report.exit_code)),
-        ("started", str(report.run.get("started") or "")),
+        ("started", _moment(report.run.get("started"))),
         ("took", _seconds(report.run.get("seconds"))),
         ("torch", ", ".join(map(str, report.run.get("torch") or ()))),
     ]
@@ -28,6 +28,13 @@ def section(made: Material) -> tuple[str, Html]:
     rows.append(tag("div", tag("dt", "command"), command, class_="wide"))
     box = tag("div", tag("h1", sentence), class_=f"verdict {report.verdict.value}")
     return f"{sentence} - {name}" if name else sentence, joined([box, tag("dl", *rows, class_="facts")])
+
+
+def _moment(started: object) -> str:
+    """Date and minute; seconds and microseconds are in report.json."""
+    day, _, rest = str(started or "").partition("T")
+    zone = rest[-6:] if rest[-6:-5] in ("+", "-") else ""
+    return f"{day} {rest[:5]} {'UTC' if zone == '+00:00' else zone}".strip() if rest else day
 
 
 def _seconds(seconds: object) -> str:
