@@ -44,7 +44,7 @@ const lines = (figure, spec) => {
         ...series.map((one, number) => ({
           label: one.label,
           stroke: one.strong ? colour("ink") : lineColour(number),
-          width: one.strong ? 2.5 : 1.5,
+          width: one.strong && spec.x.length < 400 ? 2.5 : 1.5,
           dash: one.limit ? [3, 4] : lineDash(number),
           points: { show: alone && !one.limit, size: 5 },
           spanGaps: true,

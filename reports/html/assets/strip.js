@@ -7,7 +7,8 @@ const strip = (figure, spec) => {
   const back = figure.querySelector(".back");
 
   const blocks = () => {
-    const size = Math.ceil(shown.length / MOST_ROWS);
+    // Powers of two: nodes and switches hold so many ranks.
+    const size = 2 ** Math.ceil(Math.log2(Math.max(1, shown.length / MOST_ROWS)));
     const rows = [];
     for (let at = 0; at < shown.length; at += size) {
       const ranks = shown.slice(at, at + size);
@@ -25,16 +26,17 @@ const strip = (figure, spec) => {
     const absent = ranks.filter((rank) => stretch.absentSet.has(rank)).length;
     if (odd) return { kind: stretch.majority ? "odd" : "apart", count: odd };
     if (absent === ranks.length) return { kind: "absent", count: absent };
-    return { kind: "agree", count: ranks.length - absent };
+    if (absent) return { kind: "partly", count: absent };
+    return { kind: "agree", count: ranks.length };
   };
   const stretches = spec.stretches.map((one) => ({ ...one, oddSet: new Set(one.odd), absentSet: new Set(one.absent) }));
-  const words = { odd: "differs from the majority", apart: "differ, without a majority", absent: "nothing recorded", agree: "agrees" };
+  const words = { odd: "differs from the majority", apart: "differ, without a majority", absent: "nothing recorded", partly: "nothing recorded", agree: "agrees" };
 
   const make = () => {
     const rows = blocks();
     const states = stretches.map((stretch) => rows.map((row) => stateOf(stretch, row.ranks)));
-    const fills = { odd: colour("error"), apart: colour("warning"), absent: colour("absent"), agree: colour("ok") };
-    const shares = { odd: 0.96, apart: 0.96, absent: 0.15, agree: 0.5 };
+    const fills = { odd: colour("error"), apart: colour("warning"), absent: colour("absent"), partly: colour("absent"), agree: colour("ok") };
+    const shares = { odd: 0.96, apart: 0.96, absent: 0.15, partly: 0.5, agree: 0.5 };
     const paint = (u) => {
       stretches.forEach((stretch, number) =>
         rows.forEach((_, row) => {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ddpcheck.analysis.history.result import EnvironmentRow
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.html.material import Material
@@ -12,8 +14,16 @@ def section(made: Material) -> Html | None:
     rows = made.report.environment
     if not rows:
         return None
+    # What stands out comes first: versions and places, and whatever ranks do not have in common.
+    first = [row for row in rows if not row.name.isupper() or len(row.values) > 1]
+    rest = [row for row in rows if row not in first]
     where = tag("p", "Run folder: ", tag("code", made.report.run.get("path") or "-"), class_="quiet")
-    return joined([table(("", "value"), [[row.name, _values(row)] for row in rows], "Environment"), where])
+    others = tag("details", tag("summary", f"{len(rest)} variables, the same on all ranks"), _table(rest))
+    return joined([_table(first), others if rest else None, where])
+
+
+def _table(rows: Sequence[EnvironmentRow]) -> Html:
+    return table(("", "value"), [[row.name, _values(row)] for row in rows], "Environment")
 
 
 def _values(row: EnvironmentRow) -> Html:
