@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.history.gradient_book import OFF_MEAN, REDUCED, GradientBook
 from ddpcheck.analysis.history.result import AgreementHistory, GradientHistory
+from ddpcheck.analysis.module_key import ModuleKey
 
 MOST_MODULES = 8
 
