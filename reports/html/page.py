@@ -18,7 +18,13 @@ from ddpcheck.reports.html.sections import (
     environment,
     findings,
     gradients,
+    hardware,
+    memory,
+    overlap,
     ranks,
+    startup,
+    step_time,
+    traffic,
     verdict,
 )
 from ddpcheck.version import VERSION
@@ -28,6 +34,12 @@ _SECTIONS: tuple[tuple[str, Callable[[Material], Html | None]], ...] = (
     ("Findings", findings.section),
     ("Agreement", agreement.section),
     ("Gradients", gradients.section),
+    ("Step time", step_time.section),
+    ("Overlap", overlap.section),
+    ("Memory", memory.section),
+    ("Traffic", traffic.section),
+    ("Hardware", hardware.section),
+    ("Start-up", startup.section),
     ("Ranks", ranks.section),
     ("Data", data.section),
     ("Checked", checks.section),
@@ -43,7 +55,7 @@ def to_html(report: Report) -> str:
     """One document that works from a file, without a network."""
     made = material(report)
     title, head = verdict.section(made)
-    sections = [(name, content) for name, make in _SECTIONS if (content := make(made)) is not None]
+    sections = [(name, content) for name, make in _SECTIONS if (content := _made(make, made)) is not None]
     body = tag(
         "body",
         tag("a", "To the report", href="#report", class_="skip"),
@@ -55,6 +67,14 @@ def to_html(report: Report) -> str:
         Html(f"<script>{_script()}</script>"),
     )
     return f'<!DOCTYPE html>\n<html lang="en">{_head(title)}{body}</html>\n'
+
+
+def _made(make: Callable[[Material], Html | None], made: Material) -> Html | None:
+    """A part of the report in a shape that this version does not know costs its own section, never the page."""
+    try:
+        return make(made)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        return tag("p", f"This part of report.json could not be shown ({type(error).__name__}: {error}).")
 
 
 def _section(name: str, content: Html) -> Html:

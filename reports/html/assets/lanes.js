@@ -6,7 +6,7 @@ const lanes = (figure, spec) => {
   const chooser = figure.querySelector("select");
   const make = () => {
     const { spans } = windows[at];
-    const rows = spec.rows.map((label) => ({ label }));
+    const rows = (windows[at].rows ?? spec.rows).map((label) => ({ label }));
     const range = [Math.min(0, ...spans.map((span) => span[1])), Math.max(...spans.map((span) => span[2]))];
     const paint = (u) => {
       for (const [row, from, to, kind] of spans) {
