@@ -53,7 +53,11 @@ _SCRIPTS = (
 
 def to_html(report: Report) -> str:
     """One document that works from a file, without a network."""
-    made = material(report)
+    return render(material(report))
+
+
+def render(made: Material) -> str:
+    """The same, where report.json is at hand as plain data."""
     title, head = verdict.section(made)
     sections = [(name, content) for name, make in _SECTIONS if (content := _made(make, made)) is not None]
     body = tag(

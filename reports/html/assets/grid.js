@@ -19,8 +19,13 @@ const grid = (figure, spec) => {
           bar(u, row, column, column + 1, shade(value), 0.94);
         }),
       );
-    const labels = (u, splits) => splits.map((at) => (Number.isInteger(at) ? (spec.columns[at] ?? "") : ""));
+    const labels = (u, splits) => splits.map((at) => spec.columns[Math.floor(at)] ?? "");
     const options = rowChart(rows, range, spec.xLabel, labels, paint);
+    // Under the middle of each column, as far as they have room.
+    const every = Math.ceil(spec.columns.length / 16);
+    const middles = spec.columns.map((_, number) => number + 0.5).filter((_, number) => number % every === 0);
+    options.axes[0].splits = () => middles;
+    options.axes[0].grid = { show: false };
     const read = (u, left, top) => {
       const row = rowAt(u, top, rows);
       const column = Math.min(spec.columns.length - 1, Math.max(0, Math.floor(u.posToVal(left, "x"))));

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpcheck.reports.html.chart import chart
-from ddpcheck.reports.html.markup import Html, joined, table
+from ddpcheck.reports.html.folded_table import folded_table
+from ddpcheck.reports.html.markup import Html, joined
 from ddpcheck.reports.html.material import Material
 from ddpcheck.reports.html.series_table import series_table
 
-_MOST_ROWS = 64
 _FIRST_CHOSEN = 4
 _PARTS = ("before", "parameters", "gradients", "buckets", "optimizer_state", "buffers", "rest", "most")
 
@@ -23,15 +23,13 @@ def section(made: Material) -> Html | None:
 
 
 def _parts(ranks: Sequence[Mapping[str, Any]]) -> Html:
-    rows = [
-        [f"rank {rank['rank']}", rank["device"], *(_mb(rank.get(part)) for part in _PARTS)] for rank in ranks
-    ]
-    # Those that hold most are looked for first.
-    if len(rows) > _MOST_ROWS:
-        order = sorted(range(len(ranks)), key=lambda place: -ranks[place]["most"])[:_MOST_ROWS]
-        rows = [rows[place] for place in sorted(order)]
     headers = ("MB", "on", *(part.replace("_", " ") for part in _PARTS))
-    return table(headers, rows, "Memory by rank", numbers=range(2, len(headers)))
+    numbers = range(2, len(headers))
+    return folded_table(headers, ranks, _row, lambda rank: float(rank["most"]), "Memory by rank", numbers)
+
+
+def _row(rank: Mapping[str, Any]) -> list[object]:
+    return [f"rank {rank['rank']}", rank["device"], *(_mb(rank.get(part)) for part in _PARTS)]
 
 
 def _curve(made: Material, ranks: Sequence[Mapping[str, Any]]) -> Html | None:

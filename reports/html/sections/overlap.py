@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpcheck.reports.html.chart import chart
-from ddpcheck.reports.html.few_ranks import MOST_ROWS
+from ddpcheck.reports.html.few_ranks import MOST_ROWS, pages
+from ddpcheck.reports.html.folded_table import folded_table
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.html.material import Material
 from ddpcheck.reports.trace_units import percent_text, rate_text, size_text, time_text
@@ -31,22 +32,32 @@ def section(made: Material) -> Html | None:
 
 
 def _shares(overlap: Mapping[str, Any]) -> Html:
-    rows = [
-        [
-            f"rank {rank['rank']}",
-            *map(time_text, (rank["span_ns"], rank["compute_ns"], rank["comm_ns"], rank["overlap_ns"])),
-            percent_text(rank["overlap_pct"]),
-            *map(time_text, (rank["exposed_ns"], rank["wait_ns"], rank["idle_ns"])),
-        ]
-        for rank in overlap["ranks"]
-    ]
     headers = ("", "steps", "compute", "communication", "hidden", "", "exposed", "waited", "idle")
     steps = f"Steps {overlap['first_step']} to {overlap['end_step'] - 1}, by {overlap['source']}."
-    return joined([tag("p", steps), table(headers, rows, "Overlap by rank", numbers=range(1, len(headers)))])
+    figures = folded_table(
+        headers,
+        overlap["ranks"],
+        _rank,
+        lambda rank: float(rank["exposed_ns"]),
+        "Overlap by rank",
+        range(1, len(headers)),
+    )
+    return joined([tag("p", steps), figures])
+
+
+def _rank(rank: Mapping[str, Any]) -> list[object]:
+    return [
+        f"rank {rank['rank']}",
+        *map(time_text, (rank["span_ns"], rank["compute_ns"], rank["comm_ns"], rank["overlap_ns"])),
+        percent_text(rank["overlap_pct"]),
+        *map(time_text, (rank["exposed_ns"], rank["wait_ns"], rank["idle_ns"])),
+    ]
 
 
 def _timeline(overlap: Mapping[str, Any]) -> Html:
-    ranks = [rank["rank"] for rank in overlap["ranks"]][:MOST_ROWS]
+    # Of many ranks those that come last most often and least often.
+    _, drawn = pages(overlap["ranks"], lambda rank: float(rank["last_arrivals"] or 0), "late arrivals")[0]
+    ranks = [rank["rank"] for rank in drawn]
     steps = sorted({bucket["step"] for bucket in overlap["buckets"]})[:_MOST_STEPS]
     by_step = [[one for one in overlap["buckets"] if one["step"] == step] for step in steps]
     spec = {
@@ -66,7 +77,7 @@ def _timeline(overlap: Mapping[str, Any]) -> Html:
         "ready to its end."
     )
     if len(overlap["ranks"]) > MOST_ROWS:
-        said += f" The first {MOST_ROWS} ranks are drawn."
+        said += f" {MOST_ROWS} ranks are drawn: those that come last most often, and least often."
     key = [(str(kind["colour"]), str(kind["label"])) for kind in _KINDS]
     choices = [f"step {step}" for step in steps] if len(steps) > 1 else []
     return chart("lanes", "DDP's buckets on one timeline", said, spec, figures, key, choices)
@@ -79,8 +90,8 @@ def _spans(buckets: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> list[l
     spans: list[list[object]] = []
     for bucket, part in parts:
         row, start, end = place[part["rank"]], part["start_ns"], part["end_ns"]
-        took = max(1, end - start)
-        label = f"bucket {bucket['bucket']}, {size_text(bucket['bytes'])}, {100 * part['hidden_ns'] / took:.0f} % hidden"
+        hidden = 100 * part["hidden_ns"] / max(1, end - start)
+        label = f"bucket {bucket['bucket']}, {size_text(bucket['bytes'])}, {hidden:.0f} % hidden"
         ready = start if part["ready_ns"] is None else min(start, part["ready_ns"])
         arrived = min(end, start + (part["wait_ns"] or 0))
         for kind, first, last in (
