@@ -31,7 +31,7 @@ const grid = (figure, spec) => {
       const column = Math.min(spec.columns.length - 1, Math.max(0, Math.floor(u.posToVal(left, "x"))));
       return `${rows[row].label}, ${spec.xLabel} ${spec.columns[column]}: ${short(spec.values[row][column])} ${spec.unit}`;
     };
-    return { options, data: [range, [null, null]], read };
+    return { options, data: [range, [null, null]], read, down: rowHeight(rows.length) };
   };
   addPlot(figure, make);
 };

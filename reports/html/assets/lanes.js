@@ -24,7 +24,7 @@ const lanes = (figure, spec) => {
       const what = found[4] ? `, ${found[4]}` : "";
       return `${where}: ${spec.kinds[found[3]].label}${what}, ${short(found[2] - found[1])} ${spec.unit}`;
     };
-    return { options, data: [range, [null, null]], read };
+    return { options, data: [range, [null, null]], read, down: rowHeight(rows.length) };
   };
   const plot = addPlot(figure, make);
   if (chooser) {

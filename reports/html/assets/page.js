@@ -16,6 +16,7 @@ for (const figure of document.querySelectorAll("figure[data-chart]")) {
 
 const redraw = (width) => plots.forEach((plot) => plot.draw(width));
 new ResizeObserver(() => {
+  if (document.body.classList.contains("paper")) return;
   for (const plot of plots) {
     const width = plot.holder.clientWidth;
     if (width && width !== plot.width) plot.draw(width);

@@ -18,8 +18,10 @@ class Plot {
   draw(width = this.holder.clientWidth) {
     if (this.plot) this.plot.destroy();
     this.width = width;
-    const { options, data, read } = this.make(width);
+    const { options, data, read, down } = this.make(width);
     this.read = read;
+    // How far the cursor goes up or down at a key: a row, where there are rows.
+    this.down = down ?? 5;
     options.hooks = { ...options.hooks, setCursor: [() => this.tell()] };
     options.width = width;
     this.plot = new uPlot(options, data, this.holder);
@@ -40,7 +42,7 @@ class Plot {
       const step = event.shiftKey ? 50 : 5;
       plot.setCursor({
         left: Math.min(box.width - 1, Math.max(0, at.left + across * step)),
-        top: Math.min(box.height - 1, Math.max(0, at.top + down * step)),
+        top: Math.min(box.height - 1, Math.max(0, at.top + down * this.down)),
       });
     } else if (event.key === "+" || event.key === "-") {
       this.zoom(plot.posToVal(at.left, "x"), event.key === "+" ? 0.5 : 2);

@@ -13,7 +13,7 @@ const strip = (figure, spec) => {
     for (let at = 0; at < shown.length; at += size) {
       const ranks = shown.slice(at, at + size);
       const last = ranks[ranks.length - 1];
-      rows.push({ ranks, label: ranks.length > 1 ? `${ranks[0]}–${last}` : String(ranks[0]) });
+      rows.push({ ranks, label: ranks.length > 1 ? `${ranks[0]}-${last}` : String(ranks[0]) });
     }
     return rows;
   };
@@ -57,7 +57,7 @@ const strip = (figure, spec) => {
       const who = row.ranks.length > 1 ? `ranks ${row.label}, ${count} of ${row.ranks.length}` : `rank ${row.label}`;
       return `${when}, ${who}: ${words[kind]}`;
     };
-    return { options, data: [range, [null, null]], read };
+    return { options, data: [range, [null, null]], read, down: rowHeight(rows.length) };
   };
 
   const plot = addPlot(figure, make);

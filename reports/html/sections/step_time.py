@@ -7,11 +7,13 @@ from statistics import median
 from typing import Any
 
 from ddpcheck.reports.html.chart import chart
-from ddpcheck.reports.html.few_ranks import MOST_ROWS, Row, pages
+from ddpcheck.reports.html.few_ranks import Row, pages
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.html.material import Material
 from ddpcheck.reports.rank_ranges import ranks_phrase
 
+# Rows of the heat map.
+_MOST_LATE = 16
 # Part, what it is called, its colour, and how tall its bar is.
 _PARTS = (
     ("data", "data loading", "line-5", 0.8),
@@ -88,7 +90,7 @@ def _late(one: Mapping[str, Any], of: str) -> Html | None:
         row["rank"]: [round((row["parts"][part]["median_us"] - usual[part]) / 1000, 4) for part in parts]
         for row in one["ranks"]
     }
-    slowest = sorted(over, key=lambda rank: -sum(over[rank]))[:MOST_ROWS]
+    slowest = sorted(over, key=lambda rank: -sum(over[rank]))[:_MOST_LATE]
     worst = slowest[0]
     spec = {
         "rows": [f"rank {rank}" for rank in sorted(slowest)],
