@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.findings import Finding
+from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.reports.evidence_text import evidence_text
-from ddpcheck.reports.rank_ranges import ranks_phrase
 from ddpcheck.reports.safe_text import safe_line
 
 
@@ -28,6 +28,6 @@ def finding_place(finding: Finding) -> str:
         "" if finding.step is None else f"step {finding.step}",
         f"stage {finding.stage}" if finding.stage else "",
         f"parameter {finding.parameter}" if finding.parameter else "",
-        ranks_phrase(finding.ranks) if finding.ranks else "",
+        name_ranks(finding.ranks) if finding.ranks else "",
     ]
     return ", ".join(part for part in parts if part)

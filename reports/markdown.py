@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from ddpcheck.analysis.findings import Finding
 from ddpcheck.analysis.result import Report, Verdict
+from ddpcheck.rank_ranges import rank_ranges
 from ddpcheck.reports.evidence_text import evidence_text
 from ddpcheck.reports.finding_text import finding_place
-from ddpcheck.reports.rank_ranges import rank_ranges
 from ddpcheck.reports.safe_text import safe_line
 from ddpcheck.reports.terminal_ranks import rank_groups, standing
 from ddpcheck.reports.verdict import counted, in_order, verdict_sentence

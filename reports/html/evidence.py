@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from ddpcheck.rank_ranges import name_ranks, rank_ranges
 from ddpcheck.reports.html.markup import Html, joined, table, tag
-from ddpcheck.reports.rank_ranges import rank_ranges, ranks_phrase
 from ddpcheck.reports.safe_text import shortened
 from ddpcheck.reports.terminal_evidence import elements_heading, spoken_evidence
 from ddpcheck.reports.terminal_values import column_header, equal_ranks, rank_order, spoken
@@ -56,7 +56,7 @@ def _mappings(label: str, rows: Sequence[Mapping[str, Any]]) -> Html:
 def _groups(groups: Sequence[Mapping[str, Any]], odd: Collection[int]) -> Html:
     rows = [
         [
-            ranks_phrase(group["ranks"]),
+            name_ranks(group["ranks"]),
             tag("td", tag("code", group.get("digest") or "not recorded"), class_=_mark(group["ranks"], odd)),
         ]
         for group in groups[:_MOST_GROUPS]

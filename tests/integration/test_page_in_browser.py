@@ -16,7 +16,7 @@ from tests.browser.chromium import Tab, browser, opened
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from sample_measurements import measurements
-from sample_reports import ATTACK, attacking, of_many_ranks, stored
+from sample_reports import ATTACK, attacked, attacking, of_many_ranks, stored
 
 pytestmark = [
     pytest.mark.slow,
@@ -76,10 +76,14 @@ def saved(folder: Path, report: Report, ranks: int = 0) -> Path:
 
 
 def test_markup_from_the_job_shows_as_text_and_nothing_is_loaded(tab: Tab, tmp_path: Path) -> None:
-    page = saved(tmp_path, attacking())
+    page = tmp_path / "report.html"
+    made = material(attacking())
+    page.write_text(render(Material(made.report, {**made.document, **attacked("", measurements(4))})))
     tab.open(page)
     assert tab.run("typeof window.attacked") == "undefined"
-    assert f"0.weight{ATTACK}" in tab.run("document.body.innerText")
+    shown = tab.run("document.body.innerText")
+    assert all(f"{name}{ATTACK}" in shown for name in ("0.weight", "train.py", "node0", "eth0", "A100"))
+    assert "could not be shown" not in shown
     assert tab.run("document.querySelectorAll('img, link, iframe').length") == 0
     # The page itself is the one thing that was asked for, and its policy had nothing to forbid.
     assert tab.requests() == [page.as_uri()]

@@ -22,7 +22,7 @@ from ddpcheck.reports.json_report import from_json, to_json
 STORED = Path(__file__).parent / "stored_runs"
 ATTACK = "</script><script>window.attacked=1</script>\"'><img src=x onerror=window.attacked=1>"
 # Words that a report is read by; everything else is text.
-_WORDS = {"schema", "verdict", "severity", "status", "code", "outcome"}
+_WORDS = {"schema", "verdict", "severity", "status", "code", "outcome", "part"}
 
 
 def stored(name: str) -> Report:
@@ -32,16 +32,17 @@ def stored(name: str) -> Report:
 def attacking(name: str = "1-learning-rate") -> Report:
     """A real report in which every text, and every key that the job chose, carries markup."""
     document = json.loads(to_json(stored(name)))
-    return from_json(json.dumps({key: _attack(key, value) for key, value in document.items()}))
+    return from_json(json.dumps({key: attacked(key, value) for key, value in document.items()}))
 
 
-def _attack(key: str, value: Any) -> Any:
+def attacked(key: str, value: Any) -> Any:
+    """The same with markup in every text."""
     if isinstance(value, str):
         return value if key in _WORDS else value + ATTACK
     if isinstance(value, list):
-        return [_attack(key, item) for item in value]
+        return [attacked(key, item) for item in value]
     if isinstance(value, dict):
-        return {name: _attack(name, item) for name, item in value.items()}
+        return {name: attacked(name, item) for name, item in value.items()}
     return value
 
 

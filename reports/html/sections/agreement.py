@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from ddpcheck.analysis.history.result import AgreementHistory, AgreementStretch
+from ddpcheck.rank_ranges import name_ranks, rank_ranges
 from ddpcheck.reports.html.chart import chart
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.html.material import Material
-from ddpcheck.reports.rank_ranges import rank_ranges, ranks_phrase
 
 _MOST_ROWS = 200
 _KEY = (
@@ -55,7 +55,7 @@ def _said(history: AgreementHistory) -> str:
         compared = sum(stretch.compared for stretch in history.stretches)
         return f"All {len(history.ranks)} ranks agreed in all {compared} comparisons."
     first = parted[0]
-    who = ranks_phrase(first.odd) + ("" if first.majority else ", without a majority")
+    who = name_ranks(first.odd) + ("" if first.majority else ", without a majority")
     return f"Ranks differ from {_when(first.first)} on ({who})."
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpcheck.analysis.history.result import EnvironmentRow
+from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.html.material import Material
-from ddpcheck.reports.rank_ranges import ranks_phrase
 
 
 def section(made: Material) -> Html | None:
@@ -30,6 +30,6 @@ def _values(row: EnvironmentRow) -> Html:
     if len(row.values) == 1:
         return tag("td", tag("code", row.values[0].value or "-"))
     parts = [
-        tag("div", f"{ranks_phrase(one.ranks)}: ", tag("code", one.value or "not set")) for one in row.values
+        tag("div", f"{name_ranks(one.ranks)}: ", tag("code", one.value or "not set")) for one in row.values
     ]
     return tag("td", *parts)

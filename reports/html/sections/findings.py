@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.findings import Finding
+from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.reports.html.evidence import evidence
 from ddpcheck.reports.html.markup import Html, joined, tag
 from ddpcheck.reports.html.material import Material
-from ddpcheck.reports.rank_ranges import ranks_phrase
 from ddpcheck.reports.verdict import in_order
 
 # All of them are in report.json; a page of hundreds is read by nobody.
@@ -56,5 +56,5 @@ def _place(finding: Finding, several_attempts: bool) -> Html:
     parts += [f"stage {finding.stage}"] if finding.stage else []
     parts += [f"module {finding.module}"] if finding.module else []
     parts += [joined(["parameter ", tag("code", finding.parameter)])] if finding.parameter else []
-    parts += [ranks_phrase(finding.ranks)] if finding.ranks else []
+    parts += [name_ranks(finding.ranks)] if finding.ranks else []
     return joined([item for part in parts for item in (", ", part)][1:])

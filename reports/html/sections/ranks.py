@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.result import Attempt, RankSummary
+from ddpcheck.rank_ranges import rank_ranges
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.html.material import Material
-from ddpcheck.reports.rank_ranges import rank_ranges
 from ddpcheck.reports.terminal_ranks import rank_groups, standing
 from ddpcheck.reports.verdict import counted
 

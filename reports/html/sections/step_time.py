@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.reports.html.chart import chart
 from ddpcheck.reports.html.few_ranks import Row, pages
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.html.material import Material
-from ddpcheck.reports.rank_ranges import ranks_phrase
 
 # Rows of the heat map.
 _MOST_LATE = 16
@@ -32,7 +32,7 @@ def section(made: Material) -> Html | None:
 
 
 def _group(one: Mapping[str, Any], several: bool) -> list[Html | None]:
-    of = f", {ranks_phrase(one['group'])}" if several else ""
+    of = f", {name_ranks(one['group'])}" if several else ""
     return [_anatomy(one, of), _late(one, of), _scaling(one["scaling"], len(one["ranks"]))]
 
 
@@ -47,7 +47,7 @@ def _anatomy(one: Mapping[str, Any], of: str) -> Html:
     }
     straggler = one.get("straggler")
     late = (
-        f" {ranks_phrase(straggler['ranks']).capitalize()} is late, in {straggler['part']}."
+        f" {name_ranks(straggler['ranks']).capitalize()} is late, in {straggler['part']}."
         if straggler
         else ""
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ddpcheck.rank_ranges import rank_ranges
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.html.material import Material
-from ddpcheck.reports.rank_ranges import rank_ranges
 from ddpcheck.reports.trace_units import size_text
 
 _MOST_NODES = 128
