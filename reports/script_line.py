@@ -9,17 +9,19 @@ from ddpcheck.analysis.findings import Finding
 from ddpcheck.analysis.result import Report
 
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "<string>")
+# Codes about the parameters and gradients of a module.
+_OF_MODULES = ("DDP1", "DDP2")
 # `/home/me/train.py:41 in main`, or `RuntimeError: ... (/home/me/train.py:41)`.
 _CALL = re.compile(r"(?P<file>[^\s()][^()]*?\.py):(?P<line>\d+)(?: in |\)|$)")
 
 
 def script_line(report: Report, finding: Finding) -> tuple[str, int | None]:
-    """File and line of what the ranks were doing; without those, the script that the command starts."""
+    """File and line of what the ranks were doing, or where the module is wrapped or stepped, or the script."""
     for text in _calls(finding):
         found = _CALL.search(text)
         if found and not any(mark in found["file"] for mark in _LIBRARIES):
             return found["file"], int(found["line"])
-    return _script(report), None
+    return _of_module(report, finding) or (_script(report), None)
 
 
 def _calls(finding: Finding) -> Iterator[str]:
@@ -33,6 +35,17 @@ def _calls(finding: Finding) -> Iterator[str]:
     if isinstance(details, Mapping):
         odd = [str(rank) for rank in finding.ranks]
         yield from (str(details[rank]) for rank in sorted(details, key=lambda rank: rank not in odd))
+
+
+def _of_module(report: Report, finding: Finding) -> tuple[str, int | None] | None:
+    """What differs from the wrapping on is told of there, everything later where the optimizer steps."""
+    history = next((one for one in report.agreement if one.module == finding.module), None)
+    if history is None or finding.code[:4] not in _OF_MODULES:
+        return None
+    at_wrapping = finding.code.startswith("DDP1") and finding.step is None
+    place = history.wrapped_at if at_wrapping else history.stepped_at or history.wrapped_at
+    file, _, line = place.rpartition(":")
+    return (file, int(line)) if file and line.isdecimal() else None
 
 
 def _script(report: Report) -> str:

@@ -60,7 +60,9 @@ def test_github_marks_the_script_and_writes_a_summary(tmp_path: Path) -> None:
     )
     assert done.returncode == 10, done.stderr
     [annotation] = [line for line in done.stderr.splitlines() if line.startswith("::")]
-    assert annotation.startswith("::error file=train.py,title=DDP206 ")
+    lines = (JOBS / "ci_broken.py").read_text().splitlines()
+    step = next(number for number, line in enumerate(lines, start=1) if "optimizer.step()" in line)
+    assert annotation.startswith(f"::error file=train.py,line={step},title=DDP206 ")
     assert "Optimizers differ" in summary.read_text()
     [upload] = [step["with"]["path"] for step in job["steps"] if "upload" in step.get("uses", "")]
     artifacts_exist(tmp_path, upload.split())

@@ -82,7 +82,7 @@ def test_markup_from_the_job_shows_as_text_and_nothing_is_loaded(tab: Tab, tmp_p
     tab.open(page)
     assert tab.run("typeof window.attacked") == "undefined"
     shown = tab.run("document.body.innerText")
-    assert all(f"{name}{ATTACK}" in shown for name in ("0.weight", "train.py", "node0", "eth0", "A100"))
+    assert all(f"{name}{ATTACK}" in shown for name in ("0.weight", "node0", "eth0", "A100"))
     assert "could not be shown" not in shown
     assert tab.run("document.querySelectorAll('img, link, iframe').length") == 0
     # The page itself is the one thing that was asked for, and its policy had nothing to forbid.

@@ -10,6 +10,7 @@ import pytest
 from sample_reports import attacking, stored
 
 from ddpcheck.analysis.findings import Finding, Severity
+from ddpcheck.analysis.history.result import AgreementHistory
 from ddpcheck.analysis.result import Report
 from ddpcheck.reports.github import add_summary, workflow_commands
 from ddpcheck.reports.script_line import script_line
@@ -50,6 +51,20 @@ def test_a_failure_points_at_the_line_that_raised() -> None:
     assert script_line(report_of(raised), raised) == ("/repo/train.py", 7)
     inside = finding(evidence={"details": {"1": "E: x (/usr/lib/python3.11/json/x.py:7)"}}, ranks=(1,))
     assert script_line(report_of(inside), inside) == ("train.py", None)
+
+
+@pytest.mark.parametrize(
+    ("code", "step", "line"),
+    [("DDP101", None, 10), ("DDP104", 3, 30), ("DDP201", 3, 30), ("DDP302", 3, None)],
+)
+def test_parameters_are_told_of_where_they_are_wrapped_or_stepped(
+    code: str, step: int | None, line: int | None
+) -> None:
+    history = AgreementHistory("0", "Net", (0, 1), (), wrapped_at="model.py:10", stepped_at="C:loop.py:30")
+    found = finding(code=code, step=step, module="0")
+    file, told = script_line(replace(report_of(found), agreement=(history,)), found)
+    assert told == line
+    assert file == {10: "model.py", 30: "C:loop.py", None: "train.py"}[line]
 
 
 def test_severities_have_their_own_commands() -> None:

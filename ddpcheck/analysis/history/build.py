@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.history.gradient_book import OFF_MEAN, REDUCED, GradientBook
 from ddpcheck.analysis.history.result import AgreementHistory, GradientHistory
 from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.records.schema import OptimizerRecord
 
 MOST_MODULES = 8
 
@@ -21,6 +24,8 @@ def agreement_history(attempt: Attempt) -> tuple[AgreementHistory, ...]:
             ranks=module[0],
             stretches=tuple(sorted(books[module].stretches, key=lambda stretch: stretch.first)),
             cut=books[module].cut,
+            wrapped_at=_first(rank.as_wrapped[module].where for rank in attempt.of_module(module).values()),
+            stepped_at=_first(record.where for record in _optimizers(attempt, module)),
         )
         for module in modules[:MOST_MODULES]
     )
@@ -50,6 +55,17 @@ def _gradients(attempt: Attempt, module: ModuleKey, book: GradientBook) -> Gradi
         reduced=series[REDUCED],
         off_mean=series[OFF_MEAN],
     )
+
+
+def _optimizers(attempt: Attempt, module: ModuleKey) -> Iterator[OptimizerRecord]:
+    for rank in attempt.of_module(module).values():
+        for (_, of), record in sorted(rank.optimizers.items(), key=lambda item: item[0][0]):
+            if of == module:
+                yield record
+
+
+def _first(places: Iterable[str]) -> str:
+    return next(filter(None, places), "")
 
 
 def _name(attempt: Attempt, module: ModuleKey) -> str:

@@ -31,6 +31,9 @@ class AgreementHistory:
     stretches: tuple[AgreementStretch, ...]
     # Whether there were more stretches than are kept.
     cut: bool = False
+    # The lines of the user's that wrapped it, and that took its first step, as file:line.
+    wrapped_at: str = ""
+    stepped_at: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.reports.html.evidence import evidence
 from ddpcheck.reports.html.markup import Html, joined, tag
 from ddpcheck.reports.html.material import Material
+from ddpcheck.reports.script_line import script_line
 from ddpcheck.reports.verdict import in_order
 
 # All of them are in report.json; a page of hundreds is read by nobody.
@@ -18,13 +19,18 @@ def section(made: Material) -> Html | None:
     if not ordered:
         return tag("p", "None.")
     several = len(made.report.attempts) > 1
-    cards = [_card(finding, several) for finding in ordered[:_MOST]]
+    cards = [_card(finding, several, _line(made, finding)) for finding in ordered[:_MOST]]
     left_out = len(ordered) - _MOST
     more = tag("p", f"and {left_out} more, in report.json") if left_out > 0 else None
     return joined([*cards, more])
 
 
-def _card(finding: Finding, several_attempts: bool) -> Html:
+def _line(made: Material, finding: Finding) -> str:
+    file, line = script_line(made.report, finding)
+    return f"{file}:{line}" if line else ""
+
+
+def _card(finding: Finding, several_attempts: bool, line: str) -> Html:
     heading = tag(
         "h3", tag("span", f"{finding.severity.value} {finding.code}", class_="badge"), " ", finding.title
     )
@@ -38,7 +44,7 @@ def _card(finding: Finding, several_attempts: bool) -> Html:
     return tag(
         "article",
         heading,
-        tag("p", _place(finding, several_attempts), class_="quiet"),
+        tag("p", _place(finding, several_attempts, line), class_="quiet"),
         message,
         evidence(finding.evidence, finding.ranks),
         tag("dl", *advice, class_="advice") if advice else None,
@@ -47,7 +53,7 @@ def _card(finding: Finding, several_attempts: bool) -> Html:
     )
 
 
-def _place(finding: Finding, several_attempts: bool) -> Html:
+def _place(finding: Finding, several_attempts: bool, line: str) -> Html:
     parts: list[object] = []
     if several_attempts:
         parts.append(f"attempt {finding.attempt}")
@@ -57,4 +63,5 @@ def _place(finding: Finding, several_attempts: bool) -> Html:
     parts += [f"module {finding.module}"] if finding.module else []
     parts += [joined(["parameter ", tag("code", finding.parameter)])] if finding.parameter else []
     parts += [name_ranks(finding.ranks)] if finding.ranks else []
+    parts += [joined(["at ", tag("code", line)])] if line else []
     return joined([item for part in parts for item in (", ", part)][1:])
