@@ -23,8 +23,8 @@ from ddpcheck.launcher.node_log import NodeLog
 from ddpcheck.launcher.process import ExitStatus, leave_as
 from ddpcheck.launcher.run_folder import RunFolder, begin_run, finish_run, make_run_folder
 from ddpcheck.launcher.supervise import supervise
-from ddpcheck.sampling.sampler import Sampler
 from ddpcheck.reports.outputs import page_of, write_outputs
+from ddpcheck.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from ddpcheck.cli.run_options import RunOptions
