@@ -21,8 +21,8 @@ from ddpcheck.analysis.result import (
     Verdict,
 )
 from ddpcheck.errors import RunUnreadable
-from ddpcheck.reports.time_json import time_table
 from ddpcheck.reports.json_history import agreement_from, environment_from, gradients_from
+from ddpcheck.reports.time_json import time_table
 
 # The order people read in: the verdict and what it is about first, the bulk last.
 _TOP_LEVEL = (

@@ -13,9 +13,9 @@ from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.hardware.hardware_table import hardware_table
 from ddpcheck.analysis.hardware.machine import machine_of
 from ddpcheck.analysis.hardware.traffic_table import traffic_table
-from ddpcheck.analysis.memory.table import memory_table
 from ddpcheck.analysis.history.build import agreement_history, gradient_history
 from ddpcheck.analysis.history.environment import environment_rows
+from ddpcheck.analysis.memory.table import memory_table
 from ddpcheck.analysis.restarts import made_good_by
 from ddpcheck.analysis.result import Attempt as AttemptSummary
 from ddpcheck.analysis.result import RankStatus, RankSummary, Report, Verdict
