@@ -13,6 +13,7 @@ import torch
 from ddpcheck.probes.digest import combine
 from ddpcheck.probes.probe import Probe, Scene
 from ddpcheck.probes.submission import submit
+from ddpcheck.probes.user_line import user_line
 from ddpcheck.records.schema import DigestRecord, HyperRecord, Of, OptimizerRecord, SkipRecord, Stage
 
 if TYPE_CHECKING:
@@ -57,9 +58,10 @@ class OptimizerProbe(Probe):
         if self._signatures.get(optimizer.index) == optimizer.signature:
             return
         self._signatures[optimizer.index] = optimizer.signature
+        where = user_line()
         for watched in optimizer.modules:
             groups = optimizer.groups[watched.index]
-            self.scene.write(OptimizerRecord(optimizer.index, optimizer.name, watched.index, groups))
+            self.scene.write(OptimizerRecord(optimizer.index, optimizer.name, watched.index, groups, where))
 
     def after_step(self, optimizer: WatchedOptimizer) -> None:
         torch_optimizer = optimizer.ref()

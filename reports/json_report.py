@@ -21,6 +21,7 @@ from ddpcheck.analysis.result import (
     Verdict,
 )
 from ddpcheck.errors import RunUnreadable
+from ddpcheck.reports.json_history import agreement_from, environment_from, gradients_from
 from ddpcheck.reports.json_overlap import overlap_from
 from ddpcheck.reports.time_json import time_table
 
@@ -42,6 +43,9 @@ _TOP_LEVEL = (
     "memory",
     "startup",
     "overlap",
+    "agreement",
+    "gradients",
+    "environment",
     "run",
 )
 
@@ -82,6 +86,9 @@ def _report(raw: Mapping[str, Any]) -> Report:
         memory=raw.get("memory"),
         startup=raw.get("startup"),
         overlap=overlap_from(raw.get("overlap")),
+        agreement=agreement_from(raw.get("agreement", ())),
+        gradients=gradients_from(raw.get("gradients", ())),
+        environment=environment_from(raw.get("environment", ())),
         run=dict(raw["run"]),
         schema=raw["schema"],
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from pathlib import Path
 
 from rich.console import Console
 
@@ -34,8 +35,8 @@ _SEVERITY_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow",
 _OUTCOME_STYLES = {"agree": "green", "differ": "bold red"}
 
 
-def render(report: Report, console: Console) -> None:
-    """Write `report` to `console`."""
+def render(report: Report, console: Console, page: Path | None = None) -> None:
+    """Write `report` to `console`; `page` is where it can be looked at in a browser."""
     ink = Ink(console)
     ink.put(ink.text(verdict_sentence(report), _VERDICT_STYLES[report.verdict]))
     _findings(ink, report)
@@ -48,7 +49,7 @@ def render(report: Report, console: Console) -> None:
     put_memory(ink, report)
     put_overlap(ink, report)
     _checks(ink, report)
-    _next(ink, report)
+    _next(ink, report, page)
 
 
 def _findings(ink: Ink, report: Report) -> None:
@@ -115,10 +116,11 @@ def _checks(ink: Ink, report: Report) -> None:
     ink.put(ink.text("Checked", LABEL), indented(ink.columns(["", "", ""], rows)))
 
 
-def _next(ink: Ink, report: Report) -> None:
+def _next(ink: Ink, report: Report, page: Path | None) -> None:
     path = str(report.run.get("path") or "")
     codes = list(dict.fromkeys(finding.code for finding in in_order(report)))
     rows = [("run folder", ink.text(path))] if path else []
+    rows += [("page", ink.text(page))] if page else []
     commands = [f"ddpcheck explain {code}" for code in codes[:1]]
     commands += [f"ddpcheck report {shlex.quote(path)}"] if path else []
     labels = ["type next", ""]

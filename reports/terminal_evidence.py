@@ -55,10 +55,11 @@ def _generic(ink: Ink, key: str, value: Any) -> RenderableType:
         lines = [shortened(_spoken_mapping(item), _MOST_CHARACTERS) for item in value[:_MOST_ROWS]]
         lines += [f"and {len(value) - _MOST_ROWS} more"] if len(value) > _MOST_ROWS else []
         return Group(ink.text(f"{label}:"), indented(Group(*map(ink.text, lines))))
-    return ink.text(f"{label}: {shortened(_spoken(key, value), _MOST_CHARACTERS)}")
+    return ink.text(f"{label}: {shortened(spoken_evidence(key, value), _MOST_CHARACTERS)}")
 
 
-def _spoken(key: str, value: Any) -> str:
+def spoken_evidence(key: str, value: Any) -> str:
+    """One piece of evidence in a line."""
     if is_by_rank(value):
         return spoken_by_rank(value)
     if isinstance(value, Mapping):
@@ -69,7 +70,9 @@ def _spoken(key: str, value: Any) -> str:
 
 def _spoken_mapping(value: Mapping[str, Any]) -> str:
     """`ranks 0-2; digest: 9f2c`: who comes first, if it is there."""
-    rest = "; ".join(f"{key}: {_spoken(str(key), item)}" for key, item in value.items() if key != "ranks")
+    rest = "; ".join(
+        f"{key}: {spoken_evidence(str(key), item)}" for key, item in value.items() if key != "ranks"
+    )
     if "ranks" not in value:
         return rest
     return f"{name_ranks(value['ranks'])}; {rest}" if isinstance(value["ranks"], (list, tuple)) else rest
@@ -100,7 +103,7 @@ def _parameters(ink: Ink, parameters: Mapping[str, Any]) -> RenderableType:
 
 def _elements(ink: Ink, elements: Mapping[str, Any]) -> RenderableType:
     dtype = str(elements.get("dtype") or "")
-    heading = ink.text(_elements_heading(elements))
+    heading = ink.text(elements_heading(elements))
     rows = [(_index(value["index"]), value["by_rank"]) for value in elements.get("values") or ()]
     if not rows:
         return heading
@@ -114,7 +117,7 @@ def _elements(ink: Ink, elements: Mapping[str, Any]) -> RenderableType:
     return Group(*blocks)
 
 
-def _elements_heading(elements: Mapping[str, Any]) -> str:
+def elements_heading(elements: Mapping[str, Any]) -> str:
     kind = " ".join(
         str(elements[key]) for key in ("dtype", "shape") if elements.get(key) not in (None, "")
     )  # fmt: skip

@@ -16,9 +16,9 @@ _Key = Callable[[RankSummary], tuple[object, ...]]
 
 # From the finest division to the coarsest; the first that fits is shown.
 _DIVISIONS: tuple[_Key, ...] = (
-    lambda rank: (rank.status, rank.steps, _standing(rank), rank.detail, rank.host, rank.device),
-    lambda rank: (rank.status, rank.steps, _standing(rank), rank.detail, rank.host),
-    lambda rank: (rank.status, rank.steps, _standing(rank), rank.detail),
+    lambda rank: (rank.status, rank.steps, standing(rank), rank.detail, rank.host, rank.device),
+    lambda rank: (rank.status, rank.steps, standing(rank), rank.detail, rank.host),
+    lambda rank: (rank.status, rank.steps, standing(rank), rank.detail),
     lambda rank: (rank.status, rank.steps),
     lambda rank: (rank.status,),
 )
@@ -70,11 +70,11 @@ def _row(ink: Ink, group: list[RankSummary]) -> list[object]:
 
 
 def _described(rank: RankSummary) -> str:
-    standing = _standing(rank)
-    return (f" {standing}" if standing else "") + (f": {rank.detail}" if rank.detail else "")
+    at = standing(rank)
+    return (f" {at}" if at else "") + (f": {rank.detail}" if rank.detail else "")
 
 
-def _standing(rank: RankSummary) -> str:
+def standing(rank: RankSummary) -> str:
     """Where a rank was last seen; a rank that finished stands nowhere."""
     if rank.status is RankStatus.FINISHED or rank.last_step is None:
         return ""

@@ -27,12 +27,12 @@ Rows = Sequence[tuple[str, Mapping[str, Any]]]
 def side_by_side(ink: Ink, corner: str, rows: Rows, dtype: str = "") -> Table:
     """One row per place, one column per rank, or per group of ranks with equal values."""
     rows = [(place, {str(rank): value for rank, value in by_rank.items()}) for place, by_rank in rows]
-    ranks = sorted({rank for _, by_rank in rows for rank in by_rank}, key=_rank_order)
+    ranks = sorted({rank for _, by_rank in rows for rank in by_rank}, key=rank_order)
     groups = [[rank] for rank in ranks]
     if _fitting(ink, corner, rows, groups, dtype) < len(groups):
-        groups = _equal_ranks(ranks, rows)
+        groups = equal_ranks(ranks, rows)
     room = _fitting(ink, corner, rows, groups, dtype)
-    headers = [corner, *(_header(group) for group in groups[:room])]
+    headers = [corner, *(column_header(group) for group in groups[:room])]
     left_out = sum(map(len, groups[room:]))
     headers += [f"({left_out} more ranks)"] if left_out else []
     return ink.columns(headers, ([place, *_cells(groups[:room], by_rank, dtype)] for place, by_rank in rows))
@@ -42,7 +42,7 @@ def _fitting(ink: Ink, corner: str, rows: Rows, groups: list[list[str]], dtype: 
     """How many of the columns the console has room for, two at least."""
     left = ink.console.width - _INDENT - max(len(corner), *(len(place) for place, _ in rows))
     widths = [
-        max(len(_header(group)), *(len(_cells([group], by_rank, dtype)[0]) for _, by_rank in rows)) + 2
+        max(len(column_header(group)), *(len(_cells([group], by_rank, dtype)[0]) for _, by_rank in rows)) + 2
         for group in groups[:_MOST_RANKS]
     ]
     if sum(widths) > left or len(groups) > _MOST_RANKS:
@@ -78,7 +78,8 @@ def spoken(value: Any, dtype: str = "") -> str:
     return json.dumps(value, default=str, ensure_ascii=False)
 
 
-def _equal_ranks(ranks: list[str], rows: Rows) -> list[list[str]]:
+def equal_ranks(ranks: list[str], rows: Rows) -> list[list[str]]:
+    """Ranks that have the same in every row, together."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for rank in ranks:
         column = tuple(spoken(by_rank[rank]) if rank in by_rank else "" for _, by_rank in rows)
@@ -86,7 +87,7 @@ def _equal_ranks(ranks: list[str], rows: Rows) -> list[list[str]]:
     return list(groups.values())
 
 
-def _header(group: list[str]) -> str:
+def column_header(group: list[str]) -> str:
     if all(rank.isdecimal() for rank in group):
         return name_ranks(map(int, group)) if len(group) < 3 else f"ranks {rank_ranges(map(int, group))}"
     return ", ".join(group)
@@ -96,5 +97,5 @@ def _cells(groups: list[list[str]], by_rank: Mapping[str, Any], dtype: str) -> l
     return [spoken(by_rank[group[0]], dtype) if group[0] in by_rank else "-" for group in groups]
 
 
-def _rank_order(rank: str) -> tuple[int, str]:
+def rank_order(rank: str) -> tuple[int, str]:
     return (int(rank), "") if rank.isdecimal() else (1 << 62, rank)

@@ -65,6 +65,7 @@ class WatchedModule:
     ignored: frozenset[str]
     name: str
     options: dict[str, Any] = field(default_factory=dict)
+    where: str = ""
     forwards: int = 0
     # Of the buffers: under no_sync ranks may come to the same one by different numbers of forwards.
     syncs: int = 0
@@ -190,6 +191,7 @@ class WatchedModule:
             buffers=_rows(self.buffers),
             ignored=sorted(self.ignored),
             options=self.options,
+            where=self.where,
         )
 
 

@@ -20,6 +20,7 @@ from ddpcheck.agent.watched_optimizer import (
     signature,
     steps_inside_backward,
 )
+from ddpcheck.probes.user_line import user_line
 
 _OPTIONS = (
     "find_unused_parameters",
@@ -67,6 +68,7 @@ class Watcher:
             ignored=_ignored(module, given),
             name=type(module).__name__,
             options={name: given[name] for name in _OPTIONS if name in given},
+            where=user_line(),
         )
         self._count += 1
         weakref.finalize(ddp, self._forget, watched).atexit = False

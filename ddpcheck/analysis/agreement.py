@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from ddpcheck.analysis.history.agreement_book import AgreementBook
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.records.schema import AppliedRecord, DigestRecord, Of, Stage
 
@@ -14,6 +15,7 @@ from ddpcheck.records.schema import AppliedRecord, DigestRecord, Of, Stage
 MOST_PENDING = 4096
 # Looks at optimizer state that not all ranks took part in, as under a sharded optimizer at every step.
 MOST_PARTIAL = 256
+_IN_BOOKS = (Stage.INIT_AFTER.value, Stage.PARAMS.value)
 
 # What a rank says of a moment.
 Sighting = DigestRecord | AppliedRecord
@@ -93,6 +95,8 @@ class Agreement:
     rewritten: dict[ModuleKey, Disagreement] = field(default_factory=dict)
     # Optimizer state that some ranks have and others do not: loaded there alone, or sharded.
     partial_state: list[Disagreement] = field(default_factory=list)
+    # The course of each module's parameters over the steps.
+    books: dict[ModuleKey, AgreementBook] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     # By rank, how it hashes.
     hashes: dict[int, str] = field(default_factory=dict)
@@ -147,6 +151,9 @@ class Agreement:
             return
         tally = self.tallies.setdefault((moment.module, moment.stage, moment.of), Tally())
         tally.compared += 1
+        if moment.of == Of.PARAMETERS.value and moment.stage in _IN_BOOKS:
+            book = self.books.setdefault(moment.module, AgreementBook())
+            book.note(moment.step, moment.module[0], {rank: record.root for rank, record in said.items()})
         found = Disagreement(moment, said)
         if len({record.root for record in said.values()}) > 1:
             tally.differing += 1

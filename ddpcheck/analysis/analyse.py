@@ -13,6 +13,8 @@ from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.hardware.hardware_table import hardware_table
 from ddpcheck.analysis.hardware.machine import machine_of
 from ddpcheck.analysis.hardware.traffic_table import traffic_table
+from ddpcheck.analysis.history.build import agreement_history, gradient_history
+from ddpcheck.analysis.history.environment import environment_rows
 from ddpcheck.analysis.memory.table import memory_table
 from ddpcheck.analysis.overlap.build import overlap_or_why
 from ddpcheck.analysis.restarts import made_good_by
@@ -92,6 +94,9 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
         memory=memory_table(last),
         startup=startup_table(last),
         overlap=next((overlap for overlap in reversed(overlaps) if overlap is not None), None),
+        agreement=agreement_history(last),
+        gradients=gradient_history(last),
+        environment=environment_rows(last),
         run=_about(run, description),
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from ddpcheck.analysis.agreement import comparable
+from ddpcheck.analysis.history.gradient_book import GradientBook
 from ddpcheck.analysis.mean_check import Outcome, can_check, mean_check
 from ddpcheck.analysis.module_key import ModuleKey, members
 from ddpcheck.analysis.wrong_mean import Compared, what_instead
@@ -82,6 +83,7 @@ class GradientLedger:
     lost: set[int] = field(default_factory=set)
     # By rank, how it hashes.
     hashes: Mapping[int, str] = field(default_factory=dict)
+    books: dict[ModuleKey, GradientBook] = field(default_factory=dict)
     _pending: dict[tuple[ModuleKey, int], dict[int, BackwardRecord]] = field(default_factory=dict)
     _descriptions: dict[ModuleKey, ModuleRecord] = field(default_factory=dict)
 
@@ -131,10 +133,14 @@ class GradientLedger:
             return
         self._note_twins(tally, said, local)
         self._compare_results(tally, number, said)
-        if early or not any(local.values()) or not self._all_known(module, said):
+        whole = not early and any(local.values()) and self._all_known(module, said)
+        misses, off_mean = self._misses(said, local, reduced, module, tally) if whole else ([], None)
+        book = self.books.setdefault(module, GradientBook(len(module[0])))
+        # Shares of some ranks are no norm of the whole.
+        book.note(min(one.step for one in said.values()), local, reduced if whole else {}, off_mean)
+        if not whole:
             return
         tally.checked += 1
-        misses = self._misses(said, local, reduced, module, tally)
         if misses:
             tally.missed += 1
             if tally.first is None:
@@ -165,12 +171,14 @@ class GradientLedger:
         reduced: Mapping[int, list[Packed]],
         module: ModuleKey,
         tally: MeanTally,
-    ) -> list[Miss]:
+    ) -> tuple[list[Miss], float | None]:
+        """And how far the worst of all is off, over what rounding explains."""
         group, rows = module[0], self._descriptions[module].parameters
         dealt = shares(self._descriptions[module])
         misses: list[Miss] = []
         unreduced: list[Miss] = []
         compared: list[Compared] = []
+        worst: float | None = None
         for rank, record in said.items():
             divisor = len(said) if record.divisor == LIVE_RANKS else len(group)
             for place, result in zip(dealt[rank], reduced[rank], strict=False):
@@ -179,6 +187,7 @@ class GradientLedger:
                     continue
                 parts = {r: sketches[place] for r, sketches in local.items() if place < len(sketches)}
                 outcome = mean_check(parts, result, row[1], math.prod(row[2]), divisor)
+                worst = max(worst or 0.0, outcome.ratio)
                 compared.append(Compared(parts, result, row[1], math.prod(row[2])))
                 if not outcome.ok:
                     misses.append(Miss(record.number, record.step, place, outcome, rank))
@@ -193,7 +202,7 @@ class GradientLedger:
             tally.untouched += 1
         elif not tally.untouched:
             tally.touched_until = max(record.step for record in said.values())
-        return misses
+        return misses, worst
 
     def _note_nonfinite(self, tally: MeanTally, said: Mapping[int, BackwardRecord]) -> None:
         """Where did it start: before the reduction only the ranks that made it have it.

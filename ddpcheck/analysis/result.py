@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from ddpcheck.analysis.findings import Finding
+from ddpcheck.analysis.history.result import AgreementHistory, EnvironmentRow, GradientHistory
 from ddpcheck.analysis.overlap.result import Overlap
 from ddpcheck.analysis.step_time.result import TimeTable
 
@@ -122,6 +123,10 @@ class Report:
     startup: StartupTable | None = None
     # Of the last attempt that was profiled.
     overlap: Overlap | None = None
+    # The course of the last attempt over its steps, and what its ranks ran in.
+    agreement: tuple[AgreementHistory, ...] = ()
+    gradients: tuple[GradientHistory, ...] = ()
+    environment: tuple[EnvironmentRow, ...] = ()
     # path, name, id, started (ISO 8601), seconds, ddpcheck and torch versions, hosts
     run: Mapping[str, Any] = field(default_factory=dict)
     schema: int = REPORT_SCHEMA

@@ -9,6 +9,7 @@ import typer
 from ddpcheck.cli.diff import diff
 from ddpcheck.cli.explain import explain
 from ddpcheck.cli.report import report
+from ddpcheck.cli.report_options import WithPage
 from ddpcheck.cli.run import run
 from ddpcheck.cli.trace import trace
 from ddpcheck.version import VERSION
@@ -39,8 +40,8 @@ def ddpcheck(
 
 
 # Whatever follows the command's first word belongs to the command, dashes and all.
-app.command(context_settings={"allow_interspersed_args": False})(run)
-app.command()(report)
+app.command(cls=WithPage, context_settings={"allow_interspersed_args": False})(run)
+app.command(cls=WithPage)(report)
 app.command()(diff)
 app.command()(trace)
 app.command()(explain)

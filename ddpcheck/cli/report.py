@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddpcheck.cli.report_options import Github, Html, Junit, Markdown, checked_output, checked_page
 from ddpcheck.cli.run_folder import find_run
 from ddpcheck.errors import UsageError
+from ddpcheck.reports.outputs import Outputs, page_of, write_outputs
+
+if TYPE_CHECKING:
+    from ddpcheck.analysis.result import Report
 
 TIMELINE = "timeline.json.gz"
 
@@ -32,6 +38,10 @@ def report(
             help=f"Write one timeline of all profiled ranks, for Perfetto, to OUT or {TIMELINE} in the run folder.",
         ),
     ] = False,
+    html: Html = None,
+    junit: Junit = None,
+    markdown: Markdown = None,
+    github: Github = False,
     json: Annotated[bool, typer.Option("--json", help="Print report.json instead.")] = False,
 ) -> None:
     """Show the report of a run again.
@@ -40,6 +50,7 @@ def report(
     Examples:
       ddpcheck report
       ddpcheck report ddpcheck-runs/20260131-101500-train --json
+      ddpcheck report --html            (report.html in the run folder)
       ddpcheck report --gradients 10    (after run --save-gradients 10)
       ddpcheck report --trace all-ranks.json.gz    (after run --profile)
     """
@@ -51,6 +62,12 @@ def report(
     if trace:
         _write_timeline(path, out or path / TIMELINE)
         return
+    asked = Outputs(
+        html=checked_page(html),
+        junit=checked_output("--junit", junit),
+        markdown=checked_output("--markdown", markdown),
+        github=github,
+    )
     if gradients is not None:
         _show_gradients(path, gradients)
         return
@@ -61,12 +78,18 @@ def report(
         from ddpcheck.reports.json_report import to_json
 
         typer.echo(to_json(result), nl=False)
-        return
+    else:
+        _show(result, page_of(asked, path))
+    if not write_outputs(result, asked, path, sys.stderr if json else sys.stdout):
+        raise typer.Exit(1)
+
+
+def _show(result: Report, page: Path | None) -> None:
     from rich.console import Console
 
     from ddpcheck.reports.terminal import render
 
-    render(result, Console())
+    render(result, Console(), page)
 
 
 def _show_gradients(path: Path, step: int) -> None:

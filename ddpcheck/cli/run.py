@@ -9,8 +9,10 @@ from typing import Annotated
 
 import typer
 
+from ddpcheck.cli.report_options import Github, Html, Junit, Markdown, checked_output, checked_page
 from ddpcheck.cli.run_options import RunOptions
 from ddpcheck.errors import UsageError
+from ddpcheck.reports.outputs import Outputs
 from ddpcheck.step_ranges import parse_steps
 
 # Three steps, once buckets are laid out anew and caches are warm.
@@ -104,6 +106,14 @@ def run(
             help="Sample GPUs, interfaces and memory of the node so many times a second; 0: never.",
         ),
     ] = 2.0,
+    html: Html = None,
+    junit: Junit = None,
+    markdown: Markdown = None,
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write report.json here as well.", show_default=False),
+    ] = None,
+    github: Github = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing where all is well.")] = False,
 ) -> None:
     """Watch a DDP job, unchanged, and say whether its replicas agree.
@@ -133,6 +143,14 @@ def run(
         sample_hz=_checked_hz(sample_hz),
         profile=_checked_window(profile_steps, profile),
         quiet=quiet,
+        outputs=Outputs(
+            html=checked_page(html),
+            junit=checked_output("--junit", junit),
+            markdown=checked_output("--markdown", markdown),
+            json=checked_output("--json", json),
+            github=github,
+            fail_on=fail_on.value,
+        ),
     )
     from ddpcheck.launcher.watch import run_watched
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from ddpcheck.reports.outputs import Outputs
 
 
 @dataclass(frozen=True)
@@ -23,3 +25,5 @@ class RunOptions:
     hang_timeout: float = 300.0
     sample_hz: float = 2.0
     profile: str = ""
+    # Reports beside the one on the terminal.
+    outputs: Outputs = field(default_factory=Outputs)

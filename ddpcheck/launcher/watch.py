@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from ddpcheck.launcher.node_log import NodeLog
 from ddpcheck.launcher.process import ExitStatus, leave_as
 from ddpcheck.launcher.run_folder import RunFolder, begin_run, finish_run, make_run_folder
 from ddpcheck.launcher.supervise import supervise
+from ddpcheck.reports.outputs import page_of, write_outputs
 from ddpcheck.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -107,14 +107,19 @@ def _judge(run: Run, folder: RunFolder, status: ExitStatus, options: RunOptions)
         return status.returncode or NOT_JUDGED
     _write_report(report, folder.path)
     if not options.quiet or report.verdict is not Verdict.OK:
-        _show(report)
+        _show(report, page_of(options.outputs, folder.path))
+    # On stderr too: stdout is the job's own.
+    well = write_outputs(report, options.outputs, folder.path, sys.stderr)
     if status.stop_reason:
         return FOUND_SOMETHING
     if status.signal is not None:
         leave_as(status)
     if status.returncode:
         return status.returncode
-    return FOUND_SOMETHING if _fails(report, options.fail_on) else 0
+    if _fails(report, options.fail_on):
+        return FOUND_SOMETHING
+    # A CI job that waits for a file must not take its absence for success.
+    return 0 if well else NOT_JUDGED
 
 
 def _fails(report: Report, fail_on: str) -> bool:
@@ -126,21 +131,15 @@ def _fails(report: Report, fail_on: str) -> bool:
 
 def _write_report(report: Report, folder: Path) -> None:
     from ddpcheck.reports.json_report import to_json
+    from ddpcheck.reports.whole_file import write_whole
 
-    # Under another name first: half a report.json would be worse for its readers than none.
-    path, temporary = folder / "report.json", folder / f".report.json.{os.getpid()}"
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(to_json(report))
-        os.replace(temporary, path)
+        write_whole(folder / "report.json", to_json(report), mode=0o600)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         sys.stderr.write(f"ddpcheck: report.json could not be written: {error.strerror} ({folder})\n")
 
 
-def _show(report: Report) -> None:
+def _show(report: Report, page: Path | None) -> None:
     from rich.console import Console
 
     from ddpcheck.reports.terminal import render
@@ -148,4 +147,4 @@ def _show(report: Report) -> None:
     # The job's own output may have ended in the middle of a line.
     console = Console(stderr=True)
     console.print()
-    render(report, console)
+    render(report, console, page)

@@ -108,6 +108,8 @@ class ModuleRecord:
     buffers: list[list[Any]]
     ignored: list[str] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
+    # The line of the user's that wrapped it, as file:line.
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,8 @@ class OptimizerRecord:
     module: int
     # Per group, the places of its parameters in the module's list (-1: not the module's).
     groups: list[list[int]]
+    # The line of the user's that led to this step, as file:line.
+    where: str = ""
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,8 @@ def test_an_installed_ddpcheck_is_whole(kind: str, wheel: Path, sdist: Path, tmp
     assert len(listed) == len(list((ROOT / "ddpcheck" / "explanations").glob("*.md")))
     script = (
         "import ddpcheck.probes.digest, ddpcheck.reports.terminal, ddpcheck.bootstrap, pathlib\n"
+        "from ddpcheck.analysis.result import Report, Verdict; from ddpcheck.reports.html.page import to_html\n"
+        "assert 'uPlot' in to_html(Report(Verdict.OK, 0, 0, (), 0, (), (), ()))\n"
         "print(*ddpcheck.bootstrap.__path__, ddpcheck.__file__, ddpcheck.reports.__file__, sep='\\n')"
     )
     bootstrap, *files = run(binaries / "python", "-c", script, cwd=away).splitlines()
@@ -117,5 +119,7 @@ def test_the_wheel_holds_every_source_and_nothing_else(wheel: Path) -> None:
     }
     for room in "probes", "reports":
         in_tree |= {f"ddpcheck/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / room).rglob("*.py")}
+    assets = (ROOT / "reports" / "html" / "assets").iterdir()
+    in_tree |= {f"ddpcheck/{path.relative_to(ROOT).as_posix()}" for path in assets}
     in_wheel = {name for name in names_in_wheel(wheel) if ".dist-info/" not in name}
     assert in_wheel == in_tree

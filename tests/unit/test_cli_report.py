@@ -102,6 +102,31 @@ def test_json_on_stdout(analysed: list[Path], capsys: pytest.CaptureFixture[str]
     assert json.loads(capsys.readouterr().out)["verdict"] == "failed"
 
 
+def test_further_reports(analysed: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(["report", "--html", "train", "--junit", "j.xml", "--markdown", "r.md", "--github"])
+    assert leaving.value.code == 0
+    page = Path("ddpcheck-runs/20260101-101500-train/report.html")
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert Path("j.xml").read_text().startswith("<?xml")
+    assert Path("r.md").read_text().startswith("## ")
+    assert f"page  {page}" in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_written_is_said_and_fails(
+    analysed: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", refuse)
+    with pytest.raises(SystemExit) as leaving:
+        main(["report", "train", "--markdown", "r.md"])
+    assert leaving.value.code == 1
+    assert "r.md could not be written: No space left on device" in capsys.readouterr().err
+    assert list(Path().glob("*r.md*")) == [], "half a file was left"
+
+
 def test_unreadable(analysed: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as leaving:
         main(["report", "torn"])

@@ -12,6 +12,7 @@ import pytest
 from ddpcheck.__main__ import main
 from ddpcheck.cli.run_options import RunOptions
 from ddpcheck.errors import CommandNotStarted, UserError
+from ddpcheck.reports.outputs import Outputs
 
 
 class Launcher(ModuleType):
@@ -50,8 +51,12 @@ def test_defaults(launcher: Launcher) -> None:
 def test_every_option(launcher: Launcher) -> None:
     options = "--out there --name n --fail-on warning --fail-fast --every 5 --optimizer-state --quiet"
     more = "--gradients full --save-gradients 0,10:13 --sketch-every 3 --hang-timeout 30 --sample-hz 0.5"
-    assert status(*options.split(), *more.split(), "--", "true") == 0
-    asked = RunOptions(Path("there"), "n", "warning", True, 5, True, "full", "0,10:13", 3, True, 30.0, 0.5)
+    reports = "--html page.html --junit junit.xml --markdown report.md --json copy.json --github"
+    assert status(*options.split(), *more.split(), *reports.split(), "--", "true") == 0
+    outputs = Outputs("page.html", Path("junit.xml"), Path("report.md"), Path("copy.json"), True, "warning")
+    asked = RunOptions(
+        Path("there"), "n", "warning", True, 5, True, "full", "0,10:13", 3, True, 30.0, 0.5, outputs=outputs
+    )
     assert launcher.called == (["true"], asked)
 
 
@@ -76,6 +81,42 @@ def test_a_window_is_one_range_with_an_end(
     assert status(f"--profile-steps={steps}", "--", "true") == 2
     assert "--profile-steps" in capsys.readouterr().err
     assert launcher.called is None
+
+
+@pytest.mark.parametrize(
+    ("words", "html"),
+    [
+        ("-- true", None),
+        ("--html -- true", ""),
+        ("--html --quiet -- true", ""),
+        ("--html page.html -- true", "page.html"),
+        ("--html=page.html -- true", "page.html"),
+        ("--html true", ""),
+        ("-- true --html x.html", None),
+    ],
+)
+def test_a_page_with_and_without_a_name(launcher: Launcher, words: str, html: str | None) -> None:
+    assert status(*words.split()) == 0
+    assert launcher.called is not None
+    assert launcher.called[1].outputs.html == html
+    assert launcher.called[0][0] == "true"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--html=page.txt", "must end in .html"),
+        ("--html=none/page.html", "there is no folder none"),
+        ("--junit=none/x.xml", "there is no folder none"),
+        ("--markdown=.", "this is a folder"),
+    ],
+)
+def test_places_that_cannot_be_written_are_refused_before_the_job(
+    launcher: Launcher, capsys: pytest.CaptureFixture[str], words: str, said: str
+) -> None:
+    assert status(words, "--", "true") == 2
+    assert launcher.called is None
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("steps", ["x", "5:3", "-1"])

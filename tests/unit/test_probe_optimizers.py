@@ -88,10 +88,13 @@ def test_groups_are_written_once_and_again_when_they_change(scene: FakeScene, mo
     job = Job(module, scene).wrapped()
     optimizer = torch.optim.SGD([module.weight], lr=0.1)
     job.train(optimizer, steps=3)
-    assert scene.of(OptimizerRecord) == [OptimizerRecord(0, "SGD", 0, [[0]])]
+    [record] = scene.of(OptimizerRecord)
+    assert (record.optimizer, record.name, record.module, record.groups) == (0, "SGD", 0, [[0]])
+    assert "fake_scene.py:" in record.where  # what called the step
     optimizer.add_param_group({"params": [module.bias]})
     job.train(optimizer, steps=2)
-    assert scene.of(OptimizerRecord)[1:] == [OptimizerRecord(0, "SGD", 0, [[0], [1]])]
+    [again] = scene.of(OptimizerRecord)[1:]
+    assert again.groups == [[0], [1]]
 
 
 def test_an_optimizer_of_other_parameters_is_passed_over(scene: FakeScene, module: nn.Module) -> None:

@@ -1,0 +1,1 @@
+"""What ranks said step by step, kept small however long the job ran."""

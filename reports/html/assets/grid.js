@@ -1,0 +1,37 @@
+// A heat map: rows of ranks, columns of steps or of other ranks, a number in each cell.
+
+const grid = (figure, spec) => {
+  const rows = spec.rows.map((label) => ({ label }));
+  const values = spec.values.flat().filter((value) => value !== null);
+  const low = spec.low ?? Math.min(...values);
+  const high = spec.high ?? Math.max(...values);
+  const make = () => {
+    const range = [0, spec.columns.length];
+    const steps = [1, 2, 3, 4, 5, 6].map((number) => colour("heat-" + number));
+    const shade = (value) => {
+      const share = high > low ? (value - low) / (high - low) : 0;
+      return steps[Math.max(0, Math.min(5, Math.floor(share * 6)))];
+    };
+    const paint = (u) =>
+      spec.values.forEach((line, row) =>
+        line.forEach((value, column) => {
+          if (value === null) return bar(u, row, column, column + 1, colour("absent"), 0.15);
+          bar(u, row, column, column + 1, shade(value), 0.94);
+        }),
+      );
+    const labels = (u, splits) => splits.map((at) => spec.columns[Math.floor(at)] ?? "");
+    const options = rowChart(rows, range, spec.xLabel, labels, paint);
+    // Under the middle of each column, as far as they have room.
+    const every = Math.ceil(spec.columns.length / 16);
+    const middles = spec.columns.map((_, number) => number + 0.5).filter((_, number) => number % every === 0);
+    options.axes[0].splits = () => middles;
+    options.axes[0].grid = { show: false };
+    const read = (u, left, top) => {
+      const row = rowAt(u, top, rows);
+      const column = Math.min(spec.columns.length - 1, Math.max(0, Math.floor(u.posToVal(left, "x"))));
+      return `${rows[row].label}, ${spec.xLabel} ${spec.columns[column]}: ${short(spec.values[row][column])} ${spec.unit}`;
+    };
+    return { options, data: [range, [null, null]], read, down: rowHeight(rows.length) };
+  };
+  addPlot(figure, make);
+};

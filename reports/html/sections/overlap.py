@@ -1,0 +1,116 @@
+"""The profiled steps: each bucket's reduction on a timeline of all ranks, and how much of it was hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddpcheck.reports.html.chart import chart
+from ddpcheck.reports.html.few_ranks import MOST_ROWS, pages
+from ddpcheck.reports.html.folded_table import folded_table
+from ddpcheck.reports.html.markup import Html, joined, table, tag
+from ddpcheck.reports.html.material import Material
+from ddpcheck.reports.trace_units import percent_text, rate_text, size_text, time_text
+
+_MOST_STEPS = 16
+_MOST_BUCKETS = 200
+_QUEUED, _WAITING, _TRANSFER = range(3)
+_KINDS = (
+    {"label": "ready, not yet started", "colour": "absent", "share": 0.25},
+    {"label": "waiting for the last rank", "colour": "waiting", "share": 0.55},
+    {"label": "transfer", "colour": "note", "share": 0.9},
+)
+
+
+def section(made: Material) -> Html | None:
+    overlap = made.document.get("overlap")
+    if not overlap or not overlap.get("ranks"):
+        return None
+    drawn = [_shares(overlap), _timeline(overlap) if overlap["buckets"] else None]
+    drawn += [tag("p", said, class_="quiet") for said in overlap.get("left_out") or ()]
+    return joined(drawn)
+
+
+def _shares(overlap: Mapping[str, Any]) -> Html:
+    headers = ("", "steps", "compute", "communication", "hidden", "", "exposed", "waited", "idle")
+    steps = f"Steps {overlap['first_step']} to {overlap['end_step'] - 1}, by {overlap['source']}."
+    figures = folded_table(
+        headers,
+        overlap["ranks"],
+        _rank,
+        lambda rank: float(rank["exposed_ns"]),
+        "Overlap by rank",
+        range(1, len(headers)),
+    )
+    return joined([tag("p", steps), figures])
+
+
+def _rank(rank: Mapping[str, Any]) -> list[object]:
+    return [
+        f"rank {rank['rank']}",
+        *map(time_text, (rank["span_ns"], rank["compute_ns"], rank["comm_ns"], rank["overlap_ns"])),
+        percent_text(rank["overlap_pct"]),
+        *map(time_text, (rank["exposed_ns"], rank["wait_ns"], rank["idle_ns"])),
+    ]
+
+
+def _timeline(overlap: Mapping[str, Any]) -> Html:
+    # Of many ranks those that come last most often and least often.
+    _, drawn = pages(overlap["ranks"], lambda rank: float(rank["last_arrivals"] or 0), "late arrivals")[0]
+    ranks = [rank["rank"] for rank in drawn]
+    steps = sorted({bucket["step"] for bucket in overlap["buckets"]})[:_MOST_STEPS]
+    by_step = [[one for one in overlap["buckets"] if one["step"] == step] for step in steps]
+    spec = {
+        "unit": "ms",
+        "kinds": list(_KINDS),
+        "rows": [f"rank {rank}" for rank in ranks],
+        "windows": [{"spans": _spans(buckets, ranks)} for buckets in by_step],
+    }
+    figures = table(
+        ("step", "bucket", "size", "transfer", "skew", "last rank", "bus"),
+        [_row(bucket) for bucket in overlap["buckets"][:_MOST_BUCKETS]],
+        "Buckets",
+        numbers=range(1, 7),
+    )
+    said = (
+        f"{len(overlap['buckets'])} reductions in {len(steps)} steps; each is drawn from the moment its gradients were "
+        "ready to its end."
+    )
+    if len(overlap["ranks"]) > MOST_ROWS:
+        said += f" {MOST_ROWS} ranks are drawn: those that come last most often, and least often."
+    key = [(str(kind["colour"]), str(kind["label"])) for kind in _KINDS]
+    choices = [f"step {step}" for step in steps] if len(steps) > 1 else []
+    return chart("lanes", "DDP's buckets on one timeline", said, spec, figures, key, choices)
+
+
+def _spans(buckets: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> list[list[object]]:
+    place = {rank: number for number, rank in enumerate(ranks)}
+    parts = [(bucket, part) for bucket in buckets for part in bucket["ranks"] if part["rank"] in place]
+    began = min((min(part["start_ns"], part["ready_ns"] or part["start_ns"]) for _, part in parts), default=0)
+    spans: list[list[object]] = []
+    for bucket, part in parts:
+        row, start, end = place[part["rank"]], part["start_ns"], part["end_ns"]
+        hidden = 100 * part["hidden_ns"] / max(1, end - start)
+        label = f"bucket {bucket['bucket']}, {size_text(bucket['bytes'])}, {hidden:.0f} % hidden"
+        ready = start if part["ready_ns"] is None else min(start, part["ready_ns"])
+        arrived = min(end, start + (part["wait_ns"] or 0))
+        for kind, first, last in (
+            (_QUEUED, ready, start),
+            (_WAITING, start, arrived),
+            (_TRANSFER, arrived, end),
+        ):
+            if last > first:
+                spans.append([row, (first - began) / 1e6, (last - began) / 1e6, kind, label])
+    return spans
+
+
+def _row(bucket: Mapping[str, Any]) -> list[object]:
+    return [
+        f"step {bucket['step']}",
+        bucket["bucket"],
+        size_text(bucket["bytes"]),
+        time_text(bucket["transfer_ns"]),
+        time_text(bucket["skew_ns"]),
+        "" if bucket["last_rank"] is None else bucket["last_rank"],
+        rate_text(bucket["busbw_gbps"]),
+    ]

@@ -1,0 +1,45 @@
+"""Traffic: bytes a step over each kind of link, measured beside what the reduction has to move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ddpcheck.rank_ranges import rank_ranges
+from ddpcheck.reports.html.markup import Html, joined, table, tag
+from ddpcheck.reports.html.material import Material
+from ddpcheck.reports.trace_units import size_text
+
+_MOST_NODES = 128
+
+
+def section(made: Material) -> Html | None:
+    traffic = made.document.get("traffic") or {}
+    nodes = traffic.get("nodes") or []
+    if not nodes:
+        return None
+    said = f"A step reduces {size_text(traffic['gradient_bytes'])} of gradients over {traffic['backend']}."
+    if traffic.get("expected") is not None:
+        said += f" All ranks together have to send {size_text(traffic['expected'])}."
+    rows = [row for node in nodes[:_MOST_NODES] for row in _rows(node)]
+    headers = ("host", "ranks", "link", "sent", "received", "has to be")
+    why_not = tag("p", traffic["why_not"], class_="quiet") if traffic.get("why_not") else None
+    more = tag("p", f"and {len(nodes) - _MOST_NODES} more nodes") if len(nodes) > _MOST_NODES else None
+    return joined([tag("p", said), table(headers, rows, "Bytes a step", numbers=(3, 4, 5)), more, why_not])
+
+
+def _rows(node: Mapping[str, Any]) -> list[list[object]]:
+    rows: list[list[object]] = []
+    for kind, moved in node["classes"].items():
+        names = ", ".join(str(link["name"]) for link in node["links"] if link["class"] == kind)
+        rows.append(
+            [
+                node["host"],
+                rank_ranges(node["ranks"]),
+                f"{kind} ({names})" if names else kind,
+                size_text(moved["sent"]),
+                size_text(moved["received"]),
+                size_text(moved["expected"]) or "-",
+            ]
+        )
+    return rows

@@ -1,0 +1,79 @@
+"""The reports that a command was asked to leave beside the one on the terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from ddpcheck.analysis.result import Report
+from ddpcheck.reports.whole_file import write_whole
+
+PAGE = "report.html"
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What was asked for; `html` is empty where the page goes into the run folder."""
+
+    html: str | None = None
+    junit: Path | None = None
+    markdown: Path | None = None
+    json: Path | None = None
+    github: bool = False
+    # From which severity on a finding counts as a failed test.
+    fail_on: str = "error"
+
+
+def write_outputs(
+    report: Report, asked: Outputs, folder: Path, stream: TextIO, environ: Mapping[str, str] = os.environ
+) -> bool:
+    """Write everything that was asked for; False where a file could not be written, which is said on stderr."""
+    well = True
+    for path, make in _files(report, asked, folder):
+        try:
+            write_whole(path, make())
+        except OSError as error:
+            sys.stderr.write(f"ddpcheck: {path} could not be written: {error.strerror}\n")
+            well = False
+        except Exception as error:
+            # The job is over and judged: a report that fails must cost neither its verdict nor the others.
+            sys.stderr.write(f"ddpcheck: {path} could not be made ({type(error).__name__}: {error})\n")
+            well = False
+    if asked.github:
+        from ddpcheck.reports.github import add_summary, workflow_commands
+
+        stream.write(workflow_commands(report))
+        stream.flush()
+        well = add_summary(report, environ) and well
+    return well
+
+
+def page_of(asked: Outputs, folder: Path) -> Path | None:
+    """Where the page goes."""
+    if asked.html is None:
+        return None
+    return Path(asked.html) if asked.html else folder / PAGE
+
+
+def _files(report: Report, asked: Outputs, folder: Path) -> Iterator[tuple[Path, Callable[[], str]]]:
+    page = page_of(asked, folder)
+    if page is not None:
+        from ddpcheck.reports.html.page import to_html
+
+        yield page, lambda: to_html(report)
+    if asked.junit is not None:
+        from ddpcheck.reports.junit import to_junit
+
+        yield asked.junit, lambda: to_junit(report, asked.fail_on)
+    if asked.markdown is not None:
+        from ddpcheck.reports.markdown import to_markdown
+
+        yield asked.markdown, lambda: to_markdown(report)
+    if asked.json is not None:
+        from ddpcheck.reports.json_report import to_json
+
+        yield asked.json, lambda: to_json(report)

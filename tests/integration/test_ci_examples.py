@@ -1,0 +1,95 @@
+"""The examples of docs/ci.md do what they say: their shell steps and their tests, run as a CI system would."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from conftest import BIN, JOBS, environment
+
+yaml = pytest.importorskip("yaml")
+
+DOCS = Path(__file__).parents[2] / "docs" / "ci.md"
+SECONDS = 240.0
+
+pytestmark = pytest.mark.slow
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", DOCS.read_text(), re.S | re.M)
+
+
+def shell(script: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """As runners do: bash that stops at the first failure. What is installed is installed already."""
+    return subprocess.run(
+        ["bash", "-e", "-o", "pipefail", "-c", script],
+        cwd=cwd,
+        env=environment(**more),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+
+def steps_to_run(commands: list[str]) -> str:
+    return "\n".join(command for command in commands if not command.startswith("pip install"))
+
+
+def artifacts_exist(folder: Path, names: list[str]) -> None:
+    assert all((folder / name).stat().st_size for name in names)
+
+
+def test_github_marks_the_script_and_writes_a_summary(tmp_path: Path) -> None:
+    workflow: dict[str, Any] = yaml.safe_load(blocks("yaml")[0])
+    [job] = workflow["jobs"].values()
+    (tmp_path / "train.py").write_text((JOBS / "ci_broken.py").read_text())
+    summary = tmp_path / "summary.md"
+    done = shell(
+        steps_to_run([step["run"] for step in job["steps"] if "run" in step]),
+        tmp_path,
+        GITHUB_STEP_SUMMARY=str(summary),
+        GITHUB_WORKSPACE=str(tmp_path),
+    )
+    assert done.returncode == 10, done.stderr
+    [annotation] = [line for line in done.stderr.splitlines() if line.startswith("::")]
+    lines = (JOBS / "ci_broken.py").read_text().splitlines()
+    step = next(number for number, line in enumerate(lines, start=1) if "optimizer.step()" in line)
+    assert annotation.startswith(f"::error file=train.py,line={step},title=DDP206 ")
+    assert "Optimizers differ" in summary.read_text()
+    [upload] = [step["with"]["path"] for step in job["steps"] if "upload" in step.get("uses", "")]
+    artifacts_exist(tmp_path, upload.split())
+
+
+def test_gitlab_gets_its_junit_file(tmp_path: Path) -> None:
+    [job] = yaml.safe_load(blocks("yaml")[1]).values()
+    # A launcher that forks its ranks takes a third of the time.
+    launcher = tmp_path / "bin" / "torchrun"
+    launcher.parent.mkdir()
+    launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{JOBS / "forked.py"}" --steps 3\n')
+    launcher.chmod(0o755)
+    done = shell(steps_to_run(job["script"]), tmp_path, PATH=f"{launcher.parent}:{BIN}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) == 1, "stdout is the job's own"
+    artifacts_exist(tmp_path, job["artifacts"]["paths"])
+    suites = ElementTree.parse(tmp_path / job["artifacts"]["reports"]["junit"]).getroot()
+    assert (suites.get("failures"), suites.get("errors")) == ("0", "0")
+
+
+def test_the_plugin_runs_a_function_on_ranks(tmp_path: Path) -> None:
+    # One job is enough: the marker's, which fails, with a rate that only one rank has.
+    [source] = blocks("python")
+    broken = source.replace("lr=rate", "lr=rate + dist.get_rank()").replace("[0.1, 0.5]", "[0.5]")
+    (tmp_path / "test_training.py").write_text(broken)
+    done = shell("python -m pytest -q -p no:cacheprovider -k itself", tmp_path, PYTEST_ADDOPTS="")
+    assert done.returncode == 1, done.stdout
+    assert "error DDP206: Optimizers differ across ranks" in done.stdout
+    assert re.search(r"group 0, lr +0\.5 +1\.5", done.stdout)
+    assert "1 failed, 2 deselected" in done.stdout

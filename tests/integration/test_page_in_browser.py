@@ -1,0 +1,176 @@
+"""The page in a real browser: closed to attacks and to the network, usable by keyboard, on a phone and on paper."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpcheck.analysis.result import Report
+from ddpcheck.reports.html.material import Material, material
+from ddpcheck.reports.html.page import render, to_html
+from tests.browser.chromium import Tab, browser, opened
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+
+from sample_measurements import measurements
+from sample_reports import ATTACK, attacked, attacking, of_many_ranks, stored
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(browser() is None, reason="there is no Chromium; .ci/run installs one"),
+]
+
+PHONE = 390
+# For every element with text of its own: the contrast of its colour with what lies behind it.
+CONTRAST = """
+(() => {
+  const parse = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => {
+    const part = [r, g, b].map((v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * part[0] + 0.7152 * part[1] + 0.0722 * part[2];
+  };
+  const behind = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const found = parse(getComputedStyle(at).backgroundColor);
+      if (found.length === 3 || found[3] > 0) return found;
+    }
+    return [255, 255, 255];
+  };
+  let worst = [99, ""];
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!own || !element.checkVisibility() || ["SCRIPT", "STYLE"].includes(element.tagName)) continue;
+    const [a, b] = [light(parse(getComputedStyle(element).color)), light(behind(element))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < worst[0]) worst = [ratio, element.outerHTML.slice(0, 200)];
+  }
+  return worst;
+})()
+"""
+# Charts whose canvas has something on it.
+DRAWN = """
+[...document.querySelectorAll("figure.live canvas")].filter((canvas) => {
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  return pixels.some((value) => value > 0);
+}).length
+"""
+CHARTS = "document.querySelectorAll('figure[data-chart]').length"
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Tab]:
+    with opened() as tab:
+        yield tab
+
+
+def saved(folder: Path, report: Report, ranks: int = 0) -> Path:
+    """The page of a report; with `ranks`, with measurements of so many."""
+    path = folder / "report.html"
+    made = material(report)
+    measured = Material(report, {**made.document, **measurements(ranks)}) if ranks else made
+    path.write_text(render(measured), encoding="utf-8")
+    return path
+
+
+def test_markup_from_the_job_shows_as_text_and_nothing_is_loaded(tab: Tab, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    made = material(attacking())
+    page.write_text(render(Material(made.report, {**made.document, **attacked("", measurements(4))})))
+    tab.open(page)
+    assert tab.run("typeof window.attacked") == "undefined"
+    shown = tab.run("document.body.innerText")
+    assert all(f"{name}{ATTACK}" in shown for name in ("0.weight", "node0", "eth0", "A100"))
+    assert "could not be shown" not in shown
+    assert tab.run("document.querySelectorAll('img, link, iframe').length") == 0
+    # The page itself is the one thing that was asked for, and its policy had nothing to forbid.
+    assert tab.requests() == [page.as_uri()]
+    assert tab.complaints() == []
+
+
+def test_the_policy_is_a_second_lock(tab: Tab, tmp_path: Path) -> None:
+    page = tmp_path / "broken.html"
+    page.write_text(to_html(stored("1-sound")).replace("<main", "<script>window.attacked=1</script><main"))
+    tab.open(page)
+    assert tab.run("typeof window.attacked") == "undefined"
+    assert any("Content Security Policy" in said for said in tab.complaints())
+
+
+def test_every_chart_is_drawn_in_light_and_dark_and_text_can_be_read(tab: Tab, tmp_path: Path) -> None:
+    page = saved(tmp_path, of_many_ranks(64), ranks=64)
+    for dark in (False, True):
+        tab.open(page, dark=dark)
+        assert tab.complaints() == []
+        assert "could not be shown" not in tab.run("document.body.innerText")
+        assert tab.run(DRAWN) == tab.run(CHARTS) == 10
+        ratio, element = tab.run(CONTRAST)
+        assert ratio >= 4.5, element
+
+
+@pytest.mark.parametrize("width", [PHONE, 1100])
+def test_nothing_runs_off_the_screen(tab: Tab, tmp_path: Path, width: int) -> None:
+    for number, report in enumerate([attacking(), of_many_ranks(1024), stored("1-killed")]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        tab.open(saved(folder, report, ranks=4), width=width)
+        assert tab.run("document.documentElement.scrollWidth") <= width
+
+
+def test_a_thousand_ranks_open_block_by_block_with_the_keyboard(tab: Tab, tmp_path: Path) -> None:
+    tab.open(saved(tmp_path, of_many_ranks()))
+    tab.run("document.querySelector('figure[data-chart=strip] .plot').focus()")
+    said = "document.querySelector('figure[data-chart=strip] .readout').textContent"
+    for _ in range(20):
+        tab.press("ArrowUp", 38)
+    tab.press("ArrowRight", 39)
+    assert tab.run(said) == "step 504, ranks 0-31, 1 of 32: differs from the majority"
+    tab.press("Enter", 13)
+    assert tab.run("document.querySelector('figure[data-chart=strip] .back').checkVisibility()")
+    tab.press("ArrowRight", 39)
+    assert "rank 1" in tab.run(said)
+    assert " of 32" not in tab.run(said)
+    tab.run("document.querySelector('figure[data-chart=strip] .back').click()")
+    assert not tab.run("document.querySelector('figure[data-chart=strip] .back').checkVisibility()")
+
+
+def test_lines_of_many_ranks_can_be_asked_for(tab: Tab, tmp_path: Path) -> None:
+    tab.open(saved(tmp_path, of_many_ranks()))
+    legend = "document.querySelector('figure[data-chart=lines] .u-legend').innerText"
+    assert "median rank" in tab.run(legend)
+    assert "rank 17" in tab.run(legend)  # the finding is about it
+    tab.run(
+        "(() => { const field = document.querySelector('.asked input'); field.value = '3, 500-501, 9999';"
+        "field.dispatchEvent(new Event('change')); })()"
+    )
+    shown = tab.run(legend)
+    assert all(f"rank {rank}" in shown for rank in (3, 500, 501))
+    assert "rank 17" not in shown
+    assert "9999" not in shown
+
+
+def test_paper_is_light_and_charts_fit_it(tab: Tab, tmp_path: Path) -> None:
+    tab.open(saved(tmp_path, stored("1-learning-rate"), ranks=4), dark=True)
+    tab.run("dispatchEvent(new Event('beforeprint'))")
+    assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert (
+        tab.run("Math.max(...[...document.querySelectorAll('.uplot')].map((one) => one.clientWidth))") <= 660
+    )
+    tab.run("dispatchEvent(new Event('afterprint'))")
+    assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 28)"
+    tab.paper(tmp_path / "report.pdf")
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_without_a_script_the_tables_remain(tab: Tab, tmp_path: Path) -> None:
+    page = tmp_path / "still.html"
+    page.write_text(to_html(stored("1-learning-rate")).replace("<script>", '<script type="text/plain">'))
+    tab.call("Page.navigate", url=page.as_uri())
+    tab.run(
+        "new Promise((done) => document.readyState === 'complete' ? done() : addEventListener('load', done))"
+    )
+    assert not tab.run("document.querySelector('.plot').checkVisibility()")
+    assert tab.run("document.querySelector('figure summary').checkVisibility()")
+    tab.run("document.querySelector('figure details').open = true")
+    assert "step 5 to 10" in tab.run("document.querySelector('figure table').innerText")
