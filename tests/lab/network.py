@@ -51,6 +51,8 @@ def write_names(namespace: str, names: Sequence[tuple[str, str]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     lines = ["127.0.0.1 localhost", *(f"{address} {name}" for address, name in names)]
     (folder / "hosts").write_text("\n".join(lines) + "\n")
+    # There is no name server to ask, and nobody should wait for one.
+    (folder / "nsswitch.conf").write_text("hosts: files\n")
 
 
 def remove(namespace: str) -> None:
