@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from ddpcheck.analysis.clock_offsets import HostClock
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.result import (
     REPORT_SCHEMA,
@@ -42,6 +43,7 @@ _TOP_LEVEL = (
     "memory",
     "startup",
     "overlap",
+    "hosts",
     "run",
 )
 
@@ -82,6 +84,7 @@ def _report(raw: Mapping[str, Any]) -> Report:
         memory=raw.get("memory"),
         startup=raw.get("startup"),
         overlap=overlap_from(raw.get("overlap")),
+        hosts=tuple(_host(item) for item in raw.get("hosts", ())),
         run=dict(raw["run"]),
         schema=raw["schema"],
     )
@@ -104,6 +107,12 @@ def _rank(raw: Mapping[str, Any]) -> RankSummary:
     known = _known(RankSummary, raw)
     known["status"] = RankStatus(known["status"])
     return RankSummary(**known)
+
+
+def _host(raw: Mapping[str, Any]) -> HostClock:
+    known = _known(HostClock, raw)
+    known["ranks"] = tuple(known["ranks"])
+    return HostClock(**known)
 
 
 def _known(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -92,6 +92,7 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
         memory=memory_table(last),
         startup=startup_table(last),
         overlap=next((overlap for overlap in reversed(overlaps) if overlap is not None), None),
+        hosts=last.hosts(),
         run=_about(run, description),
     )
 

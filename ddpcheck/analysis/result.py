@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from ddpcheck.analysis.clock_offsets import HostClock
 from ddpcheck.analysis.findings import Finding
 from ddpcheck.analysis.overlap.result import Overlap
 from ddpcheck.analysis.step_time.result import TimeTable
@@ -122,6 +123,8 @@ class Report:
     startup: StartupTable | None = None
     # Of the last attempt that was profiled.
     overlap: Overlap | None = None
+    # Of the last attempt, where it ran on several.
+    hosts: tuple[HostClock, ...] = ()
     # path, name, id, started (ISO 8601), seconds, ddpcheck and torch versions, hosts
     run: Mapping[str, Any] = field(default_factory=dict)
     schema: int = REPORT_SCHEMA

@@ -8,6 +8,8 @@ import typer
 
 from ddpcheck.cli.diff import diff
 from ddpcheck.cli.explain import explain
+from ddpcheck.cli.links import links
+from ddpcheck.cli.merge import merge
 from ddpcheck.cli.report import report
 from ddpcheck.cli.run import run
 from ddpcheck.cli.trace import trace
@@ -43,4 +45,6 @@ app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(report)
 app.command()(diff)
 app.command()(trace)
+app.command()(merge)
+app.command(context_settings={"allow_interspersed_args": False})(links)
 app.command()(explain)

@@ -23,3 +23,5 @@ class RunOptions:
     hang_timeout: float = 300.0
     sample_hz: float = 2.0
     profile: str = ""
+    run_id: str = ""
+    wait_nodes: float = 60.0

@@ -96,7 +96,7 @@ class LinksReport:
     explanations: tuple[Explanation, ...]
     tolerance: float
     seconds: float
-    # Twice where the first look was uneven.
+    # Twice where the first look was uneven, three times where a cause was found by then.
     looks: int = 1
     slow: bool = field(default=False)
     schema: int = LINKS_SCHEMA

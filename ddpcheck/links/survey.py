@@ -35,12 +35,17 @@ def survey(options: SurveyOptions, device: str) -> LinksReport:
     links = _look(courier, nodes, options)
     looks = 1
     if _agreed(is_uneven(links, options.tolerance)):
-        # Something else that ran on a machine for a moment is no slow link: only what is there twice counts.
+        # Something else that ran on a machine for a moment is no slow link.
         looks = 2
         links = _better(links, _look(courier, nodes, options))
     causes = _agreed(judge(nodes, links, options.tolerance))
     world_size = distributed.get_world_size()
     swept = sweep_allreduce(courier, options.sizes, options.seconds, world_size) if world_size > 1 else []
+    if causes:
+        # A process that gets no processor for some seconds looks like a slow link too: ask again, later.
+        looks = 3
+        links = _better(links, _look(courier, nodes, options))
+        causes = _agreed(judge(nodes, links, options.tolerance))
     report = LinksReport(
         backend=str(distributed.get_backend()),
         nodes=tuple(nodes),

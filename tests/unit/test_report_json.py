@@ -60,7 +60,7 @@ def test_keys_are_the_public_ones_in_order() -> None:
     document = strict(to_json(REPORT))
     assert " ".join(document) == (
         "schema verdict world_size steps command exit_code findings attempts checks data "
-        "hardware traffic time memory startup overlap run"
+        "hardware traffic time memory startup overlap hosts run"
     )
     assert " ".join(document["findings"][0]) == (
         "code severity title message module step stage parameter ranks evidence cause fix attempt"
