@@ -7,7 +7,7 @@ from ddpcheck.analysis.result import Report
 from ddpcheck.rank_ranges import rank_ranges
 from ddpcheck.reports.ink import LABEL, Ink, indented
 
-_MOST_ROWS = 16
+_MOST_ROWS = 8
 
 
 def put_hosts(ink: Ink, report: Report) -> None:
@@ -24,10 +24,14 @@ def put_hosts(ink: Ink, report: Report) -> None:
 
 def _clock(host: HostClock) -> str:
     if not host.here:
-        return "records are in its own run folder: join them with ddpcheck merge"
+        return "its records are elsewhere: see ddpcheck merge"
     if host.reference:
         return "the others are compared with it"
     if host.offset is None or host.uncertainty is None:
         return "not known: too few common steps"
     way = "ahead" if host.offset >= 0 else "behind"
-    return f"{abs(host.offset) * 1e3:.3g} ms {way}, give or take {max(host.uncertainty * 1e3, 0.001):.2g} ms"
+    return f"{_time(abs(host.offset))} {way}, give or take {_time(max(host.uncertainty, 1e-6))}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
