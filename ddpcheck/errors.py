@@ -29,6 +29,12 @@ class NotComparable(UserError):
     exit_status = 2
 
 
+class NotOneJob(UserError):
+    """Run folders that were to be joined are of different jobs."""
+
+    exit_status = 2
+
+
 class OutputFolderError(UserError):
     """The run folder cannot be made or written."""
 

@@ -13,6 +13,7 @@ from ddpcheck.records.schema import CaptureRecord, DetailRecord, Of, Stage
 
 if TYPE_CHECKING:
     from ddpcheck.agent.board import Board, Entry
+    from ddpcheck.probes.across_nodes import AcrossNodes
     from ddpcheck.probes.probe import Scene
 
 LEAF = 8
@@ -28,9 +29,10 @@ _NO_REASON_TO_STOP = (Stage.REWRITTEN, Stage.BUFFERS_END)
 class Disagreements:
     """Nobody waits: a rank that is ahead learns of a disagreement late, and shows what it still remembers."""
 
-    def __init__(self, scene: Scene, board: Board) -> None:
+    def __init__(self, scene: Scene, board: Board, across: AcrossNodes | None = None) -> None:
         self._scene = scene
         self._board = board
+        self._across = across
         self._mine: Recent[Look] = Recent(64)
         self._theirs: Recent[dict[int, Entry]] = Recent(256)
         # The most that ever spoke of one moment: ranks on other nodes are not on this board.
@@ -49,6 +51,8 @@ class Disagreements:
             self._capture(look, None)
         for entry in (self._theirs.get(look.key) or {}).values():
             self._check(look, entry)
+        if self._across is not None:
+            self._across.offer(look)
         self.catch_up()
 
     def catch_up(self) -> None:
@@ -63,6 +67,10 @@ class Disagreements:
             look = self._mine.get(entry.key)
             if look is not None:
                 self._check(look, entry)
+        for key in self._across.news() if self._across is not None else ():
+            look = self._mine.get(key)
+            if look is not None:
+                self._keep(look, None)
 
     def linger(self, look: Look, deadline: float) -> None:
         """At the very end, give neighbours a moment to reach the last look: the training loop is over."""
@@ -72,9 +80,18 @@ class Disagreements:
                 return
             time.sleep(0.01)
 
+    def part(self, deadline: float) -> None:
+        """After the last look of all: hear what other nodes say of it, for a moment."""
+        if self._across is not None:
+            self._across.linger(deadline)
+            self.catch_up()
+
     def _check(self, look: Look, entry: Entry) -> None:
-        if entry.root == look.root:
-            return
+        if entry.root != look.root:
+            self._keep(look, entry)
+
+    def _keep(self, look: Look, entry: Entry | None) -> None:
+        """The evidence of a disagreement; without an entry it is with another node."""
         self._detail(look)
         if look.current:
             self._capture(look, entry)

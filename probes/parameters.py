@@ -134,6 +134,8 @@ class ParameterProbe(Probe):
                 self._disagreements.linger(look, deadline)
             elif look.moment.stage is Stage.BUFFERS_END:
                 self._disagreements.linger(look, min(deadline, time.monotonic() + SHORT_LINGER_SECONDS))
+        if self._disagreements is not None:
+            self._disagreements.part(deadline)
 
     def _look_at_last_buffers(self, watched: WatchedModule) -> None:
         """After a training forward BatchNorm's statistics rightly differ; what is written later should not.

@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from ddpcheck.analysis.clock_offsets import HostClock
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.result import (
     REPORT_SCHEMA,
@@ -46,6 +47,7 @@ _TOP_LEVEL = (
     "agreement",
     "gradients",
     "environment",
+    "hosts",
     "run",
 )
 
@@ -89,6 +91,7 @@ def _report(raw: Mapping[str, Any]) -> Report:
         agreement=agreement_from(raw.get("agreement", ())),
         gradients=gradients_from(raw.get("gradients", ())),
         environment=environment_from(raw.get("environment", ())),
+        hosts=tuple(_host(item) for item in raw.get("hosts", ())),
         run=dict(raw["run"]),
         schema=raw["schema"],
     )
@@ -111,6 +114,12 @@ def _rank(raw: Mapping[str, Any]) -> RankSummary:
     known = _known(RankSummary, raw)
     known["status"] = RankStatus(known["status"])
     return RankSummary(**known)
+
+
+def _host(raw: Mapping[str, Any]) -> HostClock:
+    known = _known(HostClock, raw)
+    known["ranks"] = tuple(known["ranks"])
+    return HostClock(**known)
 
 
 def _known(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:

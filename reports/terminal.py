@@ -15,6 +15,7 @@ from ddpcheck.reports.ink import LABEL, QUIET, Ink, indented
 from ddpcheck.reports.terminal_data import put_data
 from ddpcheck.reports.terminal_evidence import put_evidence
 from ddpcheck.reports.terminal_hardware import put_hardware
+from ddpcheck.reports.terminal_hosts import put_hosts
 from ddpcheck.reports.terminal_memory import put_memory
 from ddpcheck.reports.terminal_overlap import put_overlap
 from ddpcheck.reports.terminal_ranks import rank_table
@@ -48,6 +49,7 @@ def render(report: Report, console: Console, page: Path | None = None) -> None:
     put_startup(ink, report)
     put_memory(ink, report)
     put_overlap(ink, report)
+    put_hosts(ink, report)
     _checks(ink, report)
     _next(ink, report, page)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 def write_whole(path: Path, content: str, mode: int = 0o666) -> None:
     """Under another name first: half a report would be worse for its readers than none."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # Nodes that share a folder may have processes of the same number.
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:

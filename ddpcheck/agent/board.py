@@ -150,6 +150,17 @@ class Board:
         ids = [*threads, 0, 0, 0, 0][:4]
         _OWN_THREADS.pack_into(self._map, self._base + _OWN_THREADS_AT, *ids)
 
+    def ranks(self) -> set[int]:
+        """The ranks on this board whose processes are still there."""
+        found: set[int] = set()
+        for slot in range(SLOTS):
+            rank, pid, *_ = _HEADER.unpack_from(self._map, slot * _SLOT)
+            if rank == 0:
+                break
+            if os.path.exists(f"/proc/{pid}"):
+                found.add(rank - 1)
+        return found
+
     def question(self) -> int:
         """The launcher's latest question; 0: none yet. Read, not mapped: there may be no space behind it."""
         data = os.pread(self._file, _NUMBER.size, _QUESTION_AT)

@@ -69,6 +69,22 @@ def session_id(number: int) -> str:
         return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
 
 
+def job_store() -> Any:
+    """The store through which the job's ranks met, where it is one that nodes can go on speaking through.
+
+    There is none with MPI, and a FileStore's file would grow with every word.
+    """
+    from torch.distributed import distributed_c10d as c10d
+
+    distributed: Any = torch.distributed
+    try:
+        store: Any = c10d._get_default_store()
+        served = getattr(store, "_underlying_non_prefix_store", store)
+        return store if isinstance(served, distributed.TCPStore) else None
+    except Exception:
+        return None
+
+
 def _agree(store: Any, key: str, proposal: str = "") -> str:
     """The first value that anyone proposed for this key."""
     return str(store.compare_set(key, "", proposal or uuid.uuid4().hex).decode())

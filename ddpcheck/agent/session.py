@@ -12,10 +12,11 @@ import torch
 
 from ddpcheck.agent.board import Board
 from ddpcheck.agent.guard import GUARD
-from ddpcheck.agent.identity import header, session_id
+from ddpcheck.agent.identity import header, job_store, session_id
 from ddpcheck.agent.own_marks import marked
 from ddpcheck.agent.writer import RecordWriter
 from ddpcheck.config import Config
+from ddpcheck.probes.across_nodes import AcrossNodes
 from ddpcheck.probes.digest import make_digester
 from ddpcheck.probes.disagreements import Disagreements
 from ddpcheck.probes.probe import MOMENTS, Probe
@@ -39,10 +40,15 @@ class Session:
         # What probes have taken from the training thread so far.
         self.own_ns = 0
         self._writer = _open_writer(Path(config.run_dir), self.rank)
-        self.write(header(self.session, make_digester("cpu").algorithm))
+        algorithm = make_digester("cpu").algorithm
+        self.write(header(self.session, algorithm))
         self.board = self._open_board(config)
-        self.disagreements = Disagreements(self, self.board) if self.board is not None else None
         GUARD.report_to(self._fault)
+        self.disagreements: Disagreements | None = None
+        if self.board is not None:
+            # Guarded by itself: a system that is out of threads must not cost the comparison on this node.
+            across = GUARD.protect("across_nodes", "begin", self._across_nodes)(config, algorithm)
+            self.disagreements = Disagreements(self, self.board, across)
         self._moments: dict[str, list[Any]] = {moment: [] for moment in MOMENTS}
         for kind in PROBES:
             if kind.wanted(config):
@@ -65,6 +71,13 @@ class Session:
             # Ranks in another container, or no room: digests are still compared, from the files.
             self.write(FaultRecord("board", "open", f"{type(error).__name__}: {error}", "", os.getpid()))
             return None
+
+    def _across_nodes(self, config: Config, algorithm: str) -> AcrossNodes | None:
+        """Where all ranks are on one board, or there is no store that can do it, there is nobody to ask."""
+        if self.world_size == 1 or os.environ.get("LOCAL_WORLD_SIZE") == str(self.world_size):
+            return None
+        store = job_store()
+        return None if store is None else AcrossNodes(self, store, config.board, algorithm)
 
     def tell(self, moment: str, *what: Any) -> None:
         began = perf_counter_ns()

@@ -97,6 +97,7 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
         agreement=agreement_history(last),
         gradients=gradient_history(last),
         environment=environment_rows(last),
+        hosts=last.hosts(),
         run=_about(run, description),
     )
 

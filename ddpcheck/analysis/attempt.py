@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpcheck.analysis.agreement import Agreement
+from ddpcheck.analysis.clock_offsets import ClockOffsets, HostClock
 from ddpcheck.analysis.data_seen import DataSeen
 from ddpcheck.analysis.gradient_ledger import GradientLedger
 from ddpcheck.analysis.hardware.pace import Pace
@@ -17,6 +18,7 @@ from ddpcheck.analysis.startup.seen import StartupSeen
 from ddpcheck.analysis.step_time.rank_clock import RankClock
 from ddpcheck.records.schema import (
     LOOSE,
+    ApartRecord,
     AppliedRecord,
     BackwardRecord,
     BatchRecord,
@@ -34,6 +36,7 @@ from ddpcheck.records.schema import (
     MemoryPartsRecord,
     MemoryRecord,
     ModuleRecord,
+    NodesRecord,
     Of,
     OptimizerRecord,
     RankHeader,
@@ -79,6 +82,8 @@ class Rank:
     nonfinite: dict[ModuleKey, AppliedRecord] = field(default_factory=dict)
     details: list[tuple[ModuleKey, DetailRecord]] = field(default_factory=list)
     captures: list[tuple[ModuleKey, CaptureRecord]] = field(default_factory=list)
+    # Moments at which a rank of another node had other digests.
+    apart: list[tuple[ModuleKey, ApartRecord]] = field(default_factory=list)
     faults: list[FaultRecord] = field(default_factory=list)
     end: EndRecord | None = None
     # Steps by module and optimizer; the stage and step of the last record.
@@ -129,6 +134,11 @@ class Attempt:
         self.memory = MemorySeen()
         self.startup = StartupSeen()
         self.window = Window()
+        self.host_clocks = ClockOffsets()
+        # Hosts of ranks that another node's launcher watches, by rank.
+        self.elsewhere: dict[int, str] = {}
+        # Looks that this folder's ranks have compared with those of other nodes.
+        self.compared_across = 0
 
     @property
     def started(self) -> float:
@@ -137,6 +147,11 @@ class Attempt:
     @property
     def world_size(self) -> int:
         return max((rank.header.world_size for rank in self.ranks.values()), default=0)
+
+    def hosts(self) -> tuple[HostClock, ...]:
+        """The hosts of the job and their clocks, where there are several."""
+        here = {number: rank.header.host for number, rank in self.ranks.items()}
+        return self.host_clocks.hosts(here, self.elsewhere)
 
     def steps(self, rank: int) -> int:
         return max(self.ranks[rank].steps.values(), default=0)
@@ -187,6 +202,7 @@ class Attempt:
                 key = rank.modules[record.module]
                 self.gradients.add(header.rank, key, record, rank.latest[key], self.agreement.ended)
                 self.pace.reduced(key, record.number)
+                self.host_clocks.add(header, key, record)
             case AppliedRecord() if record.module in rank.modules:
                 key = rank.modules[record.module]
                 self.agreement.add(header.rank, key, record)
@@ -216,6 +232,11 @@ class Attempt:
                 self.window.trace(header.rank, record)
             case ReadyRecord() if record.module in rank.modules:
                 self.window.readiness(header.rank, rank.modules[record.module], record)
+            case ApartRecord() if record.module in rank.modules:
+                rank.apart.append((rank.modules[record.module], record))
+            case NodesRecord():
+                self.elsewhere.update((int(n), host) for n, host in record.others.items() if n.isdecimal())
+                self.compared_across += record.compared
             case FaultRecord():
                 rank.faults.append(record)
                 self._fault(header.rank, record)
@@ -271,6 +292,8 @@ class Attempt:
 
     def parted(self) -> bool:
         """Whether ranks are known to disagree where they must not: what --fail-fast waits for."""
+        if any(first_apart(self, module) is not None for module in self.modules()):
+            return True
         return any(
             tally.first is not None
             for (module, stage, of), tally in self.agreement.tallies.items()
@@ -278,3 +301,23 @@ class Attempt:
             and of != Of.IGNORED.value
             and not self.loose(module)
         )
+
+
+# Where replicas of different nodes must be equal, in the order in which a step comes to them.
+_MUST_AGREE = (Stage.INIT_AFTER.value, Stage.BUFFERS.value, Stage.PARAMS.value)
+
+
+def first_apart(attempt: Attempt, module: ModuleKey) -> tuple[int, ApartRecord] | None:
+    """The first moment at which another node is known to have had other values, and the rank that saw it."""
+    if attempt.loose(module):
+        return None
+    found = [
+        (record.step, _MUST_AGREE.index(record.stage), number, record)
+        for number, rank in attempt.ranks.items()
+        for key, record in rank.apart
+        if key == module and record.stage in _MUST_AGREE
+    ]
+    if not found:
+        return None
+    _, _, number, record = min(found, key=lambda one: one[:3])
+    return number, record

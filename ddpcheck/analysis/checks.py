@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.attempt import Attempt
+from ddpcheck.analysis.attempt import Attempt, first_apart
 from ddpcheck.analysis.result import Check
 from ddpcheck.records.schema import Of, Stage
 
@@ -21,7 +21,21 @@ def checks_of(attempt: Attempt) -> tuple[Check, ...]:
     if not attempt.ranks:
         return ()
     checks = [_check(attempt, name, stage, of) for name, stage, of in _LOOKS]
-    return (*checks, _means(attempt), _hyper(attempt))
+    return (*checks, _means(attempt), _hyper(attempt), *_across_nodes(attempt))
+
+
+def _across_nodes(attempt: Attempt) -> list[Check]:
+    """Only where ranks of other nodes have written elsewhere: else all are compared here, and better."""
+    away = attempt.elsewhere.keys() - attempt.ranks.keys()
+    if not away:
+        return []
+    name = "all of these with other nodes, through the job's store"
+    if any(first_apart(attempt, module) is not None for module in attempt.modules()):
+        return [Check(name, attempt.compared_across, "differ")]
+    if not attempt.compared_across:
+        return [Check(name, 0, "not checked", "the job ended before it came to that")]
+    detail = f"{attempt.compared_across} looks, {len(away)} ranks on other nodes"
+    return [Check(name, attempt.compared_across, "agree", detail)]
 
 
 def _check(attempt: Attempt, name: str, stage: Stage, of: Of) -> Check:
@@ -55,6 +69,8 @@ def _why_not(attempt: Attempt, stage: Stage) -> str:
         )
     if attempt.world_size == 1:
         return "one rank has nobody to agree with"
+    if len(attempt.ranks) == 1 and attempt.elsewhere:
+        return "the other ranks' records are in other run folders"
     if stage is Stage.PARAMS and any(rank.loose for rank in attempt.ranks.values()):
         return "post-localSGD lets replicas differ between averagings"
     reasons = {

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from ddpcheck.analysis.clock_offsets import HostClock
 from ddpcheck.analysis.findings import Finding
 from ddpcheck.analysis.history.result import AgreementHistory, EnvironmentRow, GradientHistory
 from ddpcheck.analysis.overlap.result import Overlap
@@ -127,6 +128,8 @@ class Report:
     agreement: tuple[AgreementHistory, ...] = ()
     gradients: tuple[GradientHistory, ...] = ()
     environment: tuple[EnvironmentRow, ...] = ()
+    # Of the last attempt, where it ran on several.
+    hosts: tuple[HostClock, ...] = ()
     # path, name, id, started (ISO 8601), seconds, ddpcheck and torch versions, hosts
     run: Mapping[str, Any] = field(default_factory=dict)
     schema: int = REPORT_SCHEMA

@@ -50,6 +50,8 @@ def summaries(attempt: Attempt, number: int, notes: NodeNotes, over: bool) -> tu
 def expected_ranks(attempt: Attempt) -> set[int]:
     """The ranks that should be in this folder: all, unless the job has nodes of which none reported here."""
     nodes = {rank.header.host for rank in attempt.ranks.values()}
+    if len(nodes) == 1 and attempt.elsewhere:
+        return set(range(attempt.world_size)) - attempt.elsewhere.keys()
     declared = max((_number(rank, "GROUP_WORLD_SIZE") for rank in attempt.ranks.values()), default=1)
     if declared <= len(nodes):
         return set(range(attempt.world_size))

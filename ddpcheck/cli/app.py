@@ -8,6 +8,8 @@ import typer
 
 from ddpcheck.cli.diff import diff
 from ddpcheck.cli.explain import explain
+from ddpcheck.cli.links import links
+from ddpcheck.cli.merge import merge
 from ddpcheck.cli.report import report
 from ddpcheck.cli.report_options import WithPage
 from ddpcheck.cli.run import run
@@ -44,4 +46,6 @@ app.command(cls=WithPage, context_settings={"allow_interspersed_args": False})(r
 app.command(cls=WithPage)(report)
 app.command()(diff)
 app.command()(trace)
+app.command()(merge)
+app.command(context_settings={"allow_interspersed_args": False})(links)
 app.command()(explain)

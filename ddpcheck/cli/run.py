@@ -114,6 +114,22 @@ def run(
         typer.Option("--json", metavar="FILE", help="Write report.json here as well.", show_default=False),
     ] = None,
     github: Github = False,
+    run_id: Annotated[
+        str,
+        typer.Option(
+            metavar="ID",
+            help="What names the job on all its nodes [default: the rendezvous' or the scheduler's id].",
+            show_default=False,
+        ),
+    ] = "",
+    wait_nodes: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="How long to wait at the end for the other nodes that work in the same run folder.",
+        ),
+    ] = 60.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing where all is well.")] = False,
 ) -> None:
     """Watch a DDP job, unchanged, and say whether its replicas agree.
@@ -151,6 +167,8 @@ def run(
             github=github,
             fail_on=fail_on.value,
         ),
+        run_id=_checked_id(run_id),
+        wait_nodes=wait_nodes,
     )
     from ddpcheck.launcher.watch import run_watched
 
@@ -161,6 +179,12 @@ def _checked_name(name: str | None) -> str | None:
     if name is not None and (not name.strip(".") or not name.isprintable() or "/" in name):
         raise UsageError(f"--name {name!r} cannot be part of a folder's name: use letters, digits and dashes")
     return name
+
+
+def _checked_id(run_id: str) -> str:
+    if run_id and (not run_id.strip("-.") or not run_id.isprintable() or "/" in run_id):
+        raise UsageError(f"--run-id {run_id!r} cannot name a folder: use letters, digits and dashes")
+    return run_id
 
 
 def _checked_seconds(seconds: float) -> float:

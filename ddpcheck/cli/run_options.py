@@ -27,3 +27,5 @@ class RunOptions:
     profile: str = ""
     # Reports beside the one on the terminal.
     outputs: Outputs = field(default_factory=Outputs)
+    run_id: str = ""
+    wait_nodes: float = 60.0

@@ -22,9 +22,14 @@ _NODE_COUNT_OPTIONS = {"--nnodes", "--num_machines", "--num-machines", "--num_no
 _NODE_COUNT_VARIABLES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "NNODES", "PET_NNODES", "GROUP_WORLD_SIZE")
 
 
-def may_join(folder: Path, run: Mapping[str, Any], name: str, command: Sequence[str]) -> bool:
-    """Whether the run in `folder` is still going, of the same name, and this command is of several nodes."""
-    if "ended" in run or run.get("name") != name or not spans_nodes(command, os.environ):
+def may_join(folder: Path, run: Mapping[str, Any], name: str, job: str, command: Sequence[str]) -> bool:
+    """Whether the run in `folder` is still going, and this is the same job on another node.
+
+    A job that has a name is told by it; one that has none must at least speak of several nodes.
+    """
+    if "ended" in run or run.get("name") != name or run.get("job", "") != job:
+        return False
+    if not job and not (spans_nodes(command, os.environ) or _is_one_of_many(os.environ)):
         return False
     if run.get("host") == os.uname().nodename:
         # Several "nodes" on one host, as in a rehearsal: the launcher that made the run must still be there.
@@ -42,6 +47,12 @@ def spans_nodes(command: Sequence[str], environ: Mapping[str, str]) -> bool:
             counts.append(attached or value)
     # "4", and "1:4" of an elastic job.
     return any(int(number) > 1 for count in counts for number in re.findall(r"\d+", count))
+
+
+def _is_one_of_many(environ: Mapping[str, str]) -> bool:
+    """Whether this very command is to be one rank of several, as where each is started by hand."""
+    size = environ.get("WORLD_SIZE", "")
+    return size.isdecimal() and int(size) > 1
 
 
 def _was_touched_recently(folder: Path) -> bool:

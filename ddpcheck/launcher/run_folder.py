@@ -7,13 +7,14 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ddpcheck.config import Config
 from ddpcheck.errors import OutputFolderError
+from ddpcheck.launcher.job_id import job_id
 from ddpcheck.launcher.joining import may_join
 from ddpcheck.launcher.process_table import process_start
 from ddpcheck.launcher.run_name import run_name
@@ -34,19 +35,27 @@ class RunFolder:
     run_id: str
     name: str
     joined: bool = False
+    # What names the job on all its nodes; empty: nothing does.
+    job: str = ""
 
 
-def make_run_folder(command: Sequence[str], *, out: Path | None = None, name: str = "") -> RunFolder:
-    """Make `ddpcheck-runs/<time>-<name>/`, or `out` exactly; readable by its owner only."""
+def make_run_folder(
+    command: Sequence[str], *, out: Path | None = None, name: str = "", run_id: str = ""
+) -> RunFolder:
+    """Make `ddpcheck-runs/<time>-<name>/`, or `out` exactly; readable by its owner only.
+
+    With an id of its own a run is found by it: nodes that work in one folder meet there without `out`.
+    """
     name = run_name([name]) if name else run_name(command)
-    if out is not None:
-        return _use_folder(out.absolute(), name, command)
+    job = job_id(run_id, command, os.environ)
     parent = Path(RUNS_FOLDER).absolute()
+    if out is not None or run_id:
+        return _use_folder(parent / run_name([run_id]) if out is None else out.absolute(), name, job, command)
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
     for suffix in ["", *(f"-{number}" for number in range(2, 1000))]:
         path = parent / (stem + suffix)
-        if _make_folder(path):
-            return RunFolder(path, path.name, name)
+        if make_folder(path):
+            return RunFolder(path, path.name, name, job=job)
     raise OutputFolderError(f"{parent}: holds too many runs of this second")
 
 
@@ -55,6 +64,7 @@ def begin_run(folder: RunFolder, command: Sequence[str], config: Config) -> RunF
     record = {
         "schema": RUN_SCHEMA,
         "id": folder.run_id,
+        "job": folder.job,
         "name": folder.name,
         "command": mask_arguments(command),
         "cwd": os.getcwd(),
@@ -67,14 +77,12 @@ def begin_run(folder: RunFolder, command: Sequence[str], config: Config) -> RunF
     }
     if folder.joined or not _create_file(folder.path / RUN_FILE, record):
         run = read_run_file(folder.path)
-        return RunFolder(folder.path, str(run.get("id", folder.run_id)), folder.name, joined=True)
+        return replace(folder, run_id=str(run.get("id", folder.run_id)), joined=True)
     return folder
 
 
 def finish_run(folder: RunFolder, exit_code: int, seconds: float, stopped: str = "") -> None:
     """Add how the run ended to run.json; a full disk by now costs only this."""
-    if folder.joined:
-        return
     ending = {"exit_code": exit_code, "ended": _now(), "seconds": round(seconds, 3), "stopped": stopped}
     record = {**read_run_file(folder.path), **ending}
     temporary = folder.path / f".{RUN_FILE}.{os.getpid()}"
@@ -96,24 +104,24 @@ def read_run_file(path: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _use_folder(path: Path, name: str, command: Sequence[str]) -> RunFolder:
-    if _make_folder(path):
-        return RunFolder(path, path.name, name)
+def _use_folder(path: Path, name: str, job: str, command: Sequence[str]) -> RunFolder:
+    if make_folder(path):
+        return RunFolder(path, job or path.name, name, job=job)
     if not path.is_dir():
         raise _impossible(path, "is a file, not a folder")
     run = read_run_file(path)
-    if run and may_join(path, run, name, command):
-        return RunFolder(path, str(run.get("id", path.name)), name, joined=True)
+    if run and may_join(path, run, name, job, command):
+        return RunFolder(path, str(run.get("id", path.name)), name, joined=True, job=job)
     if (path / RUN_FILE).exists() or any(path.glob("rank-*.jsonl")):
         raise OutputFolderError(
             f"{path}: already holds a run; choose another place with --out, or remove that run first"
         )
     if not os.access(path, os.W_OK | os.X_OK):
         raise _impossible(path, "cannot be written: permission denied")
-    return RunFolder(path, path.name, name)
+    return RunFolder(path, job or path.name, name, job=job)
 
 
-def _make_folder(path: Path) -> bool:
+def make_folder(path: Path) -> bool:
     """Make the folder and what is above it; False where there is something of that name."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ddpcheck.agent.board import troubles
+from ddpcheck.agent.board import signs, troubles
 from ddpcheck.analysis.analyse import conclude
 from ddpcheck.analysis.findings import Severity
 from ddpcheck.analysis.result import Report, Verdict
@@ -20,7 +20,16 @@ from ddpcheck.launcher.board_file import board_file
 from ddpcheck.launcher.environment import command_environment
 from ddpcheck.launcher.follower import Follower
 from ddpcheck.launcher.node_log import NodeLog
+from ddpcheck.launcher.other_nodes import (
+    REPORT_FILE,
+    others,
+    reports,
+    say_done,
+    wait_for_others,
+    wait_for_report,
+)
 from ddpcheck.launcher.process import ExitStatus, leave_as
+from ddpcheck.launcher.report_file import write_report
 from ddpcheck.launcher.run_folder import RunFolder, begin_run, finish_run, make_run_folder
 from ddpcheck.launcher.supervise import supervise
 from ddpcheck.reports.outputs import page_of, write_outputs
@@ -32,11 +41,13 @@ if TYPE_CHECKING:
 FOUND_SOMETHING = 10
 NOT_JUDGED = 1
 TICK_SECONDS = 0.1
+# For which other nodes are waited for when this one was told to end.
+SHORT_PATIENCE = 5.0
 
 
 def run_watched(command: Sequence[str], options: RunOptions) -> int:
     """Run the command under watch and return the exit status of `ddpcheck run`."""
-    folder = make_run_folder(command, out=options.out, name=options.name or "")
+    folder = make_run_folder(command, out=options.out, name=options.name or "", run_id=options.run_id)
     with board_file() as board:
         config = Config(
             run_dir=str(folder.path),
@@ -53,9 +64,43 @@ def run_watched(command: Sequence[str], options: RunOptions) -> int:
         )
         folder = begin_run(folder, command, config)
         run, status, seconds = _watch(command, config, folder, options.sample_hz)
+        own_ranks: set[int] = set()
         if board is not None:
             _note_troubles(board, folder.path)
+            own_ranks = set(signs(board))
+    say_done(folder.path, status.returncode, status.stop_reason)
+    if others(folder.path):
+        return _judge_together(run, folder, status, seconds, options, own_ranks)
     finish_run(folder, status.returncode, seconds, stopped=status.stop_reason)
+    return _judge(run, folder, status, options)
+
+
+def _judge_together(
+    run: Run,
+    folder: RunFolder,
+    status: ExitStatus,
+    seconds: float,
+    options: RunOptions,
+    own_ranks: set[int],
+) -> int:
+    """Several nodes work in this folder: one of them reports, and all leave by its verdict."""
+    # Whoever stopped the job by a signal wants it to end.
+    patience = options.wait_nodes if status.signal is None else min(options.wait_nodes, SHORT_PATIENCE)
+    run.poll()
+    if not reports(run, not folder.joined, own_ranks):
+        report = wait_for_report(folder.path, patience)
+        if report is not None:
+            if not options.quiet:
+                sys.stderr.write(f"ddpcheck: the report of all nodes is {folder.path / REPORT_FILE}\n")
+            return _leave_by(status, _severities(report), options.fail_on)
+        sys.stderr.write("ddpcheck: no other node has reported; this one does, as far as it can see\n")
+    late = wait_for_others(folder.path, patience)
+    if late:
+        sys.stderr.write(f"ddpcheck: reporting without the end of {', '.join(late)}\n")
+    ends = [end for end in others(folder.path).values() if end is not None]
+    exit_code = next((code for code in [status.returncode, *(end.status for end in ends)] if code), 0)
+    stopped = next((why for why in [status.stop_reason, *(end.stopped for end in ends)] if why), "")
+    finish_run(folder, exit_code, seconds, stopped=stopped)
     return _judge(run, folder, status, options)
 
 
@@ -105,38 +150,39 @@ def _judge(run: Run, folder: RunFolder, status: ExitStatus, options: RunOptions)
         )
         # Not 0: a job that could not be judged must not pass for one that was found sound.
         return status.returncode or NOT_JUDGED
-    _write_report(report, folder.path)
+    write_report(report, folder.path)
     if not options.quiet or report.verdict is not Verdict.OK:
         _show(report, page_of(options.outputs, folder.path))
     # On stderr too: stdout is the job's own.
     well = write_outputs(report, options.outputs, folder.path, sys.stderr)
+    left_by = _leave_by(status, [finding.severity for finding in report.findings], options.fail_on)
+    # A CI job that waits for a file must not take its absence for success.
+    return left_by or (0 if well else NOT_JUDGED)
+
+
+def _leave_by(status: ExitStatus, found: Sequence[Severity], fail_on: str) -> int:
+    """The exit status of `ddpcheck run`."""
     if status.stop_reason:
         return FOUND_SOMETHING
     if status.signal is not None:
         leave_as(status)
     if status.returncode:
         return status.returncode
-    if _fails(report, options.fail_on):
-        return FOUND_SOMETHING
-    # A CI job that waits for a file must not take its absence for success.
-    return 0 if well else NOT_JUDGED
+    return FOUND_SOMETHING if _fails(found, fail_on) else 0
 
 
-def _fails(report: Report, fail_on: str) -> bool:
+def _fails(found: Sequence[Severity], fail_on: str) -> bool:
     if fail_on == "never":
         return False
     bar = Severity(fail_on).weight
-    return any(finding.severity.weight >= bar for finding in report.findings)
+    return any(severity.weight >= bar for severity in found)
 
 
-def _write_report(report: Report, folder: Path) -> None:
-    from ddpcheck.reports.json_report import to_json
-    from ddpcheck.reports.whole_file import write_whole
-
-    try:
-        write_whole(folder / "report.json", to_json(report), mode=0o600)
-    except OSError as error:
-        sys.stderr.write(f"ddpcheck: report.json could not be written: {error.strerror} ({folder})\n")
+def _severities(report: Mapping[str, Any]) -> list[Severity]:
+    """Of the findings in a report.json that another node wrote."""
+    known = {severity.value for severity in Severity}
+    said = [finding.get("severity") for finding in report.get("findings", ())]
+    return [Severity(severity) for severity in said if severity in known]
 
 
 def _show(report: Report, page: Path | None) -> None:

@@ -224,6 +224,8 @@ class BackwardRecord:
     absent: list[int] = field(default_factory=list)
     # -1: the sum is divided by the ranks that took part, not by the size of the group.
     divisor: int = 0
+    # When DDP had finished it, by this host's clock; 0: that was not seen.
+    time: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -501,6 +503,32 @@ class ReadyRecord:
 
 
 @dataclass(frozen=True)
+class ApartRecord:
+    """Another node's digest of the same moment, read from the job's store, is not this rank's."""
+
+    kind: ClassVar[str] = "apart"
+    module: int
+    stage: str
+    of: str
+    step: int
+    root: str
+    other_root: str
+    other_rank: int
+    other_host: str
+    optimizer: int | None = None
+
+
+@dataclass(frozen=True)
+class NodesRecord:
+    """Ranks that are on other nodes and seen by other launchers, as the job's store tells: their hosts by rank."""
+
+    kind: ClassVar[str] = "nodes"
+    others: dict[str, str]
+    # At the end: looks that were laid beside those of other nodes.
+    compared: int = 0
+
+
+@dataclass(frozen=True)
 class FaultRecord:
     """ddpcheck itself failed somewhere and switched that part off."""
 
@@ -551,6 +579,8 @@ Record = (
     | StartupRecord
     | TraceRecord
     | ReadyRecord
+    | ApartRecord
+    | NodesRecord
     | FaultRecord
     | EndRecord
 )
@@ -581,6 +611,8 @@ KINDS: dict[str, type[Record]] = {
         StartupRecord,
         TraceRecord,
         ReadyRecord,
+        ApartRecord,
+        NodesRecord,
         FaultRecord,
         EndRecord,
     )

@@ -83,7 +83,7 @@ def test_the_worst_comes_first(tmp_path: Path) -> None:
     ("bar", "fails"), [("error", True), ("warning", True), ("note", True), ("never", False)]
 )
 def test_a_broken_run_fails_by_the_bar(tmp_path: Path, bar: str, fails: bool) -> None:
-    assert _fails(broken(tmp_path).report(), bar) is fails
+    assert _fails([finding.severity for finding in broken(tmp_path).report().findings], bar) is fails
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_broken_run_fails_by_the_bar(tmp_path: Path, bar: str, fails: bool) ->
 )
 def test_a_note_fails_only_who_asks_for_it(tmp_path: Path, bar: str, fails: bool) -> None:
     report = RunBuilder(tmp_path, 2).wrap(odd_before=ODD).train(3).end().report()
-    assert _fails(report, bar) is fails
+    assert _fails([finding.severity for finding in report.findings], bar) is fails
 
 
 def test_two_attempts_are_told_apart(tmp_path: Path) -> None:

@@ -15,7 +15,17 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ddpcheck"
 
 # Rooms whose code runs inside the user's ranks, under the user's Python and with the user's packages.
-IN_RANK = ["agent", "bootstrap", "probes", "records", "config", "injection", "privacy", "step_ranges"]
+IN_RANK = [
+    "agent",
+    "bootstrap",
+    "probes",
+    "records",
+    "config",
+    "injection",
+    "links",
+    "privacy",
+    "step_ranges",
+]
 IN_RANK_MAY_IMPORT = {*IN_RANK, "errors", "version", ""}
 # Used where they are found: imported inside a function, or at the top of a file that is named after them
 # (`..._triton.py`) and is itself imported inside a function.

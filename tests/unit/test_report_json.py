@@ -61,7 +61,7 @@ def test_keys_are_the_public_ones_in_order() -> None:
     assert " ".join(document) == (
         "schema verdict world_size steps command exit_code findings attempts checks data "
         "hardware traffic time memory startup overlap "
-        "agreement gradients environment run"
+        "agreement gradients environment hosts run"
     )
     assert " ".join(document["findings"][0]) == (
         "code severity title message module step stage parameter ranks evidence cause fix attempt"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddpcheck.analysis.apart import apart_findings
 from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.divergence import names_agree
 from ddpcheck.analysis.evidence import of_disagreement
@@ -12,13 +13,15 @@ from ddpcheck.records.schema import Of, Stage
 
 
 def find(case: Case) -> list[Finding]:
-    return [
+    found = [
         finding
         for module in case.modules()
         if names_agree(case.attempt, module)
         for of in (Of.PARAMETERS, Of.BUFFERS)
         for finding in _of_module(case, module, of)
-    ] + [finding for module in case.modules() for finding in _ignored(case, module)]
+    ]
+    found += [finding for module in case.modules() for finding in _ignored(case, module)]
+    return found + apart_findings(case, "DDP101")
 
 
 def _of_module(case: Case, module: ModuleKey, of: Of) -> list[Finding]:

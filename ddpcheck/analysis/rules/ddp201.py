@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddpcheck.analysis.apart import apart_findings
 from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.divergence import Divergence, divergence
 from ddpcheck.analysis.evidence import of_disagreement
@@ -11,7 +12,8 @@ from ddpcheck.rank_ranges import name_ranks
 
 def find(case: Case) -> list[Finding]:
     parted = [divergence(case.attempt, module) for module in case.modules()]
-    return [_finding(case, one) for one in parted if one is not None and one.code == "DDP201"]
+    found = [_finding(case, one) for one in parted if one is not None and one.code == "DDP201"]
+    return found + apart_findings(case, "DDP201")
 
 
 def _finding(case: Case, parted: Divergence) -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import zip_longest
 
 from ddpcheck.analysis.agreement import groups_of, odd_ranks
+from ddpcheck.analysis.apart import apart_findings
 from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.findings import Finding, Severity
@@ -20,7 +21,7 @@ def find(case: Case) -> list[Finding]:
     findings = []
     for module in case.modules():
         findings += _names(case, module) or _values(case, module) or _at_the_end(case, module)
-    return findings
+    return findings + apart_findings(case, "DDP210")
 
 
 def _names(case: Case, module: ModuleKey) -> list[Finding]:

@@ -1,0 +1,107 @@
+"""How far the clocks of a job's hosts are apart, from moments that all ranks come to together.
+
+A reduced backward ends on all ranks at about the same time: none can have the sum before all have given their part.
+The median of many such moments is the offset of one host's clock against another's; how much single moments
+scatter around it is how well it is known.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.records.schema import BackwardRecord, RankHeader
+
+# Moments that wait for the other hosts' records, and differences kept for each host.
+_MOST_OPEN = 1024
+_MOST_KEPT = 2048
+# The first backwards of a job wait for compilers, allocators and data: ranks come out of them apart.
+_WARM_UP = 2
+_FEWEST = 3
+# From the median distance to the median to a standard deviation, for a bell curve.
+_TO_DEVIATION = 1.4826
+
+
+@dataclass(frozen=True)
+class HostClock:
+    """One host's clock against that of rank 0's host: positive where it is ahead."""
+
+    host: str
+    ranks: tuple[int, ...]
+    # Seconds; None: too few common moments were recorded.
+    offset: float | None
+    uncertainty: float | None
+    # Moments behind it.
+    moments: int
+    reference: bool = False
+    # Whether its records are in this run folder.
+    here: bool = True
+
+
+class ClockOffsets:
+    """Fed record by record; memory does not grow with steps."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[int, str] = {}
+        self._open: OrderedDict[tuple[ModuleKey, int], dict[str, float]] = OrderedDict()
+        # By host, against that of the lowest rank.
+        self._differences: dict[str, list[float]] = {}
+        # Of many moments every so-manieth is kept, evenly over the whole job.
+        self._stride = 1
+        self._closed = 0
+
+    def add(self, header: RankHeader, module: ModuleKey, record: BackwardRecord) -> None:
+        self._hosts[header.rank] = header.host
+        if record.time <= 0 or record.number <= _WARM_UP:
+            return
+        times = self._open.setdefault((module, record.number), {})
+        # A rank sees the end when it comes to run again: the earliest of a host is the nearest to the end.
+        times[header.host] = min(times.get(header.host, record.time), record.time)
+        if len(self._open) > _MOST_OPEN:
+            self._close()
+
+    def hosts(self, here: Mapping[int, str], elsewhere: Mapping[int, str]) -> tuple[HostClock, ...]:
+        """All hosts, that of the lowest rank first; nothing where there is only one. Both by rank."""
+        while self._open:
+            self._close()
+        names = _by_host(here)
+        away = _by_host({rank: host for rank, host in elsewhere.items() if rank not in here})
+        clocks = [self._clock(name, ranks, min(here)) for name, ranks in names.items()]
+        clocks += [HostClock(name, ranks, None, None, 0, here=False) for name, ranks in away.items()]
+        return tuple(clocks) if len(clocks) > 1 else ()
+
+    def _close(self) -> None:
+        """The oldest open moment: whoever has not spoken of it by now is not going to."""
+        times = self._open.popitem(last=False)[1]
+        reference = times.pop(self._hosts[min(self._hosts)], None)
+        self._closed += 1
+        if reference is None or not times or self._closed % self._stride:
+            return
+        for host, time in times.items():
+            self._differences.setdefault(host, []).append(time - reference)
+        if max(map(len, self._differences.values())) > _MOST_KEPT:
+            self._stride *= 2
+            for kept in self._differences.values():
+                del kept[::2]
+
+    def _clock(self, host: str, ranks: tuple[int, ...], lowest: int) -> HostClock:
+        if lowest in ranks:
+            return HostClock(host, ranks, 0.0, 0.0, 0, reference=True)
+        found = self._differences.get(host, [])
+        if len(found) < _FEWEST:
+            return HostClock(host, ranks, None, None, len(found))
+        middle = median(found)
+        # Not divided by the root of their number: that one host always comes out a little later than another
+        # is no chance, and many moments do not make it smaller.
+        scatter = _TO_DEVIATION * median(abs(each - middle) for each in found)
+        return HostClock(host, ranks, round(middle, 6), round(scatter, 6), len(found))
+
+
+def _by_host(ranks: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
+    hosts: dict[str, tuple[int, ...]] = {}
+    for rank in sorted(ranks):
+        hosts[ranks[rank]] = (*hosts.get(ranks[rank], ()), rank)
+    return hosts

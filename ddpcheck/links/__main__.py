@@ -1,0 +1,94 @@
+"""`python -m ddpcheck.links` under any launcher: one rank of the measurement."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from ddpcheck.links.options import DEFAULT_SIZES, check_seconds, check_tolerance, parse_sizes
+
+SLOW = 10
+# What launchers other than torchrun call the rank, the number of ranks and the rank on this node.
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_LOCAL = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+
+
+def main() -> int:
+    """10 where a link is slow; under torchrun that becomes its own 1."""
+    options = _options()
+    import torch
+
+    from ddpcheck.links.heat_map import render_links
+    from ddpcheck.links.survey import SurveyOptions, survey
+
+    distributed: Any = torch.distributed
+    device = _begin(options.backend)
+    report = survey(SurveyOptions(options.sizes, options.seconds, options.tolerance), device)
+    if options.json and _is_first_here(report.nodes):
+        _write(Path(options.json), report.to_json())
+    if distributed.get_rank() == 0 and not options.quiet:
+        encoding = (sys.stdout.encoding or "").lower()
+        sys.stdout.write(render_links(report, ascii_only=not encoding.startswith("utf")))
+        sys.stdout.flush()
+    distributed.destroy_process_group()
+    return SLOW if report.slow and not options.exit_zero else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m ddpcheck.links", description=__doc__)
+    parser.add_argument("--sizes", type=_checked(parse_sizes), default=DEFAULT_SIZES)
+    parser.add_argument("--seconds", type=_checked(lambda text: check_seconds(float(text))), default=2.0)
+    parser.add_argument("--tolerance", type=_checked(lambda text: check_tolerance(float(text))), default=1.5)
+    parser.add_argument("--backend", default="")
+    parser.add_argument("--json", default="links.json", help="written by the first rank of each node")
+    parser.add_argument("--quiet", action="store_true", help="print nothing")
+    parser.add_argument("--exit-zero", action="store_true", help="leave the verdict to links.json")
+    return parser.parse_args()
+
+
+def _checked(parse: Any) -> Any:
+    def checked(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return checked
+
+
+def _begin(backend: str) -> str:
+    """Join the process group; the device that messages live on."""
+    import torch
+
+    distributed: Any = torch.distributed
+    for name, others in (("RANK", _RANKS), ("WORLD_SIZE", _SIZES), ("LOCAL_RANK", _LOCAL)):
+        found = next((os.environ[other] for other in others if os.environ.get(other)), None)
+        if found is not None:
+            os.environ[name] = found
+    on_gpu = torch.cuda.is_available() and backend in ("", "nccl")
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    distributed.init_process_group(backend or ("nccl" if on_gpu else "gloo"))
+    return "cuda" if on_gpu else "cpu"
+
+
+def _is_first_here(nodes: Any) -> bool:
+    import torch
+
+    distributed: Any = torch.distributed
+    return any(distributed.get_rank() == node.ranks[0] for node in nodes)
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all: others may wait for it."""
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""Jobs over several hosts: one report where they share storage, one on each where they do not, and merging."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import BIN, JOBS, environment
+from tests.lab.host import Host
+from tests.lab.lab import Ended, Lab, make_lab, missing
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "there is a lab")]
+
+JOB = JOBS / "on_nodes.py"
+WATCH = [BIN / "ddpcheck", "run"]
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    with make_lab(2, tmp_path) as hosts:
+        yield hosts
+
+
+def report_of(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return content
+
+
+def codes(report: Mapping[str, Any]) -> list[str]:
+    return [finding["code"] for finding in report["findings"]]
+
+
+def say(ended: list[Ended]) -> str:
+    return "\n".join(map(str, ended))
+
+
+def test_nodes_with_shared_storage_meet_in_one_run_and_one_report(lab: Lab, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-id", "job7", "--rdzv-endpoint", f"{lab[0].name}:29400"]
+    launch = [BIN / "torchrun", "--nnodes", 2, "--nproc-per-node", 2, *rendezvous, JOB, "--clock-ahead", 2.5]
+
+    ended = lab.run_all(
+        lambda number, host: [*WATCH, "--out", shared, "--", *launch],
+        env=lambda number, host: environment(),
+    )
+
+    assert [one.status for one in ended] == [0, 0], say(ended)
+    report = report_of(shared)
+    assert (report["verdict"], report["world_size"], codes(report)) == ("ok", 4, []), say(ended)
+    assert report["run"]["id"] == "job7"
+    # torchrun numbers nodes in the order in which they come.
+    first, second = report["hosts"]
+    assert {first["host"], second["host"]} == {"node0", "node1"}
+    assert sorted(first["ranks"] + second["ranks"]) == [0, 1, 2, 3]
+    ahead = 2.5 if second["host"] == "node1" else -2.5
+    assert second["moments"] == 9  # 3 to 8, then every fourth of 20
+    assert second["uncertainty"] < 0.2
+    assert second["offset"] == pytest.approx(ahead, abs=0.02 + 3 * second["uncertainty"])
+    # The node of rank 0 reports, and only that.
+    told = {one.host: "Replicas agree: 4 ranks" in one.stderr for one in ended}
+    assert told == {first["host"]: True, second["host"]: False}, say(ended)
+
+
+def test_nodes_without_shared_storage_each_tell_what_parts_them(lab: Lab, tmp_path: Path) -> None:
+    def launch(number: int, host: Host) -> list[object]:
+        static = ["--nnodes", 2, "--node-rank", number, "--master-addr", lab[0].name, "--master-port", 29401]
+        return [*WATCH, "--out", "run", "--", BIN / "torchrun", *static, JOB, "--apart-at", 5]
+
+    ended = lab.run_all(launch, env=lambda number, host: environment())
+
+    assert [one.status for one in ended] == [10, 10], say(ended)
+    for host, other in ((lab[0], lab[1]), (lab[1], lab[0])):
+        report = report_of(host.folder / "run")
+        [finding] = report["findings"]
+        assert (finding["code"], finding["step"], finding["stage"]) == ("DDP201", 5, "params")
+        assert finding["ranks"] == [0, 1]
+        assert finding["evidence"]["hosts"] == {"0": "node0", "1": "node1"}
+        assert [row["host"] for row in report["hosts"] if not row["here"]] == [other.name]
+
+    joined = subprocess.run(
+        [
+            BIN / "ddpcheck",
+            "merge",
+            lab[1].folder / "run",
+            lab[0].folder / "run",
+            "--out",
+            tmp_path / "whole",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment(),
+    )
+
+    assert joined.returncode == 0, joined.stderr
+    whole = report_of(tmp_path / "whole")
+    [finding] = whole["findings"]
+    assert (finding["code"], finding["step"], finding["cause"]) == ("DDP206", 5, "hyperparameters differ: lr")
+    assert [row["here"] for row in whole["hosts"]] == [True, True]
+    assert abs(whole["hosts"][1]["offset"]) < 0.02 + 3 * whole["hosts"][1]["uncertainty"]
+    assert "DDP206" in joined.stdout
+
+
+def test_ranks_that_a_scheduler_starts_one_by_one_meet_by_its_job_id(lab: Lab, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+
+    def slurm(number: int, host: Host) -> dict[str, str]:
+        of_step = {"SLURM_JOB_ID": "4242", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_NNODES": "2"}
+        own = {"SLURM_PROCID": str(number), "SLURM_LOCALID": "0"}
+        return environment(**of_step, **own, MASTER_ADDR=lab[0].name, MASTER_PORT="29402")
+
+    ended = lab.run_all(
+        lambda number, host: [*WATCH, "--out", shared, "--", BIN / "python", JOB, "--apart-at", 5], env=slurm
+    )
+
+    # Both leave by the verdict of the one report.
+    assert [one.status for one in ended] == [10, 10], say(ended)
+    report = report_of(shared)
+    assert codes(report) == ["DDP206"], say(ended)
+    assert report["findings"][0]["step"] == 5
+    assert report["run"]["id"] == "4242.0"
+    assert [row["status"] for row in report["attempts"][0]["ranks"]] == ["finished", "finished"]

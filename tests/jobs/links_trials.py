@@ -1,0 +1,27 @@
+"""A rank that surveys the links of its job many times over: what is said of the same network, again and again."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch.distributed as dist
+
+from ddpcheck.links.survey import SurveyOptions, survey
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=1.0)
+    options = parser.parse_args()
+    dist.init_process_group("gloo")
+    for number in range(options.times):
+        report = survey(SurveyOptions(seconds=options.seconds), "cpu")
+        if dist.get_rank() == 0:
+            said = "; ".join(one.sentence() for one in report.explanations) or "nothing"
+            print(f"trial {number}: {report.looks} looks, {said}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

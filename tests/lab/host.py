@@ -1,0 +1,81 @@
+"""One host of a lab: runs commands under its own name, with its own network and its own folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.lab.network import limit
+
+# What a process of the host is started through: the network first, then the name, then the command itself.
+_NAMED = 'hostname "$0" && exec "$@"'
+
+
+@dataclass
+class Host:
+    """A network namespace with a name."""
+
+    name: str
+    address: str
+    folder: Path
+    namespace: str
+    switch: str
+    port: str
+    _started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def start(self, command: Sequence[object], env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start a command on this host, in its folder; its output can be read from the pipes."""
+        environ = dict(os.environ if env is None else env)
+        environ.setdefault("GLOO_SOCKET_IFNAME", "eth0")
+        process = subprocess.Popen(
+            [*self._way_in(), *map(str, command)],
+            cwd=self.folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._started.append(process)
+        return process
+
+    def run(self, command: Sequence[object], seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """Run a command on this host to its end."""
+        process = self.start(command)
+        try:
+            stdout, stderr = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    def limit_sending(self, megabits: float | None) -> None:
+        """What leaves this host; None: no limit."""
+        limit(self.namespace, "eth0", megabits)
+
+    def limit_receiving(self, megabits: float | None) -> None:
+        """What reaches this host."""
+        limit(self.switch, self.port, megabits)
+
+    def limit_link(self, megabits: float | None) -> None:
+        """The host's cable, both ways."""
+        self.limit_sending(megabits)
+        self.limit_receiving(megabits)
+
+    def forget_processes(self) -> None:
+        """After the namespace was emptied: let the pipes go and wait for what was killed."""
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+    def _way_in(self) -> list[str]:
+        return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", _NAMED, self.name]

@@ -1,0 +1,147 @@
+"""Builds a lab of N hosts around a bridge, and takes it down whatever happened."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tests.lab.host import Host
+from tests.lab.network import LabError, ip, namespaces, plug, remove, write_names
+
+PREFIX = "ddpcheck-lab"
+# Addresses for tests of networks between devices (RFC 2544): no real network has them.
+_NETWORK = "198.18.7"
+_OWNED = re.compile(rf"{PREFIX}-(\d+)-(\d+)-\w+")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one host's command ended."""
+
+    host: str
+    status: int
+    stdout: str
+    stderr: str
+
+    def __str__(self) -> str:
+        return f"{self.host}: status {self.status}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Hosts that reach each other and nothing else."""
+
+    hosts: tuple[Host, ...]
+
+    def __getitem__(self, number: int) -> Host:
+        return self.hosts[number]
+
+    def run_all(
+        self,
+        command: Callable[[int, Host], Sequence[object]],
+        *,
+        env: Callable[[int, Host], Mapping[str, str]] | None = None,
+        seconds: float = 180.0,
+    ) -> list[Ended]:
+        """Run one command on every host at the same time, as a scheduler would."""
+        started = [
+            (host, host.start(command(number, host), None if env is None else env(number, host)))
+            for number, host in enumerate(self.hosts)
+        ]
+        deadline = time.monotonic() + seconds
+        ended = []
+        for host, process in started:
+            try:
+                stdout, stderr = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _end(process)
+                stdout, stderr = process.communicate()
+                stderr += f"\n(the lab ended it after {seconds:g} s)"
+            ended.append(Ended(host.name, process.returncode, stdout, stderr))
+        return ended
+
+
+@cache
+def missing() -> str:
+    """Why there can be no lab here; empty where there can."""
+    if sys.platform != "linux":
+        return "network namespaces need Linux"
+    if os.geteuid() != 0:
+        return "making network namespaces needs root"
+    try:
+        with make_lab(1, Path("/")) as lab:
+            lab[0].limit_link(100)
+            if lab[0].run(["hostname"]).stdout.strip() != lab[0].name:
+                return "a host of its own name cannot be made"
+    except (OSError, LabError, subprocess.SubprocessError) as error:
+        return f"network namespaces do not work here: {error}"
+    return ""
+
+
+@contextmanager
+def make_lab(count: int, folder: Path) -> Iterator[Lab]:
+    """`count` hosts named node0, node1, …, each with a folder of that name in `folder`."""
+    sweep()
+    stem = f"{PREFIX}-{os.getpid()}-{_started(os.getpid())}"
+    names = [f"{stem}-switch", *(f"{stem}-{number}" for number in range(count))]
+    hosts: list[Host] = []
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        hosts += _build(names[0], names[1:], folder)
+        yield Lab(tuple(hosts))
+    finally:
+        for name in reversed(names):
+            remove(name)
+        for host in hosts:
+            host.forget_processes()
+
+
+def sweep() -> list[str]:
+    """Take away labs whose test has died without doing so itself."""
+    stale = [name for name in namespaces() if _is_stale(name)]
+    for name in stale:
+        remove(name)
+    return stale
+
+
+def _build(switch: str, namespaces: Sequence[str], folder: Path) -> Iterator[Host]:
+    ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+    ip("-n", switch, "link", "set", "bridge", "up")
+    named = [(f"{_NETWORK}.{number + 1}", f"node{number}") for number in range(len(namespaces))]
+    for number, (namespace, (address, name)) in enumerate(zip(namespaces, named, strict=True)):
+        plug(namespace, switch, f"port{number}", f"{address}/24")
+        write_names(namespace, named)
+        place = folder / name if folder != Path("/") else folder
+        place.mkdir(parents=True, exist_ok=True)
+        yield Host(name, address, place, namespace, switch, f"port{number}")
+
+
+def _is_stale(name: str) -> bool:
+    owned = _OWNED.fullmatch(name)
+    return owned is not None and _started(int(owned[1])) != int(owned[2])
+
+
+def _started(pid: int) -> int:
+    """When a process started, in ticks since boot: a number that is used again must not keep a lab alive."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """First the way that lets ddpcheck take its job down with it."""
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
