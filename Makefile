@@ -17,8 +17,9 @@ help: ## say what can be made
 demo: $(READY) ## watch a small broken job and a sound one
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
 
+# A file of tests stays on one worker: its tests share the jobs they look at.
 test: $(READY) ## run all tests
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 25 $(ARGS)
 
 lint: $(READY) ## check style, format and types
 	$(BIN)/ruff check .

@@ -129,6 +129,8 @@ class Disagreements:
         """Write the differing tensors to a file of their own, while they still are what the digests say."""
         if look.captured or self._captures[look.moment.of] >= MOST_CAPTURES:
             return
+        if not look.moment.watched.parameters:
+            return  # word came after the model had gone
         look.captured = True
         self._captures[look.moment.of] += 1
         self._due.discard(_whose(look))

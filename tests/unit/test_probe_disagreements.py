@@ -129,6 +129,17 @@ def test_who_is_ahead_shows_what_it_remembers_and_keeps_the_next_step(pair: Pair
     assert torch.equal(load_file(tmp_path / captures[0].file)["1.bias"], pair.modules[0][1].bias)
 
 
+def test_word_that_comes_after_the_model_has_gone(pair: Pair) -> None:
+    """The records tell, but there is nothing left to keep whole."""
+    pair.wrap()
+    pair.step(0)
+    pair.jobs[0].watched.forget()
+    pair.step(1, odd=5.0)
+    assert pair.scenes[0].disagreements is not None
+    pair.scenes[0].disagreements.catch_up()
+    assert [type(record) for record in pair.kept(0)] == [DetailRecord]
+
+
 def test_a_disagreement_that_lasts_does_not_fill_the_disk(pair: Pair) -> None:
     pair.wrap()
     for _ in range(30):
