@@ -20,6 +20,8 @@ from ddpcheck.sampling.processes import RankProcesses, network_namespace
 MOST_OF_A_CORE = 0.01
 # After so many lines, two samples make one line, then four, …: the log of a long job stays small.
 LINES_BEFORE_THINNING = 1200
+# What is left of a disk belongs to the ranks' records, and to the launcher's notes of how they ended.
+LEAST_ROOM = 4 << 20
 # A driver that hangs must not keep the launcher from ending.
 _PATIENCE_SECONDS = 2.0
 
@@ -88,7 +90,7 @@ class _Sampling:
         began = time.monotonic()
         self._gpus.open()
         first = self._sample()
-        self._log.write("hardware", pid=self._pid, **self._describe())
+        self._write("hardware", **self._describe())
         self._keep(first)
         samples, spent, mark = 1, 0.0, time.thread_time()  # opening NVML is paid once
         while not self._over.wait(self._pause(spent)):
@@ -99,13 +101,16 @@ class _Sampling:
         self._keep(self._sample())
         self._flush()
         self._gpus.close()
-        self._log.write(
+        self._write(
             "sampled",
-            pid=self._pid,
             samples=samples + 1,
             seconds=round(time.monotonic() - began, 3),
             cpu_seconds=round(time.thread_time(), 4),
         )
+
+    def _write(self, kind: str, **fields: Any) -> None:
+        if _room(self._log.path.parent) >= LEAST_ROOM:
+            self._log.write(kind, pid=self._pid, **fields)
 
     def _pause(self, spent: float) -> float:
         return max(1.0 / self._hz, min(spent, 1.0) / MOST_OF_A_CORE)
@@ -140,10 +145,19 @@ class _Sampling:
     def _flush(self) -> None:
         if self._kept is None:
             return
-        self._log.write("sample", pid=self._pid, **self._kept)
+        self._write("sample", **self._kept)
         self._kept = None
         self._unwritten = 0
         self._written += 1
         if self._written >= self._lines:
             self._each *= 2
             self._written = 0
+
+
+def _room(folder: Path) -> int:
+    """Bytes that are left where the run is written."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return 0
+    return disk.f_bavail * disk.f_frsize
