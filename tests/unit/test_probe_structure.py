@@ -58,8 +58,10 @@ def test_a_job_that_swaps_parameters_at_every_step_does_not_fill_the_disk(
     monkeypatch.setattr(structure, "MOST_CHANGES", 10)
     module = nn.Linear(2, 2)
     job = Job(module, scene, [structure.StructureProbe]).wrapped()
-    for _ in range(50):
-        module.bias = nn.Parameter(torch.zeros(2))
+    # All of them live on, as DDP's reducer lets the first one: none takes the place of another in memory.
+    biases = [nn.Parameter(torch.zeros(2)) for _ in range(50)]
+    for bias in biases:
+        module.bias = bias
         job.forward()
     assert 5 <= len(scene.of(StructureRecord)) <= 11
 
