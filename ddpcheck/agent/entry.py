@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from ddpcheck.agent.guard import GUARD
-from ddpcheck.agent.patches import Patches, calling, hide_from_compiler, skip_frame
+from ddpcheck.agent.patches import Patches, calling, hide_from_compiler, leave_out_wrappers, skip_frame
 from ddpcheck.agent.startup_watch import STARTUP
 from ddpcheck.config import Config
 from ddpcheck.injection import write_fault_line
@@ -187,6 +187,7 @@ class Agent:
     def _raised(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
         import traceback
 
+        leave_out_wrappers(trace)
         frames = traceback.extract_tb(trace)
         where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         self._error = (_quoted(f"{kind.__name__}: {error}"), where)

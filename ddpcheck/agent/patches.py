@@ -6,6 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 _MARK = "__ddpcheck_original__"
@@ -103,3 +104,12 @@ def skip_frame(function: Callable[..., Any]) -> None:
     skip = getattr(eval_frame, "skip_code", None)
     if skip is not None:
         skip(function.__code__)
+
+
+def leave_out_wrappers(trace: TracebackType | None) -> None:
+    """Of an error that nobody caught: people should see their own calls and torch's, as they would without us."""
+    while trace is not None and trace.tb_next is not None:
+        if trace.tb_next.tb_frame.f_code.co_filename == __file__:
+            trace.tb_next = trace.tb_next.tb_next
+        else:
+            trace = trace.tb_next
