@@ -12,7 +12,7 @@ import torch
 
 from ddpcheck.probes.digest.tensor_bytes import copy_serially
 
-from .weights import PIECE, PIECES_PER_BLOCK, signs, weight
+from .weights import BLOCK, PIECE, signs, weight
 
 # Norms between these are good to 1 part in 10,000 in float32: no square overflows, none that counts is lost.
 _NORM_MIN, _NORM_MAX = 1e-14, 1e17
@@ -73,41 +73,44 @@ def as_real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sketch_cpu(tensor: torch.Tensor, numel: int) -> Sketch:
+    # Where torch has no threads to wake, fewer and larger pieces cost less.
+    most = BLOCK if torch.get_num_threads() == 1 else PIECE
     work = _workspace(tensor.dtype)
     count = tensor.numel()
-    if count <= PIECE:
+    if count <= most:
         value, norm = work.piece(tensor, 0, count) if count else (0.0, 0.0)
     else:
-        value, norm = _sum_of_pieces(work, tensor, count)
+        value, norm = _sum_of_pieces(work, tensor, count, most)
     nonfinite = 0
     if not math.isfinite(value) or not math.isfinite(norm):
-        nonfinite = sum(work.nonfinite(piece, size) for _, piece, size in _pieces(tensor, count))
+        nonfinite = sum(work.nonfinite(piece, size) for _, piece, size in _pieces(tensor, count, most))
     return Sketch(value, norm, nonfinite, numel)
 
 
-def _sum_of_pieces(work: _Workspace, tensor: torch.Tensor, count: int) -> tuple[float, float]:
+def _sum_of_pieces(work: _Workspace, tensor: torch.Tensor, count: int, most: int) -> tuple[float, float]:
     terms, norms = [], []
-    for index, piece, size in _pieces(tensor, count):
-        value, norm = work.piece(piece, index % PIECES_PER_BLOCK, size)
-        terms.append(value * weight(index // PIECES_PER_BLOCK))
+    for start, piece, size in _pieces(tensor, count, most):
+        block, offset = divmod(start, BLOCK)
+        value, norm = work.piece(piece, offset, size)
+        terms.append(value * weight(block))
         norms.append(norm)
     if not all(map(math.isfinite, terms)):
         return sum(terms), math.hypot(*norms)  # fsum refuses infinities of both signs
     return math.fsum(terms), math.hypot(*norms)
 
 
-def _pieces(tensor: torch.Tensor, count: int) -> Iterator[tuple[int, torch.Tensor, int]]:
+def _pieces(tensor: torch.Tensor, count: int, most: int) -> Iterator[tuple[int, torch.Tensor, int]]:
     """The tensor in pieces that count row by row, gathered into a buffer where it does not lie that way."""
     if tensor.is_contiguous():
-        for index, piece in enumerate(torch.split(tensor.view(-1), PIECE)):
-            yield index, piece, piece.numel()
+        for index, piece in enumerate(torch.split(tensor.view(-1), most)):
+            yield index * most, piece, piece.numel()
         return
     with torch.inference_mode(False):
-        gathered = torch.empty(min(PIECE, count), dtype=tensor.dtype, device="cpu")
-    for index, start in enumerate(range(0, count, PIECE)):
-        size = min(PIECE, count - start)
+        gathered = torch.empty(min(most, count), dtype=tensor.dtype, device="cpu")
+    for start in range(0, count, most):
+        size = min(most, count - start)
         gather(gathered[:size], tensor, start)
-        yield index, gathered[:size], size
+        yield start, gathered[:size], size
 
 
 def gather(target: torch.Tensor, tensor: torch.Tensor, start: int) -> None:
@@ -130,7 +133,7 @@ def gather(target: torch.Tensor, tensor: torch.Tensor, start: int) -> None:
 
 
 class _Workspace:
-    """Buffers of one thread for one precision, all of them fit in a core's own cache.
+    """Buffers of one thread for one precision, small enough for a core's own cache.
 
     Everything of up to 32 bits is exact in float32, where a sign costs half as much as in float64. Only
     torch's own kernels are used: they stay on this thread below 32768 elements, a BLAS decides for itself
@@ -141,24 +144,24 @@ class _Workspace:
         self._dtype = dtype
         # Tensors made in inference mode could not be written to outside it.
         with torch.inference_mode(False):
-            self._signed = torch.empty(PIECE, dtype=dtype, device="cpu")
-            self._wide = torch.empty(PIECE, dtype=torch.float64, device="cpu")
+            self._signed = torch.empty(BLOCK, dtype=dtype, device="cpu")
+            self._wide = torch.empty(BLOCK, dtype=torch.float64, device="cpu")
         self._views: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
-    def piece(self, piece: torch.Tensor, place: int, size: int) -> tuple[float, float]:
-        """Signed sum and norm of up to PIECE elements that are at quarter `place` of a block."""
-        signed, wide, signs = self._views.get((place, size)) or self._make_views(place, size)
+    def piece(self, piece: torch.Tensor, offset: int, size: int) -> tuple[float, float]:
+        """Signed sum and norm of up to a block of elements that begin at `offset` of their block."""
+        signed, wide, signs = self._views.get((offset, size)) or self._make_views(offset, size)
         if piece.dim() != 1:
             piece = piece.reshape(-1)
-        if piece.dtype is self._dtype:
-            torch.mul(piece, signs, out=signed)
-        else:
+        if piece.dtype is not self._dtype or not piece.is_contiguous():
             signed.copy_(piece)
-            signed.mul_(signs)
+            piece = signed
+        # The norm first: of all kernels it streams best from memory, the others then find the piece in the cache.
+        norm = _norm(piece).item()
+        torch.mul(piece, signs, out=signed)
         if self._dtype is torch.float64:
-            return signed.sum().item(), _norm(signed).item()
+            return signed.sum().item(), norm
         wide.copy_(signed)
-        norm = _norm(signed).item()
         if not _NORM_MIN < norm < _NORM_MAX:
             norm = _norm(wide).item()
         return wide.sum().item(), norm
@@ -168,11 +171,11 @@ class _Workspace:
         wide.copy_(piece.reshape(-1))
         return size - int(torch.isfinite(wide).sum().item())
 
-    def _make_views(self, place: int, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _make_views(self, offset: int, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if len(self._views) >= 4096:
             self._views.clear()  # sizes that change with every batch must not pile up
-        signs = sign_table(self._dtype, torch.device("cpu"))[place * PIECE : place * PIECE + size]
-        views = self._views[place, size] = self._signed[:size], self._wide[:size], signs
+        signs = sign_table(self._dtype, torch.device("cpu"))[offset : offset + size]
+        views = self._views[offset, size] = self._signed[:size], self._wide[:size], signs
         return views
 
 
