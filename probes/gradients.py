@@ -20,7 +20,7 @@ from ddpcheck.probes.samples import FIRST
 from ddpcheck.probes.sketches.book import SketchBook, can_keep
 from ddpcheck.probes.sketches.packing import pack
 from ddpcheck.probes.sketches.sketch import Sketch
-from ddpcheck.probes.submission import submit
+from ddpcheck.probes.submission import read_along, submit, submit_rest
 from ddpcheck.records.schema import AppliedRecord, BackwardRecord, Of, Stage
 from ddpcheck.records.shares import share_of
 from ddpcheck.step_ranges import parse_steps
@@ -76,11 +76,12 @@ class Due:
 
 
 class GradientProbe(Probe):
-    """Three passes over the gradients a step, as computed, as reduced and as applied, and a part of one.
+    """Three passes over the gradients a step: as computed, as reduced and as applied.
 
     A sketch takes several times as long as a digest. As computed all gradients are sketched; as reduced they should
-    be the same on every rank, which digests tell, so each rank sketches no more than its share of them. Where a
-    backward may leave parameters out, one more pass goes over the gradients that were there before it.
+    be the same on every rank, which digests tell, so each rank sketches no more than its share of them, and digests
+    that in the same pass. Where a backward may leave parameters out, one more pass goes over the gradients that were
+    there before it.
     """
 
     name = "gradients"
@@ -138,17 +139,22 @@ class GradientProbe(Probe):
         # Between sketches only this rank looks, because of what it found in its own gradients.
         share = frozenset(self._share(watched) if backward.sketched else range(len(gradients)))
         present: list[torch.Tensor] = []
+        leaves: dict[int, bytes] = {}
         for place, gradient in enumerate(gradients):
             if gradient is None or not can_keep(gradient):
                 backward.absent.add(place)
                 continue
+            if place in share:
+                # Digested in the same pass.
+                reading = read_along(gradient)
+                backward.reduced.add(place, gradient, reading)
+                if reading is not None:
+                    leaves[len(present)] = reading.leaf()
             backward.digested.append(place)
             present.append(gradient)
-            if place in share:
-                backward.reduced.add(place, gradient)
         backward.local.send()
         backward.reduced.send()
-        backward.digests = submit(present)
+        backward.digests = submit_rest(present, leaves)
 
     def _share(self, watched: WatchedModule) -> tuple[int, ...]:
         sizes = [tensor.numel() for tensor in watched.tensors(watched.parameters)]

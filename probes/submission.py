@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from ddpcheck.probes.digest import make_digester
+from ddpcheck.probes.digest import ReadyTicket, make_digester
 
 if TYPE_CHECKING:
-    from ddpcheck.probes.digest import Digester, Ticket
+    from ddpcheck.probes.digest import Digester, Reading, Ticket
 
 
 @functools.cache
@@ -20,7 +20,7 @@ def _digester(device_type: str) -> Digester:
 
 
 class MixedTicket:
-    """Digests of tensors that live on several kinds of devices."""
+    """Digests of tensors that went different ways, as those on several kinds of devices do."""
 
     def __init__(self, places: list[list[int]], tickets: list[Ticket]) -> None:
         self._places = places
@@ -35,6 +35,20 @@ class MixedTicket:
             for place, leaf in zip(places, ticket.result(), strict=True):
                 leaves[place] = leaf
         return leaves
+
+
+def read_along(tensor: torch.Tensor) -> Reading | None:
+    """For hashing `tensor` in the course of a reading; None: submit it."""
+    return _digester(tensor.device.type).read_along(tensor)
+
+
+def submit_rest(tensors: Sequence[torch.Tensor], known: Mapping[int, bytes]) -> Ticket:
+    """All but those whose leaves are known already, by their place."""
+    if not known:
+        return submit(tensors)
+    rest = [place for place in range(len(tensors)) if place not in known]
+    submitted = submit([tensors[place] for place in rest])
+    return MixedTicket([list(known), rest], [ReadyTicket(list(known.values())), submitted])
 
 
 def submit(tensors: Sequence[torch.Tensor]) -> Ticket:

@@ -3,13 +3,16 @@
 from .digester import ENV_HASH, Digester, make_digester
 from .label import digest_size
 from .outline import is_supported
-from .ticket import Ticket
+from .ticket import ReadyTicket, Ticket
 from .tree import UNSUPPORTED, combine
+from .xxh3 import Reading
 
 __all__ = [
     "ENV_HASH",
     "UNSUPPORTED",
     "Digester",
+    "Reading",
+    "ReadyTicket",
     "Ticket",
     "combine",
     "digest_size",

@@ -11,7 +11,7 @@ import torch
 
 from .multilinear import MultilinearDigester
 from .ticket import Ticket
-from .xxh3 import Xxh3Digester
+from .xxh3 import Reading, Xxh3Digester
 
 # "multilinear" makes CPU ranks use the GPUs' algorithm, so that the two can be compared in one job.
 ENV_HASH = "DDPCHECK_HASH"
@@ -26,12 +26,15 @@ class Digester(Protocol):
     def submit(self, tensors: Sequence[torch.Tensor]) -> Ticket:
         """Hash `tensors` as they are at this moment, in the order of the current stream."""
 
+    def read_along(self, tensor: torch.Tensor) -> Reading | None:
+        """For hashing a tensor while it is read for something else; None where that cannot be done."""
+
 
 def make_digester(device_type: str) -> Digester:
     """The fastest digester for tensors of `device_type` ("cpu", "cuda", …) with what is installed."""
     if device_type == "cpu" and os.environ.get(ENV_HASH) != "multilinear":
         try:
-            return Xxh3Digester(importlib.import_module("xxhash").xxh3_128_digest)
+            return Xxh3Digester(importlib.import_module("xxhash"))
         except (ImportError, AttributeError):
             pass  # not in the user's environment, or older than xxh3: nothing to worry anybody with
     return MultilinearDigester()

@@ -9,6 +9,8 @@ import torch
 from .sketch import Sketch, can_sketch, sketch
 
 if TYPE_CHECKING:
+    from ddpcheck.probes.digest import Reading
+
     from .device import DevicePage
 
 
@@ -27,12 +29,12 @@ class SketchBook:
     def __bool__(self) -> bool:
         return bool(self._here or self._away)
 
-    def add(self, place: int, tensor: torch.Tensor) -> bool:
-        """Sketch `tensor` as it is at this moment; False where it cannot be done."""
+    def add(self, place: int, tensor: torch.Tensor, reading: Reading | None = None) -> bool:
+        """Sketch `tensor` as it is at this moment, in one go with `reading`; False where it cannot be done."""
         if not can_keep(tensor):
             return False
         if tensor.is_cpu:
-            self._here[place] = sketch(tensor)
+            self._here[place] = sketch(tensor, None if reading is None else reading.take)
             return True
         page = self._away.get(tensor.device)
         if page is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -42,8 +42,11 @@ def can_sketch(tensor: torch.Tensor) -> bool:
     return tensor.numel() == 0 or held > tensor.storage_offset() * tensor.element_size()
 
 
-def sketch(tensor: torch.Tensor) -> Sketch:
-    """Sketch `tensor` as it is now, in the order of its rows whatever its strides; waits for a device."""
+def sketch(tensor: torch.Tensor, along: Callable[[int, int], None] | None = None) -> Sketch:
+    """Sketch `tensor` as it is now, in the order of its rows whatever its strides; waits for a device.
+
+    On CPU, `along` is told of each piece (first element, number of elements) once it has been read.
+    """
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.is_sparse:
@@ -56,7 +59,7 @@ def sketch(tensor: torch.Tensor) -> Sketch:
         page = DevicePage(tensor.device)
         page.add(0, tensor)
         return page.sketches()[0]
-    return _sketch_cpu(as_real(tensor), tensor.numel())
+    return _sketch_cpu(as_real(tensor), tensor.numel(), along or _nobody)
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
@@ -72,26 +75,34 @@ def as_real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor)
 
 
-def _sketch_cpu(tensor: torch.Tensor, numel: int) -> Sketch:
+def _nobody(start: int, size: int) -> None:
+    pass
+
+
+def _sketch_cpu(tensor: torch.Tensor, numel: int, along: Callable[[int, int], None]) -> Sketch:
     # Where torch has no threads to wake, fewer and larger pieces cost less.
     most = BLOCK if torch.get_num_threads() == 1 else PIECE
     work = _workspace(tensor.dtype)
     count = tensor.numel()
     if count <= most:
         value, norm = work.piece(tensor, 0, count) if count else (0.0, 0.0)
+        along(0, count)
     else:
-        value, norm = _sum_of_pieces(work, tensor, count, most)
+        value, norm = _sum_of_pieces(work, tensor, count, most, along)
     nonfinite = 0
     if not math.isfinite(value) or not math.isfinite(norm):
         nonfinite = sum(work.nonfinite(piece, size) for _, piece, size in _pieces(tensor, count, most))
     return Sketch(value, norm, nonfinite, numel)
 
 
-def _sum_of_pieces(work: _Workspace, tensor: torch.Tensor, count: int, most: int) -> tuple[float, float]:
+def _sum_of_pieces(
+    work: _Workspace, tensor: torch.Tensor, count: int, most: int, along: Callable[[int, int], None]
+) -> tuple[float, float]:
     terms, norms = [], []
     for start, piece, size in _pieces(tensor, count, most):
         block, offset = divmod(start, BLOCK)
         value, norm = work.piece(piece, offset, size)
+        along(start, size)
         terms.append(value * weight(block))
         norms.append(norm)
     if not all(map(math.isfinite, terms)):
