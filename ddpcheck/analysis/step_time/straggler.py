@@ -20,7 +20,7 @@ LEAST_SHARE = 0.05
 LEAST_SPAN_US = 1_000_000
 # Of all steps in which the others wait longer, by at least half of what it is on the whole: now and then another rank
 # is later still. What the late rank does longer, it must do longer more often than that.
-OFTEN = 0.6
+OFTEN = 0.7
 MOSTLY = 0.75
 # The run in so many stretches, in each of which it has to show.
 STRETCHES = 4
@@ -77,11 +77,14 @@ def _late_ranks(together: Together) -> tuple[int, ...]:
     return tuple(sorted(ordered[:size]))
 
 
-def _delays(together: Together, late: Sequence[int], others: Sequence[int]) -> list[int]:
-    """Step by step, how much longer every other rank waited than any late one."""
+def _delays(together: Together, late: Sequence[int], others: Sequence[int]) -> list[float]:
+    """Step by step, how much longer the others typically waited than any late one.
+
+    Not the least of the others' waits: of many ranks, some other one is held up in almost every step.
+    """
     waits = {rank: together.columns[rank]["wait"] for rank in together.ranks}
     return [
-        min(waits[rank][step] for rank in others) - max(waits[rank][step] for rank in late)
+        median(waits[rank][step] for rank in others) - max(waits[rank][step] for rank in late)
         for step in range(len(together.steps))
     ]
 
