@@ -33,7 +33,7 @@ corpus: $(READY) ## run every known fault and sound job, and write docs/corpus.m
 	$(BIN)/python -m tests.corpus $(or $(ARGS),--docs docs/corpus.md)
 
 # torch goes first and alone: named with its exact version, pip takes the build that this machine prefers.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml setup.py probes/sketches/native.c constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("ddpcheck needs Python 3.10 or later" if sys.version_info < (3, 10) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"

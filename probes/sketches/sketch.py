@@ -12,6 +12,7 @@ import torch
 
 from ddpcheck.probes.digest.tensor_bytes import copy_serially
 
+from .native import NativeKernel, native_kernel
 from .weights import BLOCK, PIECE, signs, weight
 
 # Norms between these are good to 1 part in 10,000 in float32: no square overflows, none that counts is lost.
@@ -63,16 +64,14 @@ def sketch(tensor: torch.Tensor, along: Callable[[int, int], None] | None = None
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
-    """A complex tensor as pairs of real numbers."""
-    if not tensor.is_complex():
-        return tensor
+    """What the tensor stands for, a complex one as pairs of real numbers."""
     if tensor.is_conj() or tensor.is_neg():
         # torch warns whoever makes a complex32.
         dtype = torch.complex64 if tensor.dtype is torch.complex32 else tensor.dtype
         shown = torch.empty(tensor.shape, dtype=dtype, device=tensor.device)
         copy_serially(shown, tensor)
         tensor = shown
-    return torch.view_as_real(tensor)
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _nobody(start: int, size: int) -> None:
@@ -80,6 +79,11 @@ def _nobody(start: int, size: int) -> None:
 
 
 def _sketch_cpu(tensor: torch.Tensor, numel: int, along: Callable[[int, int], None]) -> Sketch:
+    kernel = native_kernel(tensor.dtype)
+    if kernel is None and tensor.dtype in _EXACT_IN_FLOAT32:
+        kernel = native_kernel(torch.float32)
+    if kernel is not None:
+        return _sketch_native(kernel, tensor, numel, along)
     # Where torch has no threads to wake, fewer and larger pieces cost less.
     most = BLOCK if torch.get_num_threads() == 1 else PIECE
     work = _workspace(tensor.dtype)
@@ -89,10 +93,42 @@ def _sketch_cpu(tensor: torch.Tensor, numel: int, along: Callable[[int, int], No
         along(0, count)
     else:
         value, norm = _sum_of_pieces(work, tensor, count, most, along)
+    return _finished(tensor, numel, value, norm, most)
+
+
+def _finished(tensor: torch.Tensor, numel: int, value: float, norm: float, most: int) -> Sketch:
     nonfinite = 0
     if not math.isfinite(value) or not math.isfinite(norm):
+        work, count = _workspace(tensor.dtype), tensor.numel()
         nonfinite = sum(work.nonfinite(piece, size) for _, piece, size in _pieces(tensor, count, most))
     return Sketch(value, norm, nonfinite, numel)
+
+
+def _sketch_native(
+    kernel: NativeKernel, tensor: torch.Tensor, numel: int, along: Callable[[int, int], None]
+) -> Sketch:
+    terms, squares = [], []
+    for start, address, size in _addresses(tensor, kernel):
+        block, offset = divmod(start, BLOCK)
+        value, square = kernel.sums(address, offset, size)
+        # By pieces, not by blocks: whoever reads along finds them in the core's own cache.
+        along(start, size)
+        terms.append(value * weight(block))
+        squares.append(square)
+    return _finished(tensor, numel, _total(terms), math.sqrt(sum(squares)), PIECE)
+
+
+def _addresses(tensor: torch.Tensor, kernel: NativeKernel) -> Iterator[tuple[int, int, int]]:
+    """First element, address and size of each piece, as the kernel can read it."""
+    count = tensor.numel()
+    if tensor.dtype is kernel.dtype and tensor.is_contiguous():
+        base, itemsize = tensor.data_ptr(), tensor.element_size()
+        for start in range(0, count, PIECE):
+            yield start, base + start * itemsize, min(PIECE, count - start)
+        return
+    work = _workspace(tensor.dtype)
+    for start, piece, size in _pieces(tensor, count, PIECE):
+        yield start, (piece if piece.dtype is kernel.dtype else work.as_float32(piece, size)).data_ptr(), size
 
 
 def _sum_of_pieces(
@@ -105,9 +141,12 @@ def _sum_of_pieces(
         along(start, size)
         terms.append(value * weight(block))
         norms.append(norm)
-    if not all(map(math.isfinite, terms)):
-        return sum(terms), math.hypot(*norms)  # fsum refuses infinities of both signs
-    return math.fsum(terms), math.hypot(*norms)
+    return _total(terms), math.hypot(*norms)
+
+
+def _total(terms: list[float]) -> float:
+    # fsum refuses infinities of both signs.
+    return math.fsum(terms) if all(map(math.isfinite, terms)) else sum(terms)
 
 
 def _pieces(tensor: torch.Tensor, count: int, most: int) -> Iterator[tuple[int, torch.Tensor, int]]:
@@ -176,6 +215,12 @@ class _Workspace:
         if not _NORM_MIN < norm < _NORM_MAX:
             norm = _norm(wide).item()
         return wide.sum().item(), norm
+
+    def as_float32(self, piece: torch.Tensor, size: int) -> torch.Tensor:
+        """A copy in the buffer, of what is exact in it."""
+        shown = self._signed[:size]
+        shown.copy_(piece)
+        return shown
 
     def nonfinite(self, piece: torch.Tensor, size: int) -> int:
         wide = self._wide[:size]

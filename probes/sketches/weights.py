@@ -19,8 +19,16 @@ _WEIGHT_SEED = int.from_bytes(b"sketches", "little")
 
 def signs() -> list[float]:
     """+1 or -1 for each position of a block: bit j % 64 of random word j // 64."""
-    words = [_random_word(_SIGN_SEED, index) for index in range(BLOCK // 64)]
-    return [1.0 if word >> bit & 1 else -1.0 for word in words for bit in range(64)]
+    return [1.0 if word >> bit & 1 else -1.0 for word in _sign_words() for bit in range(64)]
+
+
+def sign_bits() -> bytes:
+    """The same as one bit for each position, from the lowest of the first byte on: set for +1."""
+    return b"".join(word.to_bytes(8, "little") for word in _sign_words())
+
+
+def _sign_words() -> list[int]:
+    return [_random_word(_SIGN_SEED, index) for index in range(BLOCK // 64)]
 
 
 @cache

@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LEFT_BEHIND = (
-    ".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "ddpcheck-runs", ".hypothesis"
+    ".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "ddpcheck-runs", ".hypothesis", "*.so"
 )  # fmt: skip
 KINDS = ["plain", "editable", "wheel", "sdist"]
 
@@ -89,7 +89,8 @@ def test_an_installed_ddpcheck_is_whole(kind: str, wheel: Path, sdist: Path, tmp
     listed = run(binaries / "ddpcheck", "explain", cwd=away).splitlines()
     assert len(listed) == len(list((ROOT / "ddpcheck" / "explanations").glob("*.md")))
     script = (
-        "import ddpcheck.probes.digest, ddpcheck.reports.terminal, ddpcheck.bootstrap, pathlib\n"
+        "import ddpcheck.probes.digest, ddpcheck.reports.terminal, ddpcheck.bootstrap, pathlib, torch\n"
+        "from ddpcheck.probes.sketches.native import native_kernel; assert native_kernel(torch.float32)\n"
         "from ddpcheck.analysis.result import Report, Verdict; from ddpcheck.reports.html.page import to_html\n"
         "assert 'uPlot' in to_html(Report(Verdict.OK, 0, 0, (), 0, (), (), ()))\n"
         "print(*ddpcheck.bootstrap.__path__, ddpcheck.__file__, ddpcheck.reports.__file__, sep='\\n')"
@@ -122,4 +123,6 @@ def test_the_wheel_holds_every_source_and_nothing_else(wheel: Path) -> None:
     assets = (ROOT / "reports" / "html" / "assets").iterdir()
     in_tree |= {f"ddpcheck/{path.relative_to(ROOT).as_posix()}" for path in assets}
     in_wheel = {name for name in names_in_wheel(wheel) if ".dist-info/" not in name}
-    assert in_wheel == in_tree
+    compiled = {name for name in in_wheel if name.startswith("ddpcheck/probes/sketches/_native.")}
+    assert len(compiled) == 1
+    assert in_wheel - compiled == in_tree

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,8 +17,10 @@ import torch
 
 from ddpcheck.probes.digest.device_copy import DirectCopy
 from ddpcheck.probes.sketches import device
+from ddpcheck.probes.sketches import sketch as by_pieces
 from ddpcheck.probes.sketches.book import SketchBook
 from ddpcheck.probes.sketches.device import sketch_row
+from ddpcheck.probes.sketches.native import NativeKernel, native_kernel
 from ddpcheck.probes.sketches.sketch import Sketch, can_sketch, sketch
 from ddpcheck.probes.sketches.weights import BLOCK, LARGEST_WEIGHT, PIECE, signs, weight
 
@@ -26,6 +29,39 @@ SIZES = [0, 1, 2, 999, PIECE - 1, PIECE, PIECE + 1, BLOCK, BLOCK + 1, 2 * BLOCK 
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 REAL = [torch.float64, torch.float32, torch.bfloat16, torch.float16, *FLOAT8]
 SIGNS = torch.tensor(signs(), dtype=torch.float64)
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the compiled kernel and without it."""
+    if request.param == "torch":
+        monkeypatch.setattr(by_pieces, "native_kernel", lambda dtype: None)
+
+
+both_ways = pytest.mark.usefixtures("way")
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no compiler, and so no kernel")
+def test_the_kernel_is_built_where_there_is_a_compiler() -> None:
+    assert all(map(native_kernel, (torch.float32, torch.bfloat16)))
+    assert native_kernel(torch.float16) is None
+
+
+def test_a_kernel_that_counts_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NativeKernel, "sums", lambda *_: (0.0, 1.0))
+    assert native_kernel.__wrapped__(torch.float32) is None
+
+
+def test_a_piece_may_begin_anywhere_in_its_block() -> None:
+    kernel = native_kernel(torch.float32)
+    if kernel is None:
+        pytest.skip("the kernel was not built")
+    for size in SIZES[1:]:
+        tensor = normal(size)[:PIECE]
+        value, squares = kernel.sums(tensor.data_ptr(), PIECE, len(tensor))
+        signed = tensor.double() * SIGNS[PIECE : PIECE + len(tensor)]
+        assert value == pytest.approx(signed.sum().item(), rel=1e-12, abs=1e-11)
+        assert squares == pytest.approx((signed * signed).sum().item(), rel=1e-12)
 
 
 def by_definition(tensor: torch.Tensor) -> tuple[float, float]:
@@ -50,11 +86,13 @@ def normal(size: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torc
     return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
+@both_ways
 @pytest.mark.parametrize("size", SIZES)
 def test_the_definition_holds_at_every_size(size: int) -> None:
     assert_is_sketch_of(sketch(normal(size)), normal(size))
 
 
+@both_ways
 @pytest.mark.parametrize("dtype", REAL, ids=str)
 def test_every_dtype_is_read_exactly(dtype: torch.dtype) -> None:
     tensor = normal(40000, dtype)
@@ -63,6 +101,7 @@ def test_every_dtype_is_read_exactly(dtype: torch.dtype) -> None:
     assert sketch(tensor).value == pytest.approx(wide.value, rel=1e-13)
 
 
+@both_ways
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.complex32], ids=str)
 def test_complex_numbers_are_pairs(dtype: torch.dtype) -> None:
@@ -85,9 +124,11 @@ VIEWS: list[Callable[[torch.Tensor], torch.Tensor]] = [
     lambda t: t.flatten()[::7],
     lambda t: t[:0],
     lambda t: t.view(1, 1, -1).transpose(1, 2),
+    torch._neg_view,
 ]
 
 
+@both_ways
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("view", VIEWS)
 def test_strides_do_not_matter(view: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> None:
@@ -96,6 +137,7 @@ def test_strides_do_not_matter(view: Callable[[torch.Tensor], torch.Tensor], dty
     assert_is_sketch_of(sketch(tensor), tensor)
 
 
+@both_ways
 def test_channels_last_agrees_with_contiguous() -> None:
     tensor = normal(96 * 64 * 25).view(96, 64, 5, 5)
     last = tensor.to(memory_format=torch.channels_last)
@@ -147,6 +189,7 @@ def test_the_sketch_of_a_mean_is_the_mean_of_the_sketches() -> None:
     assert mean == pytest.approx(whole.value, abs=1e-12 * whole.norm)
 
 
+@both_ways
 def test_order_matters_to_the_element_and_to_the_block() -> None:
     tensor = normal(3 * BLOCK)
     blocks = tensor.view(3, BLOCK)
@@ -157,6 +200,7 @@ def test_order_matters_to_the_element_and_to_the_block() -> None:
     )
 
 
+@both_ways
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_values_that_are_not_finite_are_counted(dtype: torch.dtype) -> None:
     tensor = normal(100000, dtype)
@@ -168,6 +212,7 @@ def test_values_that_are_not_finite_are_counted(dtype: torch.dtype) -> None:
     assert sketch(tensor.view(400, 250).t()).nonfinite == 3
 
 
+@both_ways
 def test_extreme_values() -> None:
     assert sketch(torch.full((100,), 3e38)).norm == pytest.approx(3e39, rel=1e-4)
     assert sketch(torch.full((100,), 1e-44)).norm == pytest.approx(1e-43, rel=0.1)
@@ -194,6 +239,7 @@ def test_sketches_are_fixed_for_ever() -> None:
     assert [round(weight(block), 6) for block in range(4)] == [1.0, 1.482722, -1.04839, -1.453895]
 
 
+@both_ways
 def test_tensors_and_generators_stay_as_they_are() -> None:
     parameter = torch.nn.Parameter(normal(50000).view(200, 250))
     tensors = [parameter, parameter.t(), parameter * 2, torch.ones(9, dtype=torch.complex64).conj()]
@@ -226,6 +272,7 @@ def test_inside_autograd_hooks() -> None:
     parameter.grad = None
 
 
+@both_ways
 def test_threads_have_buffers_of_their_own() -> None:
     tensors = [normal(200000, seed=seed) for seed in range(4)]
     expected = [sketch(each) for each in tensors]
@@ -245,16 +292,20 @@ def test_threads_have_buffers_of_their_own() -> None:
 def test_no_openmp_thread_is_started_and_buffers_outlive_inference_mode() -> None:
     script = """
 import os, torch
+from ddpcheck.probes.sketches import sketch as by_pieces
 from ddpcheck.probes.sketches.sketch import sketch
 tensors = [torch.ones(300000, dtype=dtype) for dtype in (torch.float32, torch.bfloat16, torch.float64)]
 tensors += [torch.ones(64, 64, 5, 5).transpose(0, 1), torch.ones(100000, dtype=torch.complex64).conj()]
 torch.set_num_threads(8)
 before = len(os.listdir("/proc/self/task"))
-with torch.inference_mode():
-    first = [sketch(tensor) for tensor in tensors]
-assert first == [sketch(tensor) for tensor in tensors]
-tensors[0][7] = torch.inf
-assert sketch(tensors[0]).nonfinite == 1
+for kernel in (by_pieces.native_kernel, lambda dtype: None):
+    by_pieces.native_kernel = kernel
+    tensors[0][7] = 1
+    with torch.inference_mode():
+        first = [sketch(tensor) for tensor in tensors]
+    assert first == [sketch(tensor) for tensor in tensors]
+    tensors[0][7] = torch.inf
+    assert sketch(tensors[0]).nonfinite == 1
 assert len(os.listdir("/proc/self/task")) == before
 """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

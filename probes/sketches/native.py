@@ -1,0 +1,82 @@
+"""The compiled kernel of a sketch, where it was built: one pass over a tensor instead of torch's four."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from .weights import sign_bits
+
+# A name of its own for each dtype that the library knows.
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+# Numbers that a library has to add up right before it is used.
+_TRIAL = [float(number) for number in range(-9, 10)]
+
+# Data, signs, number of elements, two doubles for the result. All addresses.
+Kernel = Callable[[int, int, int, int], None]
+
+
+class Results(threading.local):
+    """Two doubles of each thread's own: the signed sum and the sum of squares."""
+
+    def __init__(self) -> None:
+        self.pair = (ctypes.c_double * 2)()
+        self.address = ctypes.addressof(self.pair)
+
+
+class NativeKernel:
+    """Sums of pieces of one dtype, read where they lie in memory."""
+
+    def __init__(self, kernel: Kernel, dtype: torch.dtype) -> None:
+        self._kernel = kernel
+        self.dtype = dtype
+        self._signs = ctypes.create_string_buffer(sign_bits())
+        self._first_sign = ctypes.addressof(self._signs)
+        self._results = Results()
+
+    def sums(self, address: int, offset: int, size: int) -> tuple[float, float]:
+        """Signed sum and sum of squares of `size` elements from `offset` of their block on, a multiple of 8."""
+        results = self._results
+        self._kernel(address, self._first_sign + offset // 8, size, results.address)
+        pair = results.pair
+        return pair[0], pair[1]
+
+
+@cache
+def native_kernel(dtype: torch.dtype) -> NativeKernel | None:
+    """None where it was not built, or not for this dtype or machine."""
+    if dtype not in _NAMES:
+        return None
+    library = _library()
+    if library is None:
+        return None
+    kernel = getattr(library, f"ddpcheck_sketch_{_NAMES[dtype]}")
+    kernel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    kernel.restype = None
+    found = NativeKernel(kernel, dtype)
+    return found if _counts_right(found) else None
+
+
+@cache
+def _library() -> ctypes.PyDLL | None:
+    # Its name ends in that of the interpreter it was built beside. It uses nothing of it, so any will do.
+    for path in sorted(Path(__file__).parent.glob("_native*.so")):
+        try:
+            # The interpreter's lock is kept: a piece takes microseconds, and a thread that takes the lock, milliseconds.
+            return ctypes.PyDLL(str(path))
+        except OSError:
+            continue  # built for another kind of machine, or on a disk from which nothing may be run
+    return None
+
+
+def _counts_right(kernel: NativeKernel) -> bool:
+    with torch.inference_mode(False):
+        tensor = torch.tensor(_TRIAL, dtype=kernel.dtype, device="cpu")
+    bits = int.from_bytes(sign_bits()[:8], "little")
+    signed = sum(value if bits >> place & 1 else -value for place, value in enumerate(_TRIAL))
+    return kernel.sums(tensor.data_ptr(), 0, len(_TRIAL)) == (signed, sum(value * value for value in _TRIAL))
