@@ -67,7 +67,7 @@ def _library() -> ctypes.PyDLL | None:
     # Its name ends in that of the interpreter it was built beside. It uses nothing of it, so any will do.
     for path in sorted(Path(__file__).parent.glob("_native*.so")):
         try:
-            # The interpreter's lock is kept: a piece takes microseconds, and a thread that takes the lock, milliseconds.
+            # The interpreter's lock is kept: a piece takes microseconds, another thread could take milliseconds.
             return ctypes.PyDLL(str(path))
         except OSError:
             continue  # built for another kind of machine, or on a disk from which nothing may be run
