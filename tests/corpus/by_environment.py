@@ -6,8 +6,10 @@ python by_environment.py RANKS SCRIPT [ARGUMENTS]
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import threading
 
 from free_port import free_port
 
@@ -15,13 +17,25 @@ from free_port import free_port
 def start(rank: int, ranks: int, port: int, command: list[str]) -> subprocess.Popen[bytes]:
     told = {"RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     environment = {**os.environ, **{name: str(value) for name, value in told.items()}}
-    return subprocess.Popen([sys.executable, *command], env=environment)
+    return subprocess.Popen([sys.executable, *command], env=environment, stderr=subprocess.PIPE)
+
+
+def pass_on(process: subprocess.Popen[bytes]) -> threading.Thread:
+    """By a pipe, as a terminal or a scheduler would: a rank that may not write to files can still say something."""
+    assert process.stderr is not None
+    thread = threading.Thread(target=shutil.copyfileobj, args=(process.stderr, sys.stderr.buffer))
+    thread.start()
+    return thread
 
 
 def main() -> None:
     ranks, command, port = int(sys.argv[1]), sys.argv[2:], free_port()
     started = [start(rank, ranks, port, command) for rank in range(ranks)]
-    sys.exit(max(abs(process.wait()) for process in started))
+    voices = [pass_on(process) for process in started]
+    status = max(abs(process.wait()) for process in started)
+    for voice in voices:
+        voice.join()
+    sys.exit(status)
 
 
 if __name__ == "__main__":
