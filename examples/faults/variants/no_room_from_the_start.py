@@ -15,6 +15,7 @@ import os
 import resource
 
 import torch
+import torch._dynamo  # DDP imports it, and it tries out the folder for temporary files: that has to be over by then
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
