@@ -227,7 +227,9 @@ class Attempt:
             case StandingRecord():
                 rank.standing = record
             case ClockRecord():
-                self.clocks.setdefault(header.rank, RankClock()).add(record)
+                if header.rank not in self.clocks:
+                    self.clocks[header.rank] = RankClock.one_of(header.world_size)
+                self.clocks[header.rank].add(record)
             case TraceRecord():
                 self.window.trace(header.rank, record)
             case ReadyRecord() if record.module in rank.modules:

@@ -9,7 +9,9 @@ from ddpcheck.analysis.roll_call import RollCall
 from ddpcheck.records.schema import BatchRecord, EpochRecord, LoaderRecord
 
 # Epochs that are kept with what each rank said; of later ones only those that repeat an order count.
-MOST_EPOCHS = 200
+MOST_EPOCHS, FEWEST_EPOCHS = 200, 8
+# Of all ranks together, more or less: with thousands of ranks fewer epochs are kept.
+_PASSES_OF_ALL = 1 << 15
 MOST_PENDING = 256
 
 Place = tuple[ModuleKey, int, int]
@@ -67,7 +69,7 @@ class DataSeen:
             return
         self.repeats.setdefault((module, record.loader), Repeats()).add(rank, now)
         place = (module, record.loader, record.epoch)
-        if len(self.splits.get(module, ())) >= MOST_EPOCHS:
+        if len(self.splits.get(module, ())) >= _most_epochs(len(module[0])):
             return
         if self._pending.hear(place, members(module), rank, now):
             self._finish(place)
@@ -92,3 +94,7 @@ class DataSeen:
         # With a rank missing nothing can be said of shares, overlap or gaps.
         if set(passes) == set(place[0][0]):
             self.splits.setdefault(place[0], []).append(split(passes))
+
+
+def _most_epochs(ranks: int) -> int:
+    return max(FEWEST_EPOCHS, min(MOST_EPOCHS, _PASSES_OF_ALL // max(1, ranks)))

@@ -10,11 +10,14 @@ from typing import Any
 from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.troubles import Trouble
 from ddpcheck.errors import RunNotFound, RunUnreadable
-from ddpcheck.records.reader import RecordFile
+from ddpcheck.records.reader import CHUNK, RecordFile
 from ddpcheck.records.schema import RANK_FILES, FaultRecord, RankHeader
 
-# Steps by which one rank's records may be read ahead of another's.
-MOST_AHEAD = 256
+# Steps by which one rank's records may be read ahead of another's, lines read of one file before the next has its turn,
+# and bytes of them that are fetched: of all files together, more or less. Thousands of ranks have few each.
+_AHEAD_OF_ALL, _FEWEST_AHEAD, MOST_AHEAD = 1 << 14, 4, 256
+_LINES_OF_ALL, _FEWEST_LINES, MOST_LINES = 1 << 15, 8, 512
+_BYTES_OF_ALL, _FEWEST_BYTES = 64 << 20, 16 << 10
 
 
 @dataclass
@@ -64,9 +67,12 @@ class Run:
         self._discover()
         anything = False
         reading = list(self._files)
+        files = max(1, len(reading))
+        lines = _share(_LINES_OF_ALL, files, _FEWEST_LINES, MOST_LINES)
+        fetched = _share(_BYTES_OF_ALL, files, _FEWEST_BYTES, CHUNK)
         while reading:
-            for path in self._not_ahead(reading):
-                if self._read(path):
+            for path in self._not_ahead(reading, files):
+                if self._read(path, lines, fetched):
                     anything = True
                 else:
                     reading.remove(path)
@@ -94,13 +100,14 @@ class Run:
             if path not in self._files:
                 self._files[path] = (RecordFile(path), None)
 
-    def _not_ahead(self, paths: list[Path]) -> list[Path]:
+    def _not_ahead(self, paths: list[Path], files: int) -> list[Path]:
         """Without those that would run away from the slowest, as ranks do that write fewer lines a step."""
+        ahead = _share(_AHEAD_OF_ALL, files, _FEWEST_AHEAD, MOST_AHEAD)
         steps = {path: self._steps(path) for path in paths}
         slowest: dict[str, int] = {}
         for session, count in steps.values():
             slowest[session] = min(slowest.get(session, count), count)
-        return [path for path, (session, count) in steps.items() if count <= slowest[session] + MOST_AHEAD]
+        return [path for path, (session, count) in steps.items() if count <= slowest[session] + ahead]
 
     def _steps(self, path: Path) -> tuple[str, int]:
         header = self._files[path][1]
@@ -108,9 +115,9 @@ class Run:
             return "", 0
         return header.session, sum(self.attempts[header.session].ranks[header.rank].steps.values())
 
-    def _read(self, path: Path) -> bool:
+    def _read(self, path: Path, lines: int, fetched: int) -> bool:
         file, header = self._files[path]
-        records = file.read()
+        records = file.read(lines, fetched)
         for record in records:
             if isinstance(record, RankHeader):
                 header = self._enlist(record)
@@ -124,6 +131,10 @@ class Run:
         while header.rank in self.attempts.setdefault(header.session, Attempt(header.session)).ranks:
             header = replace(header, session=f"+{header.session}")
         return header
+
+
+def _share(of_all: int, files: int, fewest: int, most: int) -> int:
+    return max(fewest, min(most, of_all // files))
 
 
 def by_start(path: Path) -> tuple[str, int]:

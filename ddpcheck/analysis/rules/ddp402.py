@@ -6,7 +6,6 @@ from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.step_time.result import Straggler, TimeTable
 from ddpcheck.analysis.step_time.straggler import lacks_processors
-from ddpcheck.analysis.step_time.table import time_tables
 from ddpcheck.rank_ranges import name_ranks
 
 MOST_TOLD = 16
@@ -37,9 +36,7 @@ MORE_PROCESSORS = (
 
 
 def find(case: Case) -> list[Finding]:
-    groups = [module[0] for module in case.modules()]
-    tables = time_tables(case.attempt.clocks, groups)
-    return [_finding(case, table, table.straggler) for table in tables if table.straggler is not None]
+    return [_finding(case, table, table.straggler) for table in case.time if table.straggler is not None]
 
 
 def _finding(case: Case, table: TimeTable, late: Straggler) -> Finding:
