@@ -16,6 +16,8 @@ from ddpcheck.records.schema import AppliedRecord, DigestRecord, Of, Stage
 MOST_PENDING = 4096
 # Looks at optimizer state that not all ranks took part in, as under a sharded optimizer at every step.
 MOST_PARTIAL = 256
+# An enum's value takes a while to get, and these are asked for with every record.
+_STATE, _REWRITTEN = Of.STATE.value, Stage.REWRITTEN.value
 _IN_BOOKS = (Stage.INIT_AFTER.value, Stage.PARAMS.value)
 
 # What a rank says of a moment.
@@ -107,10 +109,10 @@ class Agreement:
     _agreed: dict[ModuleKey, DigestRecord] = field(default_factory=dict)
 
     def add(self, rank: int, module: ModuleKey, record: Sighting) -> None:
-        part = record.hyper if isinstance(record, DigestRecord) and record.of == Of.STATE.value else ""
+        part = record.hyper if isinstance(record, DigestRecord) and record.of == _STATE else ""
         optimizer = -1 if record.optimizer is None else record.optimizer
         moment = Moment(module, record.stage, record.of, record.step, optimizer, part)
-        if isinstance(record, DigestRecord) and record.stage == Stage.REWRITTEN.value:
+        if isinstance(record, DigestRecord) and record.stage == _REWRITTEN:
             self._rewrites.setdefault(moment, {})[rank] = record
             return
         if self._pending.hear(moment, members(module), rank, record):

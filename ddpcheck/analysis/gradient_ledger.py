@@ -126,7 +126,7 @@ class GradientLedger:
         tally = self.tallies.setdefault(module, MeanTally())
         try:
             local = SketchTable({rank: record.local for rank, record in said.items()})
-            reduced = SketchTable({rank: record.reduced for rank, record in said.items()})
+            reduced = SketchTable({rank: record.reduced for rank, record in said.items() if record.reduced})
         except (TypeError, ValueError):
             return  # a damaged record
         self._note_nonfinite(tally, said)
@@ -212,19 +212,18 @@ class GradientLedger:
 
         Between sketches only they write of it, so the first backward may be the last to be looked at.
         """
-        for record in said.values():
-            if tally.nonfinite is not None and tally.nonfinite.number <= record.number:
-                return
-            makers = {rank: one for rank, one in said.items() if one.local_nonfinite}
-            found = makers[min(makers)].local_nonfinite if makers else _reduced_nonfinite(said)
-            if found:
-                text = next(iter(found))
-                place = int(text) if text.isdigit() else 0
-                count = sum(one.local_nonfinite.get(text, 0) for one in makers.values())
-                ranks = tuple(sorted(makers or said))
-                among = len(found) if makers else 0
-                tally.nonfinite = NonFinite(record.number, record.step, ranks, place, count, among)
-                return
+        record = next(iter(said.values()))
+        if tally.nonfinite is not None and tally.nonfinite.number <= record.number:
+            return
+        makers = {rank: one for rank, one in said.items() if one.local_nonfinite}
+        found = makers[min(makers)].local_nonfinite if makers else _reduced_nonfinite(said)
+        if found:
+            text = next(iter(found))
+            place = int(text) if text.isdigit() else 0
+            count = sum(one.local_nonfinite.get(text, 0) for one in makers.values())
+            ranks = tuple(sorted(makers or said))
+            among = len(found) if makers else 0
+            tally.nonfinite = NonFinite(record.number, record.step, ranks, place, count, among)
 
     def _note_twins(
         self, tally: MeanTally, said: Mapping[int, BackwardRecord], local: SketchTable

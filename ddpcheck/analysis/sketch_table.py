@@ -89,7 +89,8 @@ class SketchTable:
         return _NO_NUMBER not in self._codes(rank)
 
     def row(self, rank: int) -> list[Packed]:
-        return [self._at(rank, place) for place in range(len(self._rows[rank]) // ITEM_BYTES)]
+        size = len(self._rows.get(rank, b""))
+        return [self._at(rank, place) for place in range(size // ITEM_BYTES)]
 
     def at(self, rank: int, place: int) -> Packed | None:
         """None where the rank has no such column."""

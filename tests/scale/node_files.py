@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -53,21 +52,25 @@ class NodeFiles:
         ]
 
     def _hardware(self, node: int, time: float) -> list[Raw]:
-        address = f"10.{node >> 8}.{node & 255}.1/8"
-        facts = {"speed": _SPEED, "running": True, "loopback": False, "mtu": 9000, "addresses": [address]}
-        found = []
-        for raw in self._seed.node:
-            if raw["kind"] == "hardware":
-                mine = json.loads(json.dumps(raw))
-                known = mine.get("interfaces")
-                if isinstance(known, dict):
-                    mine["interfaces"] = {name: row for name, row in known.items() if name == "lo"}
-                    mine["interfaces"][_INTERFACE] = facts
-                else:
-                    kept = [row for row in known or [] if row.get("name") == "lo"]
-                    mine["interfaces"] = [*kept, {"name": _INTERFACE, **facts}]
-                found.append({**mine, "time": time, "pid": _LAUNCHER, "namespace": f"net{node}"})
-        return found
+        interface = {
+            "name": _INTERFACE,
+            "class": "network",
+            "running": True,
+            "driver": "",
+            "speed": _SPEED,
+            "addresses": [f"10.{node >> 8}.{node & 255}.1/8"],
+        }
+        return [
+            {
+                **raw,
+                "time": time,
+                "pid": _LAUNCHER,
+                "namespace": f"net:[{node}]",
+                "interfaces": [*(row for row in raw["interfaces"] if row["name"] == "lo"), interface],
+            }
+            for raw in self._seed.node
+            if raw["kind"] == "hardware"
+        ]
 
     def _sampled(self, node: int, began: float, ended: float) -> list[Raw]:
         if not self._samples:

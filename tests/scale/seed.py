@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.records.schema import KINDS, ModuleRecord
+from ddpcheck.records.schema import ModuleRecord, from_mapping
 from tests.scale.sketches import Array, Sketches
 
 Raw = dict[str, Any]
@@ -58,7 +58,7 @@ class Seed:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run: Raw = json.loads((path / "run.json").read_text())
-        self.node = [json.loads(line) for file in path.glob("node-*.jsonl") for line in file.open()]
+        self.node = [json.loads(line) for line in min(path.glob("node-*.jsonl")).open()]
         self.ranks = [_read(file) for file in sorted(path.glob("rank-*.jsonl"))]
 
     @cached_property
@@ -70,7 +70,9 @@ class Seed:
     @cached_property
     def module(self) -> ModuleRecord:
         raw = next(raw for raw in self.ranks[0].once if raw["kind"] == "module")
-        return ModuleRecord(**{key: value for key, value in raw.items() if key in _FIELDS})
+        record = from_mapping(raw)
+        assert isinstance(record, ModuleRecord)
+        return record
 
     def local(self, step: int) -> list[Sketches]:
         return [Sketches.read(rank.find(step, "backward")["local"]) for rank in self.ranks]
@@ -99,5 +101,3 @@ def _read(file: Path) -> SeedRank:
         rank.add(json.loads(line))
     return rank
 
-
-_FIELDS = KINDS["module"].__dataclass_fields__
