@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +134,7 @@ class AcrossNodes:
     def _meet(self) -> bool:
         """Whether there is another node; the one that comes second says so."""
         self._store.set(self._place(self._scene.rank), json.dumps([self._node, socket.gethostname()]))
+        self._store.add(f"{self._drawer}/here", 1)
         if self._agree("first", self._node) != self._node:
             self._agree("many", self._node)
             return True
@@ -216,15 +218,22 @@ class AcrossNodes:
         """Once all ranks have said where they are: which of them are not on this node."""
         if self._looked_around or not self._spoken:
             return
-        places = [self._place(rank) for rank in range(self._scene.world_size)]
-        if not self._store.check(places):
-            places = [place if at_last and self._store.check([place]) else "" for place in places]
-        if not any(places):
+        ranks = list(range(self._scene.world_size))
+        # A count is one small question; all the places would be thousands of keys, asked for by hundreds of nodes.
+        if self._store.add(f"{self._drawer}/here", 0) < len(ranks):
+            ranks = [rank for rank in ranks if at_last and self._store.check([self._place(rank)])]
+        if not ranks:
             return
         self._looked_around = True
-        said = {rank: json.loads(self._store.get(place)) for rank, place in enumerate(places) if place}
+        said = dict(zip(ranks, map(json.loads, self._get_all(map(self._place, ranks))), strict=True))
         self._others = {str(rank): host for rank, (node, host) in said.items() if node != self._node}
         self._scene.write(NodesRecord(self._others))
+
+    def _get_all(self, keys: Iterable[str]) -> list[bytes]:
+        """At once, where the store can do that."""
+        if getattr(self._store, "has_extended_api", bool)():
+            return list(self._store.multi_get(list(keys)))
+        return [self._store.get(key) for key in keys]
 
     def _part(self) -> None:
         """The last looks are compared only when all nodes have come to them: give them a moment."""

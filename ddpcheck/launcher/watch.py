@@ -108,8 +108,8 @@ def _watch(
     command: Sequence[str], config: Config, folder: RunFolder, sample_hz: float
 ) -> tuple[Run, ExitStatus, float]:
     """Run the command to its end; the run comes back read as far as the follower came."""
-    run = Run(folder.path)
     node_log = NodeLog(folder.path)
+    run = Run(folder.path, node_log.host)
     follower = Follower(run, node_log, config, Sampler(folder.path, sample_hz))
     started = time.monotonic()
     try:
