@@ -225,9 +225,7 @@ class GradientLedger:
             among = len(found) if makers else 0
             tally.nonfinite = NonFinite(record.number, record.step, ranks, place, count, among)
 
-    def _note_twins(
-        self, tally: MeanTally, said: Mapping[int, BackwardRecord], local: SketchTable
-    ) -> None:
+    def _note_twins(self, tally: MeanTally, said: Mapping[int, BackwardRecord], local: SketchTable) -> None:
         by_sketch: dict[str, list[int]] = {}
         for rank, record in said.items():
             if local.any_gradient(rank) and local.all_known(rank):

@@ -1,4 +1,4 @@
-"""Who has spoken of what, and whom it still waits for: the same few steps for each record, however many ranks there are."""
+"""Who has spoken of what, and whom it waits for: as quick for a record among thousands of ranks as among two."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from ddpcheck.launcher.follower import Follower
 from ddpcheck.launcher.node_log import NodeLog
 from ddpcheck.launcher.other_nodes import (
     REPORT_FILE,
+    is_shared,
     others,
     reports,
     say_done,
@@ -29,6 +30,7 @@ from ddpcheck.launcher.other_nodes import (
     wait_for_report,
 )
 from ddpcheck.launcher.process import ExitStatus, leave_as
+from ddpcheck.launcher.pulse import beating
 from ddpcheck.launcher.report_file import write_report
 from ddpcheck.launcher.run_folder import RunFolder, begin_run, finish_run, make_run_folder
 from ddpcheck.launcher.supervise import supervise
@@ -69,7 +71,7 @@ def run_watched(command: Sequence[str], options: RunOptions) -> int:
             _note_troubles(board, folder.path)
             own_ranks = set(signs(board))
     say_done(folder.path, status.returncode, status.stop_reason)
-    if others(folder.path):
+    if is_shared(folder.path):
         return _judge_together(run, folder, status, seconds, options, own_ranks)
     finish_run(folder, status.returncode, seconds, stopped=status.stop_reason)
     return _judge(run, folder, status, options)
@@ -101,7 +103,8 @@ def _judge_together(
     exit_code = next((code for code in [status.returncode, *(end.status for end in ends)] if code), 0)
     stopped = next((why for why in [status.stop_reason, *(end.stopped for end in ends)] if why), "")
     finish_run(folder, exit_code, seconds, stopped=stopped)
-    return _judge(run, folder, status, options)
+    with beating(folder.path):
+        return _judge(run, folder, status, options)
 
 
 def _watch(

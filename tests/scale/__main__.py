@@ -1,8 +1,8 @@
 """Makes a run folder of many ranks from that of a few.
 
-    ddpcheck run --out SEED -- python tests/scale/seed_job.py
-    python -m tests.scale OUT --seed SEED --ranks 1024 --steps 1000 --odd-rank 777 --odd-step 600 --slow-node 31
-    ddpcheck report OUT
+ddpcheck run --out SEED -- python tests/scale/seed_job.py
+python -m tests.scale OUT --seed SEED --ranks 1024 --steps 1000 --odd-rank 777 --odd-step 600 --slow-node 31
+ddpcheck report OUT
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from tests.scale.plan import Plan
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.scale",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     default = Plan()
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to make")

@@ -38,7 +38,14 @@ class NodeFiles:
         ended = self._ranks.ends_at(plan.ranks_of(node)[0])
         first = {"kind": "node", "time": began, "schema": 1, "host": host, "pid": _LAUNCHER, "command_pid": 1}
         exits = [
-            {"kind": "rank_exit", "time": ended, "rank": rank, "pid": plan.pid(rank), "host": host, "signal": 0}
+            {
+                "kind": "rank_exit",
+                "time": ended,
+                "rank": rank,
+                "pid": plan.pid(rank),
+                "host": host,
+                "signal": 0,
+            }
             for rank in plan.ranks_of(node)
         ]
         done = {"kind": "node_done", "time": ended + 1, "host": host, "pid": _LAUNCHER, "status": 0}

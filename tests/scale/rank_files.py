@@ -157,7 +157,13 @@ class RankFiles:
             "forward": number + 1,
         }
         batch = {**fields, "forward": number}
-        by_kind = {"backward": gradients, "applied": applied, "digest": params, "batch": batch, "memory": batch}
+        by_kind = {
+            "backward": gradients,
+            "applied": applied,
+            "digest": params,
+            "batch": batch,
+            "memory": batch,
+        }
         which = rank % len(self._forms)
         raws = self._seed.ranks[which].steps[step.seed_step]
         forms = self._forms[which][step.seed_step]

@@ -100,4 +100,3 @@ def _read(file: Path) -> SeedRank:
     for line in file.open():
         rank.add(json.loads(line))
     return rank
-

@@ -1,6 +1,6 @@
 """A small GPT on shared data, forked ranks: its records are what larger runs are made from.
 
-    ddpcheck run --out SEED -- python tests/scale/seed_job.py --blocks 2
+ddpcheck run --out SEED -- python tests/scale/seed_job.py --blocks 2
 """
 
 from __future__ import annotations

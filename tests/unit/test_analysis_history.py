@@ -22,7 +22,9 @@ def table(**norms: list[float]) -> SketchTable:
     """By rank, the norms of its gradients."""
     return SketchTable(
         {
-            int(rank.removeprefix("rank_")): pack(Sketch(0.0, each, int(math.isnan(each)), 1) for each in found)
+            int(rank.removeprefix("rank_")): pack(
+                Sketch(0.0, each, int(math.isnan(each)), 1) for each in found
+            )
             for rank, found in norms.items()
         }
     )
