@@ -244,5 +244,6 @@ def _reduced_nonfinite(said: Mapping[int, BackwardRecord]) -> dict[str, int]:
 
 def _relative(outcome: Outcome, parts: Parts, divisor: int) -> float:
     """The error over the size of what went in."""
-    size = math.fsum(norm * count for norm, count in parts.norms if math.isfinite(norm)) / divisor
+    known = parts.norm if parts.known else sum(n * count for n, count in parts.norms if math.isfinite(n))
+    size = known / divisor
     return outcome.error / size if size and math.isfinite(outcome.error) else 0.0

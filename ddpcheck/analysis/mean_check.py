@@ -104,27 +104,13 @@ def _check_norm(parts: Parts, reduced: Packed, number: _Format, reals: int, divi
 
 def _rounding(parts: Parts, reduced_norm: float, number: _Format, reals: int, divisor: int) -> float:
     """The largest norm that the rounding errors of a scaled sum can have, in whatever order it was added."""
-    ranks = sum(count for _, count in parts.norms)
     total = parts.norm / divisor
     # Multiplying by a rounded 1/n makes two errors, a power of two none.
     scaling = 0.0 if divisor & (divisor - 1) == 0 else 2 * total
-    last = min(reduced_norm, total) if ranks > 1 else 0.0
-    growth = (1 + number.roundoff) ** (ranks + 1)
-    relative = number.roundoff * growth * (scaling + _partial_sums(parts) / divisor + last)
-    return relative + 2 * ranks * number.underflow * math.sqrt(reals)
-
-
-def _partial_sums(parts: Parts) -> float:
-    """Every addition rounds its own result. The last result is the reduced gradient; the others are longest when the
-    ranks come one after the other, largest first: of that, all sums of two norms and more but for the last one."""
-    ranks = sum(count for _, count in parts.norms)
-    if ranks < 3:
-        return 0.0
-    before, sums = 0.0, []
-    for norm, count in parts.norms:
-        sums.append(before * count + norm * (count * (count + 1) / 2))
-        before += norm * count
-    return math.fsum(sums) - parts.norms[0][0] - before
+    last = min(reduced_norm, total) if parts.ranks > 1 else 0.0
+    growth = (1 + number.roundoff) ** (parts.ranks + 1)
+    relative = number.roundoff * growth * (scaling + parts.partial / divisor + last)
+    return relative + 2 * parts.ranks * number.underflow * math.sqrt(reals)
 
 
 def _deviations(reals: int) -> float:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
 from operator import mul
 
 from ddpcheck.probes.sketches.packing import ITEM_BYTES, OF_CODE, Packed, unpack_one, unwrap
@@ -19,23 +17,32 @@ _NO_NUMBER = 255
 _UNITS = tuple(code.unit for code in OF_CODE)
 _SQUARES = tuple(code.norm * code.norm_low for code in OF_CODE)
 
+# How many ranks had which norm, the largest first; those without a gradient, or with zeros, are not in it.
+Norms = tuple[tuple[float, int], ...]
 
-@dataclass(frozen=True)
+
 class Parts:
     """What all ranks put into one reduced gradient, summed up."""
 
-    value: float
-    error: float
-    # How many ranks had which norm, the largest first; those without a gradient, or with zeros, are not in it.
-    norms: tuple[tuple[float, int], ...]
-    # Whether all are known; and whether some had values that are not finite.
-    known: bool = True
-    nonfinite: bool = False
+    __slots__ = ("error", "known", "nonfinite", "norm", "norms", "partial", "ranks", "value")
 
-    @cached_property
-    def norm(self) -> float:
-        """The sum of all norms."""
-        return math.fsum(norm * count for norm, count in self.norms)
+    def __init__(
+        self, value: float, error: float, norms: Norms, known: bool = True, nonfinite: bool = False
+    ) -> None:
+        self.value, self.error = value, error
+        self.norms = norms
+        # Whether all are known; and whether some had values that are not finite.
+        self.known, self.nonfinite = known, nonfinite
+        # How many ranks had a gradient, and the sum of their norms.
+        self.ranks, self.norm = 0, 0.0
+        # Every addition rounds its own result. Results are longest when the ranks come one after the other, largest
+        # first: the sum of all of them but the first, which is none, and the last, which is the reduced gradient.
+        self.partial = 0.0
+        for norm, count in norms:
+            self.partial += self.norm * count + norm * (count * (count + 1) / 2)
+            self.ranks += count
+            self.norm += norm * count
+        self.partial = self.partial - norms[0][0] - self.norm if self.ranks > 2 else 0.0
 
     def without(self, left: Packed) -> Parts:
         """All but one rank's."""
@@ -43,7 +50,7 @@ class Parts:
             return self
         norms = tuple((norm, count - (norm == left.norm)) for norm, count in self.norms)
         kept = tuple((norm, count) for norm, count in norms if count)
-        return replace(self, value=self.value - left.value, error=self.error - left.error, norms=kept)
+        return Parts(self.value - left.value, self.error - left.error, kept)
 
 
 NOTHING = Parts(0.0, 0.0, ())
@@ -116,8 +123,8 @@ class SketchTable:
         found = sorted(((code, codes.count(code)) for code in set(codes) if code), reverse=True)
         return Parts(
             value=math.fsum(map(mul, _signed(steps), map(_UNITS.__getitem__, codes))),
-            error=math.fsum(OF_CODE[code].error * count for code, count in found),
-            norms=tuple((OF_CODE[code].norm, count) for code, count in found),
+            error=sum([OF_CODE[code].error * count for code, count in found]),
+            norms=tuple([(OF_CODE[code].norm, count) for code, count in found]),
         )
 
     def _codes(self, rank: int) -> bytes:

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import pytest
 
-from ddpcheck.analysis.mean_check import _partial_sums, check_parts, mean_check
+from ddpcheck.analysis.mean_check import check_parts, mean_check
 from ddpcheck.analysis.sketch_table import SketchTable, parts_of
 from ddpcheck.probes.sketches.packing import pack, unpack
 from ddpcheck.probes.sketches.sketch import Sketch
@@ -93,7 +93,7 @@ def test_partial_sums_are_those_of_one_rank_after_the_other(ranks: int) -> None:
     norms = sorted((one.norm for one in sketches), reverse=True)
     # All sums of two and more, but for the last, which is of all.
     expected = sum(list(accumulate(norms))[1:-1])
-    assert _partial_sums(parts_of(sketches)) == pytest.approx(expected, rel=1e-12, abs=1e-12)
+    assert parts_of(sketches).partial == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 def test_a_column_is_checked_like_its_sketches() -> None:
