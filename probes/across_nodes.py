@@ -13,12 +13,12 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddpcheck.agent.guard import GUARD
 from ddpcheck.probes.looks import Look, Recent
+from ddpcheck.probes.whereabouts import Whereabouts
 from ddpcheck.records.schema import ApartRecord, NodesRecord
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class AcrossNodes:
         # Digests of another kind cannot be compared: they get drawers of their own.
         self._drawer = f"ddpcheck/nodes/{scene.session}"
         self._looks = f"{self._drawer}/{algorithm}"
+        self._whereabouts = Whereabouts(self._drawer, scene.rank, scene.world_size)
         self._waiting: deque[Offer] = deque(maxlen=MOST_WAITING)
         self._told: deque[bytes] = deque(maxlen=MOST_WAITING)
         self._known: Recent[Offer] = Recent(MOST_WAITING)
@@ -133,8 +134,7 @@ class AcrossNodes:
 
     def _meet(self) -> bool:
         """Whether there is another node; the one that comes second says so."""
-        self._store.set(self._place(self._scene.rank), json.dumps([self._node, socket.gethostname()]))
-        self._store.add(f"{self._drawer}/here", 1)
+        self._whereabouts.say(self._store, self._node)
         if self._agree("first", self._node) != self._node:
             self._agree("many", self._node)
             return True
@@ -218,22 +218,12 @@ class AcrossNodes:
         """Once all ranks have said where they are: which of them are not on this node."""
         if self._looked_around or not self._spoken:
             return
-        ranks = list(range(self._scene.world_size))
-        # A count is one small question; all the places would be thousands of keys, asked for by hundreds of nodes.
-        if self._store.add(f"{self._drawer}/here", 0) < len(ranks):
-            ranks = [rank for rank in ranks if at_last and self._store.check([self._place(rank)])]
-        if not ranks:
+        said = self._whereabouts.ask(self._store, at_last)
+        if not said:
             return
         self._looked_around = True
-        said = dict(zip(ranks, map(json.loads, self._get_all(map(self._place, ranks))), strict=True))
         self._others = {str(rank): host for rank, (node, host) in said.items() if node != self._node}
         self._scene.write(NodesRecord(self._others))
-
-    def _get_all(self, keys: Iterable[str]) -> list[bytes]:
-        """At once, where the store can do that."""
-        if getattr(self._store, "has_extended_api", bool)():
-            return list(self._store.multi_get(list(keys)))
-        return [self._store.get(key) for key in keys]
 
     def _part(self) -> None:
         """The last looks are compared only when all nodes have come to them: give them a moment."""
@@ -246,9 +236,6 @@ class AcrossNodes:
             gone = self._store.add(f"{self._drawer}/gone", 0)
         self._look_for_note()
         self._scene.write(NodesRecord(self._others, compared=self._spoken))
-
-    def _place(self, rank: int) -> str:
-        return f"{self._drawer}/rank/{rank}"
 
     def _agree(self, name: str, proposal: str) -> str:
         return str(self._store.compare_set(f"{self._drawer}/{name}", "", proposal).decode())
