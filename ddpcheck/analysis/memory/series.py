@@ -24,6 +24,9 @@ class Series:
             return
         if self.steps and step - self.steps[-1] < self._stride:
             return
+        # No memory is so large: a damaged record.
+        if max(abs(step), abs(value)) >> 62:
+            return
         self.steps.append(step)
         self.values.append(value)
         if len(self.steps) > MOST_POINTS:
