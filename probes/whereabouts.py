@@ -1,4 +1,4 @@
-"""Which rank is on which node, told through the job's store: thousands of ranks are asked about once, not by every node."""
+"""Which rank is on which node, told through the job's store: of thousands of ranks it is gathered once."""
 
 from __future__ import annotations
 

@@ -130,6 +130,7 @@ def wait_for_report(folder: Path, seconds: float) -> dict[str, Any] | None:
     # Reading what thousands of ranks wrote takes minutes: whoever is at it shows that now and then.
     while not _wait(path.exists, seconds + _REPORT_SECONDS):
         if not pulse.has_moved():
+            pulse.give_up()
             return None
     raw = _parsed(path.read_bytes())
     return raw if isinstance(raw, dict) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,18 @@ def _beat(path: Path, over: threading.Event) -> None:
             return
 
 
+def claim(folder: Path) -> bool:
+    """Whether this node is the one to step in for the one that should have reported: of hundreds only one is to."""
+    try:
+        with (folder / FILE).open("x") as file:
+            file.write(f"{os.uname().nodename} {os.getpid()}\n")
+    except FileExistsError:
+        return False
+    except OSError:
+        return True  # where nothing can be written nobody else can tell either
+    return True
+
+
 class Pulse:
     """Seen from another node, whose clock may be another one: what counts is that it changes."""
 
@@ -47,6 +60,12 @@ class Pulse:
         """Since it was last asked."""
         before, self._last = self._last, self._read()
         return bool(self._last) and self._last != before
+
+    def give_up(self) -> None:
+        """It stood still: whoever left it there is gone."""
+        with contextlib.suppress(OSError):
+            if self._last and self._read() == self._last:
+                self._path.unlink(missing_ok=True)
 
     def _read(self) -> str:
         try:

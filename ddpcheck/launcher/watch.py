@@ -30,7 +30,7 @@ from ddpcheck.launcher.other_nodes import (
     wait_for_report,
 )
 from ddpcheck.launcher.process import ExitStatus, leave_as
-from ddpcheck.launcher.pulse import beating
+from ddpcheck.launcher.pulse import beating, claim
 from ddpcheck.launcher.report_file import write_report
 from ddpcheck.launcher.run_folder import RunFolder, begin_run, finish_run, make_run_folder
 from ddpcheck.launcher.supervise import supervise
@@ -45,6 +45,7 @@ NOT_JUDGED = 1
 TICK_SECONDS = 0.1
 # For which other nodes are waited for when this one was told to end.
 SHORT_PATIENCE = 5.0
+MOST_NAMED = 16
 
 
 def run_watched(command: Sequence[str], options: RunOptions) -> int:
@@ -91,20 +92,27 @@ def _judge_together(
     run.poll()
     if not reports(run, not folder.joined, own_ranks):
         report = wait_for_report(folder.path, patience)
+        while report is None and not claim(folder.path):
+            report = wait_for_report(folder.path, patience)
         if report is not None:
             if not options.quiet:
                 sys.stderr.write(f"ddpcheck: the report of all nodes is {folder.path / REPORT_FILE}\n")
             return _leave_by(status, _severities(report), options.fail_on)
         sys.stderr.write("ddpcheck: no other node has reported; this one does, as far as it can see\n")
-    late = wait_for_others(folder.path, patience)
-    if late:
-        sys.stderr.write(f"ddpcheck: reporting without the end of {', '.join(late)}\n")
-    ends = [end for end in others(folder.path).values() if end is not None]
-    exit_code = next((code for code in [status.returncode, *(end.status for end in ends)] if code), 0)
-    stopped = next((why for why in [status.stop_reason, *(end.stopped for end in ends)] if why), "")
-    finish_run(folder, exit_code, seconds, stopped=stopped)
     with beating(folder.path):
+        late = wait_for_others(folder.path, patience)
+        if late:
+            sys.stderr.write(f"ddpcheck: reporting without the end of {_few(late)}\n")
+        ends = [end for end in others(folder.path).values() if end is not None]
+        exit_code = next((code for code in [status.returncode, *(end.status for end in ends)] if code), 0)
+        stopped = next((why for why in [status.stop_reason, *(end.stopped for end in ends)] if why), "")
+        finish_run(folder, exit_code, seconds, stopped=stopped)
         return _judge(run, folder, status, options)
+
+
+def _few(hosts: Sequence[str]) -> str:
+    more = len(hosts) - MOST_NAMED
+    return ", ".join(hosts[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _watch(

@@ -111,7 +111,11 @@ def test_a_report_is_waited_for_as_long_as_somebody_is_at_it(
 def test_a_pulse_that_stands_still_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(other_nodes, "_REPORT_SECONDS", 0.0)
     (tmp_path / pulse.FILE).write_text("7\n")
+    assert not pulse.claim(tmp_path)
     assert wait_for_report(tmp_path, 0.2) is None
+    # Whoever left it there is gone: of those that waited, one steps in.
+    assert pulse.claim(tmp_path)
+    assert not pulse.claim(tmp_path)
 
 
 def test_logs_are_read_on_from_where_they_ended(tmp_path: Path) -> None:

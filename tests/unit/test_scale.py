@@ -1,4 +1,4 @@
-"""Runs of many ranks, made from the records of a real one: what is wrong is found, in memory that does not grow with steps."""
+"""Runs of many ranks, made from records of a real one: what is wrong is found, in memory that steps do not fill."""
 
 from __future__ import annotations
 
