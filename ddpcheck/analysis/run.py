@@ -18,8 +18,8 @@ from ddpcheck.records.schema import RANK_FILES, FaultRecord, RankHeader
 # Steps by which one rank's records may be read ahead of another's, lines read of one file before the next has its turn,
 # and bytes of them that are fetched: of all files together, more or less. Thousands of ranks have few each.
 _AHEAD_OF_ALL, _FEWEST_AHEAD, MOST_AHEAD = 1 << 14, 4, 256
-_LINES_OF_ALL, _FEWEST_LINES, MOST_LINES = 1 << 15, 8, 512
-_BYTES_OF_ALL, _FEWEST_BYTES = 64 << 20, 16 << 10
+_LINES_OF_ALL, _FEWEST_LINES, MOST_LINES = 1 << 13, 8, 512
+_BYTES_OF_ALL, _FEWEST_BYTES = 16 << 20, 16 << 10
 # Of a new file no more than its first line, to see whose it is.
 _FIRST_BYTES = 4 << 10
 # With so many files a job is large: listing its folder takes time, of a shared file system's server too, and not much

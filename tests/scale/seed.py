@@ -58,7 +58,7 @@ class Seed:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run: Raw = json.loads((path / "run.json").read_text())
-        self.node = [json.loads(line) for line in min(path.glob("node-*.jsonl")).open()]
+        self.node = [json.loads(line) for line in min(path.glob("node-*.jsonl")).read_text().splitlines()]
         self.ranks = [_read(file) for file in sorted(path.glob("rank-*.jsonl"))]
 
     @cached_property
@@ -97,6 +97,6 @@ class Seed:
 
 def _read(file: Path) -> SeedRank:
     rank = SeedRank()
-    for line in file.open():
+    for line in file.read_text().splitlines():
         rank.add(json.loads(line))
     return rank
