@@ -33,6 +33,7 @@ class Step:
     odd_root: str
     odd_leaves: str
     gradients: str
+    buffers: str
     local: list[str]
     reduced: dict[int, str]
 
@@ -51,7 +52,8 @@ class RankFiles:
         self._forms = [
             {step: [form_of(raw) for raw in rank.steps[step]] for step in seed.steps} for rank in seed.ranks
         ]
-        self._widths = {step: seed.ranks[0].find(step, "digest")["width"] for step in seed.steps}
+        self._widths = {step: seed.ranks[0].find(step, "digest", "params")["width"] for step in seed.steps}
+        self._buffer_leaves = _text(_leaves(plan.seed, -1, len(seed.module.buffers), 1))
 
     def write(self) -> None:
         for rank in range(self._plan.ranks):
@@ -129,6 +131,7 @@ class RankFiles:
             odd_root=digits(32, "odd params", number),
             odd_leaves=_text(odd),
             gradients=digits(32, "gradients", number),
+            buffers=digits(32, "buffers", number),
             local=local.texts(),
             reduced={
                 rank: Sketches(mean.codes[None, places], mean.steps[None, places]).texts()[0]
@@ -156,6 +159,7 @@ class RankFiles:
             "time": self._time(rank, number + 1) + jitter,
             "forward": number + 1,
         }
+        buffers = {**params, "root": step.buffers, "leaves": self._buffer_leaves}
         batch = {**fields, "forward": number}
         by_kind = {
             "backward": gradients,
@@ -167,7 +171,10 @@ class RankFiles:
         which = rank % len(self._forms)
         raws = self._seed.ranks[which].steps[step.seed_step]
         forms = self._forms[which][step.seed_step]
-        lines = [form % by_kind[raw["kind"]] for raw, form in zip(raws, forms, strict=True)]
+        lines = [
+            form % (buffers if raw.get("of") == "buffers" else by_kind[raw["kind"]])
+            for raw, form in zip(raws, forms, strict=True)
+        ]
         return "".join([*lines, self._clocks(rank, number), self._epochs.line(rank, number)])
 
     def _clocks(self, rank: int, number: int) -> str:

@@ -17,6 +17,7 @@ Raw = dict[str, Any]
 _ONCE = ("rank", "module", "startup", "optimizer", "hyper", "loader", "memory_parts")
 # Written with every step; the first steps of a job are not like the others.
 _EACH_STEP = ("backward", "applied", "digest", "batch", "memory")
+_ALWAYS = {"backward", "applied", "digest", "batch"}
 _WARM_UP = 3
 CLOCKS = ("total", "data", "forward", "backward", "wait", "optimizer", "watching", "queued")
 
@@ -48,8 +49,13 @@ class SeedRank:
         elif kind in ("clocks", "end"):
             self.last.append(raw)
 
-    def find(self, step: int, kind: str) -> Raw:
-        return next(raw for raw in self.steps[step] if raw["kind"] == kind)
+    def whole_steps(self) -> set[int]:
+        """Not, for one, those that were profiled: there gradients are not sketched."""
+        kinds = {step: {raw["kind"] for raw in raws} for step, raws in self.steps.items()}
+        return {step for step in self.clocks if kinds.get(step, set()) >= _ALWAYS}
+
+    def find(self, step: int, kind: str, stage: str | None = None) -> Raw:
+        return next(raw for raw in self.steps[step] if raw["kind"] == kind and raw.get("stage") == stage)
 
 
 class Seed:
@@ -64,7 +70,7 @@ class Seed:
     @cached_property
     def steps(self) -> list[int]:
         """Those that all ranks told everything of."""
-        common = set.intersection(*(set(rank.steps) & set(rank.clocks) for rank in self.ranks))
+        common = set.intersection(*(rank.whole_steps() for rank in self.ranks))
         return [step for step in sorted(common) if step >= _WARM_UP]
 
     @cached_property

@@ -55,7 +55,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 def test_one_divergent_rank_and_one_slow_node_are_named_and_nothing_else(report: Report) -> None:
     odd, slow = (finding for finding in report.findings if finding.severity.value != "note")
     assert (odd.code, odd.step, odd.ranks, odd.stage) == ("DDP201", 30, (49,), "params")
-    assert odd.parameter == "tokens.weight"
+    assert odd.parameter == "0.weight"
     assert (slow.code, slow.ranks, slow.stage) == ("DDP402", tuple(range(16, 24)), "backward")
     assert slow.evidence["hosts"] == ["node0002"]
     assert report.verdict is Verdict.FINDINGS
