@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpcheck.agent.guard import GUARD
 from ddpcheck.probes.looks import Look, Recent
+from ddpcheck.probes.whereabouts import Whereabouts
 from ddpcheck.records.schema import ApartRecord, NodesRecord
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class AcrossNodes:
         # Digests of another kind cannot be compared: they get drawers of their own.
         self._drawer = f"ddpcheck/nodes/{scene.session}"
         self._looks = f"{self._drawer}/{algorithm}"
+        self._whereabouts = Whereabouts(self._drawer, scene.rank, scene.world_size)
         self._waiting: deque[Offer] = deque(maxlen=MOST_WAITING)
         self._told: deque[bytes] = deque(maxlen=MOST_WAITING)
         self._known: Recent[Offer] = Recent(MOST_WAITING)
@@ -132,7 +134,7 @@ class AcrossNodes:
 
     def _meet(self) -> bool:
         """Whether there is another node; the one that comes second says so."""
-        self._store.set(self._place(self._scene.rank), json.dumps([self._node, socket.gethostname()]))
+        self._whereabouts.say(self._store, self._node)
         if self._agree("first", self._node) != self._node:
             self._agree("many", self._node)
             return True
@@ -216,13 +218,10 @@ class AcrossNodes:
         """Once all ranks have said where they are: which of them are not on this node."""
         if self._looked_around or not self._spoken:
             return
-        places = [self._place(rank) for rank in range(self._scene.world_size)]
-        if not self._store.check(places):
-            places = [place if at_last and self._store.check([place]) else "" for place in places]
-        if not any(places):
+        said = self._whereabouts.ask(self._store, at_last)
+        if not said:
             return
         self._looked_around = True
-        said = {rank: json.loads(self._store.get(place)) for rank, place in enumerate(places) if place}
         self._others = {str(rank): host for rank, (node, host) in said.items() if node != self._node}
         self._scene.write(NodesRecord(self._others))
 
@@ -237,9 +236,6 @@ class AcrossNodes:
             gone = self._store.add(f"{self._drawer}/gone", 0)
         self._look_for_note()
         self._scene.write(NodesRecord(self._others, compared=self._spoken))
-
-    def _place(self, rank: int) -> str:
-        return f"{self._drawer}/rank/{rank}"
 
     def _agree(self, name: str, proposal: str) -> str:
         return str(self._store.compare_set(f"{self._drawer}/{name}", "", proposal).decode())

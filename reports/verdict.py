@@ -17,6 +17,11 @@ _AT_WRAPPING = frozenset({"DDP101", "DDP103"})
 
 def verdict_sentence(report: Report) -> str:
     """What happened, in one sentence."""
+    made_up = "Made-up records, of no job: " if report.run.get("synthetic") else ""
+    return made_up + _sentence(report)
+
+
+def _sentence(report: Report) -> str:
     lead = leading_finding(report)
     if lead is not None and _is_parting(lead):
         return _parting(report, lead)

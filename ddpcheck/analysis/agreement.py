@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ddpcheck.analysis.history.agreement_book import AgreementBook
-from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.analysis.module_key import ModuleKey, members
+from ddpcheck.analysis.roll_call import RollCall
 from ddpcheck.records.schema import AppliedRecord, DigestRecord, Of, Stage
 
 # A rank may be missing for good: more moments than this do not wait for anyone. Ranks that are read in turn,
@@ -15,6 +16,8 @@ from ddpcheck.records.schema import AppliedRecord, DigestRecord, Of, Stage
 MOST_PENDING = 4096
 # Looks at optimizer state that not all ranks took part in, as under a sharded optimizer at every step.
 MOST_PARTIAL = 256
+# An enum's value takes a while to get, and these are asked for with every record.
+_STATE, _REWRITTEN = Of.STATE.value, Stage.REWRITTEN.value
 _IN_BOOKS = (Stage.INIT_AFTER.value, Stage.PARAMS.value)
 
 # What a rank says of a moment.
@@ -22,8 +25,7 @@ Sighting = DigestRecord | AppliedRecord
 _Said = TypeVar("_Said")
 
 
-@dataclass(frozen=True, order=True)
-class Moment:
+class Moment(NamedTuple):
     """One thing looked at on every rank at the same point of the job."""
 
     module: ModuleKey
@@ -102,30 +104,27 @@ class Agreement:
     hashes: dict[int, str] = field(default_factory=dict)
     # Ranks on which part of ddpcheck is off: their digests hold, what stands beside them may be stale.
     impaired: set[int] = field(default_factory=set)
-    _pending: dict[Moment, dict[int, Sighting]] = field(default_factory=dict)
+    _pending: RollCall[Moment, Sighting] = field(default_factory=RollCall)
     _rewrites: dict[Moment, dict[int, DigestRecord]] = field(default_factory=dict)
     _agreed: dict[ModuleKey, DigestRecord] = field(default_factory=dict)
 
     def add(self, rank: int, module: ModuleKey, record: Sighting) -> None:
-        part = record.hyper if isinstance(record, DigestRecord) and record.of == Of.STATE.value else ""
+        part = record.hyper if isinstance(record, DigestRecord) and record.of == _STATE else ""
         optimizer = -1 if record.optimizer is None else record.optimizer
         moment = Moment(module, record.stage, record.of, record.step, optimizer, part)
-        if isinstance(record, DigestRecord) and record.stage == Stage.REWRITTEN.value:
+        if isinstance(record, DigestRecord) and record.stage == _REWRITTEN:
             self._rewrites.setdefault(moment, {})[rank] = record
             return
-        said = self._pending.setdefault(moment, {})
-        said[rank] = record
-        if self._complete(moment, said):
+        if self._pending.hear(moment, members(module), rank, record):
             self._finish(moment)
         elif len(self._pending) > MOST_PENDING:
-            self._finish(next(iter(self._pending)))
+            self._finish(self._pending.oldest())
 
     def end_rank(self, rank: int) -> None:
         """Nothing more comes from this rank: moments that waited only for it are complete."""
         self.ended.add(rank)
-        for moment in sorted(self._pending):
-            if moment in self._pending and self._complete(moment, self._pending[moment]):
-                self._finish(moment)
+        for moment in sorted(self._pending.leave(rank)):
+            self._finish(moment)
 
     def end_all(self) -> None:
         for moment in sorted(self._pending):
@@ -134,14 +133,8 @@ class Agreement:
     def tally(self, module: ModuleKey, stage: Stage, of: Of) -> Tally:
         return self.tallies.get((module, stage.value, of.value), Tally())
 
-    def _complete(self, moment: Moment, said: Mapping[int, Sighting]) -> bool:
-        # The count first: it is asked with every record, and going through all ranks each time would not do.
-        if len(said) + len(self.ended) < len(moment.module[0]):
-            return False
-        return all(rank in said or rank in self.ended for rank in moment.module[0])
-
     def _finish(self, moment: Moment) -> None:
-        everyone = self._pending.pop(moment)
+        everyone = self._pending.take(moment)
         said = comparable(everyone, self.hashes)
         if moment.stage == Stage.PARAMS.value:
             self._compare_rewrites(moment, said)

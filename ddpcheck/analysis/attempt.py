@@ -51,6 +51,8 @@ from ddpcheck.records.schema import (
 )
 
 MOST_HYPER_CHANGES = 10_000
+# An enum's value takes a while to get, and these are asked for with every record.
+_PARAMS, _REWRITTEN = Stage.PARAMS.value, Stage.REWRITTEN.value
 # Once one of these is switched off on a rank, no more digests come from it.
 _DIGESTING = ("agent", "parameters")
 # And from these, no more gradients.
@@ -139,6 +141,7 @@ class Attempt:
         self.elsewhere: dict[int, str] = {}
         # Looks that this folder's ranks have compared with those of other nodes.
         self.compared_across = 0
+        self._descriptions: dict[ModuleKey, ModuleRecord] = {}
 
     @property
     def started(self) -> float:
@@ -174,11 +177,31 @@ class Attempt:
         rank = self.ranks.get(header.rank)
         if rank is None:
             rank = self._meet(header)
+        # Those of every step first: each pattern that does not fit costs time.
         match record:
             case DigestRecord():
                 self._digest(header.rank, rank, record)
+            case BackwardRecord() if record.module in rank.modules:
+                key = rank.modules[record.module]
+                self.gradients.add(header.rank, key, record, rank.latest[key], self.agreement.ended)
+                self.pace.reduced(key, record.number)
+                self.host_clocks.add(header, key, record)
+            case AppliedRecord() if record.module in rank.modules:
+                key = rank.modules[record.module]
+                self.agreement.add(header.rank, key, record)
+                if record.nonfinite:
+                    rank.nonfinite.setdefault(key, record)
+            case BatchRecord() if record.module in rank.modules:
+                self.data.batch(header.rank, rank.modules[record.module], record)
+            case MemoryRecord():
+                self.memory.step(header.rank, record)
+            case ClockRecord():
+                if header.rank not in self.clocks:
+                    self.clocks[header.rank] = RankClock.one_of(header.world_size)
+                self.clocks[header.rank].add(record)
             case ModuleRecord():
                 key = module_key(record.group, record.ordinal)
+                record = self._shared(key, record)
                 rank.modules[record.module] = key
                 rank.latest[key] = record
                 rank.as_wrapped.setdefault(key, record)
@@ -198,36 +221,20 @@ class Attempt:
                 rank.comm_hooks.setdefault(rank.modules[record.module], []).append(record.hook)
                 if LOOSE in record.hook:
                     rank.loose.add(rank.modules[record.module])
-            case BackwardRecord() if record.module in rank.modules:
-                key = rank.modules[record.module]
-                self.gradients.add(header.rank, key, record, rank.latest[key], self.agreement.ended)
-                self.pace.reduced(key, record.number)
-                self.host_clocks.add(header, key, record)
-            case AppliedRecord() if record.module in rank.modules:
-                key = rank.modules[record.module]
-                self.agreement.add(header.rank, key, record)
-                if record.nonfinite:
-                    rank.nonfinite.setdefault(key, record)
             case DetailRecord() if record.module in rank.modules:
                 rank.details.append((rank.modules[record.module], record))
             case CaptureRecord() if record.module in rank.modules:
                 rank.captures.append((rank.modules[record.module], record))
-            case BatchRecord() if record.module in rank.modules:
-                self.data.batch(header.rank, rank.modules[record.module], record)
             case LoaderRecord():
                 self.data.loader(header.rank, record)
             case EpochRecord() if record.module in rank.modules:
                 self.data.epoch(header.rank, rank.modules[record.module], record)
-            case MemoryRecord():
-                self.memory.step(header.rank, record)
             case MemoryPartsRecord() if record.module in rank.modules:
                 self.memory.parts(header.rank, rank.modules[record.module], record)
             case StartupRecord():
                 self.startup.add(header.rank, record)
             case StandingRecord():
                 rank.standing = record
-            case ClockRecord():
-                self.clocks.setdefault(header.rank, RankClock()).add(record)
             case TraceRecord():
                 self.window.trace(header.rank, record)
             case ReadyRecord() if record.module in rank.modules:
@@ -245,6 +252,11 @@ class Attempt:
                 self.agreement.end_rank(header.rank)
                 self.data.end_rank(header.rank)
 
+    def _shared(self, key: ModuleKey, record: ModuleRecord) -> ModuleRecord:
+        """The same object for all ranks that say the same: it names them all, and there may be thousands."""
+        known = self._descriptions.setdefault(key, record)
+        return known if known == record else record
+
     def _meet(self, header: RankHeader) -> Rank:
         rank = self.ranks[header.rank] = Rank(header)
         self.agreement.hashes[header.rank] = header.algorithm
@@ -255,11 +267,11 @@ class Attempt:
         if key is None:
             return
         rank.last = record
-        if record.stage == Stage.PARAMS.value:
+        if record.stage == _PARAMS:
             place = (key, -1 if record.optimizer is None else record.optimizer)
             rank.steps[place] = max(rank.steps.get(place, 0), record.step + 1)
             self.pace.step(number, place, record.step, record.time)
-        if record.stage == Stage.REWRITTEN.value and record.how:
+        if record.how and record.stage == _REWRITTEN:
             rank.writes.setdefault(key, record.how)
         self.agreement.add(number, key, record)
 

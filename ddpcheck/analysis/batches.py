@@ -6,7 +6,8 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.analysis.module_key import ModuleKey, members
+from ddpcheck.analysis.roll_call import RollCall
 from ddpcheck.records.schema import BatchRecord
 
 # A batch that the same rank has just had says nothing about other ranks: inputs that never change.
@@ -185,32 +186,24 @@ class Batches:
 
     def __init__(self) -> None:
         self.modules: dict[ModuleKey, ModuleBatches] = {}
-        self._pending: dict[tuple[ModuleKey, int], dict[int, BatchRecord]] = {}
-        self._ended: set[int] = set()
+        self._pending: RollCall[tuple[ModuleKey, int], BatchRecord] = RollCall()
 
     def add(self, rank: int, module: ModuleKey, record: BatchRecord) -> None:
         place = (module, record.forward)
-        said = self._pending.setdefault(place, {})
-        said[rank] = record
-        if self._complete(place):
+        if self._pending.hear(place, members(module), rank, record):
             self._finish(place)
         elif len(self._pending) > MOST_PENDING:
-            self._finish(next(iter(self._pending)))
+            self._finish(self._pending.oldest())
 
     def end_rank(self, rank: int) -> None:
-        self._ended.add(rank)
-        for place in [place for place in self._pending if self._complete(place)]:
+        for place in self._pending.leave(rank):
             self._finish(place)
 
     def end_all(self) -> None:
         for place in sorted(self._pending):
             self._finish(place)
 
-    def _complete(self, place: tuple[ModuleKey, int]) -> bool:
-        said = self._pending[place]
-        return all(rank in said or rank in self._ended for rank in place[0][0])
-
     def _finish(self, place: tuple[ModuleKey, int]) -> None:
-        said = self._pending.pop(place)
+        said = self._pending.take(place)
         if len(said) > 1:
             self.modules.setdefault(place[0], ModuleBatches()).compare(place[1], said)

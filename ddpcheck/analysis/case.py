@@ -15,6 +15,7 @@ from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.overlap.result import Overlap
 from ddpcheck.analysis.result import RankStatus, RankSummary
 from ddpcheck.analysis.run import NodeNotes
+from ddpcheck.analysis.step_time.result import TimeTable
 from ddpcheck.explanations import title
 from ddpcheck.records.schema import FaultRecord
 
@@ -39,6 +40,8 @@ class Case:
     traffic: Traffic | None = None
     # What the profiled steps show, where there are any.
     overlap: Overlap | None = None
+    # Where the time of a step goes, for each set of ranks that synchronise.
+    time: tuple[TimeTable, ...] = ()
 
     def modules(self) -> list[ModuleKey]:
         """Modules that have anyone to agree with."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from ddpcheck.analysis.batches import Batches, ModuleBatches
 from ddpcheck.analysis.data_split import EpochSplit, Pass, split
-from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.analysis.module_key import ModuleKey, members
+from ddpcheck.analysis.roll_call import RollCall
 from ddpcheck.records.schema import BatchRecord, EpochRecord, LoaderRecord
 
 # Epochs that are kept with what each rank said; of later ones only those that repeat an order count.
-MOST_EPOCHS = 200
+MOST_EPOCHS, FEWEST_EPOCHS = 200, 8
+# Of all ranks together, more or less: with thousands of ranks fewer epochs are kept.
+_PASSES_OF_ALL = 1 << 15
 MOST_PENDING = 256
 
 Place = tuple[ModuleKey, int, int]
@@ -46,8 +49,7 @@ class DataSeen:
         # Per rank, its loaders; and whether an IterableDataset fed a module.
         self._loaders: dict[tuple[int, int], LoaderRecord] = {}
         self.iterable: set[ModuleKey] = set()
-        self._pending: dict[Place, dict[int, Pass]] = {}
-        self._ended: set[int] = set()
+        self._pending: RollCall[Place, Pass] = RollCall()
 
     def loader(self, rank: int, record: LoaderRecord) -> None:
         self._loaders[rank, record.loader] = record
@@ -67,21 +69,19 @@ class DataSeen:
             return
         self.repeats.setdefault((module, record.loader), Repeats()).add(rank, now)
         place = (module, record.loader, record.epoch)
-        if len(self.splits.get(module, ())) >= MOST_EPOCHS:
+        if len(self.splits.get(module, ())) >= _most_epochs(len(module[0])):
             return
-        self._pending.setdefault(place, {})[rank] = now
-        if self._complete(place):
+        if self._pending.hear(place, members(module), rank, now):
             self._finish(place)
         elif len(self._pending) > MOST_PENDING:
-            self._finish(next(iter(self._pending)))
+            self._finish(self._pending.oldest())
 
     def of(self, module: ModuleKey) -> ModuleBatches:
         return self.batches.modules.get(module, ModuleBatches())
 
     def end_rank(self, rank: int) -> None:
-        self._ended.add(rank)
         self.batches.end_rank(rank)
-        for place in [place for place in self._pending if self._complete(place)]:
+        for place in self._pending.leave(rank):
             self._finish(place)
 
     def end_all(self) -> None:
@@ -89,12 +89,12 @@ class DataSeen:
         for place in sorted(self._pending):
             self._finish(place)
 
-    def _complete(self, place: Place) -> bool:
-        said = self._pending[place]
-        return all(rank in said or rank in self._ended for rank in place[0][0])
-
     def _finish(self, place: Place) -> None:
-        passes = self._pending.pop(place)
+        passes = self._pending.take(place)
         # With a rank missing nothing can be said of shares, overlap or gaps.
         if set(passes) == set(place[0][0]):
             self.splits.setdefault(place[0], []).append(split(passes))
+
+
+def _most_epochs(ranks: int) -> int:
+    return max(FEWEST_EPOCHS, min(MOST_EPOCHS, _PASSES_OF_ALL // max(1, ranks)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ddpcheck.records.schema import EpochRecord, LoaderRecord
@@ -96,14 +96,14 @@ class EpochSplit:
 def split(passes: Mapping[int, Pass]) -> EpochSplit:
     """Put together what the ranks said of one epoch."""
     first = passes[min(passes)]
-    maps = {rank: unpack(each.epoch.map) for rank, each in passes.items()}
+    told = all(each.epoch.map for each in passes.values())
+    drew = _overlap(each.epoch.map for each in passes.values()) if told else None
     complete = all(each.epoch.complete for each in passes.values())
     lengths = {each.loader.length for each in passes.values()}
-    known = len(lengths) == 1 and all(data is not None for data in maps.values())
     overlap = missing = padding = None
     stride = first.loader.stride
-    if known:
-        overlap, distinct = _overlap([data or 0 for data in maps.values()])
+    if len(lengths) == 1 and drew is not None:
+        overlap, distinct = drew
         marked = -(-first.loader.length // stride)
         missing = (marked - distinct) * stride if complete else None
         padding = max(0, sum(each.epoch.drawn for each in passes.values()) - first.loader.length)
@@ -114,7 +114,8 @@ def split(passes: Mapping[int, Pass]) -> EpochSplit:
         module=first.epoch.module,
         step=first.epoch.step,
         samples=max(lengths),
-        passes=passes,
+        # The maps have been read, and are all that is large.
+        passes={rank: Pass(each.loader, replace(each.epoch, map="")) for rank, each in passes.items()},
         exact=stride == 1,
         complete=complete,
         overlap=overlap,
@@ -123,10 +124,13 @@ def split(passes: Mapping[int, Pass]) -> EpochSplit:
     )
 
 
-def _overlap(maps: list[int]) -> tuple[int, int]:
-    """How many samples several ranks drew, and how many any did."""
+def _overlap(maps: Iterable[str]) -> tuple[int, int] | None:
+    """How many samples several ranks drew, and how many any did; None where a map is damaged."""
     once = twice = 0
-    for bits in maps:
+    for text in maps:
+        bits = unpack(text)
+        if bits is None:
+            return None
         twice |= once & bits
         once |= bits
     return twice.bit_count(), once.bit_count()

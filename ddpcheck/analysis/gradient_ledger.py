@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 from ddpcheck.analysis.agreement import comparable
 from ddpcheck.analysis.history.gradient_book import GradientBook
-from ddpcheck.analysis.mean_check import Outcome, can_check, mean_check
+from ddpcheck.analysis.mean_check import Outcome, can_check, check_parts
 from ddpcheck.analysis.module_key import ModuleKey, members
+from ddpcheck.analysis.roll_call import RollCall
+from ddpcheck.analysis.sketch_table import NOTHING, Parts, SketchTable
 from ddpcheck.analysis.wrong_mean import Compared, what_instead
-from ddpcheck.probes.sketches.packing import Packed, unpack
 from ddpcheck.records.schema import BackwardRecord, ModuleRecord
 from ddpcheck.records.shares import shares
 
@@ -84,7 +85,9 @@ class GradientLedger:
     # By rank, how it hashes.
     hashes: Mapping[int, str] = field(default_factory=dict)
     books: dict[ModuleKey, GradientBook] = field(default_factory=dict)
-    _pending: dict[tuple[ModuleKey, int], dict[int, BackwardRecord]] = field(default_factory=dict)
+    _pending: RollCall[tuple[ModuleKey, int], BackwardRecord] = field(default_factory=RollCall)
+    # How many ranks had ended and were lost when that was last looked at.
+    _left: tuple[int, int] = (0, 0)
     _descriptions: dict[ModuleKey, ModuleRecord] = field(default_factory=dict)
 
     def add(
@@ -99,32 +102,31 @@ class GradientLedger:
         if rank not in members(module):
             return
         self._descriptions[module] = description
-        said = self._pending.setdefault((module, record.number), {})
-        said[rank] = record
-        if self._complete(module, said, ended):
+        # The counts first: they are asked for with every record.
+        if self._left != (len(ended), len(self.lost)):
+            self._left = (len(ended), len(self.lost))
+            self._let_go({*ended, *self.lost})
+        if self._pending.hear((module, record.number), members(module), rank, record):
             self._finish(module, record.number)
         elif len(self._pending) > MOST_PENDING:
             # Perhaps that rank has only not been read yet: who took part cannot be told.
-            self._finish(*next(iter(self._pending)), early=True)
+            self._finish(*self._pending.oldest(), early=True)
 
-    def _complete(
-        self, module: ModuleKey, said: Mapping[int, BackwardRecord], ended: Collection[int]
-    ) -> bool:
-        # The count first: it is asked with every record.
-        if len(said) + len(ended) + len(self.lost) < len(module[0]):
-            return False
-        return all(rank in said or rank in ended or rank in self.lost for rank in module[0])
+    def _let_go(self, ranks: Collection[int]) -> None:
+        """A backward that waited for them alone is looked at in the end, like all that are left then."""
+        for rank in self._pending.still_here(ranks):
+            self._pending.leave(rank)
 
     def end(self) -> None:
         for module, number in sorted(self._pending):
             self._finish(module, number)
 
     def _finish(self, module: ModuleKey, number: int, early: bool = False) -> None:
-        said = self._pending.pop((module, number))
+        said = self._pending.take((module, number))
         tally = self.tallies.setdefault(module, MeanTally())
         try:
-            local = {rank: unpack(record.local) for rank, record in said.items()}
-            reduced = {rank: unpack(record.reduced) for rank, record in said.items()}
+            local = SketchTable({rank: record.local for rank, record in said.items()})
+            reduced = SketchTable({rank: record.reduced for rank, record in said.items() if record.reduced})
         except (TypeError, ValueError):
             return  # a damaged record
         self._note_nonfinite(tally, said)
@@ -133,11 +135,11 @@ class GradientLedger:
             return
         self._note_twins(tally, said, local)
         self._compare_results(tally, number, said)
-        whole = not early and any(local.values()) and self._all_known(module, said)
+        whole = not early and len(local) > 0 and self._all_known(module, said)
         misses, off_mean = self._misses(said, local, reduced, module, tally) if whole else ([], None)
         book = self.books.setdefault(module, GradientBook(len(module[0])))
         # Shares of some ranks are no norm of the whole.
-        book.note(min(one.step for one in said.values()), local, reduced if whole else {}, off_mean)
+        book.note(min(one.step for one in said.values()), local, reduced if whole else None, off_mean)
         if not whole:
             return
         tally.checked += 1
@@ -167,8 +169,8 @@ class GradientLedger:
     def _misses(
         self,
         said: Mapping[int, BackwardRecord],
-        local: Mapping[int, list[Packed]],
-        reduced: Mapping[int, list[Packed]],
+        local: SketchTable,
+        reduced: SketchTable,
         module: ModuleKey,
         tally: MeanTally,
     ) -> tuple[list[Miss], float | None]:
@@ -181,21 +183,22 @@ class GradientLedger:
         worst: float | None = None
         for rank, record in said.items():
             divisor = len(said) if record.divisor == LIVE_RANKS else len(group)
-            for place, result in zip(dealt[rank], reduced[rank], strict=False):
+            for place, result in zip(dealt[rank], reduced.row(rank), strict=False):
                 row = rows[place]
                 if place in record.absent or not can_check(row[1]):
                     continue
-                parts = {r: sketches[place] for r, sketches in local.items() if place < len(sketches)}
-                outcome = mean_check(parts, result, row[1], math.prod(row[2]), divisor)
+                parts = local.parts(place) if place < len(local) else NOTHING
+                outcome = check_parts(parts, result, row[1], math.prod(row[2]), divisor)
                 worst = max(worst or 0.0, outcome.ratio)
-                compared.append(Compared(parts, result, row[1], math.prod(row[2])))
+                compared.append(Compared(parts, result, row[1], math.prod(row[2]), place))
                 if not outcome.ok:
                     misses.append(Miss(record.number, record.step, place, outcome, rank))
-                    if rank in parts and result.value == parts[rank].value:
+                    own = local.at(rank, place)
+                    if own is not None and result.value == own.value:
                         unreduced.append(misses[-1])
                 tally.worst_relative = max(tally.worst_relative, _relative(outcome, parts, divisor))
         if misses and tally.first is None:
-            tally.instead = what_instead(compared, len(group))
+            tally.instead = what_instead(compared, local, group)
         # One rank's word for a few parameters is not enough: a broken reduction may leave one as it was.
         several = len(misses) * 2 > len(compared) or len({miss.rank for miss in unreduced}) > 1
         if misses and len(unreduced) == len(misses) and several:
@@ -209,26 +212,23 @@ class GradientLedger:
 
         Between sketches only they write of it, so the first backward may be the last to be looked at.
         """
-        for record in said.values():
-            if tally.nonfinite is not None and tally.nonfinite.number <= record.number:
-                return
-            makers = {rank: one for rank, one in said.items() if one.local_nonfinite}
-            found = makers[min(makers)].local_nonfinite if makers else _reduced_nonfinite(said)
-            if found:
-                text = next(iter(found))
-                place = int(text) if text.isdigit() else 0
-                count = sum(one.local_nonfinite.get(text, 0) for one in makers.values())
-                ranks = tuple(sorted(makers or said))
-                among = len(found) if makers else 0
-                tally.nonfinite = NonFinite(record.number, record.step, ranks, place, count, among)
-                return
+        record = next(iter(said.values()))
+        if tally.nonfinite is not None and tally.nonfinite.number <= record.number:
+            return
+        makers = {rank: one for rank, one in said.items() if one.local_nonfinite}
+        found = makers[min(makers)].local_nonfinite if makers else _reduced_nonfinite(said)
+        if found:
+            text = next(iter(found))
+            place = int(text) if text.isdigit() else 0
+            count = sum(one.local_nonfinite.get(text, 0) for one in makers.values())
+            ranks = tuple(sorted(makers or said))
+            among = len(found) if makers else 0
+            tally.nonfinite = NonFinite(record.number, record.step, ranks, place, count, among)
 
-    def _note_twins(
-        self, tally: MeanTally, said: Mapping[int, BackwardRecord], local: Mapping[int, list[Packed]]
-    ) -> None:
+    def _note_twins(self, tally: MeanTally, said: Mapping[int, BackwardRecord], local: SketchTable) -> None:
         by_sketch: dict[str, list[int]] = {}
         for rank, record in said.items():
-            if any(one.norm for one in local[rank]) and all(one.known for one in local[rank]):
+            if local.any_gradient(rank) and local.all_known(rank):
                 by_sketch.setdefault(record.local, []).append(rank)
         for ranks in by_sketch.values():
             if len(ranks) > 1:
@@ -242,7 +242,8 @@ def _reduced_nonfinite(said: Mapping[int, BackwardRecord]) -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda item: int(item[0]) if item[0].isdigit() else 0))
 
 
-def _relative(outcome: Outcome, parts: Mapping[int, Packed], divisor: int) -> float:
+def _relative(outcome: Outcome, parts: Parts, divisor: int) -> float:
     """The error over the size of what went in."""
-    size = math.fsum(part.norm for part in parts.values() if part.known) / divisor
+    known = parts.norm if parts.known else sum(n * count for n, count in parts.norms if math.isfinite(n))
+    size = known / divisor
     return outcome.error / size if size and math.isfinite(outcome.error) else 0.0

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ddpcheck.analysis.sketch_table import Parts, parts_of
 from ddpcheck.probes.sketches.packing import Packed
 from ddpcheck.probes.sketches.weights import BLOCK, LARGEST_WEIGHT
 
@@ -72,44 +73,44 @@ def mean_check(local: Mapping[int, Packed], reduced: Packed, dtype: str, numel: 
 
     `local` holds every rank that contributed; those that contributed zeros may be left out.
     """
+    return check_parts(parts_of(local.values()), reduced, dtype, numel, divisor)
+
+
+def check_parts(parts: Parts, reduced: Packed, dtype: str, numel: int, divisor: int) -> Outcome:
+    """The same of gradients that are summed up already."""
     number = _FORMATS[_COMPLEX.get(dtype, dtype)]
     reals = 2 * numel if dtype in _COMPLEX else numel
-    ranks = [packed for packed in local.values() if packed.norm]
-    if not reduced.known or not all(packed.known for packed in ranks):
-        return _nonfinite(ranks, reduced, number)
-    by_norm = _check_norm(ranks, reduced, number, reals, divisor)
-    by_value = _check_value(ranks, reduced, number, reals, divisor)
+    if not reduced.known or not parts.known:
+        return _nonfinite(parts, reduced, number)
+    by_norm = _check_norm(parts, reduced, number, reals, divisor)
+    by_value = _check_value(parts, reduced, number, reals, divisor)
     return by_value if by_norm.ok or by_value.ratio > by_norm.ratio else by_norm
 
 
-def _check_value(ranks: list[Packed], reduced: Packed, number: _Format, reals: int, divisor: int) -> Outcome:
-    mean = math.fsum(packed.value for packed in ranks) / divisor
-    stored = math.fsum(packed.error for packed in ranks) / divisor + reduced.error
-    norms = math.fsum(packed.norm for packed in ranks) / divisor + reduced.norm
+def _check_value(parts: Parts, reduced: Packed, number: _Format, reals: int, divisor: int) -> Outcome:
+    mean = parts.value / divisor
+    stored = parts.error / divisor + reduced.error
+    norms = parts.norm / divisor + reduced.norm
     summed = _SKETCH_DEPTH * 2.0**-53 * LARGEST_WEIGHT * math.sqrt(reals) * norms
-    rounding = _deviations(reals) * _rounding(ranks, reduced.norm, number, reals, divisor)
+    rounding = _deviations(reals) * _rounding(parts, reduced.norm, number, reals, divisor)
     return Outcome(abs(reduced.value - mean), rounding + stored + summed)
 
 
-def _check_norm(ranks: list[Packed], reduced: Packed, number: _Format, reals: int, divisor: int) -> Outcome:
+def _check_norm(parts: Parts, reduced: Packed, number: _Format, reals: int, divisor: int) -> Outcome:
     """A mean is never longer than its parts together. This sees what random signs may happen to hide."""
-    limit = math.fsum(packed.norm for packed in ranks) / divisor
-    return Outcome(reduced.norm_low, limit + _rounding(ranks, limit, number, reals, divisor))
+    limit = parts.norm / divisor
+    return Outcome(reduced.norm_low, limit + _rounding(parts, limit, number, reals, divisor))
 
 
-def _rounding(ranks: list[Packed], reduced_norm: float, number: _Format, reals: int, divisor: int) -> float:
+def _rounding(parts: Parts, reduced_norm: float, number: _Format, reals: int, divisor: int) -> float:
     """The largest norm that the rounding errors of a scaled sum can have, in whatever order it was added."""
-    norms = sorted((packed.norm / divisor for packed in ranks), reverse=True)
-    total = math.fsum(norms)
+    total = parts.norm / divisor
     # Multiplying by a rounded 1/n makes two errors, a power of two none.
     scaling = 0.0 if divisor & (divisor - 1) == 0 else 2 * total
-    # Every addition rounds its own result. The last result is the reduced gradient; the others are longest
-    # when the ranks come one after the other, largest first.
-    partial = math.fsum(math.fsum(norms[:count]) for count in range(2, len(norms)))
-    last = min(reduced_norm, total) if len(norms) > 1 else 0.0
-    growth = (1 + number.roundoff) ** (len(norms) + 1)
-    relative = number.roundoff * growth * (scaling + partial + last)
-    return relative + 2 * len(norms) * number.underflow * math.sqrt(reals)
+    last = min(reduced_norm, total) if parts.ranks > 1 else 0.0
+    growth = (1 + number.roundoff) ** (parts.ranks + 1)
+    relative = number.roundoff * growth * (scaling + parts.partial / divisor + last)
+    return relative + 2 * parts.ranks * number.underflow * math.sqrt(reals)
 
 
 def _deviations(reals: int) -> float:
@@ -119,11 +120,10 @@ def _deviations(reals: int) -> float:
     return LARGEST_WEIGHT * min(_DEVIATIONS * math.sqrt(blocks), _DEVIATIONS_AT_MOST)
 
 
-def _nonfinite(ranks: list[Packed], reduced: Packed, number: _Format) -> Outcome:
+def _nonfinite(parts: Parts, reduced: Packed, number: _Format) -> Outcome:
     """NaN and infinity pass through an AllReduce, and come out of one only where a sum can overflow."""
     if reduced.known:
-        went_in = any(packed.nonfinite for packed in ranks)
-        return Outcome(math.inf, 0.0) if went_in else NOTHING_TO_TELL
+        return Outcome(math.inf, 0.0) if parts.nonfinite else NOTHING_TO_TELL
     # A rank of unknown norm makes this sum infinite.
-    could_overflow = math.fsum(packed.norm for packed in ranks) >= number.largest / 2
+    could_overflow = parts.norm >= number.largest / 2
     return NOTHING_TO_TELL if could_overflow else Outcome(math.inf, 0.0)

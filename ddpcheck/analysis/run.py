@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,37 @@ from typing import Any
 from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.troubles import Trouble
 from ddpcheck.errors import RunNotFound, RunUnreadable
-from ddpcheck.records.reader import RecordFile
+from ddpcheck.records.reader import CHUNK, RecordFile
 from ddpcheck.records.schema import RANK_FILES, FaultRecord, RankHeader
 
-# Steps by which one rank's records may be read ahead of another's.
-MOST_AHEAD = 256
+# Steps by which one rank's records may be read ahead of another's, lines read of one file before the next has its turn,
+# and bytes of them that are fetched: of all files together, more or less. Thousands of ranks have few each.
+_AHEAD_OF_ALL, _FEWEST_AHEAD, MOST_AHEAD = 1 << 14, 4, 256
+_LINES_OF_ALL, _FEWEST_LINES, MOST_LINES = 1 << 13, 8, 512
+_BYTES_OF_ALL, _FEWEST_BYTES = 16 << 20, 16 << 10
+# Of a new file no more than its first line, to see whose it is.
+_FIRST_BYTES = 4 << 10
+# With so many files a job is large: listing its folder takes time, of a shared file system's server too, and not much
+# may go by that way.
+_MANY_FILES = 64
+_SHARE_OF_LISTING = 0.05
+
+
+class _Listing:
+    """When the folder was last listed, and when it may be again."""
+
+    def __init__(self) -> None:
+        self._began = self._again = 0.0
+
+    def is_due(self) -> bool:
+        return time.monotonic() >= self._again
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        now = time.monotonic()
+        self._again = now + (now - self._began) / _SHARE_OF_LISTING
 
 
 @dataclass
@@ -50,30 +78,49 @@ class NodeNotes:
 
 
 class Run:
-    """Reads a run; `poll` can be called again and again while the job is under way."""
+    """Reads a run; `poll` can be called again and again while the job is under way.
 
-    def __init__(self, path: Path) -> None:
+    `host`: in a large job only ranks of this host are followed, until all are asked for. Of the others no more than the
+    first line is read: a launcher on each of hundreds of nodes must not read what the ranks of all of them write.
+    """
+
+    def __init__(self, path: Path, host: str = "") -> None:
         self.path = path
+        self._host = host
+        self._listed = _Listing()
         self.attempts: dict[str, Attempt] = {}
         self.strays: list[FaultRecord] = []
         self.headless = 0
         self._files: dict[Path, tuple[RecordFile, RankHeader | None]] = {}
 
-    def poll(self) -> bool:
-        """Read what is new, a little from every file in turn so that ranks stay close; True for any."""
+    def follow_all(self) -> None:
+        """From now on the ranks of all hosts."""
+        self._host = ""
+
+    def poll(self, seconds: float = math.inf) -> bool:
+        """Read what is new, a little from every file in turn so that ranks stay close; True for any.
+
+        After so many seconds the rest is left for the next time.
+        """
+        deadline = time.monotonic() + seconds
         self._discover()
         anything = False
-        reading = list(self._files)
-        while reading:
-            for path in self._not_ahead(reading):
-                if self._read(path):
-                    anything = True
-                else:
+        reading = [path for path in self._files if not self._is_far(path)]
+        files = max(1, len(reading))
+        lines = _share(_LINES_OF_ALL, files, _FEWEST_LINES, MOST_LINES)
+        fetched = _share(_BYTES_OF_ALL, files, _FEWEST_BYTES, CHUNK)
+        while reading and time.monotonic() < deadline:
+            for path in self._not_ahead(reading, files):
+                more = self._read(path, lines, fetched)
+                anything = anything or more
+                if not more or self._is_far(path):
                     reading.remove(path)
         return anything
 
     def finish(self) -> None:
         """Read to the end: no more records will come."""
+        self.follow_all()
+        self._listed = _Listing()
         self.poll()
         for file, header in self._files.values():
             if header is None:
@@ -90,17 +137,30 @@ class Run:
         return sorted(self.attempts.values(), key=lambda attempt: attempt.started)
 
     def _discover(self) -> None:
+        if len(self._files) >= _MANY_FILES and not self._listed.is_due():
+            return
+        with self._listed:
+            self._list()
+
+    def _list(self) -> None:
         for path in sorted(self.path.glob(RANK_FILES), key=by_start):
             if path not in self._files:
                 self._files[path] = (RecordFile(path), None)
 
-    def _not_ahead(self, paths: list[Path]) -> list[Path]:
+    def _is_far(self, path: Path) -> bool:
+        """Whether it is of a rank that another launcher follows. In small jobs, everything is near."""
+        header = self._files[path][1]
+        large = self._host and len(self._files) >= _MANY_FILES
+        return bool(large) and header is not None and header.host != self._host
+
+    def _not_ahead(self, paths: list[Path], files: int) -> list[Path]:
         """Without those that would run away from the slowest, as ranks do that write fewer lines a step."""
+        ahead = _share(_AHEAD_OF_ALL, files, _FEWEST_AHEAD, MOST_AHEAD)
         steps = {path: self._steps(path) for path in paths}
         slowest: dict[str, int] = {}
         for session, count in steps.values():
             slowest[session] = min(slowest.get(session, count), count)
-        return [path for path, (session, count) in steps.items() if count <= slowest[session] + MOST_AHEAD]
+        return [path for path, (session, count) in steps.items() if count <= slowest[session] + ahead]
 
     def _steps(self, path: Path) -> tuple[str, int]:
         header = self._files[path][1]
@@ -108,9 +168,9 @@ class Run:
             return "", 0
         return header.session, sum(self.attempts[header.session].ranks[header.rank].steps.values())
 
-    def _read(self, path: Path) -> bool:
+    def _read(self, path: Path, lines: int, fetched: int) -> bool:
         file, header = self._files[path]
-        records = file.read()
+        records = file.read(lines, fetched) if header is not None else file.read(1, _FIRST_BYTES)
         for record in records:
             if isinstance(record, RankHeader):
                 header = self._enlist(record)
@@ -124,6 +184,10 @@ class Run:
         while header.rank in self.attempts.setdefault(header.session, Attempt(header.session)).ranks:
             header = replace(header, session=f"+{header.session}")
         return header
+
+
+def _share(of_all: int, files: int, fewest: int, most: int) -> int:
+    return max(fewest, min(most, of_all // files))
 
 
 def by_start(path: Path) -> tuple[str, int]:

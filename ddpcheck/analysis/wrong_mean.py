@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from ddpcheck.analysis.mean_check import mean_check
+from ddpcheck.analysis.mean_check import check_parts
+from ddpcheck.analysis.sketch_table import Parts, SketchTable
 from ddpcheck.probes.sketches.packing import Packed
 
 
 class Compared(NamedTuple):
     """One parameter of one backward: what every rank put in, and what came out."""
 
-    parts: Mapping[int, Packed]
+    parts: Parts
     result: Packed
     dtype: str
     numel: int
+    place: int
 
 
-def what_instead(compared: Sequence[Compared], ranks: int) -> str:
+def what_instead(compared: Sequence[Compared], local: SketchTable, group: Sequence[int]) -> str:
     """In words; empty where no single mistake explains every parameter of the backward."""
-    telling = [each for each in compared if each.result.known and any(p.norm for p in each.parts.values())]
+    telling = [each for each in compared if each.result.known and each.parts.norms]
+    ranks = len(group)
     if not telling:
         return ""
     for divisor, words in (
@@ -29,20 +32,22 @@ def what_instead(compared: Sequence[Compared], ranks: int) -> str:
     ):
         if _explains(telling, divisor):
             return words
-    for left_out in range(ranks):
+    for rank in local.ranks:
         for divisor in (ranks, ranks - 1):
-            if _explains(telling, divisor, left_out):
-                return f"what the ranks computed without rank {left_out}, divided by {divisor}"
+            if _explains(telling, divisor, rank, local):
+                return f"what the ranks computed without rank {rank}, divided by {divisor}"
     return ""
 
 
-def _explains(telling: Sequence[Compared], divisor: int, left_out: int | None = None) -> bool:
+def _explains(
+    telling: Sequence[Compared], divisor: int, left_out: int | None = None, local: SketchTable | None = None
+) -> bool:
     """Whether every parameter is the sum of the ranks' gradients, but for one rank's, over `divisor`."""
-    return all(
-        mean_check(_without(each.parts, left_out), each.result, each.dtype, each.numel, divisor).ok
-        for each in telling
-    )
-
-
-def _without(parts: Mapping[int, Packed], left_out: int | None) -> Mapping[int, Packed]:
-    return {rank: part for rank, part in parts.items() if rank != left_out}
+    for each in telling:
+        parts = each.parts
+        if local is not None and left_out is not None:
+            own = local.at(left_out, each.place)
+            parts = parts if own is None else parts.without(own)
+        if not check_parts(parts, each.result, each.dtype, each.numel, divisor).ok:
+            return False
+    return True

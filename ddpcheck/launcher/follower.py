@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from ddpcheck.analysis.run import Run
 from ddpcheck.config import Config
 from ddpcheck.launcher.exit_watch import ExitWatch
@@ -9,6 +11,11 @@ from ddpcheck.launcher.hang_watch import HangWatch
 from ddpcheck.launcher.node_log import NodeLog
 from ddpcheck.launcher.supervise import StopRequest
 from ddpcheck.sampling.sampler import Sampler
+
+# Reading may take so long at a time, and, where it takes long at all, so much of a core; what is left is read when the
+# job is over.
+MOST_SECONDS, LONG_SECONDS = 0.5, 0.05
+MOST_OF_A_CORE = 0.5
 
 
 class Follower:
@@ -23,6 +30,7 @@ class Follower:
         watched = config.board and config.hang_timeout
         self._hangs = HangWatch(run, node_log, config) if watched else None
         self._known: set[tuple[str, int]] = set()
+        self._next_poll = 0.0
         self._sampler = sampler
         self.stumbled = False
 
@@ -39,13 +47,19 @@ class Follower:
         return None
 
     def _follow(self) -> None:
+        began = time.monotonic()
+        if began < self._next_poll:
+            return
         try:
-            if self._run.poll():
+            if self._run.poll(MOST_SECONDS):
                 self._meet_new_ranks()
         except Exception:
             # The supervisor writes it down; from here on only exits are noted.
             self.stumbled = True
             raise
+        took = time.monotonic() - began
+        if took > LONG_SECONDS:
+            self._next_poll = began + took / MOST_OF_A_CORE
 
     def close(self) -> None:
         self._note_exits()
@@ -59,6 +73,9 @@ class Follower:
                 header = rank.header
                 if header.host == self._node_log.host and (attempt.session, number) not in self._known:
                     self._known.add((attempt.session, number))
+                    if number == 0:
+                        # The launcher that has rank 0 reports: what it has read by the end, nobody waits for then.
+                        self._run.follow_all()
                     self._exits.add(header.pid, number, header.ticks or None)
                     if self._sampler is not None:
                         self._sampler.meet(number, header.pid)

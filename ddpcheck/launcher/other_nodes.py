@@ -6,6 +6,7 @@ its report, so that every node leaves by the same verdict.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -16,6 +17,7 @@ from typing import Any
 
 from ddpcheck.analysis.run import Run
 from ddpcheck.launcher.node_log import NodeLog
+from ddpcheck.launcher.pulse import Pulse
 
 DONE = "node_done"
 REPORT_FILE = "report.json"
@@ -41,23 +43,66 @@ def say_done(folder: Path, status: int, stopped: str) -> None:
     log.close()
 
 
+class Launchers:
+    """Follows the logs of all nodes: of hundreds, each is read once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[Path, int] = {}
+        self._found: dict[Launcher, NodeEnd | None] = {}
+
+    def all(self) -> dict[Launcher, NodeEnd | None]:
+        """All launchers that work in this folder; None for one that is not done."""
+        for path in sorted(self._folder.glob("node-*.jsonl")):
+            for line in self._new_lines(path):
+                self._note(line)
+        return self._found
+
+    def others(self) -> dict[Launcher, NodeEnd | None]:
+        """All but this one."""
+        me = (os.uname().nodename, os.getpid())
+        return {launcher: end for launcher, end in self.all().items() if launcher != me}
+
+    def _note(self, line: bytes) -> None:
+        match _parsed(line):
+            case {"kind": "node", "host": str(host), "pid": int(pid)}:
+                self._found.setdefault((host, pid), None)
+            case {"kind": "node_done", "host": str(host), "pid": int(pid), "status": int(status)} as raw:
+                self._found[host, pid] = NodeEnd(status, str(raw.get("stopped") or ""))
+
+    def _new_lines(self, path: Path) -> list[bytes]:
+        """Those that may be of interest: most are samples."""
+        try:
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                data = file.read()
+        except OSError:
+            return []
+        whole, _, torn = data.rpartition(b"\n")
+        self._read[path] = self._read.get(path, 0) + len(data) - len(torn)
+        return [line for line in whole.split(b"\n") if line.startswith(b'{"kind":"node')]
+
+
 def launchers(folder: Path) -> dict[Launcher, NodeEnd | None]:
-    """All launchers that work in this folder; None for one that is not done."""
-    found: dict[Launcher, NodeEnd | None] = {}
-    for path in sorted(folder.glob("node-*.jsonl")):
-        for line in _lines(path):
-            match _parsed(line):
-                case {"kind": "node", "host": str(host), "pid": int(pid)}:
-                    found.setdefault((host, pid), None)
-                case {"kind": "node_done", "host": str(host), "pid": int(pid), "status": int(status)} as raw:
-                    found[host, pid] = NodeEnd(status, str(raw.get("stopped") or ""))
-    return found
+    return Launchers(folder).all()
 
 
 def others(folder: Path) -> dict[Launcher, NodeEnd | None]:
-    """All but this one."""
+    return Launchers(folder).others()
+
+
+def is_shared(folder: Path) -> bool:
+    """Whether another launcher works there too; told by the beginnings of the logs, where each names itself."""
     me = (os.uname().nodename, os.getpid())
-    return {launcher: end for launcher, end in launchers(folder).items() if launcher != me}
+    for path in folder.glob("node-*.jsonl"):
+        if path != NodeLog(folder).path:
+            return True
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            for line in file:
+                match _parsed(line) if line.startswith(b'{"kind":"node"') else None:
+                    case {"host": str(host), "pid": int(pid)} if (host, pid) != me:
+                        return True
+    return False
 
 
 def reports(run: Run, made_the_run: bool, own_ranks: set[int]) -> bool:
@@ -73,15 +118,20 @@ def reports(run: Run, made_the_run: bool, own_ranks: set[int]) -> bool:
 
 def wait_for_others(folder: Path, seconds: float) -> list[str]:
     """Until all are done, or for so long; the hosts that are not done by then."""
-    _wait(lambda: all(others(folder).values()), seconds)
-    return sorted({host for (host, _), end in others(folder).items() if end is None})
+    logs = Launchers(folder)
+    _wait(lambda: all(logs.others().values()), seconds)
+    return sorted({host for (host, _), end in logs.others().items() if end is None})
 
 
 def wait_for_report(folder: Path, seconds: float) -> dict[str, Any] | None:
     """The report of the node that makes it; None where it does not come."""
     path = folder / REPORT_FILE
-    if not _wait(path.exists, seconds + _REPORT_SECONDS):
-        return None
+    pulse = Pulse(folder)
+    # Reading what thousands of ranks wrote takes minutes: whoever is at it shows that now and then.
+    while not _wait(path.exists, seconds + _REPORT_SECONDS):
+        if not pulse.has_moved():
+            pulse.give_up()
+            return None
     raw = _parsed(path.read_bytes())
     return raw if isinstance(raw, dict) else None
 
@@ -94,13 +144,6 @@ def _wait(done: Callable[[], bool], seconds: float) -> bool:
         # Listing the folder makes network file systems look at what others have put there.
         time.sleep(_POLL_SECONDS)
     return True
-
-
-def _lines(path: Path) -> list[bytes]:
-    try:
-        return path.read_bytes().splitlines()
-    except OSError:
-        return []
 
 
 def _parsed(line: bytes) -> Any:

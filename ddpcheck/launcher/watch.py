@@ -22,6 +22,7 @@ from ddpcheck.launcher.follower import Follower
 from ddpcheck.launcher.node_log import NodeLog
 from ddpcheck.launcher.other_nodes import (
     REPORT_FILE,
+    is_shared,
     others,
     reports,
     say_done,
@@ -29,6 +30,7 @@ from ddpcheck.launcher.other_nodes import (
     wait_for_report,
 )
 from ddpcheck.launcher.process import ExitStatus, leave_as
+from ddpcheck.launcher.pulse import beating, claim
 from ddpcheck.launcher.report_file import write_report
 from ddpcheck.launcher.run_folder import RunFolder, begin_run, finish_run, make_run_folder
 from ddpcheck.launcher.supervise import supervise
@@ -43,6 +45,7 @@ NOT_JUDGED = 1
 TICK_SECONDS = 0.1
 # For which other nodes are waited for when this one was told to end.
 SHORT_PATIENCE = 5.0
+MOST_NAMED = 16
 
 
 def run_watched(command: Sequence[str], options: RunOptions) -> int:
@@ -69,7 +72,7 @@ def run_watched(command: Sequence[str], options: RunOptions) -> int:
             _note_troubles(board, folder.path)
             own_ranks = set(signs(board))
     say_done(folder.path, status.returncode, status.stop_reason)
-    if others(folder.path):
+    if is_shared(folder.path):
         return _judge_together(run, folder, status, seconds, options, own_ranks)
     finish_run(folder, status.returncode, seconds, stopped=status.stop_reason)
     return _judge(run, folder, status, options)
@@ -89,27 +92,35 @@ def _judge_together(
     run.poll()
     if not reports(run, not folder.joined, own_ranks):
         report = wait_for_report(folder.path, patience)
+        while report is None and not claim(folder.path):
+            report = wait_for_report(folder.path, patience)
         if report is not None:
             if not options.quiet:
                 sys.stderr.write(f"ddpcheck: the report of all nodes is {folder.path / REPORT_FILE}\n")
             return _leave_by(status, _severities(report), options.fail_on)
         sys.stderr.write("ddpcheck: no other node has reported; this one does, as far as it can see\n")
-    late = wait_for_others(folder.path, patience)
-    if late:
-        sys.stderr.write(f"ddpcheck: reporting without the end of {', '.join(late)}\n")
-    ends = [end for end in others(folder.path).values() if end is not None]
-    exit_code = next((code for code in [status.returncode, *(end.status for end in ends)] if code), 0)
-    stopped = next((why for why in [status.stop_reason, *(end.stopped for end in ends)] if why), "")
-    finish_run(folder, exit_code, seconds, stopped=stopped)
-    return _judge(run, folder, status, options)
+    with beating(folder.path):
+        late = wait_for_others(folder.path, patience)
+        if late:
+            sys.stderr.write(f"ddpcheck: reporting without the end of {_few(late)}\n")
+        ends = [end for end in others(folder.path).values() if end is not None]
+        exit_code = next((code for code in [status.returncode, *(end.status for end in ends)] if code), 0)
+        stopped = next((why for why in [status.stop_reason, *(end.stopped for end in ends)] if why), "")
+        finish_run(folder, exit_code, seconds, stopped=stopped)
+        return _judge(run, folder, status, options)
+
+
+def _few(hosts: Sequence[str]) -> str:
+    more = len(hosts) - MOST_NAMED
+    return ", ".join(hosts[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _watch(
     command: Sequence[str], config: Config, folder: RunFolder, sample_hz: float
 ) -> tuple[Run, ExitStatus, float]:
     """Run the command to its end; the run comes back read as far as the follower came."""
-    run = Run(folder.path)
     node_log = NodeLog(folder.path)
+    run = Run(folder.path, node_log.host)
     follower = Follower(run, node_log, config, Sampler(folder.path, sample_hz))
     started = time.monotonic()
     try:

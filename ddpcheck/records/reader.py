@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -34,16 +35,18 @@ class RecordFile:
         self._offset = 0
         self._rest = b""
         self._overlong = False
-        self._lines: list[bytes] = []
+        self._lines: deque[bytes] = deque()
 
-    def read(self, most: int = 512) -> list[Record]:
-        """Up to `most` further lines; none at the present end of the file. A torn last line is left."""
+    def read(self, most: int = 512, chunk: int | None = None) -> list[Record]:
+        """Up to `most` further lines; none at the present end of the file. A torn last line is left.
+
+        `chunk`: how much of the file is fetched at a time, where many files are read side by side.
+        """
         records: list[Record] = []
         while not records:
-            if not self._lines and not self._fill():
+            if not self._lines and not self._fill(chunk or CHUNK):
                 break
-            taken, self._lines = self._lines[:most], self._lines[most:]
-            for line in taken:
+            for line in [self._lines.popleft() for _ in range(min(most, len(self._lines)))]:
                 record = parse(line)
                 if record is None:
                     self.bad += 1
@@ -56,9 +59,9 @@ class RecordFile:
         """Whether the file ends, for now, in the middle of a line."""
         return bool(self._rest)
 
-    def _fill(self) -> bool:
+    def _fill(self, chunk: int) -> bool:
         """Read on to the end of at least one line; False where the file has none, for now."""
-        while data := self._chunk():
+        while data := self._chunk(chunk):
             *lines, self._rest = (self._rest + data).split(b"\n")
             if lines and self._overlong:
                 # The end of what was given up before; it has been counted.
@@ -67,16 +70,16 @@ class RecordFile:
             if len(self._rest) > LONGEST_LINE or self._overlong:
                 self.bad += not self._overlong
                 self._rest, self._overlong = b"", True
-            self._lines = [line for line in lines if line]
+            self._lines = deque(filter(None, lines))
             if self._lines:
                 return True
         return False
 
-    def _chunk(self) -> bytes:
+    def _chunk(self, size: int) -> bytes:
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
-                data = file.read(CHUNK)
+                data = file.read(size)
         except OSError:
             return b""
         self._offset += len(data)
@@ -85,6 +88,20 @@ class RecordFile:
 
 def parse(line: bytes) -> Record | None:
     """The record in one line, or None where the line is torn, garbage, or of an unknown kind."""
+    return _quickly()(line) or _parse_any(line)
+
+
+@cache
+def _quickly() -> Callable[[bytes], Record | None]:
+    """What decodes nearly all lines, where it is installed: ranks may have to do without it."""
+    try:
+        from ddpcheck.records.decoding_msgspec import decode
+    except ImportError:
+        return lambda line: None
+    return decode
+
+
+def _parse_any(line: bytes) -> Record | None:
     try:
         raw = json.loads(line)
     except (ValueError, RecursionError):

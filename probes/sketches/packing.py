@@ -9,6 +9,8 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+from ddpcheck.probes.sketches.base85 import decode85
+
 if TYPE_CHECKING:
     from .sketch import Sketch
 
@@ -30,7 +32,9 @@ _STEPS = 2**31 // LARGEST_RATIO
 
 _ITEM = struct.Struct("<BI")
 _SIGNED_ITEM = struct.Struct("<Bi")
+ITEM_BYTES = _ITEM.size
 _NO_NUMBER = 255
+_CODES = bytes(range(len(_SCALES))) + bytes([_NO_NUMBER])
 
 
 class Packed(NamedTuple):
@@ -48,6 +52,25 @@ class Packed(NamedTuple):
         return math.isfinite(self.norm)
 
 
+class OfCode(NamedTuple):
+    """What the first byte of a sketch tells: the norm's bounds, the value's error, and the value of one step."""
+
+    norm: float
+    error: float
+    norm_low: float
+    unit: float
+
+
+def _of_code(code: int) -> OfCode:
+    if not code:
+        return OfCode(0.0, 0.0, 0.0, 0.0)
+    scale, low = _SCALES[code], _SCALES[code - 1] / _NORM_SLACK**2
+    return OfCode(scale, scale / _STEPS / 2 + _SCALES[1], low, scale / _STEPS)
+
+
+OF_CODE = tuple(map(_of_code, range(len(_SCALES))))
+
+
 def pack(sketches: Iterable[Sketch]) -> str:
     """Sketches in their order as text without quotes, backslashes or spaces."""
     return base64.b85encode(b"".join(map(_pack_one, sketches))).decode("ascii")
@@ -55,10 +78,18 @@ def pack(sketches: Iterable[Sketch]) -> str:
 
 def unpack(text: str) -> list[Packed]:
     """What `pack` was given, rounded; ValueError for a text that is none of its own."""
-    data = base64.b85decode(text)
-    if len(data) % _ITEM.size:
+    data = unwrap(text)
+    return [unpack_one(data[at : at + ITEM_BYTES]) for at in range(0, len(data), ITEM_BYTES)]
+
+
+def unwrap(text: str) -> bytes:
+    """The bytes behind a text of sketches, known to be sound: `ITEM_BYTES` each."""
+    data = decode85(text)
+    if len(data) % ITEM_BYTES:
         raise ValueError(f"{len(data)} bytes hold no whole number of sketches")
-    return [_unpack_one(data[at : at + _ITEM.size]) for at in range(0, len(data), _ITEM.size)]
+    if strange := data[::ITEM_BYTES].translate(None, _CODES):
+        raise ValueError(f"{strange[0]} is no code of a norm")
+    return data
 
 
 def _pack_one(sketch: Sketch) -> bytes:
@@ -76,14 +107,10 @@ def _pack_one(sketch: Sketch) -> bytes:
     return _SIGNED_ITEM.pack(code, steps)
 
 
-def _unpack_one(item: bytes) -> Packed:
+def unpack_one(item: bytes) -> Packed:
+    """One sketch of those behind a text."""
     code, steps = _SIGNED_ITEM.unpack(item)
     if code == _NO_NUMBER:
         return Packed(math.nan, math.inf, math.inf, 0.0, _ITEM.unpack(item)[1])
-    if code >= len(_SCALES):
-        raise ValueError(f"{code} is no code of a norm")
-    if not code:
-        return Packed(0.0, 0.0, 0.0, 0.0, 0)
-    scale = _SCALES[code]
-    low = _SCALES[code - 1] / _NORM_SLACK**2
-    return Packed(steps / _STEPS * scale, scale / _STEPS / 2 + _SCALES[1], scale, low, 0)
+    scale, error, low, _ = OF_CODE[code]
+    return Packed(steps / _STEPS * scale, error, scale, low, 0)

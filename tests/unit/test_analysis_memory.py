@@ -237,3 +237,10 @@ def test_two_optimizers_share_the_weights() -> None:
         record = MemoryPartsRecord(0, optimizer, 1, parameters=10, state=5)
         held.parts[((0, 1), 0), optimizer] = record
     assert (held.part("parameters"), held.part("state")) == (10, 10)
+
+
+def test_a_damaged_record_does_not_stop_the_series() -> None:
+    series = Series()
+    for step, value in ((0, 10), (1, 1 << 80), (2, 12)):
+        series.add(step, value)
+    assert list(series) == [(0, 10), (2, 12)]

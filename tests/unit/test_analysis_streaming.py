@@ -100,9 +100,9 @@ def test_ranks_that_write_more_lines_a_step_do_not_fall_behind(
     agreement_of = run.attempts
     real = Run._read
 
-    def spy(self: Run, path: Path) -> bool:
+    def spy(self: Run, path: Path, *shares: int) -> bool:
         nonlocal most
-        result = real(self, path)
+        result = real(self, path, *shares)
         most = max([most, *(len(attempt.agreement._pending) for attempt in agreement_of.values())])
         return result
 

@@ -29,7 +29,7 @@ IN_RANK = [
 IN_RANK_MAY_IMPORT = {*IN_RANK, "errors", "version", ""}
 # Used where they are found: imported inside a function, or at the top of a file that is named after them
 # (`..._triton.py`) and is itself imported inside a function.
-ACCELERATORS = {"xxhash", "triton", "pynvml"}
+ACCELERATORS = {"xxhash", "triton", "pynvml", "msgspec"}
 
 FORBIDDEN = {
     "analysis": {"torch", "rich", "typer", "reports", "cli", "launcher", "agent", "bootstrap"},

@@ -9,6 +9,7 @@ from run_builder import RunBuilder
 
 from ddpcheck.analysis.run import Run
 from ddpcheck.config import Config
+from ddpcheck.launcher import follower as module
 from ddpcheck.launcher.follower import Follower
 from ddpcheck.launcher.node_log import NodeLog
 
@@ -38,7 +39,7 @@ def test_a_sound_job_is_not_stopped(tmp_path: Path) -> None:
 def test_one_that_stumbled_reads_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     polls = []
 
-    def stumble(run: Run) -> bool:
+    def stumble(run: Run, seconds: float) -> bool:
         polls.append(run)
         raise KeyError("unexpected")
 
@@ -50,3 +51,42 @@ def test_one_that_stumbled_reads_no_further(tmp_path: Path, monkeypatch: pytest.
     assert follow.stumbled
     assert len(polls) == 1
     follow.close()
+
+
+def polled(folder: Path, host: str) -> Run:
+    run = Run(folder, host)
+    run.poll()
+    return run
+
+
+@pytest.mark.parametrize(("world_size", "followed"), [(8, 8), (128, 0)])
+def test_only_in_a_large_job_other_hosts_are_left_to_their_launchers(
+    tmp_path: Path, world_size: int, followed: int
+) -> None:
+    RunBuilder(tmp_path, world_size).wrap().optimizer().train(3).end().save()
+    run = polled(tmp_path, "elsewhere")
+    (attempt,) = run.attempts.values()
+    assert len(attempt.ranks) == world_size  # that they are there is known
+    assert sum(attempt.steps(rank) == 3 for rank in attempt.ranks) == followed
+    run.finish()
+    assert {attempt.steps(rank) for rank in attempt.ranks} == {3}
+
+
+def test_the_launcher_of_rank_0_follows_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONG_SECONDS", 60.0)
+    RunBuilder(tmp_path, 128).wrap().optimizer().train(3).save()
+    run = Run(tmp_path, "somewhere")
+    host = next(iter(polled(tmp_path, "").attempts.values())).ranks[0].header.host
+    follow = Follower(run, NodeLog(tmp_path, host), Config(run_dir=str(tmp_path), run_id="test"))
+    follow.tick()
+    follow.tick()
+    follow.close()
+    (attempt,) = run.attempts.values()
+    assert {attempt.steps(rank) for rank in attempt.ranks} == {3}
+
+
+def test_what_takes_too_long_is_left_for_the_next_time(tmp_path: Path) -> None:
+    RunBuilder(tmp_path, 4).wrap().optimizer().train(30).end().save()
+    run = Run(tmp_path)
+    assert not run.poll(seconds=0.0)
+    assert run.poll()

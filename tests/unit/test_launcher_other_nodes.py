@@ -12,10 +12,12 @@ import pytest
 from run_builder import RunBuilder
 
 from ddpcheck.analysis.run import Run
-from ddpcheck.launcher import other_nodes
+from ddpcheck.launcher import other_nodes, pulse
 from ddpcheck.launcher.node_log import NodeLog
 from ddpcheck.launcher.other_nodes import (
+    Launchers,
     NodeEnd,
+    is_shared,
     launchers,
     others,
     reports,
@@ -83,3 +85,61 @@ def test_a_report_that_does_not_come_is_given_up(tmp_path: Path, monkeypatch: py
     (tmp_path / "report.json").write_text(json.dumps({"findings": []}))
     assert wait_for_report(tmp_path, 0.1) == {"findings": []}
     assert os.path.exists(tmp_path / "report.json")
+
+
+def test_a_report_is_waited_for_as_long_as_somebody_is_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(other_nodes, "_REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(pulse, "SECONDS", 0.05)
+    report = tmp_path / "report.json"
+
+    def report_slowly() -> None:
+        with pulse.beating(tmp_path):
+            time.sleep(1.5)
+            report.write_text("{}")
+
+    thread = threading.Thread(target=report_slowly)
+    thread.start()
+    while not (tmp_path / pulse.FILE).exists():
+        time.sleep(0.01)
+    assert wait_for_report(tmp_path, 0.3) == {}
+    thread.join()
+    assert not (tmp_path / pulse.FILE).exists()
+
+
+def test_a_pulse_that_stands_still_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other_nodes, "_REPORT_SECONDS", 0.0)
+    (tmp_path / pulse.FILE).write_text("7\n")
+    assert not pulse.claim(tmp_path)
+    assert wait_for_report(tmp_path, 0.2) is None
+    # Whoever left it there is gone: of those that waited, one steps in.
+    assert pulse.claim(tmp_path)
+    assert not pulse.claim(tmp_path)
+
+
+def test_logs_are_read_on_from_where_they_ended(tmp_path: Path) -> None:
+    logs = Launchers(tmp_path)
+    node(tmp_path, "a", 1)
+    assert logs.all() == {("a", 1): None}
+    with (tmp_path / "node-a.jsonl").open("a") as file:
+        file.write('{"kind":"node_done","host":"a","pid":1,')
+    assert logs.all() == {("a", 1): None}
+    with (tmp_path / "node-a.jsonl").open("a") as file:
+        file.write('"status":0}\n')
+    assert logs.all() == {("a", 1): NodeEnd(0)}
+
+
+def test_whether_others_work_in_the_folder(tmp_path: Path) -> None:
+    assert not is_shared(tmp_path)
+    log = NodeLog(tmp_path)
+    log.write_node(1)
+    assert not is_shared(tmp_path)
+    log.write("node", host=log.host, pid=os.getpid() + 1)
+    assert is_shared(tmp_path)
+    log.close()
+
+
+def test_a_log_of_another_host_is_enough_to_share(tmp_path: Path) -> None:
+    node(tmp_path, "another", 1)
+    assert is_shared(tmp_path)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ddpcheck.probes.sketches.packing import Packed
+from ddpcheck.analysis.sketch_table import SketchTable
 
 # Numbers kept for all ranks together, and points of each series within that.
 MOST_NUMBERS = 24_000
@@ -31,15 +31,16 @@ class GradientBook:
     def note(
         self,
         step: int,
-        local: Mapping[int, Sequence[Packed]],
-        reduced: Mapping[int, Sequence[Packed]],
+        local: SketchTable,
+        reduced: SketchTable | None,
         off_mean: float | None,
     ) -> None:
         """One backward: what ranks had, and what came of it, of which each rank tells a share."""
-        values = {rank: norm for rank, sketches in local.items() if (norm := _norm(sketches)) is not None}
-        together = _norm([sketch for sketches in reduced.values() for sketch in sketches])
+        squares = {rank: local.square(rank) for rank in local.ranks}
+        values = {rank: math.sqrt(square) for rank, square in squares.items() if square is not None}
+        together = None if reduced is None else reduced.square()
         if together is not None:
-            values[REDUCED] = together
+            values[REDUCED] = math.sqrt(together)
         if off_mean is not None and math.isfinite(off_mean):
             values[OFF_MEAN] = off_mean
         _raise(self.points.setdefault(step // self.every, {}), values)
@@ -61,10 +62,3 @@ class GradientBook:
 def _raise(point: Point, values: Mapping[int, float]) -> None:
     for key, value in values.items():
         point[key] = max(point.get(key, value), value)
-
-
-def _norm(sketches: Sequence[Packed]) -> float | None:
-    """Each norm is known between two bounds, a factor of 1.4 apart: the middle of them is taken."""
-    if not sketches or not all(sketch.known for sketch in sketches):
-        return None
-    return math.sqrt(math.fsum(sketch.norm * sketch.norm_low for sketch in sketches))

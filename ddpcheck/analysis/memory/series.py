@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from statistics import median
@@ -13,8 +14,8 @@ class Series:
     """Steps and values, in order. A value holds until the next one is told."""
 
     def __init__(self) -> None:
-        self.steps: list[int] = []
-        self.values: list[int] = []
+        self.steps = array("q")
+        self.values = array("q")
         self._stride = 1
 
     def add(self, step: int, value: int) -> None:
@@ -22,6 +23,9 @@ class Series:
         if self.steps and step <= self.steps[-1]:
             return
         if self.steps and step - self.steps[-1] < self._stride:
+            return
+        # No memory is so large: a damaged record.
+        if max(abs(step), abs(value)) >> 62:
             return
         self.steps.append(step)
         self.values.append(value)
@@ -34,8 +38,8 @@ class Series:
         for place in range(1, len(self.steps)):
             if self.steps[place] - self.steps[kept[-1]] >= self._stride:
                 kept.append(place)
-        self.steps = [self.steps[place] for place in kept]
-        self.values = [self.values[place] for place in kept]
+        self.steps = array("q", [self.steps[place] for place in kept])
+        self.values = array("q", [self.values[place] for place in kept])
 
     def __len__(self) -> int:
         return len(self.steps)

@@ -6,7 +6,6 @@ from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.step_time.result import Straggler, TimeTable
 from ddpcheck.analysis.step_time.straggler import lacks_processors
-from ddpcheck.analysis.step_time.table import time_tables
 from ddpcheck.rank_ranges import name_ranks
 
 MOST_TOLD = 16
@@ -37,18 +36,20 @@ MORE_PROCESSORS = (
 
 
 def find(case: Case) -> list[Finding]:
-    groups = [module[0] for module in case.modules()]
-    tables = time_tables(case.attempt.clocks, groups)
-    return [_finding(case, table, table.straggler) for table in tables if table.straggler is not None]
+    return [_finding(case, table, table.straggler) for table in case.time if table.straggler is not None]
 
 
 def _finding(case: Case, table: TimeTable, late: Straggler) -> Finding:
     busy_host = lacks_processors(late)
     who = name_ranks(late.ranks)
     its = "Its" if len(late.ranks) == 1 else "Their"
+    hosts = _whole_hosts(case, late.ranks)
+    where = f" ({_all_of(hosts)})" if hosts else ""
+    told = [row for row in table.ranks if row.rank in late.ranks][: MOST_TOLD // 2]
+    told += [row for row in table.ranks if row.rank not in late.ranks][: MOST_TOLD - len(told)]
     return case.finding(
         "DDP402",
-        f"The other ranks wait {_ms(late.cost_us)} longer for {who} in each step, {100 * late.share:.0f} % of "
+        f"The other ranks wait {_ms(late.cost_us)} longer for {who}{where} in each step, {100 * late.share:.0f} % of "
         f"{_ms(table.step_us)} (in {late.steps_late} of {table.steps} steps). {its} {_part(late.part)} takes "
         f"{_ms(late.own_us)}, that of the others {_ms(late.others_us)}.",
         severity=Severity.NOTE if busy_host else Severity.WARNING,
@@ -57,13 +58,26 @@ def _finding(case: Case, table: TimeTable, late: Straggler) -> Finding:
         evidence={
             "excess_ms": {part: _milli(value) for part, value in late.excess_us.items()},
             "queued_ms": None if late.queued_us is None else _milli(late.queued_us),
-            "wait_ms": {
-                str(row.rank): _milli(row.parts["wait"].median_us) for row in table.ranks[:MOST_TOLD]
-            },
+            "wait_ms": {str(row.rank): _milli(row.parts["wait"].median_us) for row in told},
+            **({"hosts": list(hosts)} if hosts else {}),
         },
         cause=NO_PROCESSOR if busy_host else CAUSE[late.part],
         fix=MORE_PROCESSORS if busy_host else FIX[late.part],
     )
+
+
+def _whole_hosts(case: Case, late: tuple[int, ...]) -> tuple[str, ...]:
+    """The hosts that the late ranks are, where they are all ranks of some hosts and there are others."""
+    everyone: dict[str, set[int]] = {}
+    for number, rank in case.attempt.ranks.items():
+        everyone.setdefault(rank.header.host, set()).add(number)
+    whole = [host for host, ranks in sorted(everyone.items()) if ranks <= set(late)]
+    is_all = set(late) == {rank for host in whole for rank in everyone[host]}
+    return tuple(whole) if is_all and len(whole) < len(everyone) else ()
+
+
+def _all_of(hosts: tuple[str, ...]) -> str:
+    return f"all of {hosts[0]}" if len(hosts) == 1 else f"all of {len(hosts)} hosts, {hosts[0]} first"
 
 
 def _part(part: str) -> str:

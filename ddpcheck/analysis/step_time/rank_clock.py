@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from ddpcheck.records.schema import ClockRecord
 
 # Steps that are kept. Beyond that every second one is let go, and the same ones on every rank.
-MOST_STEPS = 2048
+MOST_STEPS, FEWEST_STEPS = 2048, 256
+# Of all ranks together: with thousands of ranks each has fewer.
+_STEPS_OF_ALL = 1 << 20
 
 # What a step is made of, in the order of a bar. `wait` is for communication, `other` what nobody clocked.
 PARTS = ("data", "forward", "backward", "optimizer", "other", "wait")
@@ -26,6 +28,11 @@ class RankClock:
     # Whether the parts are those of a device.
     device: bool = False
     ddp: dict[str, int] = field(default_factory=dict)
+    most: int = MOST_STEPS
+
+    @classmethod
+    def one_of(cls, ranks: int) -> RankClock:
+        return cls(most=max(FEWEST_STEPS, min(MOST_STEPS, _STEPS_OF_ALL // max(1, ranks))))
 
     def add(self, record: ClockRecord) -> None:
         if record.ddp:
@@ -39,7 +46,7 @@ class RankClock:
                 for name, value in row.items():
                     self.columns[name].append(value)
         self.device = self.device or bool(record.device)
-        while len(self.steps) > MOST_STEPS:
+        while len(self.steps) > self.most:
             self._thin_out()
 
     def _thin_out(self) -> None:

@@ -59,7 +59,7 @@ def _rank(together: Together, rank: int, last: int, ddp: Mapping[str, int]) -> R
 
 
 def _spent(column: Sequence[int], whole: float) -> Spent:
-    average = mean(column)
+    average = sum(column) / len(column)
     return Spent(
         median_us=round(median(column)),
         p90_us=sorted(column)[(len(column) * 9) // 10],

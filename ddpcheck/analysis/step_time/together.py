@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -59,9 +60,9 @@ def bring_together(clocks: Mapping[int, RankClock]) -> Together | None:
     if len(common) < LEAST_STEPS:
         return None
 
-    def column(rank: int, name: str, steps: Sequence[int]) -> list[int]:
+    def column(rank: int, name: str, steps: Sequence[int]) -> array[int]:
         held = clocks[rank].columns[name]
-        return [held[places[rank][step]] for step in steps]
+        return array("q", [held[places[rank][step]] for step in steps])
 
     steps = _without_pauses(common, [column(rank, "total", common) for rank in clocks])
     if len(steps) < LEAST_STEPS:
@@ -75,8 +76,8 @@ def bring_together(clocks: Mapping[int, RankClock]) -> Together | None:
 
 
 def _columns(
-    ranks: Sequence[int], steps: Sequence[int], column: Callable[[int, str, Sequence[int]], list[int]]
-) -> dict[int, dict[str, list[int]]]:
+    ranks: Sequence[int], steps: Sequence[int], column: Callable[[int, str, Sequence[int]], array[int]]
+) -> dict[int, dict[str, array[int]]]:
     return {rank: {name: column(rank, name, steps) for name in COLUMNS} for rank in ranks}
 
 

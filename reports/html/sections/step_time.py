@@ -46,11 +46,10 @@ def _anatomy(one: Mapping[str, Any], of: str) -> Html:
         ],
     }
     straggler = one.get("straggler")
-    late = (
-        f" {name_ranks(straggler['ranks']).capitalize()} is late, in {straggler['part']}."
-        if straggler
-        else ""
-    )
+    late = ""
+    if straggler:
+        are = "is" if len(straggler["ranks"]) == 1 else "are"
+        late = f" {name_ranks(straggler['ranks']).capitalize()} {are} late, in {straggler['part']}."
     said = f"A typical step takes {one['step_us'] / 1000:.4g} ms; means of {one['steps']} steps.{late}"
     figures = table(
         ("rank", "step", *(label for _, label, _, _ in _PARTS)),

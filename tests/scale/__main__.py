@@ -1,0 +1,39 @@
+"""Makes a run folder of many ranks from that of a few.
+
+ddpcheck run --out SEED -- python tests/scale/seed_job.py
+python -m tests.scale OUT --seed SEED --ranks 1024 --steps 1000 --odd-rank 777 --odd-step 600 --slow-node 31
+ddpcheck report OUT
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tests.scale.generate import STORED_SEED, make_run
+from tests.scale.plan import Plan
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.scale",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    default = Plan()
+    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to make")
+    parser.add_argument("--seed", type=Path, default=STORED_SEED, help="a run of a few ranks [stored one]")
+    parser.add_argument("--ranks", type=int, default=default.ranks)
+    parser.add_argument("--per-node", type=int, default=default.per_node)
+    parser.add_argument("--steps", type=int, default=default.steps)
+    parser.add_argument("--epoch", type=int, default=default.epoch, help="steps of an epoch")
+    parser.add_argument("--odd-rank", type=int, help="a rank whose parameters part from the others'")
+    parser.add_argument("--odd-step", type=int, default=default.odd_step, help="at this step")
+    parser.add_argument("--slow-node", type=int, help="a node whose backward takes longer")
+    parser.add_argument("--slow-ms", type=float, default=default.slow_ms, help="by so many milliseconds")
+    options = vars(parser.parse_args())
+    make_run(options.pop("out"), options.pop("seed"), Plan(**options))
+
+
+if __name__ == "__main__":
+    main()
