@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from ddpcheck.doctor.diagnosis import Diagnosis
 from ddpcheck.doctor.facts.record import Facts
 
+_HOST_COUNTS = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "GROUP_WORLD_SIZE")
+
 
 @dataclass(frozen=True)
 class Clock:
@@ -75,7 +77,13 @@ class Scene:
 
     @property
     def spans_hosts(self) -> bool:
-        return len(self.hosts) > 1
+        """As it is seen, or as a scheduler says of the job to come."""
+        return len(self.hosts) > 1 or any(
+            int(each.environment[name]) > 1
+            for each in self.facts
+            for name in _HOST_COUNTS
+            if each.environment.get(name, "").isdecimal()
+        )
 
     def by_host(self, look: Callable[[Facts], Iterable[Diagnosis]]) -> list[Diagnosis]:
         """What `look` says of each host."""
