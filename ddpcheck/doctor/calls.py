@@ -32,6 +32,9 @@ class Listener:
         return {"address": self._address, "port": self._server.getsockname()[1], "word": self._word}
 
     def close(self) -> None:
+        # A thread that waits in accept would keep a socket that is only closed.
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
 
     def _take(self) -> None:

@@ -11,6 +11,8 @@ from ddpcheck.doctor.facts.record import Facts, Section
 GLOO_VARIABLE, NCCL_VARIABLE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 # Where its own name leads nowhere gloo takes this address, with a warning.
 _FALLBACK = "127.0.0.1"
+# Each is tried where none fits the one before.
+_NCCL_RULES = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
 
 
 @dataclass(frozen=True)
@@ -65,15 +67,12 @@ def gloo_names(facts: Facts) -> list[str]:
 
 
 def nccl_choice(facts: Facts) -> Choice | None:
-    """By NCCL's documentation: the first that fits. It may use further ones beside it for data."""
+    """By NCCL's documented rule: the first that fits. It may use further ones beside it for data."""
     usable = [one for one in facts.interfaces if one.get("addresses") and one.get("running", True)]
     asked = facts.environment.get(NCCL_VARIABLE, "")
-    if asked:
-        found = [one for one in usable if _fits(asked, str(one["name"]))]
-    else:
-        found = next(
-            (some for rule in ("ib", "^docker,lo", "docker", "lo") if (some := _by(rule, usable))), []
-        )
+    # A list that only excludes does not exclude the loopback by itself.
+    rules = (asked,) if len(asked) > 1 else _NCCL_RULES
+    found = next((some for rule in rules if (some := _by(rule, usable))), [])
     return Choice(bare(found[0]["addresses"][0]), found[0]) if found else None
 
 
