@@ -73,10 +73,8 @@ def test_the_meeting_point() -> None:
 
     lost = the_one(Scene((meets_at("head")(machine()),)), "host name")
     assert (lost.level, "Name or service not known" in lost.what) == (PROBLEM, True)
-    itself = [
-        one for one in said(job(2, 1, meets_at("localhost", "127.0.0.1")), "host name") if one.ranks == (1,)
-    ]
-    assert [one.level for one in itself] == [PROBLEM]
+    itself = the_one(job(2, 1, meets_at("localhost", "127.0.0.1")), "host name")
+    assert (itself.level, itself.ranks) == (PROBLEM, (1,))
     assert said(job(1, 2, meets_at("localhost", "127.0.0.1")), "host name") == []
     assert said(job(2, 1, meets_at("node0", "10.0.0.1")), "host name") == []
 

@@ -158,7 +158,6 @@ def test_the_bootstrap_is_standard_library_only() -> None:
         "import ddpcheck.__main__ as m\ntry: m.main(['explain'])\nexcept SystemExit: pass",
         "import ddpcheck.__main__ as m\ntry: m.main(['run', '--help'])\nexcept SystemExit: pass",
         "import ddpcheck.__main__ as m\ntry: m.main(['doctor', '--help'])\nexcept SystemExit: pass",
-        "import ddpcheck.launcher.doctor, ddpcheck.reports.doctor_terminal",
         "import ddpcheck.reports.terminal, ddpcheck.reports.json_report",
     ],
 )

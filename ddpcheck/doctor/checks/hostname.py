@@ -14,9 +14,11 @@ NAME = "host name"
 
 
 def find(scene: Scene) -> list[Diagnosis]:
+    first = next((each.place for each in scene.facts if each.rank == 0), None)
     return [
         *scene.by_host(lambda facts: _own_name(facts, scene.spans_hosts)),
-        *scene.by_rank(lambda facts: _master(facts, scene.spans_hosts)),
+        # On the host of rank 0 its own name may well be the loopback: the store listens on all addresses.
+        *scene.by_rank(lambda facts: _master(facts, scene.spans_hosts and facts.place != first)),
     ]
 
 
@@ -66,19 +68,18 @@ def _master(facts: Facts, across: bool) -> list[Diagnosis]:
                 "Set MASTER_ADDR to the address of rank 0's host.",
             )
         ]
-    if across and _is_loopback(addresses[0]):
-        told = name if name == addresses[0] else f"{name}, which is {addresses[0]}"
-        return [
-            Diagnosis(
-                NAME,
-                # Where the job's ranks did meet it is the host of rank 0 that calls itself so.
-                Level.NOTE if facts.rank == 0 else Level.PROBLEM,
-                f"MASTER_ADDR is {told}: every host looks for rank 0 on itself.",
-                why,
-                "Set MASTER_ADDR to an address of rank 0's host that the others reach.",
-            )
-        ]
-    return []
+    if not across or name == facts.names.get("host") or not _is_loopback(addresses[0]):
+        return []
+    told = name if name == addresses[0] else f"{name}, which is {addresses[0]}"
+    return [
+        Diagnosis(
+            NAME,
+            Level.PROBLEM,
+            f"MASTER_ADDR is {told}: this host would look for rank 0 on itself.",
+            why,
+            "Set MASTER_ADDR to an address of rank 0's host that the others reach.",
+        )
+    ]
 
 
 def _is_loopback(address: str) -> bool:

@@ -68,7 +68,9 @@ def _of_host(host: Host) -> list[Diagnosis]:
             )
         ]
     return [
-        Diagnosis(NAME, Level.OK, f"{usable:g} for {_ranks(ranks)} of {each} threads", hosts=(host.name,))
+        Diagnosis(
+            NAME, Level.OK, f"{usable:g} for {_ranks(ranks)}, threads of each: {each}", hosts=(host.name,)
+        )
     ]
 
 
