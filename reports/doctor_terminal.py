@@ -36,10 +36,13 @@ def render(report: DoctorReport, console: Console) -> None:
             ink.put(
                 ink.text(f"{len(found) - _MOST_OF_A_LEVEL} more of this level are in --json", QUIET), indent=2
             )
-    well = [one for one in report.diagnoses if one.level is Level.OK]
+    well: dict[str, list[Diagnosis]] = {}
+    for one in report.diagnoses:
+        if one.level is Level.OK:
+            well.setdefault(one.check, []).append(one)
     if well:
         ink.gap()
-        rows = [[ink.text("ok", _STYLES[Level.OK]), one.check, one.what] for one in well]
+        rows = [[ink.text("ok", _STYLES[Level.OK]), check, _line(some)] for check, some in well.items()]
         ink.put(ink.columns(["", "", ""], rows))
 
 
@@ -79,6 +82,16 @@ def _put(ink: Ink, report: DoctorReport, one: Diagnosis) -> None:
     rows += [("why", ink.text(one.why))] if one.why else []
     rows += [("do", ink.text(one.fix))] if one.fix else []
     ink.put(head, indented(ink.labelled(rows)))
+
+
+def _line(some: list[Diagnosis]) -> str:
+    """One line for all hosts, which are well in different words."""
+    first, *more = some
+    return (
+        f"{first.what} on {first.hosts[0]}; {len(more)} more in --json"
+        if more and first.hosts
+        else first.what
+    )
 
 
 def _where(report: DoctorReport, one: Diagnosis) -> str:

@@ -59,14 +59,14 @@ def diagnose(scene: Scene) -> tuple[Diagnosis, ...]:
 
 
 def _of_check(found: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Equal sentences of several hosts become one; what is well is told in one line, or not beside what is not."""
+    """Equal sentences of several hosts become one; what is well is not told beside what is not."""
     merged: dict[tuple[Level, str, str], Diagnosis] = {}
     for one in found:
         key = (one.level, one.what, one.fix)
         known = merged.get(key)
         merged[key] = one if known is None else _joined(known, one)
     bad = [one for one in merged.values() if one.level is not Level.OK]
-    return bad or list(merged.values())[:1]
+    return bad or list(merged.values())
 
 
 def _joined(one: Diagnosis, other: Diagnosis) -> Diagnosis:

@@ -58,6 +58,12 @@ def test_a_machine_in_good_order() -> None:
     assert "gloo takes eth0 (10.0.0.1, MTU 1500, 10 Gbit/s)" in text
 
 
+def test_what_is_well_takes_one_line_for_all_hosts() -> None:
+    lines = [line for line in shown(job(40, 1), 120).splitlines() if line.startswith("ok  interfaces")]
+    [line] = lines
+    assert "gloo takes eth0 (10.0.0.1, MTU 1500, 10 Gbit/s) on node0; 39 more in --json" in line
+
+
 def test_hostile_names_are_shown_as_text() -> None:
     text = shown(alone(host="\x1b[31mred[/red]"))
     assert "\x1b" not in text

@@ -27,7 +27,7 @@ def find(scene: Scene) -> list[Diagnosis]:
         *_speeds(hosts, known),
         *_faster(hosts, known),
     ]
-    return found or [Diagnosis(NAME, Level.OK, _line(known))]
+    return found or ([Diagnosis(NAME, Level.OK, _line(known))] if len(known) > 1 else [])
 
 
 def _mtus(hosts: tuple[Host, ...], known: Mapping[int, Choice]) -> list[Diagnosis]:
@@ -138,8 +138,6 @@ def _as_node(host: Host) -> NodeTraffic:
 
 
 def _line(known: Mapping[int, Choice]) -> str:
-    if not known:
-        return "nothing to compare"
     mtu = next((f"MTU {one.mtu}" for one in known.values() if one.mtu), "")
     speed = next((speed_text(one.speed) for one in known.values() if one.speed), "")
     return ", ".join(filter(None, [f"alike on {len(known)} hosts", mtu, speed]))
