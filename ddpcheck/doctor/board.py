@@ -11,7 +11,8 @@ from datetime import timedelta
 from typing import Any
 
 _PREFIX = "ddpcheck/doctor"
-_POLL_SECONDS = 0.05
+# Often at first, seldom later: a thousand ranks may wait for a last one.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 
 
 class CannotMeet(Exception):
@@ -21,34 +22,39 @@ class CannotMeet(Exception):
 class Board:
     """What ranks lay down for each other."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, attempt: str = "0") -> None:
         self._store = store
+        # What ranks of an earlier attempt laid down may still be there.
+        self._prefix = f"{_PREFIX}/{attempt}"
 
     def put(self, key: str, value: Any) -> None:
-        self._store.set(f"{_PREFIX}/{key}", zlib.compress(json.dumps(value).encode()))
+        self._store.set(f"{self._prefix}/{key}", zlib.compress(json.dumps(value).encode()))
 
     def take(self, key: str, until: float) -> Any:
         """None where it has not come by then, as a time of the monotonic clock."""
-        name = f"{_PREFIX}/{key}"
+        name = f"{self._prefix}/{key}"
+        pause = _FIRST_PAUSE
+        # Asked again and again: after a wait that timed out, stores of older versions of torch are of no more use.
         while not self._store.check([name]):
             if time.monotonic() >= until:
                 return None
-            time.sleep(_POLL_SECONDS)
+            time.sleep(pause)
+            pause = min(_LONGEST_PAUSE, pause * 1.5)
         return json.loads(zlib.decompress(self._store.get(name)))
 
     def answer(self, key: str, seconds: float) -> bytes | None:
         """At once when it comes, for whoever measures time; None where it does not."""
         try:
-            self._store.wait([f"{_PREFIX}/{key}"], timedelta(seconds=max(0.001, seconds)))
+            self._store.wait([f"{self._prefix}/{key}"], timedelta(seconds=max(0.001, seconds)))
         except RuntimeError:
             return None
-        return bytes(self._store.get(f"{_PREFIX}/{key}"))
+        return bytes(self._store.get(f"{self._prefix}/{key}"))
 
     def say(self, key: str, value: bytes) -> None:
-        self._store.set(f"{_PREFIX}/{key}", value)
+        self._store.set(f"{self._prefix}/{key}", value)
 
     def count(self, key: str, more: int = 1) -> int:
-        return int(self._store.add(f"{_PREFIX}/{key}", more))
+        return int(self._store.add(f"{self._prefix}/{key}", more))
 
 
 def open_board(rank: int, seconds: float, environ: Mapping[str, str] = os.environ) -> Board:
@@ -71,7 +77,7 @@ def open_board(rank: int, seconds: float, environ: Mapping[str, str] = os.enviro
         )
     except (RuntimeError, ValueError) as error:
         raise CannotMeet(f"{host}:{port}: {_first_line(error)}") from error
-    return Board(store)
+    return Board(store, environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def _first_line(error: Exception) -> str:

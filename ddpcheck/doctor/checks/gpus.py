@@ -66,7 +66,7 @@ def _unreached(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def _lost(facts: Facts) -> Iterator[Diagnosis]:
-    lost = [str(index) for index, now in enumerate(facts.gpus.get("now", ())) if now.get("lost")]
+    lost = [str(gpu["index"]) for gpu, now in _at_this_moment(facts) if now.get("lost")]
     if lost:
         yield Diagnosis(
             NAME,
@@ -78,21 +78,21 @@ def _lost(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def _held_back(facts: Facts) -> Iterator[Diagnosis]:
-    for index, now in enumerate(facts.gpus.get("now", ())):
+    for gpu, now in _at_this_moment(facts):
         bits = int(now.get("throttled") or 0) & ~_HARMLESS
         reasons = [name for bit, name in THROTTLING.items() if bits & bit]
         if reasons:
             yield Diagnosis(
                 NAME,
                 Level.WARNING,
-                f"GPU {index} is held back: {', '.join(reasons)}.",
+                f"GPU {gpu['index']} is held back: {', '.join(reasons)}.",
                 "All ranks wait for the slowest one at every step.",
                 "Look at its cooling and power supply (`nvidia-smi -q -d PERFORMANCE`).",
             )
 
 
 def _busy(facts: Facts) -> Iterator[Diagnosis]:
-    for index, now in enumerate(facts.gpus.get("now", ())):
+    for gpu, now in _at_this_moment(facts):
         processes = now.get("processes") or {}
         used = int(now.get("memory") or 0)
         if processes and used >= _IN_USE:
@@ -100,7 +100,7 @@ def _busy(facts: Facts) -> Iterator[Diagnosis]:
             yield Diagnosis(
                 NAME,
                 Level.WARNING,
-                f"GPU {index} is in use: {size_text(used)} of its memory, by process {pids}.",
+                f"GPU {gpu['index']} is in use: {size_text(used)} of its memory, by process {pids}.",
                 "The job has less memory there, and shares the GPU's time.",
                 "End those processes if they are left over, or leave the GPU out with CUDA_VISIBLE_DEVICES.",
             )
@@ -122,7 +122,7 @@ def _unlike(gpus: list[Any]) -> Iterator[Diagnosis]:
 def _links(gpus: list[Any]) -> Iterator[Diagnosis]:
     counts = [len(gpu.get("nvlinks") or ()) for gpu in gpus]
     if len(set(counts)) > 1:
-        few = [str(index) for index, count in enumerate(counts) if count < max(counts)]
+        few = [str(gpu["index"]) for gpu, count in zip(gpus, counts, strict=True) if count < max(counts)]
         yield Diagnosis(
             NAME,
             Level.WARNING,
@@ -149,12 +149,10 @@ def _no_peers(facts: Facts) -> Iterator[Diagnosis]:
 def _narrow(facts: Facts) -> Iterator[Diagnosis]:
     """Generations sink when a link is idle and say nothing; widths do not."""
     narrow = []
-    for index, (gpu, now) in enumerate(
-        zip(facts.gpus.get("gpus", ()), facts.gpus.get("now", ()), strict=False)
-    ):
+    for gpu, now in _at_this_moment(facts):
         most, link = (gpu.get("pcie") or [None, None])[1], (now.get("pcie_link") or [None, None])[1]
         if most and link and link < most:
-            narrow.append(f"{index} ({link} of {most} lanes)")
+            narrow.append(f"{gpu['index']} ({link} of {most} lanes)")
     if narrow:
         yield Diagnosis(
             NAME,
@@ -163,6 +161,10 @@ def _narrow(facts: Facts) -> Iterator[Diagnosis]:
             "Copies between host and GPU have that much less bandwidth.",
             "Look whether the slot has all its lanes, and whether the card is seated well.",
         )
+
+
+def _at_this_moment(facts: Facts) -> list[tuple[Any, Any]]:
+    return list(zip(facts.gpus.get("gpus", ()), facts.gpus.get("now", ()), strict=False))
 
 
 def _line(facts: Facts) -> str:
