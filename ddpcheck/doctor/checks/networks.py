@@ -36,8 +36,8 @@ def _mtus(hosts: tuple[Host, ...], known: Mapping[int, Choice]) -> list[Diagnosi
         known,
         "MTU",
         lambda choice: "" if choice.mtu is None else str(choice.mtu),
-        "Packets larger than what a host or a switch on the way takes are lost: small messages pass, large ones "
-        "stand still or crawl.",
+        "TCP agrees on the smaller one of two hosts, but knows nothing of a switch between them: then small "
+        "messages pass, and large ones stand still. It also shows that the hosts are not set up alike.",
         "Give the interfaces of all hosts the same MTU (`ip link set dev IFACE mtu N`), one that every switch takes.",
     )
 
