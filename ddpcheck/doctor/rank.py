@@ -37,7 +37,11 @@ def report_as_rank(folder: Path, injection: dict[str, Any], seconds: float) -> t
 def _met(facts: Facts, seconds: float) -> tuple[DoctorReport, bool]:
     if facts.torch.get("error"):
         raise CannotMeet("torch cannot be imported")
-    report = meet(open_board(facts.rank or 0, seconds), facts, seconds)
+    board = open_board(facts.rank or 0, seconds)
+    try:
+        report = meet(board, facts, seconds)
+    except RuntimeError as error:  # the store went away, most often with rank 0
+        raise CannotMeet(f"the store did not answer any more: {str(error).partition(chr(10))[0]}") from error
     if report is None:
         raise CannotMeet("rank 0 has made no report")
     first = {host.first.rank for host in report.scene.hosts}

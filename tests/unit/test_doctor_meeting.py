@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 
-from ddpcheck.doctor import meeting
+from ddpcheck.doctor import meeting, rank
 from ddpcheck.doctor.board import Board, CannotMeet, open_board
 from ddpcheck.doctor.calls import MOST_CALLED, Listener, call_others, whom_to_call
 from ddpcheck.doctor.clock_watch import ask_time
@@ -88,6 +88,16 @@ def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_no_rank_waits_for_ever_where_rank_0_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "_AFTERWARDS", 0.2)
     assert meeting_of([job(1, 2).facts[1]], seconds=0.2) == [None]
+
+
+def test_a_store_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(Store):
+        def check(self, keys: list[str]) -> bool:
+            raise RuntimeError("Connection reset by peer\nException raised from recvBytes")
+
+    monkeypatch.setattr(rank, "open_board", lambda *_: Board(Gone()))
+    with pytest.raises(CannotMeet, match=r"any more: Connection reset by peer$"):
+        rank._met(job(1, 2).facts[1], 5.0)
 
 
 def test_calls_that_do_not_come_through() -> None:
