@@ -18,7 +18,7 @@ def doctor(
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[LAUNCHER]",
+            metavar="LAUNCHER",
             help="What starts your ranks, without a script, after two dashes [default: this machine alone].",
             show_default=False,
         ),
