@@ -47,6 +47,14 @@ class CommandNotStarted(UserError):
         self.exit_status = exit_status
 
 
+class LauncherFailed(UserError):
+    """A launcher that was to start ranks of ddpcheck's own ended without them; the status is its own."""
+
+    def __init__(self, message: str, exit_status: int) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+
+
 class TraceUnreadable(UserError):
     """A file is no trace, or not a whole one."""
 

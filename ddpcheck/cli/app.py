@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ddpcheck.cli.diff import diff
+from ddpcheck.cli.doctor import doctor
 from ddpcheck.cli.explain import explain
 from ddpcheck.cli.links import links
 from ddpcheck.cli.merge import merge
@@ -48,4 +49,5 @@ app.command()(diff)
 app.command()(trace)
 app.command()(merge)
 app.command(context_settings={"allow_interspersed_args": False})(links)
+app.command(context_settings={"allow_interspersed_args": False})(doctor)
 app.command()(explain)

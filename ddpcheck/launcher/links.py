@@ -38,9 +38,9 @@ def measure_links(command: Sequence[str], arguments: Sequence[str], out: Path, b
     return SLOW if report.slow else 0
 
 
-def rank_command(command: Sequence[str], arguments: Sequence[str]) -> list[str]:
+def rank_command(command: Sequence[str], arguments: Sequence[str], name: str = "ddpcheck.links") -> list[str]:
     """The launcher with our module behind it, in the way that kind of launcher wants it."""
-    module = ["-m", "ddpcheck.links", *arguments]
+    module = ["-m", name, *arguments]
     if any(PurePath(word).name in _PYTHON_LAUNCHERS for word in command):
         return [*command, *module]
     return [*command, sys.executable, *module]

@@ -8,13 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ddpcheck.doctor.facts.identity import rank_numbers
 from ddpcheck.links.options import DEFAULT_SIZES, check_seconds, check_tolerance, parse_sizes
 
 SLOW = 10
-# What launchers other than torchrun call the rank, the number of ranks and the rank on this node.
-_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-_LOCAL = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 
 
 def main() -> int:
@@ -65,10 +62,10 @@ def _begin(backend: str) -> str:
     import torch
 
     distributed: Any = torch.distributed
-    for name, others in (("RANK", _RANKS), ("WORLD_SIZE", _SIZES), ("LOCAL_RANK", _LOCAL)):
-        found = next((os.environ[other] for other in others if os.environ.get(other)), None)
-        if found is not None:
-            os.environ[name] = found
+    # Launchers other than torchrun have names of their own for these.
+    for name, number in rank_numbers(os.environ).items():
+        if number is not None:
+            os.environ[name.upper()] = str(number)
     on_gpu = torch.cuda.is_available() and backend in ("", "nccl")
     if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

@@ -1,4 +1,4 @@
-"""What is known of a network interface beyond its counters: driver, speed, addresses.
+"""What is known of a network interface beyond its counters: driver, speed, MTU, addresses.
 
 Asked of the kernel by ioctl, which answers for the network namespace of this process. /sys may have been
 mounted in another one and would then tell of interfaces that are not there.
@@ -16,7 +16,13 @@ from typing import Any
 
 from ddpcheck.sampling import interfaces
 
-_SIOCGIFCONF, _SIOCGIFFLAGS, _SIOCGIFNETMASK, _SIOCETHTOOL = 0x8912, 0x8913, 0x891B, 0x8946
+_SIOCGIFCONF, _SIOCGIFFLAGS, _SIOCGIFNETMASK, _SIOCGIFMTU, _SIOCETHTOOL = (
+    0x8912,
+    0x8913,
+    0x891B,
+    0x8921,
+    0x8946,
+)
 _IFF_LOOPBACK, _IFF_RUNNING = 0x8, 0x40
 _ETHTOOL_GSET, _ETHTOOL_GDRVINFO = 0x1, 0x3
 _UNKNOWN_SPEED = (0, 0xFFFFFFFF, 0xFFFF)
@@ -54,6 +60,7 @@ def _describe(asking: socket.socket, name: str, addresses: list[str]) -> dict[st
         "driver": driver,
         # In Mbit/s, as the kernel counts it; None where nobody knows.
         "speed": believed(driver, _speed(asking, name)),
+        "mtu": _mtu(asking, name),
         "addresses": addresses,
     }
 
@@ -64,6 +71,14 @@ def believed(driver: str, speed: int | None) -> int | None:
         return speed
     made_up = _MADE_UP[driver]
     return None if made_up is None or speed in made_up else speed
+
+
+def _mtu(asking: socket.socket, name: str) -> int | None:
+    """Bytes of the largest packet."""
+    with contextlib.suppress(OSError):
+        answer = fcntl.ioctl(asking, _SIOCGIFMTU, struct.pack(f"16s{_IFREQ - 16}x", name.encode()))
+        return int(struct.unpack_from("i", answer, 16)[0])
+    return None
 
 
 def _flags(asking: socket.socket, name: str) -> int:

@@ -21,12 +21,16 @@ IN_RANK = [
     "probes",
     "records",
     "config",
+    "doctor",
     "injection",
     "links",
     "privacy",
     "step_ranges",
 ]
 IN_RANK_MAY_IMPORT = {*IN_RANK, "errors", "version", ""}
+# The doctor's ranks look at their machines and say what they find; what that takes is standard library only, but
+# for the report, which is imported where there is a rich.
+ALSO_BY = {"doctor": {"sampling", "analysis", "rank_ranges", "reports"}}
 # Used where they are found: imported inside a function, or at the top of a file that is named after them
 # (`..._triton.py`) and is itself imported inside a function.
 ACCELERATORS = {"xxhash", "triton", "pynvml", "msgspec"}
@@ -46,6 +50,8 @@ FORBIDDEN = {
         "probes",
         "records",
     },
+    "doctor": {"rich", "typer", "cli", "launcher", "agent", "bootstrap", "probes"},
+    "doctor/checks": {"torch", "rich", "typer", "reports", "cli", "launcher", "sampling"},
     "sampling": {"torch", "rich", "typer", "analysis", "reports", "cli", "agent", "bootstrap", "probes"},
     "reports": {"torch", "typer", "probes", "agent", "launcher", "bootstrap", "cli", "records"},
     "probes": {"rich", "typer", "analysis", "reports", "cli", "launcher"},
@@ -118,6 +124,7 @@ def test_ranks_need_only_the_standard_library_and_torch(room: str) -> None:
             if module.split(".")[0] == "ddpcheck":
                 # The package's own names (ddpcheck.__version__ and the like) are no room.
                 allowed = name in IN_RANK_MAY_IMPORT or name.startswith("__")
+                allowed = allowed or (name in ALSO_BY.get(room, ()) and not (top and name == "reports"))
             else:
                 allowed = name in sys.stdlib_module_names or name == "torch"
                 own_file = path.stem.endswith(f"_{name}")
@@ -150,6 +157,7 @@ def test_the_bootstrap_is_standard_library_only() -> None:
         "import ddpcheck.__main__, ddpcheck.cli.app",
         "import ddpcheck.__main__ as m\ntry: m.main(['explain'])\nexcept SystemExit: pass",
         "import ddpcheck.__main__ as m\ntry: m.main(['run', '--help'])\nexcept SystemExit: pass",
+        "import ddpcheck.__main__ as m\ntry: m.main(['doctor', '--help'])\nexcept SystemExit: pass",
         "import ddpcheck.reports.terminal, ddpcheck.reports.json_report",
     ],
 )
@@ -178,9 +186,29 @@ def test_the_manual_way_in_needs_neither_rich_nor_typer(tmp_path: Path) -> None:
     assert "not watching" not in done.stderr
 
 
+def test_the_ranks_of_the_doctor_need_nothing_but_torch(tmp_path: Path) -> None:
+    hidden = "rich", "typer", "msgspec", "xxhash", "pynvml"
+    check = (
+        f"import sys\nsys.modules.update(dict.fromkeys({hidden!r}))\n"
+        "import ddpcheck.doctor.__main__, ddpcheck.doctor.rank\nprint('torch' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", check],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env=environment,
+    )
+    assert done.stdout.strip() == "False"
+
+
 def test_the_rules_see_something() -> None:
     # A test of imports that finds no file would pass for ever.
-    assert all(sources(room) for room in ("probes", "reports", "analysis", "traces", "config", "sampling"))
+    assert all(
+        sources(room) for room in ("probes", "reports", "analysis", "traces", "config", "sampling", "doctor")
+    )
     assert room_of("ddpcheck.probes.digest") == "probes"
     assert room_of("rich.table") == "rich"
     assert package_of(ROOT / "probes" / "digest" / "trees.py", 2) == ["ddpcheck", "probes"]

@@ -53,6 +53,7 @@ def test_the_loopback_is_known_for_one() -> None:
     [loopback] = [row for row in interface_facts.describe() if row["name"] == "lo"]
     assert (loopback["class"], loopback["running"], loopback["speed"]) == ("loopback", True, None)
     assert "127.0.0.1/8" in loopback["addresses"]
+    assert loopback["mtu"] == 65536
 
 
 @pytest.mark.parametrize(

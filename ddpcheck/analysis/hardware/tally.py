@@ -9,7 +9,7 @@ from typing import Any
 from ddpcheck.analysis.hardware.sample import Gpu, Sample
 
 # NVML's bits for lower clocks that somebody should know of; idling and settings of the user are none.
-_THROTTLING = {
+THROTTLING = {
     0x4: "power cap",
     0x8: "hardware slowdown",
     0x20: "software thermal slowdown",
@@ -62,7 +62,7 @@ class GpuTally:
         self.busy.add(gpu.busy)
         if gpu.clock is not None:
             self.lowest_clock = gpu.clock if self.lowest_clock is None else min(self.lowest_clock, gpu.clock)
-        self.throttled.update(name for bit, name in _THROTTLING.items() if gpu.throttled & bit)
+        self.throttled.update(name for bit, name in THROTTLING.items() if gpu.throttled & bit)
 
     def throttling(self) -> dict[str, float]:
         """By reason, the share of samples in which clocks were held down."""

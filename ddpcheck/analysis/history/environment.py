@@ -8,7 +8,7 @@ from ddpcheck.analysis.history.result import EnvironmentRow, EnvironmentValue
 
 _FIELDS = {"python": "Python", "torch": "torch", "backend": "backend", "algorithm": "digests"}
 # Different on every rank by their nature.
-_OF_EACH_RANK = frozenset({"RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK"})
+OF_EACH_RANK = frozenset({"RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK"})
 MOST_VALUES = 8
 
 
@@ -22,7 +22,7 @@ def environment_rows(attempt: Attempt) -> tuple[EnvironmentRow, ...]:
     # cuda:0 to cuda:7 are eight devices of one kind.
     said["device"] = {rank: header.device.partition(":")[0] for rank, header in headers.items()}
     said["hosts"] = {rank: header.host for rank, header in headers.items()}
-    names = sorted({name for header in headers.values() for name in header.environment} - _OF_EACH_RANK)
+    names = sorted({name for header in headers.values() for name in header.environment} - OF_EACH_RANK)
     for name in names:
         said[name] = {rank: header.environment.get(name, "") for rank, header in headers.items()}
     return tuple(
