@@ -15,6 +15,7 @@ from ddpcheck.analysis.hardware.machine import machine_of
 from ddpcheck.analysis.hardware.traffic_table import traffic_table
 from ddpcheck.analysis.history.build import agreement_history, gradient_history
 from ddpcheck.analysis.history.environment import environment_rows
+from ddpcheck.analysis.links.table import links_table
 from ddpcheck.analysis.memory.table import memory_table
 from ddpcheck.analysis.overlap.build import overlap_or_why
 from ddpcheck.analysis.restarts import made_good_by
@@ -63,12 +64,14 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
             troubles=troubles[number],
             made_good_by=restarts[number],
             traffic=machine.traffic if number == len(attempts) - 1 else None,
+            links=machine.links if number == len(attempts) - 1 else None,
             overlap=overlaps[number],
         )
         for number, attempt in enumerate(attempts)
     ]
     findings = tuple(_ordered([f for case in cases for rule in RULES for f in _findings(rule, case)]))
     last = attempts[-1]
+    times = time_tables(last.clocks, [module[0] for module in last.modules()])
     return Report(
         verdict=_verdict(findings, exit_code, bool(description.get("stopped")), _is_partial(cases)),
         world_size=last.world_size,
@@ -90,7 +93,8 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
         data=data_table(last),
         hardware=hardware_table(machine.nodes),
         traffic=traffic_table(machine.traffic),
-        time=time_tables(last.clocks, [module[0] for module in last.modules()]),
+        links=links_table(machine.links, times),
+        time=times,
         memory=memory_table(last),
         startup=startup_table(last),
         overlap=next((overlap for overlap in reversed(overlaps) if overlap is not None), None),

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from ddpcheck.analysis.slow_links import Link, slow_link
+from ddpcheck.analysis.links.decision import slow_link
+from ddpcheck.analysis.links.link import Link
 
 SECONDS = 20.0
 

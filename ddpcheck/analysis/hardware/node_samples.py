@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from ddpcheck.analysis.hardware.checked import number
 from ddpcheck.analysis.hardware.facts import NodeFacts, facts_from
 from ddpcheck.analysis.hardware.sample import Sample, sample_from
 from ddpcheck.analysis.hardware.tally import GpuTally, NodeTally
+from ddpcheck.analysis.links.route_tally import RouteTallies
 
 # Beyond so many nodes, series for drawing stay in the node logs.
 MOST_DRAWN = 16
@@ -36,6 +37,8 @@ class NodeSamples:
     opening: Sample | None = None
     closing: Sample | None = None
     tally: NodeTally = field(default_factory=NodeTally)
+    # What its ranks sent to other addresses inside that window.
+    routes: RouteTallies = field(default_factory=RouteTallies)
     # Every second, fourth, … sample, for drawing.
     series: list[Sample] = field(default_factory=list)
     most_points: int = MOST_POINTS
@@ -56,6 +59,7 @@ class NodeSamples:
         if window is not None and window[0] <= sample.time <= window[1]:
             self.opening = self.opening or sample
             self.closing = sample
+            self.routes.add(sample)
         if self.count % self._stride == 0:
             self.series.append(sample)
         self.count += 1
@@ -64,8 +68,11 @@ class NodeSamples:
             self._stride *= 2
 
 
-def read_nodes(folder: Path, window: Window | None) -> list[NodeSamples]:
-    """One for each node: launchers that share a host and a network namespace see the same, and count once."""
+def read_nodes(folder: Path, windows: Mapping[str, Window]) -> list[NodeSamples]:
+    """`windows`: by host, when its ranks stepped.
+
+    One for each node: launchers that share a host and a network namespace see the same, and count once.
+    """
     found: dict[tuple[str, int], NodeSamples] = {}
     for host, raw in _lines(folder):
         pid = raw.get("pid")
@@ -81,7 +88,7 @@ def read_nodes(folder: Path, window: Window | None) -> list[NodeSamples]:
         else:
             sample = sample_from(raw)
             if sample is not None:
-                node.add(sample, window)
+                node.add(sample, windows.get(host))
     distinct: dict[tuple[str, str], NodeSamples] = {}
     for node in found.values():
         if node.count:
