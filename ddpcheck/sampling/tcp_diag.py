@@ -43,7 +43,6 @@ class Connection:
     local: str
     remote: str
     ports: tuple[int, int]
-    inode: int
     # Sent, and acknowledged by the other end.
     bytes: int
     # Time with something to send, or sent and not acknowledged; and how much of it was not the network's doing:
@@ -101,7 +100,7 @@ def parse(body: bytes) -> Connection | None:
     """None where the kernel tells nothing of the connection's past."""
     if len(body) < _MESSAGE.size:
         return None
-    family, _, _, _, ends, _, _, _, _, inode = _MESSAGE.unpack_from(body)
+    family, _, _, _, ends, *_ = _MESSAGE.unpack_from(body)
     info = _attribute(body[_MESSAGE.size :], _INFO)
     if len(info) < sum(_SNDBUF_LIMITED):
         return None
@@ -110,7 +109,6 @@ def parse(body: bytes) -> Connection | None:
         local=_address(ends[4 : 4 + width]),
         remote=_address(ends[20 : 20 + width]),
         ports=struct.unpack_from("!HH", ends),
-        inode=inode,
         bytes=_number(info, _BYTES_ACKED),
         busy=_number(info, _BUSY_TIME),
         receiver_limited=_number(info, _RWND_LIMITED),

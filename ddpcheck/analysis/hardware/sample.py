@@ -43,11 +43,11 @@ class Sample:
     interfaces: Totals = field(default_factory=dict)
     # By port: bytes received and sent, errors, ticks in which it had to wait.
     infiniband: Totals = field(default_factory=dict)
-    # By "local remote" address, what the ranks sent: see ddpcheck.sampling.connections.
-    connections: Totals = field(default_factory=dict)
     # By rank: process id, resident bytes, bytes read from and written to storage.
     ranks: Totals = field(default_factory=dict)
     gpus: tuple[Gpu, ...] = ()
+    # By "local remote" address, what the ranks sent: see ddpcheck.sampling.connections.
+    connections: Totals = field(default_factory=dict)
 
 
 def sample_from(raw: Mapping[str, Any]) -> Sample | None:
