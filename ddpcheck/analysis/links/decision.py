@@ -7,7 +7,7 @@ Links that wait for others are hardly busy, and fast while they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 from ddpcheck.analysis.links.link import Link, SlowLink
@@ -29,11 +29,17 @@ LEAST_STEADY = 0.75
 def slow_link(links: Iterable[Link]) -> SlowLink | None:
     """None where no link stands out, or where there is nothing to compare with."""
     used = carrying(links)
-    if len(used) < 3 or not any(link.busy_seconds >= LEAST_BUSY_SECONDS for link in used):
+    if len(used) < 3:
         return None
-    candidates = [_whole_node(node, used) for node in _distinct(link.ends for link in used)]
-    candidates += [_address(address, used) for address in _distinct(link.addresses for link in used)]
-    candidates += [_single(link, used) for link in used]
+    # Whatever is slow, the slowest link is a part of it.
+    slowest = min(used, key=lambda link: link.bandwidth)
+    if slowest.busy_seconds < LEAST_BUSY_SECONDS:
+        return None
+    candidates = [_node(node, used) for node in slowest.ends]
+    candidates += [
+        _card(*card, used) for card in zip(slowest.ends, slowest.addresses, strict=True) if card[1]
+    ]
+    candidates.append(_judge(slowest.ends, [slowest], [link for link in used if link is not slowest]))
     found = [candidate for candidate in candidates if candidate is not None]
     # A node whose links are all slow explains more than one of those links does; of equals the first is the widest.
     return max(found, key=lambda one: (len(one.links), one.factor), default=None)
@@ -46,37 +52,24 @@ def carrying(links: Iterable[Link]) -> list[Link]:
     return [link for link in known if link.bytes >= max(LEAST_BYTES, LEAST_OF_THE_MOST * most)]
 
 
-def _distinct(pairs: Iterable[tuple[str, str]]) -> list[str]:
-    return sorted({name for pair in pairs for name in pair if name})
-
-
-def _whole_node(node: str, links: Sequence[Link]) -> SlowLink | None:
-    inside = [link for link in links if node in link.ends]
-    return _both_ways((node,), inside, links, sends=any(link.source == node for link in inside))
-
-
-def _address(address: str, links: Sequence[Link]) -> SlowLink | None:
-    """One of several cards of a node."""
-    inside = [link for link in links if address in link.addresses]
-    node = next(link.ends[link.addresses.index(address)] for link in inside)
-    sends = any(link.source_address == address for link in inside)
-    return _both_ways((node,), inside, links, sends, address)
-
-
-def _both_ways(
-    nodes: tuple[str, ...], inside: Sequence[Link], links: Sequence[Link], sends: bool, address: str = ""
-) -> SlowLink | None:
-    """One link alone tells nothing of which end it is."""
-    receives = any(
-        (link.target_address if address else link.target) == (address or nodes[0]) for link in inside
-    )
-    if not sends or not receives:
+def _node(node: str, links: Sequence[Link]) -> SlowLink | None:
+    """All links to and from a node: one alone does not tell which end it is."""
+    inside, outside = _parted(links, lambda link: node in link.ends)
+    if {link.source == node for link in inside} != {True, False}:
         return None
-    return _judge(nodes, inside, [link for link in links if link not in inside], address)
+    return _judge((node,), inside, outside)
 
 
-def _single(link: Link, links: Sequence[Link]) -> SlowLink | None:
-    return _judge(link.ends, [link], [other for other in links if other is not link])
+def _card(node: str, address: str, links: Sequence[Link]) -> SlowLink | None:
+    """One of several cards of a node."""
+    inside, outside = _parted(links, lambda link: address in link.addresses)
+    if {link.source_address == address for link in inside} != {True, False}:
+        return None
+    return _judge((node,), inside, outside, address)
+
+
+def _parted(links: Sequence[Link], belongs: Callable[[Link], bool]) -> tuple[list[Link], list[Link]]:
+    return [link for link in links if belongs(link)], [link for link in links if not belongs(link)]
 
 
 def _judge(
