@@ -141,6 +141,22 @@ def test_nodes_that_share_no_folder_meet_in_a_merged_one(tmp_path: Path) -> None
     assert [one.code for one in analyse_run(made.folder).findings if one.code == "DDP403"] == ["DDP403"]
 
 
+@pytest.mark.parametrize("own_ranks", [True, False])
+def test_two_launchers_on_a_node(tmp_path: Path, own_ranks: bool) -> None:
+    """What both have seen counts once; what each has seen of its own ranks counts too."""
+    cluster(tmp_path, 3, around(2, 3, 100.0)).build()
+    path = tmp_path / "node-node1.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line["pid"] = 99
+        if own_ranks and "ranks" in line:
+            line["ranks"] = {"7": [107, 1, 1, 1]}
+    path.write_text(path.read_text() + "".join(json.dumps(line) + "\n" for line in lines))
+    report = analyse_run(tmp_path)
+    assert len(report.links["links"]) == (4 if own_ranks else 3)
+    assert [one.evidence["nodes"] for one in report.findings if one.code == "DDP403"] == [["node2"]]
+
+
 PORT = [10_000_000, 10_000_000, 0, 100]
 
 

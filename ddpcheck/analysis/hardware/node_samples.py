@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,8 @@ class NodeSamples:
     tally: NodeTally = field(default_factory=NodeTally)
     # What its ranks sent to other addresses inside that window.
     routes: RouteTallies = field(default_factory=RouteTallies)
+    # The same of other launchers on this node, who saw only ranks of their own.
+    more_routes: list[RouteTallies] = field(default_factory=list)
     # Every second, fourth, … sample, for drawing.
     series: list[Sample] = field(default_factory=list)
     most_points: int = MOST_POINTS
@@ -89,10 +91,16 @@ def read_nodes(folder: Path, windows: Mapping[str, Window]) -> list[NodeSamples]
             sample = sample_from(raw)
             if sample is not None:
                 node.add(sample, windows.get(host))
+    return _distinct([node for node in found.values() if node.count])
+
+
+def _distinct(launchers: Sequence[NodeSamples]) -> list[NodeSamples]:
+    """One of each node's launchers: all see the same of it, but for ranks that only one of them knows."""
     distinct: dict[tuple[str, str], NodeSamples] = {}
-    for node in found.values():
-        if node.count:
-            distinct.setdefault((node.host, node.facts.namespace), node)
+    for node in launchers:
+        first = distinct.setdefault((node.host, node.facts.namespace), node)
+        if node is not first and first.tally.ranks.keys().isdisjoint(node.tally.ranks):
+            first.more_routes.append(node.routes)
     return list(distinct.values())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpcheck.analysis.attempt import Attempt
@@ -72,13 +72,18 @@ def _links(nodes: Mapping[str, NodeSamples], steps_at: StepsAt) -> list[Link]:
     owners = _owners(nodes)
     found = []
     for source, node in nodes.items():
-        for route, tally in node.routes.items():
+        for route, tally in _routes(node):
             local, _, remote = route.partition(" ")
             target = owners.get(remote)
             # Storage, a registry, a dashboard: whatever a rank talks to beside the other nodes.
             if target is not None and target != source and tally.bytes > 0:
                 found.append(_link((source, target), (local, remote), tally, steps_at))
     return sorted(found, key=lambda link: (link.ends, link.addresses))
+
+
+def _routes(node: NodeSamples) -> Iterator[tuple[str, RouteTally]]:
+    for routes in (node.routes, *node.more_routes):
+        yield from routes.items()
 
 
 def _owners(nodes: Mapping[str, NodeSamples]) -> dict[str, str]:
