@@ -45,7 +45,7 @@ def around(node: int, count: int, rate: float) -> dict[tuple[int, int], float]:
 
 
 def cluster(folder: Path, count: int, slow: dict[tuple[int, int], float], **options: Any) -> Cluster:
-    given = {"sends": ring(count, slow), "wait": 600_000, **options}
+    given = {"sends": ring(count, slow), "wait": 600_000, "steps": 30, **options}
     return Cluster(folder, lan(count), **given)
 
 
@@ -173,7 +173,7 @@ def test_an_infiniband_port_that_stands_out(
     tmp_path: Path, odd: tuple[int, list[int]], severity: str, said: str
 ) -> None:
     ports = dict.fromkeys(range(4), (200000, PORT)) | {2: odd}
-    [finding] = found_in(Cluster(tmp_path, lan(4), ports=ports))
+    [finding] = found_in(Cluster(tmp_path, lan(4), ports=ports, steps=30))
     assert (finding.severity.value, finding.ranks) == (severity, (2,))
     assert finding.message.startswith("InfiniBand port mlx5_0/1 of node2 ")
     assert said in finding.message
@@ -193,7 +193,7 @@ def test_an_infiniband_port_that_stands_out(
     ],
 )
 def test_ports_that_raise_nothing(tmp_path: Path, ports: list[tuple[int, list[int]]]) -> None:
-    assert found_in(Cluster(tmp_path, lan(len(ports)), ports=dict(enumerate(ports)))) == []
+    assert found_in(Cluster(tmp_path, lan(len(ports)), ports=dict(enumerate(ports)), steps=30)) == []
 
 
 def test_reports_show_the_links(tmp_path: Path) -> None:
