@@ -7,8 +7,6 @@ from what is expected than the share of a step at either end explains.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -17,7 +15,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.support.hosts import Hosts, possible  # noqa: E402
+from tests.commands import environment  # noqa: E402
+from tests.lab.lab import Lab, make_lab, missing  # noqa: E402
 
 BIN = Path(sys.executable).parent
 # Hosts, and ranks on each.
@@ -28,29 +27,17 @@ MOST_OFF = 0.05
 MOST_SECONDS = 300
 
 
-def measure(hosts: Hosts, per_node: int, folder: Path, port: int) -> dict[str, Any]:
+def measure(lab: Lab, per_node: int, folder: Path, port: int) -> dict[str, Any]:
     """The report of one job on all hosts."""
-    env = {
-        **os.environ,
-        "MASTER_ADDR": hosts.address(0),
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": "net0",
-        "OMP_NUM_THREADS": "1",
-    }
-    job = [BIN / "python", ROOT / "tests/jobs/nodes.py", "--nnodes", hosts.count, "--per-node", per_node]
+    job = [BIN / "python", ROOT / "tests/jobs/nodes.py", "--nnodes", len(lab.hosts), "--per-node", per_node]
     job += ["--width", 1024, "--steps", STEPS, "--pace", PACE]
     watch = [BIN / "ddpcheck", "run", "--quiet", "--out", folder / "run", "--"]
-    running = [
-        subprocess.Popen(
-            hosts.command(host, *watch, *job, "--node-rank", host),
-            env=env,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for host in range(hosts.count)
-    ]
-    for process in running:
-        process.wait(MOST_SECONDS)
+    told = environment(MASTER_ADDR="node0", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="net0")
+    lab.run_all(
+        lambda number, host: [*watch, *job, "--node-rank", number],
+        env=lambda number, host: told,
+        seconds=MOST_SECONDS,
+    )
     return dict(json.loads((folder / "run" / "report.json").read_text()))
 
 
@@ -69,15 +56,15 @@ def rows(layout: tuple[int, int], report: dict[str, Any]) -> list[tuple[str, ...
 
 
 def main() -> int:
-    if not possible():
-        print("needs root, /dev/net/tun and ip: nothing measured")
+    if missing():
+        print(f"nothing measured: {missing()}")
         return 0
     print("| hosts x ranks | link | expected, MB a step | sent, MB a step | ratio | steps |")
     print("|---|---|---:|---:|---:|---:|")
     missed = False
     for number, layout in enumerate(LAYOUTS):
-        with Hosts(layout[0]) as hosts, tempfile.TemporaryDirectory() as folder:
-            report = measure(hosts, layout[1], Path(folder), 29800 + number)
+        with tempfile.TemporaryDirectory() as folder, make_lab(layout[0], Path(folder), cards=(1000,)) as lab:
+            report = measure(lab, layout[1], Path(folder), 29800 + number)
         alarms = [finding["code"] for finding in report["findings"] if finding["severity"] != "note"]
         for row in rows(layout, report):
             print("| " + " | ".join(row) + " |", flush=True)

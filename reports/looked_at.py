@@ -29,6 +29,7 @@ _PARTS = {
     "DDP303": "data",
     "DDP401": "overlap",
     "DDP402": "time",
+    "DDP403": "links",
     "DDP404": "overlap",
     "DDP405": "traffic",
     "DDP501": "memory",

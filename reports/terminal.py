@@ -16,6 +16,7 @@ from ddpcheck.reports.terminal_data import put_data
 from ddpcheck.reports.terminal_evidence import put_evidence
 from ddpcheck.reports.terminal_hardware import put_hardware
 from ddpcheck.reports.terminal_hosts import put_hosts
+from ddpcheck.reports.terminal_links import put_links
 from ddpcheck.reports.terminal_memory import put_memory
 from ddpcheck.reports.terminal_overlap import put_overlap
 from ddpcheck.reports.terminal_ranks import rank_table
@@ -44,6 +45,7 @@ def render(report: Report, console: Console, page: Path | None = None) -> None:
     _ranks(ink, report)
     put_data(ink, report)
     put_traffic(ink, report)
+    put_links(ink, report)
     put_hardware(ink, report)
     put_time(ink, report)
     put_startup(ink, report)

@@ -15,6 +15,7 @@ from ddpcheck.analysis.hardware.machine import machine_of
 from ddpcheck.analysis.hardware.traffic_table import traffic_table
 from ddpcheck.analysis.history.build import agreement_history, gradient_history
 from ddpcheck.analysis.history.environment import environment_rows
+from ddpcheck.analysis.links.table import links_table
 from ddpcheck.analysis.memory.table import memory_table
 from ddpcheck.analysis.overlap.build import overlap_or_why
 from ddpcheck.analysis.restarts import made_good_by
@@ -64,6 +65,7 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
             troubles=troubles[number],
             made_good_by=restarts[number],
             traffic=machine.traffic if number == len(attempts) - 1 else None,
+            links=machine.links if number == len(attempts) - 1 else None,
             overlap=overlaps[number],
             time=times[number],
         )
@@ -92,6 +94,7 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
         data=data_table(last),
         hardware=hardware_table(machine.nodes),
         traffic=traffic_table(machine.traffic),
+        links=links_table(machine.links, times[-1]),
         time=times[-1],
         memory=memory_table(last),
         startup=startup_table(last),

@@ -11,6 +11,7 @@ from ddpcheck.analysis.agreement import Disagreement
 from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.hardware.traffic import Traffic
+from ddpcheck.analysis.links.join import Links
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.overlap.result import Overlap
 from ddpcheck.analysis.result import RankStatus, RankSummary
@@ -38,6 +39,8 @@ class Case:
     made_good_by: int | None = None
     # Of the last attempt, where the nodes were sampled.
     traffic: Traffic | None = None
+    # Between its nodes, likewise.
+    links: Links | None = None
     # What the profiled steps show, where there are any.
     overlap: Overlap | None = None
     # Where the time of a step goes, for each set of ranks that synchronise.

@@ -117,6 +117,8 @@ class Report:
     # What the nodes have and did, and what moved between them in a step of the last attempt.
     hardware: Mapping[str, Any] = field(default_factory=dict)
     traffic: Mapping[str, Any] = field(default_factory=dict)
+    # What the links between nodes gave while they were asked.
+    links: Mapping[str, Any] = field(default_factory=dict)
     # Also the last attempt's.
     time: tuple[TimeTable, ...] = ()
     # The last attempt's too: what each rank's memory held, and its way to the first step.

@@ -16,3 +16,8 @@ def seconds_text(seconds: float) -> str:
     if seconds >= 100:
         return f"{seconds:.0f} s"
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"
+
+
+def megabits_text(rate: float) -> str:
+    """`188 Mbit/s` or `9.41 Gbit/s`, of bytes a second: as links are sold."""
+    return f"{rate * 8e-9:.3g} Gbit/s" if rate >= 125e6 else f"{rate * 8e-6:.3g} Mbit/s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -12,6 +13,12 @@ from ddpcheck.sampling.tcp_diag import Connection
 # Bytes acknowledged; microseconds that the network was busy with them; the same with what was not its doing;
 # packets sent again; the shortest round trip in microseconds; connections.
 NAMES = ("bytes", "network_busy", "busy", "retransmits", "min_rtt", "connections")
+# A job of thousands of ranks may connect each with all others, but sends its gradients to few of them.
+MOST_ROUTES = 32
+# The store and the like: nothing can be told of a link by so little.
+LEAST_BYTES = 1 << 20
+# The share of one core that asking for connections may take, where there are very many.
+MOST_OF_A_CORE = 0.004
 
 
 @dataclass
@@ -19,8 +26,23 @@ class _Route:
     """All connections between two addresses, with those that are gone."""
 
     past: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
-    now: dict[tuple[int, int], Connection] = field(default_factory=dict)
+    now: dict[int, Connection] = field(default_factory=dict)
     min_rtt: int = 0
+
+    def take(self, inode: int, one: Connection) -> None:
+        self.now[inode] = one
+        if one.min_rtt and (not self.min_rtt or one.min_rtt < self.min_rtt):
+            self.min_rtt = one.min_rtt
+
+    def forget_closed(self, alive: Iterable[int]) -> None:
+        """What a connection had done when it was last seen stays in the total."""
+        for inode in self.now.keys() - alive:
+            self.past = [a + b for a, b in zip(self.past, _counts(self.now.pop(inode)), strict=True)]
+
+    def totals(self) -> list[int]:
+        counts = [_counts(one) for one in self.now.values()]
+        sums = [sum(column) for column in zip(self.past, *counts, strict=True)]
+        return [*sums, self.min_rtt, len(self.now)]
 
 
 class Connections:
@@ -31,58 +53,50 @@ class Connections:
         # Sockets that are known to belong to a rank, or not to; and to which ranks' processes they were compared.
         self._mine: dict[int, bool] = {}
         self._pids: frozenset[int] = frozenset()
-        self._unable = False
+        # When to ask next; for ever off where the kernel does not answer.
+        self._next = 0.0
 
-    def read(self, pids: Iterable[int]) -> list[list[str | int]]:
-        """For each pair of addresses: local, remote, and then in the order of `NAMES`."""
-        if self._unable:
-            return []
-        try:
-            found = [one for one in tcp_diag.connections() if one.local != one.remote]
-        except OSError:
-            self._unable = True  # a kernel or a sandbox that does not answer will not do so later
-            return []
-        self._learn(found, pids)
-        for route in self._routes.values():
-            _forget_closed(route, found)
-        for one in found:
-            if self._mine.get(one.inode):
-                self._take(one)
-        return [[*pair, *_totals(route)] for pair, route in self._routes.items()]
-
-    def _learn(self, found: list[Connection], pids: Iterable[int]) -> None:
+    def read(self, pids: Iterable[int]) -> dict[str, list[int]]:
+        """By "local remote", in the order of `NAMES`; empty where it is not yet time to ask again."""
         known = frozenset(pids)
-        if known == self._pids and {one.inode for one in found} <= self._mine.keys():
+        if time.monotonic() < self._next or not (known or self._routes):
+            return {}
+        began = time.thread_time()
+        try:
+            found = tcp_diag.sockets()
+        except OSError:
+            self._next = float("inf")  # a kernel or a sandbox that does not answer will not do so later
+            return {}
+        self._learn(found, known)
+        self._take(found)
+        self._next = time.monotonic() + (time.thread_time() - began) / MOST_OF_A_CORE
+        return self._busiest()
+
+    def _learn(self, found: dict[int, bytes], pids: frozenset[int]) -> None:
+        """A socket may be passed on, and a rank be met after its sockets were: once a rank's, always a rank's."""
+        if pids == self._pids and found.keys() <= self._mine.keys():
             return
-        self._pids = known
-        mine = {inode for pid in known for inode in _sockets(pid)}
-        self._mine = {one.inode: self._mine.get(one.inode, False) or one.inode in mine for one in found}
+        self._pids = pids
+        held = {inode for pid in pids for inode in _sockets(pid)}
+        self._mine = {inode: inode in held or self._mine.get(inode, False) for inode in found}
 
-    def _take(self, one: Connection) -> None:
-        route = self._routes.setdefault((one.local, one.remote), _Route())
-        route.now[one.ports] = one
-        if one.min_rtt and (not route.min_rtt or one.min_rtt < route.min_rtt):
-            route.min_rtt = one.min_rtt
+    def _take(self, found: dict[int, bytes]) -> None:
+        for route in self._routes.values():
+            route.forget_closed(found.keys())
+        for inode, body in found.items():
+            one = tcp_diag.parse(body) if self._mine.get(inode) else None
+            if one is not None and one.local != one.remote:
+                self._routes.setdefault((one.local, one.remote), _Route()).take(inode, one)
 
-
-def _forget_closed(route: _Route, found: list[Connection]) -> None:
-    """What a connection had done when it was last seen stays in the total."""
-    alive = {(one.local, one.remote, one.ports): one.inode for one in found}
-    for ports, one in list(route.now.items()):
-        if alive.get((one.local, one.remote, ports)) != one.inode:
-            route.past = [a + b for a, b in zip(route.past, _counts(one), strict=True)]
-            del route.now[ports]
+    def _busiest(self) -> dict[str, list[int]]:
+        rows = [(pair, route.totals()) for pair, route in self._routes.items()]
+        worth = sorted((row for row in rows if row[1][0] >= LEAST_BYTES), key=lambda row: -row[1][0])
+        return {" ".join(pair): totals for pair, totals in worth[:MOST_ROUTES]}
 
 
 def _counts(one: Connection) -> list[int]:
     waited_for_others = min(one.busy, one.receiver_limited + one.buffer_limited)
     return [one.bytes, one.busy - waited_for_others, one.busy, one.retransmits]
-
-
-def _totals(route: _Route) -> list[int]:
-    counts = [_counts(one) for one in route.now.values()]
-    sums = [sum(column) for column in zip(route.past, *counts, strict=True)]
-    return [*sums, route.min_rtt, len(route.now)]
 
 
 def _sockets(pid: int) -> set[int]:

@@ -1,4 +1,4 @@
-"""Bytes and errors of every InfiniBand port, where there are any."""
+"""Bytes, errors and waiting of every InfiniBand port, where there are any."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from ddpcheck.sampling.counters import Totals
 ROOT = Path("/sys/class/infiniband")
 # The data counters count words of four bytes.
 _WORD = 4
-_ERRORS = ("symbol_error", "port_rcv_errors", "port_xmit_discards", "link_downed")
+_ERRORS = ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "port_xmit_discards")
+# Many drivers give it with 32 bits, whatever the file could hold.
+_WAIT, _WAIT_BITS = "port_xmit_wait", 32
 
 
 class InfinibandPorts:
-    """Totals since the first reading, by "device/port": received and sent bytes, errors."""
+    """Totals since the first reading, by "device/port": received and sent bytes, errors, ticks of waiting."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self._ports = {f"{port.parents[1].name}/{port.name}": port for port in sorted(root.glob("*/ports/*"))}
@@ -38,7 +40,8 @@ class InfinibandPorts:
         received = self._totals.add((name, "received"), _number(counters / "port_rcv_data"))
         sent = self._totals.add((name, "sent"), _number(counters / "port_xmit_data"))
         errors = sum(self._totals.add((name, error), _number(counters / error)) for error in _ERRORS)
-        return [received * _WORD, sent * _WORD, errors]
+        waited = self._totals.add((name, _WAIT), _number(counters / _WAIT), _WAIT_BITS)
+        return [received * _WORD, sent * _WORD, errors, waited]
 
 
 def _speed(rate: str) -> int | None:

@@ -14,6 +14,8 @@ _ALL = {"throttled"}
 def merged(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
     """The later sample, whose totals hold the earlier ones already, with what was notable in the earlier."""
     result = dict(later)
+    if "connections" in earlier:
+        result.setdefault("connections", earlier["connections"])  # they are not in every sample
     for name, value in later.items():
         before = earlier.get(name)
         if before is None:

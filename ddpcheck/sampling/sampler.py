@@ -10,6 +10,7 @@ from typing import Any
 
 from ddpcheck.launcher.node_log import NodeLog
 from ddpcheck.sampling import cpu, interface_facts
+from ddpcheck.sampling.connections import Connections
 from ddpcheck.sampling.infiniband import InfinibandPorts
 from ddpcheck.sampling.interfaces import Interfaces
 from ddpcheck.sampling.merging import merged
@@ -80,6 +81,7 @@ class _Sampling:
         self._cpu = cpu.Cpu()
         self._interfaces = Interfaces()
         self._infiniband = InfinibandPorts()
+        self._connections = Connections()
         self._gpus = Gpus()
         self._kept: dict[str, Any] | None = None  # read, but not written yet
         self._unwritten = 0
@@ -131,9 +133,12 @@ class _Sampling:
         sample["cpu"] = self._cpu.read()
         sample["memory"] = cpu.memory_used()
         sample["ranks"] = self._ranks.read()
-        for name, found in (("infiniband", self._infiniband.read()), ("gpus", self._gpus.read())):
-            if found:
-                sample[name] = found
+        sometimes = {
+            "infiniband": self._infiniband.read(),
+            "connections": self._connections.read([row[0] for row in sample["ranks"].values()]),
+            "gpus": self._gpus.read(),
+        }
+        sample.update((name, found) for name, found in sometimes.items() if found)
         return sample
 
     def _keep(self, sample: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import socket
 import struct
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
@@ -20,6 +21,7 @@ _ERROR, _DONE = 2, 3
 _HEADER = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBxI48s")
 _MESSAGE = struct.Struct("=BBBB48sIIIII")
+_INODE = struct.Struct("=I")  # the last of them
 _ATTRIBUTE = struct.Struct("=HH")
 _INFO = 2  # the attribute that holds struct tcp_info
 # Established, and half closed: what a rank has sent counts until the connection is gone.
@@ -41,7 +43,6 @@ class Connection:
     local: str
     remote: str
     ports: tuple[int, int]
-    inode: int
     # Sent, and acknowledged by the other end.
     bytes: int
     # Time with something to send, or sent and not acknowledged; and how much of it was not the network's doing:
@@ -53,16 +54,19 @@ class Connection:
     retransmits: int
 
 
-def connections() -> list[Connection]:
-    """Raises OSError where the kernel does not answer."""
-    found: list[Connection] = []
+def sockets() -> dict[int, bytes]:
+    """By inode, what the kernel says of each connection, for `parse`. Raises OSError where it does not answer.
+
+    Not parsed yet: of thousands of connections most are none of ours.
+    """
+    found: dict[int, bytes] = {}
     for family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.closing(_ask(family)) as answers:
-            found += answers
+            found.update(answers)
     return found
 
 
-def _ask(family: int) -> Generator[Connection, None, None]:
+def _ask(family: int) -> Generator[tuple[int, bytes], None, None]:
     with socket.socket(
         socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG
     ) as asking:
@@ -78,9 +82,8 @@ def _ask(family: int) -> Generator[Connection, None, None]:
                 if kind == _ERROR:
                     number = -struct.unpack_from("=i", body)[0]
                     raise OSError(number, os.strerror(number))
-                connection = parse(body)
-                if connection is not None:
-                    yield connection
+                if len(body) >= _MESSAGE.size:
+                    yield _INODE.unpack_from(body, _MESSAGE.size - _INODE.size)[0], body
 
 
 def messages(answer: bytes) -> Iterator[tuple[int, bytes]]:
@@ -97,7 +100,7 @@ def parse(body: bytes) -> Connection | None:
     """None where the kernel tells nothing of the connection's past."""
     if len(body) < _MESSAGE.size:
         return None
-    family, _, _, _, ends, _, _, _, _, inode = _MESSAGE.unpack_from(body)
+    family, _, _, _, ends, *_ = _MESSAGE.unpack_from(body)
     info = _attribute(body[_MESSAGE.size :], _INFO)
     if len(info) < sum(_SNDBUF_LIMITED):
         return None
@@ -106,7 +109,6 @@ def parse(body: bytes) -> Connection | None:
         local=_address(ends[4 : 4 + width]),
         remote=_address(ends[20 : 20 + width]),
         ports=struct.unpack_from("!HH", ends),
-        inode=inode,
         bytes=_number(info, _BYTES_ACKED),
         busy=_number(info, _BUSY_TIME),
         receiver_limited=_number(info, _RWND_LIMITED),
@@ -134,6 +136,7 @@ def _number(info: bytes, place: tuple[int, int]) -> int:
 _LITTLE = struct.pack("=H", 1) == struct.pack("<H", 1)
 
 
+@lru_cache(4096)
 def _address(packed: bytes) -> str:
     """IPv4 connections of IPv6 sockets as what they are."""
     address = ipaddress.ip_address(packed)

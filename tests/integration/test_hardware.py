@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ from typing import Any
 import pytest
 from conftest import BIN, JOBS, MOST_SECONDS, RunWatched, environment, records_in
 
+from tests.lab.host import Host
+from tests.lab.lab import Lab, make_lab, missing
 from tests.support import nvml
-from tests.support.hosts import Hosts, possible
 
 PYTHON = BIN / "python"
 # Large enough that what else goes over the network does not count: 1 MiB of gradients.
@@ -67,56 +67,33 @@ def test_sampling_can_be_switched_off(ddpcheck: RunWatched) -> None:
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
-    if not possible():
-        pytest.skip("network namespaces need root")
-    with Hosts(2, speeds=(1000, 25_000)) as hosts:
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    if missing():
+        pytest.skip(missing())
+    with make_lab(2, tmp_path_factory.mktemp("hosts"), cards=(1000, 25_000)) as hosts:
         yield hosts
 
 
-def run_on(hosts: Hosts, folder: Path, interface: str, port: int) -> dict[str, Any]:
+def run_on(lab: Lab, folder: Path, interface: str, port: int) -> dict[str, Any]:
     """One job on all hosts, two ranks each, in one run folder; the report of the last to leave."""
-    folder.mkdir()
-    env = environment(MASTER_ADDR=hosts.address(0), MASTER_PORT=str(port), GLOO_SOCKET_IFNAME=interface)
-    job = [
-        PYTHON,
-        JOBS / "nodes.py",
-        "--nnodes",
-        hosts.count,
-        "--per-node",
-        2,
-        "--width",
-        WIDTH,
-        "--steps",
-        60,
-    ]
-    launchers = [
-        subprocess.Popen(
-            hosts.command(
-                host, BIN / "ddpcheck", "run", "--out", folder / "run", "--", *job, "--node-rank", host
-            ),
-            cwd=folder,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for host in range(hosts.count)
-    ]
-    try:
-        said = [launcher.communicate(timeout=MOST_SECONDS)[0] for launcher in launchers]
-    finally:
-        for launcher in launchers:
-            launcher.terminate()  # the launcher takes its ranks with it
-    assert [launcher.returncode for launcher in launchers] == [0] * hosts.count, "\n".join(said)
-    return dict(json.loads((folder / "run" / "report.json").read_text()))
+    job = [PYTHON, JOBS / "nodes.py", "--nnodes", 2, "--per-node", 2, "--width", WIDTH, "--steps", 60]
+
+    def launch(number: int, host: Host) -> list[object]:
+        return [BIN / "ddpcheck", "run", "--out", folder, "--", *job, "--node-rank", number]
+
+    def told(number: int, host: Host) -> dict[str, str]:
+        return environment(MASTER_ADDR="node0", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME=interface)
+
+    ended = lab.run_all(launch, env=told, seconds=MOST_SECONDS)
+    assert [one.status for one in ended] == [0, 0], "\n".join(map(str, ended))
+    return dict(json.loads((folder / "report.json").read_text()))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("interface", "codes"), [("net0", ["DDP405"]), ("net1", [])])
-def test_traffic_between_hosts(hosts: Hosts, tmp_path: Path, interface: str, codes: list[str]) -> None:
+def test_traffic_between_hosts(lab: Lab, tmp_path: Path, interface: str, codes: list[str]) -> None:
     port = 29711 if interface == "net0" else 29712
-    report = run_on(hosts, tmp_path / interface, interface, port)
+    report = run_on(lab, tmp_path / interface, interface, port)
     assert report["world_size"] == 4
     warnings = [finding for finding in report["findings"] if finding["severity"] != "note"]
     assert [finding["code"] for finding in warnings] == codes

@@ -8,17 +8,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from tests.lab.host import Host
 from tests.lab.network import LabError, ip, namespaces, plug, remove, write_names
+from tests.lab.taps import tap_network
 
 PREFIX = "ddpcheck-lab"
 # Addresses for tests of networks between devices (RFC 2544): no real network has them.
 _NETWORK = "198.18.7"
+_FURTHER = "198.19"
 _OWNED = re.compile(rf"{PREFIX}-(\d+)-(\d+)-\w+")
 
 
@@ -87,8 +89,12 @@ def missing() -> str:
 
 
 @contextmanager
-def make_lab(count: int, folder: Path) -> Iterator[Lab]:
-    """`count` hosts named node0, node1, …, each with a folder of that name in `folder`."""
+def make_lab(count: int, folder: Path, cards: Sequence[int] = ()) -> Iterator[Lab]:
+    """`count` hosts named node0, node1, …, each with a folder of that name in `folder`.
+
+    `cards`: the speeds (Mbit/s) of further networks, on which every host has a card net0, net1, … that tells its
+    speed.
+    """
     sweep()
     stem = f"{PREFIX}-{os.getpid()}-{_started(os.getpid())}"
     names = [f"{stem}-switch", *(f"{stem}-{number}" for number in range(count))]
@@ -97,7 +103,11 @@ def make_lab(count: int, folder: Path) -> Iterator[Lab]:
         for name in names:
             ip("netns", "add", name)
         hosts += _build(names[0], names[1:], folder)
-        yield Lab(tuple(hosts))
+        with ExitStack() as networks:
+            for number, megabits in enumerate(cards):
+                addresses = [f"{_FURTHER}.{number}.{host + 1}/24" for host in range(count)]
+                networks.enter_context(tap_network(names[1:], f"net{number}", addresses, megabits))
+            yield Lab(tuple(hosts))
     finally:
         for name in reversed(names):
             remove(name)

@@ -10,7 +10,14 @@ from typing import Any
 
 from run_builder import RunBuilder
 
-from ddpcheck.records.schema import BackwardRecord, CommHookRecord, DigestRecord, ModuleRecord, RankHeader
+from ddpcheck.records.schema import (
+    BackwardRecord,
+    ClockRecord,
+    CommHookRecord,
+    DigestRecord,
+    ModuleRecord,
+    RankHeader,
+)
 
 START = 1000.0
 # One parameter of float32 in a square of this width: 1 MiB.
@@ -56,6 +63,12 @@ class Cluster:
     environment: Mapping[str, str] = field(default_factory=dict)
     more_facts: Mapping[str, Any] = field(default_factory=dict)
     more_samples: Mapping[str, Any] = field(default_factory=dict)
+    # By node and address that its ranks send to: megabits a second while busy, and the share of time it is busy.
+    sends: Mapping[int, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
+    # By node: what its InfiniBand port counts a second, as the sampler does; and its rate in Mbit/s.
+    ports: Mapping[int, tuple[int, list[int]]] = field(default_factory=dict)
+    # Microseconds of a step that ranks wait for communication; 0: steps are not clocked.
+    wait: int = 0
 
     def build(self) -> RunBuilder:
         builder = RunBuilder(self.folder, len(self.nodes) * self.per_node)
@@ -81,6 +94,8 @@ class Cluster:
         builder.say(rank, ModuleRecord(0, "Net", list(builder.ranks), 0, rows, []))
         if self.hook:
             builder.say(rank, CommHookRecord(0, self.hook, 0))
+        if self.wait:
+            builder.say(rank, self._clocks())
         for step in range(self.steps):
             if self.reductions is not None:
                 number = round((step + 1) * self.reductions)
@@ -91,6 +106,36 @@ class Cluster:
                     0, "params", step, "aa", "", 2, time=START + step + 1, optimizer=0, forward=step + 1
                 ),
             )
+
+    def _clocks(self) -> ClockRecord:
+        parts = {"forward": 100_000, "backward": 200_000, "wait": self.wait, "data": 0, "optimizer": 1000}
+        columns = {
+            name: [value] * self.steps for name, value in {**parts, "watching": 0, "queued": 0}.items()
+        }
+        return ClockRecord(0, total=[1_000_000] * self.steps, **columns)
+
+    def _port_facts(self, number: int) -> list[dict[str, Any]]:
+        return [{"name": "mlx5_0/1", "speed": self.ports[number][0]}] if number in self.ports else []
+
+    def _counted(self, number: int, passed: float) -> dict[str, Any]:
+        local = self.nodes[number][0].addresses[0].partition("/")[0] if number in self.sends else ""
+        connections = {
+            f"{local} {remote}": [
+                round(rate * 125_000 * share * passed),
+                round(share * passed * 1e6),
+                round(share * passed * 1e6),
+                0,
+                90,
+                2,
+            ]
+            for remote, (rate, share) in self.sends.get(number, {}).items()
+        }
+        ports = (
+            {"mlx5_0/1": [round(each * passed) for each in self.ports[number][1]]}
+            if number in self.ports
+            else {}
+        )
+        return {"connections": connections, "infiniband": ports}
 
     def _sample(self, number: int) -> None:
         host, interfaces = f"node{number}", self.nodes[number]
@@ -103,6 +148,7 @@ class Cluster:
                 "cpus": 8,
                 "memory": 1 << 36,
                 "interfaces": [interface.facts() for interface in interfaces],
+                "infiniband": self._port_facts(number),
                 **self.more_facts,
             },
         ]
@@ -122,6 +168,7 @@ class Cluster:
                     "memory": 1 << 30,
                     "interfaces": totals,
                     "ranks": ranks,
+                    **self._counted(number, passed),
                     **self.more_samples,
                 }
             )

@@ -16,6 +16,7 @@ def measurements(ranks: int = 4, late: int = 2) -> dict[str, Any]:
         "startup": _startup(ranks, late),
         "hardware": {"nodes": [_node("node0", ranks)]},
         "traffic": _traffic(ranks),
+        "links": _links(),
     }
 
 
@@ -153,6 +154,34 @@ def _node(host: str, ranks: int) -> dict[str, Any]:
             "network": {"received": wave, "sent": wave[::-1]}, "loopback": {"received": [0] * 30, "sent": [0] * 30},
             "gpus": [{"busy": [80] * 29 + [None]}],
         },
+    }  # fmt: skip
+
+
+def _links() -> dict[str, Any]:
+    """A ring of four nodes, of which the third has a slow cable."""
+    rates = {(0, 3): 185, (1, 0): 192, (2, 1): 44, (3, 2): 45}
+    return {
+        "nodes": [{"host": f"node{node}", "ranks": [node]} for node in range(4)],
+        "links": [
+            {
+                "source": f"node{a}", "target": f"node{b}", "source_address": f"10.0.0.{a + 1}",
+                "target_address": f"10.0.0.{b + 1}", "bytes": 60_000_000, "seconds": 12.0,
+                "busy_seconds": 480 / rate, "busy_share": 40 / rate, "bandwidth": rate * 125_000, "steps": 40.0,
+                "retransmits": 3, "min_rtt_us": 40,
+            }
+            for (a, b), rate in rates.items()
+        ],
+        "ports": [
+            {
+                "node": "node0", "name": "mlx5_0/1", "speed": 200_000, "sent": 5_000_000, "received": 5_000_000,
+                "errors": 0, "waited": 12, "seconds": 12.0,
+            }
+        ],
+        "slow": {
+            "nodes": ["node2"], "address": "", "bandwidth": 5_562_500, "usual": 23_562_500, "factor": 4.24,
+            "cost_us": 209_000,
+        },
+        "slow_port": None,
     }  # fmt: skip
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from ddpcheck.analysis.slow_links import Link, slow_link
+from ddpcheck.analysis.links.decision import slow_link
+from ddpcheck.analysis.links.link import Link
 
 SECONDS = 20.0
 
@@ -95,3 +97,34 @@ def test_small_traffic_tells_nothing() -> None:
     links = ring(4, {(1, 2): 100.0, (2, 3): 100.0})
     small = [Link(one.source, one.target, 1 << 20, one.busy_seconds, SECONDS, one.stretches) for one in links]
     assert slow_link(small) is None
+
+
+def test_one_of_several_cards_of_a_node() -> None:
+    """Two rings over two cards each; the second card of n1 is slow."""
+    links = []
+    for card in (0, 1):
+        for node in range(3):
+            slow = card == 1 and 1 in (node, (node + 1) % 3)
+            one = link(node, (node + 1) % 3, 100 if slow else 800, 0.8 if slow else 0.1)
+            ends = {
+                "source_address": f"10.{card}.0.{node}",
+                "target_address": f"10.{card}.0.{(node + 1) % 3}",
+            }
+            links.append(replace(one, **ends))
+    found = slow_link(links)
+    assert found is not None
+    assert (found.nodes, found.address, len(found.links)) == (("n1",), "10.1.0.1", 2)
+
+
+def test_what_carries_next_to_nothing_does_not_count() -> None:
+    """The store's connection: hardly any bytes, and slow since its messages are small."""
+    links = [*ring(4, {(1, 2): 100.0, (2, 3): 100.0}), link(3, 1, 3.0, 1.0)]
+    assert links[-1].bytes > 1 << 20
+    found = slow_link(links)
+    assert found is not None
+    assert found.nodes == ("n2",)
+
+
+def test_two_slow_nodes_are_not_told() -> None:
+    slow = {(0, 1): 100.0, (1, 2): 100.0, (3, 4): 100.0, (4, 5): 100.0}
+    assert slow_link(ring(8, slow)) is None

@@ -15,7 +15,7 @@ import pytest
 from ddpcheck.sampling import connections as connections_module
 from ddpcheck.sampling import tcp_diag
 from ddpcheck.sampling.connections import NAMES, Connections
-from ddpcheck.sampling.tcp_diag import Connection, connections, messages, parse
+from ddpcheck.sampling.tcp_diag import Connection, messages, parse, sockets
 
 SIZE = 8 << 20
 
@@ -42,8 +42,9 @@ def send(sender: socket.socket, receiver: socket.socket, pause: float = 0.0) -> 
 
 
 def seen(sender: socket.socket) -> Connection:
-    ports = (sender.getsockname()[1], sender.getpeername()[1])
-    [found] = [one for one in connections() if one.ports == ports]
+    found = parse(sockets()[os.fstat(sender.fileno()).st_ino])
+    assert found is not None
+    assert found.ports == (sender.getsockname()[1], sender.getpeername()[1])
     return found
 
 
@@ -56,7 +57,6 @@ def test_bytes_and_addresses(family: socket.AddressFamily) -> None:
         found = seen(sender)
         assert found.bytes in (SIZE, SIZE + 1)
         assert (found.local, found.remote) == (sender.getsockname()[0], receiver.getsockname()[0])
-        assert found.inode == os.fstat(sender.fileno()).st_ino
         assert found.min_rtt > 0
 
 
@@ -78,55 +78,86 @@ def test_messages_that_are_cut_off() -> None:
 
 
 def connection(
-    port: int, sent: int, busy: int, inode: int, limited: int = 0, remote: str = "10.0.0.2"
+    sent: int, busy: int = 0, limited: int = 0, remote: str = "10.0.0.2", min_rtt: int = 40
 ) -> Connection:
-    return Connection("10.0.0.1", remote, (port, 9), inode, sent, busy, limited, 0, 40, 0)
+    return Connection("10.0.0.1", remote, (1, 9), sent, busy, limited, 0, min_rtt, 0)
 
 
 class Kernel:
-    """What the kernel says, one reading after the other."""
+    """What the kernel says, one reading after the other; bodies are names of the connections behind them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.found: list[Connection] = []
+        self.found: dict[int, Connection] = {}
         self.held = {1: {11, 12}}
-        monkeypatch.setattr(tcp_diag, "connections", lambda: self.found)
+        monkeypatch.setattr(tcp_diag, "sockets", lambda: {inode: b"%d" % inode for inode in self.found})
+        monkeypatch.setattr(tcp_diag, "parse", lambda body: self.found[int(body)])
         monkeypatch.setattr(connections_module, "_sockets", lambda pid: self.held.get(pid, set()))
+        monkeypatch.setattr(connections_module, "LEAST_BYTES", 1)
+        monkeypatch.setattr(connections_module, "MOST_OF_A_CORE", float("inf"))
+
+
+PAIR = "10.0.0.1 10.0.0.2"
 
 
 def test_totals_by_pair_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, source = Kernel(monkeypatch), Connections()
-    kernel.found = [connection(1, 100, 10, 11), connection(2, 50, 8, 12, limited=6), connection(3, 7, 7, 13)]
-    assert source.read([1]) == [["10.0.0.1", "10.0.0.2", 150, 12, 18, 0, 40, 2]]
-    # A connection that is gone stays in the total, and its port may be used again.
-    kernel.found = [connection(1, 160, 15, 11)]
-    assert source.read([1]) == [["10.0.0.1", "10.0.0.2", 210, 17, 23, 0, 40, 1]]
+    kernel.found = {11: connection(100, 10), 12: connection(50, 8, limited=6), 13: connection(7, 7)}
+    assert source.read([1]) == {PAIR: [150, 12, 18, 0, 40, 2]}
+    # A connection that is gone stays in the total.
+    kernel.found = {11: connection(160, 15)}
+    assert source.read([1]) == {PAIR: [210, 17, 23, 0, 40, 1]}
     kernel.held = {1: {14}}
-    kernel.found = [connection(1, 5, 1, 14)]
-    assert source.read([1]) == [["10.0.0.1", "10.0.0.2", 215, 18, 24, 0, 40, 1]]
+    kernel.found = {14: connection(5, 1, min_rtt=30)}
+    assert source.read([1]) == {PAIR: [215, 18, 24, 0, 30, 1]}
+    # And when all ranks have gone.
+    kernel.found = {}
+    assert source.read([]) == {PAIR: [215, 18, 24, 0, 30, 0]}
     assert len(NAMES) == 6
 
 
 def test_a_rank_that_is_met_late(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, source = Kernel(monkeypatch), Connections()
-    kernel.found = [connection(1, 100, 10, 11)]
-    assert source.read([]) == []
-    assert [row[2] for row in source.read([1])] == [100]
+    kernel.found = {11: connection(100)}
+    assert source.read([2]) == {}
+    assert source.read([1, 2])[PAIR][0] == 100
 
 
 def test_traffic_within_an_address_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, source = Kernel(monkeypatch), Connections()
-    kernel.found = [connection(1, 100, 10, 11, remote="10.0.0.1")]
-    assert source.read([1]) == []
+    kernel.found = {11: connection(100, remote="10.0.0.1")}
+    assert source.read([1]) == {}
+
+
+def test_of_very_many_those_that_carry_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, source = Kernel(monkeypatch), Connections()
+    monkeypatch.setattr(connections_module, "LEAST_BYTES", 100)
+    kernel.held = {1: set(range(5000))}
+    kernel.found = {n: connection(n, remote=f"10.1.{n // 256}.{n % 256}") for n in range(5000)}
+    kept = source.read([1])
+    assert [row[0] for row in kept.values()] == list(range(4999, 4999 - connections_module.MOST_ROUTES, -1))
+
+
+def test_what_is_costly_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, source = Kernel(monkeypatch), Connections()
+    kernel.found = {11: connection(100)}
+    monkeypatch.setattr(connections_module, "MOST_OF_A_CORE", 1e-9)
+    assert source.read([1]) != {}
+    assert source.read([1]) == {}
 
 
 def test_a_kernel_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def refuse() -> list[Connection]:
+    def refuse() -> dict[int, bytes]:
         asked.append(1)
         raise OSError(93, "Protocol not supported")
 
-    monkeypatch.setattr(tcp_diag, "connections", refuse)
+    monkeypatch.setattr(tcp_diag, "sockets", refuse)
     source = Connections()
-    assert (source.read([1]), source.read([1])) == ([], [])
+    assert (source.read([1]), source.read([1])) == ({}, {})
     assert len(asked) == 1
+
+
+def test_without_ranks_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_diag, "sockets", lambda: pytest.fail("asked"))
+    assert Connections().read([]) == {}

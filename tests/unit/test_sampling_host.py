@@ -80,17 +80,18 @@ def test_infiniband_counts_words_of_four_bytes(tmp_path: Path) -> None:
     told = {"rate": "200 Gb/sec (4X HDR)", "state": "4: ACTIVE", "link_layer": "InfiniBand"}
     for name, text in told.items():
         (port / name).write_text(text + "\n")
-    counters = {"port_rcv_data": 1000, "port_xmit_data": 2000, "symbol_error": 3}
+    counters = {"port_rcv_data": 1000, "port_xmit_data": 2000, "symbol_error": 3, "port_xmit_wait": 2**32 - 5}
     for name, value in counters.items():
         (port / "counters" / name).write_text(f"{value}\n")
     ports = InfinibandPorts(tmp_path)
     assert ports.describe() == [
         {"name": "mlx5_0/1", "speed": 200_000, "state": "ACTIVE", "layer": "InfiniBand"}
     ]
-    assert ports.read() == {"mlx5_0/1": [0, 0, 0]}
+    assert ports.read() == {"mlx5_0/1": [0, 0, 0, 0]}
     (port / "counters" / "port_rcv_data").write_text("1010\n")
     (port / "counters" / "symbol_error").write_text("4\n")
-    assert ports.read() == {"mlx5_0/1": [40, 0, 1]}
+    (port / "counters" / "port_xmit_wait").write_text("15\n")  # it wraps at 32 bits
+    assert ports.read() == {"mlx5_0/1": [40, 0, 1, 20]}
 
 
 def test_no_infiniband(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def _interfaces(node: NodeSamples) -> list[dict[str, Any]]:
 def _infiniband(node: NodeSamples) -> list[dict[str, Any]]:
     ports = node.last.infiniband if node.last else {}
     return [
-        {**asdict(port), "received": ports[name][0], "sent": ports[name][1], "errors": ports[name][2]}
+        {**asdict(port), **dict(zip(("received", "sent", "errors", "waited"), ports[name], strict=True))}
         for name, port in node.facts.infiniband.items()
         if name in ports
     ]

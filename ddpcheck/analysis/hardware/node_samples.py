@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from ddpcheck.analysis.hardware.checked import number
 from ddpcheck.analysis.hardware.facts import NodeFacts, facts_from
 from ddpcheck.analysis.hardware.sample import Sample, sample_from
 from ddpcheck.analysis.hardware.tally import GpuTally, NodeTally
+from ddpcheck.analysis.links.route_tally import RouteTallies
 
 # Beyond so many nodes, series for drawing stay in the node logs.
 MOST_DRAWN = 16
@@ -36,6 +37,10 @@ class NodeSamples:
     opening: Sample | None = None
     closing: Sample | None = None
     tally: NodeTally = field(default_factory=NodeTally)
+    # What its ranks sent to other addresses inside that window.
+    routes: RouteTallies = field(default_factory=RouteTallies)
+    # The same of other launchers on this node, who saw only ranks of their own.
+    more_routes: list[RouteTallies] = field(default_factory=list)
     # Every second, fourth, … sample, for drawing.
     series: list[Sample] = field(default_factory=list)
     most_points: int = MOST_POINTS
@@ -56,6 +61,7 @@ class NodeSamples:
         if window is not None and window[0] <= sample.time <= window[1]:
             self.opening = self.opening or sample
             self.closing = sample
+            self.routes.add(sample)
         if self.count % self._stride == 0:
             self.series.append(sample)
         self.count += 1
@@ -64,8 +70,11 @@ class NodeSamples:
             self._stride *= 2
 
 
-def read_nodes(folder: Path, window: Window | None) -> list[NodeSamples]:
-    """One for each node: launchers that share a host and a network namespace see the same, and count once."""
+def read_nodes(folder: Path, windows: Mapping[str, Window]) -> list[NodeSamples]:
+    """`windows`: by host, when its ranks stepped.
+
+    One for each node: launchers that share a host and a network namespace see the same, and count once.
+    """
     found: dict[tuple[str, int], NodeSamples] = {}
     for host, raw in _lines(folder):
         pid = raw.get("pid")
@@ -81,11 +90,17 @@ def read_nodes(folder: Path, window: Window | None) -> list[NodeSamples]:
         else:
             sample = sample_from(raw)
             if sample is not None:
-                node.add(sample, window)
+                node.add(sample, windows.get(host))
+    return _distinct([node for node in found.values() if node.count])
+
+
+def _distinct(launchers: Sequence[NodeSamples]) -> list[NodeSamples]:
+    """One of each node's launchers: all see the same of it, but for ranks that only one of them knows."""
     distinct: dict[tuple[str, str], NodeSamples] = {}
-    for node in found.values():
-        if node.count:
-            distinct.setdefault((node.host, node.facts.namespace), node)
+    for node in launchers:
+        first = distinct.setdefault((node.host, node.facts.namespace), node)
+        if node is not first and first.tally.ranks.keys().isdisjoint(node.tally.ranks):
+            first.more_routes.append(node.routes)
     return list(distinct.values())
 
 

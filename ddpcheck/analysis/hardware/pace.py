@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Iterable
 
 from ddpcheck.analysis.module_key import ModuleKey
 
@@ -98,9 +99,9 @@ class Pace:
         """None where gradients were not looked at."""
         return self._reductions.get(module)
 
-    def window(self) -> tuple[float, float] | None:
-        """From when all ranks had taken their first step to when the first of them had taken its last."""
-        lines = [line for line in map(self.of, self._lines) if line is not None]
+    def window(self, ranks: Iterable[int] | None = None) -> tuple[float, float] | None:
+        """From when all of the ranks had taken their first step to when the first of them had taken its last."""
+        lines = [line for line in map(self.of, self._lines if ranks is None else ranks) if line is not None]
         if not lines:
             return None
         began, ended = max(line.began for line in lines), min(line.ended for line in lines)

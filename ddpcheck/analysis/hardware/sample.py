@@ -41,11 +41,13 @@ class Sample:
     memory: int = 0
     # By interface: bytes received and sent, errors received and sent, drops received and sent.
     interfaces: Totals = field(default_factory=dict)
-    # By port: bytes received and sent, errors.
+    # By port: bytes received and sent, errors, ticks in which it had to wait.
     infiniband: Totals = field(default_factory=dict)
     # By rank: process id, resident bytes, bytes read from and written to storage.
     ranks: Totals = field(default_factory=dict)
     gpus: tuple[Gpu, ...] = ()
+    # By "local remote" address, what the ranks sent: see ddpcheck.sampling.connections.
+    connections: Totals = field(default_factory=dict)
 
 
 def sample_from(raw: Mapping[str, Any]) -> Sample | None:
@@ -58,7 +60,8 @@ def sample_from(raw: Mapping[str, Any]) -> Sample | None:
         cpu=number(raw.get("cpu")) or 0.0,
         memory=whole(raw.get("memory")) or 0,
         interfaces=_totals(raw.get("interfaces"), 6),
-        infiniband=_totals(raw.get("infiniband"), 3),
+        infiniband=_ports(raw.get("infiniband")),
+        connections=_totals(raw.get("connections"), 6),
         ranks=_totals(raw.get("ranks"), 4),
         gpus=tuple(map(_gpu, rows(raw.get("gpus")))),
     )
@@ -87,6 +90,11 @@ def _totals(raw: Any, width: int) -> Totals:
         return {}
     checked = {str(name): wholes(row) for name, row in raw.items()}
     return {name: row for name, row in checked.items() if len(row) == width}
+
+
+def _ports(raw: Any) -> Totals:
+    """Logs of the first versions do not tell how long a port waited."""
+    return {name: (*row, 0) for name, row in _totals(raw, 3).items()} | _totals(raw, 4)
 
 
 def _over_links(raw: Any) -> tuple[int, int] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ddpcheck.analysis.attempt import Attempt
@@ -66,7 +66,7 @@ def traffic_of(attempt: Attempt, nodes: list[NodeSamples]) -> Traffic | None:
     """None where no rank reported or nothing was sampled."""
     if not attempt.ranks or not nodes:
         return None
-    node_of = _nodes_of_ranks(attempt, nodes)
+    node_of = nodes_of_ranks(attempt, nodes)
     expected = expect(attempt, node_of)
     backend = next(iter(attempt.ranks.values())).header.backend
     on_node: dict[str, list[int]] = {}
@@ -90,7 +90,7 @@ def node_key(node: NodeSamples) -> str:
     return f"{node.host} {node.facts.namespace}"
 
 
-def _nodes_of_ranks(attempt: Attempt, nodes: list[NodeSamples]) -> dict[int, str]:
+def nodes_of_ranks(attempt: Attempt, nodes: Sequence[NodeSamples]) -> dict[int, str]:
     """By the launcher that saw the rank's process, or else by the name of the host."""
     by_host: dict[str, list[NodeSamples]] = {}
     for node in nodes:

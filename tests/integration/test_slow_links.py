@@ -1,0 +1,84 @@
+"""A training run itself tells which host's link is slow. `tests/lab/slow_link_trials.py` tries many more of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import BIN, JOBS, environment, run_to_end
+
+from tests.lab.host import Host
+from tests.lab.lab import Ended, Lab, make_lab, missing
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "there is a lab")]
+
+USUAL, SLOW = 200, 50
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with make_lab(3, tmp_path_factory.mktemp("hosts")) as hosts:
+        for host in hosts.hosts:
+            host.limit_link(USUAL)
+        yield hosts
+
+
+def train(lab: Lab, out: object, steps: int, port: int) -> list[Ended]:
+    def launch(number: int, host: Host) -> list[object]:
+        job = [BIN / "python", JOBS / "nodes.py", "--nnodes", 3, "--node-rank", number, "--pace", 0.03]
+        watch = ["--out", out, "--sample-hz", 5, "--fail-on", "never"]
+        return [BIN / "ddpcheck", "run", *watch, "--", *job, "--steps", steps]
+
+    def told(number: int, host: Host) -> dict[str, str]:
+        return environment(MASTER_ADDR="node0", MASTER_PORT=str(port))
+
+    ended = lab.run_all(launch, env=told)
+    assert [one.status for one in ended] == [0, 0, 0], "\n".join(map(str, ended))
+    return ended
+
+
+def report_in(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "report.json").read_text()))
+
+
+def slow_ones(report: dict[str, Any]) -> list[dict[str, Any]]:
+    return [finding for finding in report["findings"] if finding["code"] in ("DDP402", "DDP403")]
+
+
+def test_equal_links_raise_nothing(lab: Lab, tmp_path: Path) -> None:
+    train(lab, tmp_path / "run", steps=60, port=29731)
+    report = report_in(tmp_path / "run")
+    assert [one["code"] for one in slow_ones(report) if one["severity"] != "note"] == []
+    links = report["links"]["links"]
+    assert sorted((link["source"], link["target"]) for link in links) == [
+        ("node0", "node2"),
+        ("node1", "node0"),
+        ("node2", "node1"),
+    ]
+    # 4/3 of 1 MiB, and nothing but the gradients.
+    for link in links:
+        assert link["bytes"] / link["steps"] == pytest.approx(4 / 3 * 2**20, rel=0.15)
+        assert link["bandwidth"] * 8e-6 < 1.3 * USUAL
+
+
+def test_a_slow_cable_is_named_once_the_nodes_have_met(lab: Lab, tmp_path: Path) -> None:
+    lab[2].limit_link(SLOW)
+    try:
+        train(lab, "run", steps=30, port=29732)
+    finally:
+        lab[2].limit_link(USUAL)
+    folders = [host.folder / "run" for host in lab.hosts]
+    assert [slow_ones(report_in(folder)) for folder in folders] == [[], [], []]  # each sees what it sends
+    merged = run_to_end([BIN / "ddpcheck", "merge", *folders, "--out", tmp_path / "whole"], tmp_path, {})
+    [finding] = slow_ones(report_in(tmp_path / "whole"))
+    assert (finding["code"], finding["severity"], finding["ranks"]) == ("DDP403", "warning", [2]), str(merged)
+    evidence = finding["evidence"]
+    assert evidence["nodes"] == ["node2"]
+    assert evidence["megabits"] == pytest.approx(SLOW, rel=0.3)
+    assert evidence["factor"] > 2
+    # The slow link takes 0.22 s for 11 Mbit, a sound one 0.06.
+    assert evidence["cost_ms"] == pytest.approx(170, rel=0.35)
+    assert "Links, while asked" in merged.stdout
