@@ -10,7 +10,14 @@ from typing import Any
 
 from run_builder import RunBuilder
 
-from ddpcheck.records.schema import BackwardRecord, CommHookRecord, DigestRecord, ModuleRecord, RankHeader
+from ddpcheck.records.schema import (
+    BackwardRecord,
+    CommHookRecord,
+    DigestRecord,
+    ModuleRecord,
+    RankHeader,
+    Record,
+)
 
 START = 1000.0
 # One parameter of float32 in a square of this width: 1 MiB.
@@ -56,6 +63,10 @@ class Cluster:
     environment: Mapping[str, str] = field(default_factory=dict)
     more_facts: Mapping[str, Any] = field(default_factory=dict)
     more_samples: Mapping[str, Any] = field(default_factory=dict)
+    # By node, on top of these.
+    own_samples: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    # By rank, on top of its steps.
+    more_records: Mapping[int, Sequence[Record]] = field(default_factory=dict)
 
     def build(self) -> RunBuilder:
         builder = RunBuilder(self.folder, len(self.nodes) * self.per_node)
@@ -81,6 +92,8 @@ class Cluster:
         builder.say(rank, ModuleRecord(0, "Net", list(builder.ranks), 0, rows, []))
         if self.hook:
             builder.say(rank, CommHookRecord(0, self.hook, 0))
+        for record in self.more_records.get(rank, ()):
+            builder.say(rank, record)
         for step in range(self.steps):
             if self.reductions is not None:
                 number = round((step + 1) * self.reductions)
@@ -123,6 +136,7 @@ class Cluster:
                     "interfaces": totals,
                     "ranks": ranks,
                     **self.more_samples,
+                    **self.own_samples.get(number, {}),
                 }
             )
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)

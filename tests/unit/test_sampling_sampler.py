@@ -70,6 +70,12 @@ def test_costly_samples_come_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert sample_for(tmp_path, 1.0, hz=20)[-1]["samples"] <= 3
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As often as asked, however busy the machine is."""
+    monkeypatch.setattr(module, "MOST_OF_A_CORE", 1.0)
+
+
 # What may fail, by what it is called in the log; and the keys that the samples then lack.
 SOURCES: dict[str, tuple[object, str]] = {
     "interfaces": (interfaces.Interfaces, "read"),
@@ -81,6 +87,7 @@ SOURCES: dict[str, tuple[object, str]] = {
 }
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_source_that_fails_is_left_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
@@ -119,6 +126,7 @@ KNOWN = {
 }
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize(
     ("place", "name", "source"),
     [
@@ -143,6 +151,7 @@ def test_what_fails_at_the_beginning(
     assert found[-1]["samples"] > 2
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_rank_whose_process_vanishes(tmp_path: Path) -> None:
     sampler = Sampler(tmp_path, 20)
     sampler.start()
@@ -160,6 +169,7 @@ def test_a_rank_whose_process_vanishes(tmp_path: Path) -> None:
     assert not [line for line in found if line["kind"] == "fault"]
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_driver_that_stops_answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is sampled on, and what it tells after all counts again."""
     monkeypatch.setattr(gpu_source, "PATIENCE_SECONDS", 0.05)
@@ -182,6 +192,7 @@ def test_a_driver_that_stops_answering(tmp_path: Path, monkeypatch: pytest.Monke
     assert not [line for line in found if line["kind"] == "fault"]
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_driver_that_never_answers_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_source, "PATIENCE_SECONDS", 0.05)
     hung = threading.Event()
@@ -199,13 +210,15 @@ def test_a_driver_that_never_answers_again(tmp_path: Path, monkeypatch: pytest.M
     found = sample_for(tmp_path, 0.8, hz=20)
     assert time.monotonic() - began < 5
     hung.set()
-    assert [line["error"] for line in found if line["kind"] == "fault"] == ["NVML has not answered for 1 s"]
+    [fault] = [line for line in found if line["kind"] == "fault"]
+    assert (fault["entry"], fault["error"][:26]) == ("gpus", "NVML has not answered for ")
     samples = [line for line in found if line["kind"] == "sample"]
     assert [bool(line.get("gpus")) for line in samples][:2] == [True, True]
     assert len(samples) > 5
     assert found[-1]["kind"] == "sampled"
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_driver_that_takes_its_time_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_source, "PATIENCE_SECONDS", 0.05)
     monkeypatch.setattr(nvml.Gpus, "open", lambda self: time.sleep(0.3))
