@@ -20,7 +20,7 @@ def remarks_on(facts: GpuFacts, tally: GpuTally) -> list[str]:
 def _memory_errors(tally: GpuTally) -> list[str]:
     """Only those that came while the job ran."""
     kinds = zip(("corrected", "uncorrected"), tally.last.ecc, strict=False)
-    return [f"{count} {kind} memory errors" for kind, count in kinds if count]
+    return [f"{count} {kind} memory error{'s' if count > 1 else ''}" for kind, count in kinds if count]
 
 
 def _narrow(facts: GpuFacts, tally: GpuTally) -> list[str]:
