@@ -14,8 +14,9 @@ from ddpcheck.sampling.merging import merged
 from ddpcheck.sampling.processes import RankProcesses
 from ddpcheck.sampling.sources import Sources
 
-# The share of one core that sampling may take: a sample that costs more is followed by a longer pause.
-MOST_OF_A_CORE = 0.01
+# The share of one core that samples may take: one that costs more is followed by a longer pause. With what it takes
+# to begin, a driver's library above all, sampling stays below 1 % of a core over a minute or more.
+MOST_OF_A_CORE = 0.008
 # After so many lines, two samples make one line, then four, …: the log of a long job stays small.
 LINES_BEFORE_THINNING = 1200
 # What is left of a disk belongs to the ranks' records, and to the launcher's notes of how they ended.
