@@ -36,11 +36,11 @@ def put_hardware(ink: Ink, report: Report) -> None:
 
 
 def _node_row(node: Mapping[str, Any]) -> list[object]:
-    cpu, memory = node["cpu"] or {}, node["memory"]
+    cpu, memory = node["cpu"], node["memory"]
     gpus = str(len(node["gpus"])) if node["gpus"] else f"none ({node['note']})" if node["note"] else "none"
     return [
         node["host"],
-        f"{cpu.get('mean', 0):.0f} % of {node['cpus']}",
+        "-" if cpu is None else f"{cpu['mean']:.0f} % of {node['cpus']}",
         f"{size_text(memory['most'])} of {size_text(memory['total'] or 0)}",
         gpus,
     ]
@@ -68,25 +68,9 @@ def _remarks(gpus: Sequence[tuple[str, Mapping[str, Any]]], several: bool) -> li
     """What somebody should look at; GPUs of which the same is to be said share a line."""
     found: dict[str, list[str]] = {}
     for host, gpu in gpus:
-        for remark in _remarks_on(gpu):
+        for remark in gpu["remarks"]:
             found.setdefault(remark, []).append(_name(host, gpu, several))
     return [f"GPU {', '.join(names)}: {remark}" for remark, names in found.items()]
-
-
-def _remarks_on(gpu: Mapping[str, Any]) -> list[str]:
-    remarks = [f"lost ({gpu['lost']})"] if gpu["lost"] else []
-    remarks += [
-        f"{reason} in {100 * share:.0f} % of the samples" for reason, share in gpu["throttled"].items()
-    ]
-    if (gpu["ecc"] or {}).get("uncorrected"):
-        remarks.append(f"{gpu['ecc']['uncorrected']} uncorrected memory errors")
-    most, now = gpu["pcie_link"]["most"], gpu["pcie_link"]["now"]
-    if most and now and now["width"] < most["width"]:
-        # The generation sinks when the link is idle; the width does not.
-        remarks.append(f"PCIe runs x{now['width']} of x{most['width']}")
-    if gpu["mig"]:
-        remarks.append(f"cut in {len(gpu['mig'])} MIG slices")
-    return remarks
 
 
 def _name(host: str, gpu: Mapping[str, Any], several: bool) -> str:

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ddpcheck.agent import cufile_reads
+from ddpcheck.agent.cufile_reads import CufileReads
 from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.patches import Patches, around, calling
 from ddpcheck.injection import CLOCK
@@ -66,6 +68,7 @@ class StartupWatch:
         self._kept: list[StartupRecord] = []
         self._sink: Sink | None = None
         self._written = 0
+        self._cufile = CufileReads()
         self._marked: dict[StartupStage, Begun | None] = {}
         self.over = False
         GUARD.early.add("startup")
@@ -82,6 +85,8 @@ class StartupWatch:
         self._watch(modules, "load_state_dict", StartupStage.LOAD, "load_state_dict")
         self._watch(modules, "to", StartupStage.COPY, "Module.to")
         self._watch(modules, "cuda", StartupStage.COPY, "Module.cuda")
+        cufile = getattr(sys.modules.get("torch.cuda.gds"), "GdsFile", None)
+        self._watch(cufile, "load_storage", StartupStage.LOAD, cufile_reads.VIA)
         ddp = sys.modules["torch.nn.parallel.distributed"]
         self._watch(ddp, "_verify_param_shape_across_processes", StartupStage.MEET)
         self._watch(ddp, "_sync_module_states", StartupStage.BROADCAST)
@@ -113,6 +118,7 @@ class StartupWatch:
 
     def _write_to(self, sink: Sink) -> None:
         """There is a rank: what was seen so far, and from here on everything at once."""
+        self._take_cufile_reads()
         for record in (*self._birth(), *self._kept):
             sink(record)
         self._kept.clear()
@@ -120,6 +126,7 @@ class StartupWatch:
 
     def end(self) -> None:
         """The first training forward: nothing more to see, and nothing of ours stays behind."""
+        self._take_cufile_reads()
         self.over = True
         self._sink = None
         self._open.clear()
@@ -210,6 +217,8 @@ class StartupWatch:
         if self.over:
             return None
         self.watch_libraries()
+        if via != cufile_reads.VIA:
+            self._take_cufile_reads()
         begun = self.begin(stage, via, _on_a_device(args[0]) if stage is StartupStage.COPY else 0)
         if via == "torch.load":
             self._note(args[0] if args else kwargs.get("f"), "read")
@@ -225,7 +234,17 @@ class StartupWatch:
                 self.drop(begun)
         elif begun is not None and begun.stage is StartupStage.BROADCAST:
             size = _broadcast_size(*args, **kwargs)
+        elif begun is not None and begun.via == cufile_reads.VIA:
+            self._add_cufile_read(begun, *args, **kwargs)
         self.finish(begun, size)
+
+    def _add_cufile_read(self, begun: Begun, file: Any, storage: Any, offset: int = 0) -> None:
+        self._cufile.add(begun, file, storage, storage.device.type not in HOST)
+        self.drop(begun)
+
+    def _take_cufile_reads(self) -> None:
+        for record in self._cufile.take():
+            self._put(record)
 
     def _on_mapped(self, *args: Any, **kwargs: Any) -> None:
         if self.over:

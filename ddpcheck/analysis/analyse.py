@@ -41,7 +41,7 @@ def analyse_run(path: Path) -> Report:
 def conclude(run: Run, description: dict[str, Any]) -> Report:
     """Judge a run whose records have been read as far as they were there; reads the rest."""
     run.finish()
-    notes = read_notes(run.path)
+    notes = read_notes(run.path, description)
     exit_code = description.get("exit_code")
     exit_code = exit_code if isinstance(exit_code, int) else None
     over = "ended" in description
@@ -66,6 +66,7 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
             made_good_by=restarts[number],
             traffic=machine.traffic if number == len(attempts) - 1 else None,
             links=machine.links if number == len(attempts) - 1 else None,
+            nodes=tuple(machine.nodes) if number == len(attempts) - 1 else (),
             overlap=overlaps[number],
             time=times[number],
         )

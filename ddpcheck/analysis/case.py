@@ -10,6 +10,7 @@ from typing import Any
 from ddpcheck.analysis.agreement import Disagreement
 from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.findings import Finding, Severity
+from ddpcheck.analysis.hardware.node_samples import NodeSamples
 from ddpcheck.analysis.hardware.traffic import Traffic
 from ddpcheck.analysis.links.join import Links
 from ddpcheck.analysis.module_key import ModuleKey
@@ -39,6 +40,7 @@ class Case:
     made_good_by: int | None = None
     # Of the last attempt, where the nodes were sampled.
     traffic: Traffic | None = None
+    nodes: tuple[NodeSamples, ...] = ()
     # Between its nodes, likewise.
     links: Links | None = None
     # What the profiled steps show, where there are any.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ddpcheck.analysis.attempt import Attempt
+from ddpcheck.analysis.node_lines import node_lines
 from ddpcheck.analysis.troubles import Trouble
 from ddpcheck.errors import RunNotFound, RunUnreadable
 from ddpcheck.records.reader import CHUNK, RecordFile
@@ -71,8 +73,10 @@ class NodeNotes:
     # What ranks could not write to their files.
     troubles: list[Trouble] = field(default_factory=list)
     leftovers: int = 0
-    # Why a node's launcher gave up sampling.
-    unsampled: list[str] = field(default_factory=list)
+    # By source that a launcher could not sample, and why: the hosts.
+    unsampled: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    # Lines that a launcher could not add to its node's log.
+    unwritten: int = 0
     # By session.
     hangs: dict[str, Hang] = field(default_factory=dict)
 
@@ -213,20 +217,19 @@ def read_description(path: Path) -> dict[str, Any]:
     return raw if isinstance(raw, dict) else {}
 
 
-def read_notes(path: Path) -> NodeNotes:
-    """The node logs; lines that make no sense are passed over."""
-    notes = NodeNotes()
-    for file in sorted(path.glob("node-*.jsonl")):
-        with file.open("rb") as lines:
-            for line in lines:
-                if line.startswith(b'{"kind":"sample'):  # many, and no notes
-                    continue
-                try:
-                    raw = json.loads(line)
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(raw, dict):
-                    _note(notes, raw)
+def read_notes(path: Path, description: Mapping[str, Any]) -> NodeNotes:
+    """The node logs, and of the run's description what they lack; lines that make no sense are passed over."""
+    unwritten = description.get("unwritten")
+    notes = NodeNotes(unwritten=unwritten if isinstance(unwritten, int) else 0)
+    for _, line in node_lines(path):
+        if line.startswith(b'{"kind":"sample'):  # many, and no notes
+            continue
+        try:
+            raw = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(raw, dict):
+            _note(notes, raw)
     return notes
 
 
@@ -253,7 +256,8 @@ def _note(notes: NodeNotes, raw: dict[str, Any]) -> None:
                 case _:
                     notes.troubles.append(Trouble(rank, text))
         case {"kind": "fault", "probe": "sampler", "error": str(error)}:
-            notes.unsampled.append(error)
+            hosts = notes.unsampled.setdefault((str(raw.get("entry", "")), error), set())
+            hosts |= {str(raw["host"])} if "host" in raw else set()
         case {"kind": "leftover"}:
             notes.leftovers += 1
         case {

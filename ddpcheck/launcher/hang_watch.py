@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ddpcheck.agent.board import ask, signs
 from ddpcheck.analysis.attempt import Attempt
+from ddpcheck.analysis.node_lines import node_lines
 from ddpcheck.analysis.run import Run
 from ddpcheck.config import Config
 from ddpcheck.launcher.members import Member, members_of, sight_all
@@ -170,14 +171,13 @@ class HangWatch:
 def _vouched_for(folder: Path, session: str) -> set[int]:
     """The ranks that launchers, this one too, last said to be stuck."""
     last: dict[tuple[str, int], list[int]] = {}
-    for path in folder.glob("node-*.jsonl"):
-        for line in path.read_bytes().splitlines():
-            if b'"standstill"' not in line:
-                continue
-            try:
-                match json.loads(line):
-                    case {"session": str(of), "pid": int(pid), "ranks": list(ranks)} if of == session:
-                        last[path.name, pid] = ranks
-            except ValueError:
-                continue
+    for name, line in node_lines(folder):
+        if b'"standstill"' not in line:
+            continue
+        try:
+            match json.loads(line):
+                case {"session": str(of), "pid": int(pid), "ranks": list(ranks)} if of == session:
+                    last[name, pid] = ranks
+        except ValueError:
+            continue
     return {rank for ranks in last.values() for rank in ranks if isinstance(rank, int)}

@@ -81,9 +81,13 @@ def begin_run(folder: RunFolder, command: Sequence[str], config: Config) -> RunF
     return folder
 
 
-def finish_run(folder: RunFolder, exit_code: int, seconds: float, stopped: str = "") -> None:
+def finish_run(
+    folder: RunFolder, exit_code: int, seconds: float, stopped: str = "", unwritten: int = 0
+) -> None:
     """Add how the run ended to run.json; a full disk by now costs only this."""
     ending = {"exit_code": exit_code, "ended": _now(), "seconds": round(seconds, 3), "stopped": stopped}
+    if unwritten:  # lines of this node's log that are missing
+        ending["unwritten"] = unwritten
     record = {**read_run_file(folder.path), **ending}
     temporary = folder.path / f".{RUN_FILE}.{os.getpid()}"
     try:

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,18 @@ SHORT_PATIENCE = 5.0
 MOST_NAMED = 16
 
 
+@dataclass(frozen=True)
+class _Ended:
+    """The job is over on this node."""
+
+    # Read as far as the follower came.
+    run: Run
+    status: ExitStatus
+    seconds: float
+    # Lines that could not be added to the node's log.
+    unwritten: int
+
+
 def run_watched(command: Sequence[str], options: RunOptions) -> int:
     """Run the command under watch and return the exit status of `ddpcheck run`."""
     folder = make_run_folder(command, out=options.out, name=options.name or "", run_id=options.run_id)
@@ -66,27 +79,22 @@ def run_watched(command: Sequence[str], options: RunOptions) -> int:
             hang_timeout=options.hang_timeout,
         )
         folder = begin_run(folder, command, config)
-        run, status, seconds = _watch(command, config, folder, options.sample_hz)
+        ended = _watch(command, config, folder, options.sample_hz)
         own_ranks: set[int] = set()
         if board is not None:
             _note_troubles(board, folder.path)
             own_ranks = set(signs(board))
+    status = ended.status
     say_done(folder.path, status.returncode, status.stop_reason)
     if is_shared(folder.path):
-        return _judge_together(run, folder, status, seconds, options, own_ranks)
-    finish_run(folder, status.returncode, seconds, stopped=status.stop_reason)
-    return _judge(run, folder, status, options)
+        return _judge_together(ended, folder, options, own_ranks)
+    finish_run(folder, status.returncode, ended.seconds, status.stop_reason, ended.unwritten)
+    return _judge(ended.run, folder, status, options)
 
 
-def _judge_together(
-    run: Run,
-    folder: RunFolder,
-    status: ExitStatus,
-    seconds: float,
-    options: RunOptions,
-    own_ranks: set[int],
-) -> int:
+def _judge_together(ended: _Ended, folder: RunFolder, options: RunOptions, own_ranks: set[int]) -> int:
     """Several nodes work in this folder: one of them reports, and all leave by its verdict."""
+    run, status = ended.run, ended.status
     # Whoever stopped the job by a signal wants it to end.
     patience = options.wait_nodes if status.signal is None else min(options.wait_nodes, SHORT_PATIENCE)
     run.poll()
@@ -106,7 +114,7 @@ def _judge_together(
         ends = [end for end in others(folder.path).values() if end is not None]
         exit_code = next((code for code in [status.returncode, *(end.status for end in ends)] if code), 0)
         stopped = next((why for why in [status.stop_reason, *(end.stopped for end in ends)] if why), "")
-        finish_run(folder, exit_code, seconds, stopped=stopped)
+        finish_run(folder, exit_code, ended.seconds, stopped, ended.unwritten)
         return _judge(run, folder, status, options)
 
 
@@ -115,13 +123,12 @@ def _few(hosts: Sequence[str]) -> str:
     return ", ".join(hosts[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _watch(
-    command: Sequence[str], config: Config, folder: RunFolder, sample_hz: float
-) -> tuple[Run, ExitStatus, float]:
-    """Run the command to its end; the run comes back read as far as the follower came."""
+def _watch(command: Sequence[str], config: Config, folder: RunFolder, sample_hz: float) -> _Ended:
+    """Run the command to its end."""
     node_log = NodeLog(folder.path)
     run = Run(folder.path, node_log.host)
-    follower = Follower(run, node_log, config, Sampler(folder.path, sample_hz))
+    sampler = Sampler(folder.path, sample_hz)
+    follower = Follower(run, node_log, config, sampler)
     started = time.monotonic()
     try:
         status = supervise(
@@ -135,7 +142,8 @@ def _watch(
         follower.close()
         node_log.close()
     # A follower that stumbled has lost its place in the files: read them once more from the beginning.
-    return Run(folder.path) if follower.stumbled else run, status, time.monotonic() - started
+    read = Run(folder.path) if follower.stumbled else run
+    return _Ended(read, status, time.monotonic() - started, node_log.lost + sampler.unwritten)
 
 
 def _note_troubles(board: Path, folder: Path) -> None:

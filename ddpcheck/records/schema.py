@@ -456,7 +456,7 @@ class StartupRecord:
     via: str = ""
     # Bytes of the files, copied to a device or broadcast.
     bytes: int = 0
-    # [path, bytes, "read" or "mapped"]
+    # [path, bytes, "read", "mapped" or "cufile"]
     files: list[list[Any]] = field(default_factory=list)
     # Bytes the process read by system calls meanwhile, and those it made the system fetch from storage.
     read: int = 0

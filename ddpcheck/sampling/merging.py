@@ -13,6 +13,11 @@ _ALL = {"throttled"}
 
 def merged(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
     """The later sample, whose totals hold the earlier ones already, with what was notable in the earlier."""
+    # What the later one does not tell, as while a driver is silent, stays as it was.
+    return {**earlier, **_worst(earlier, later)}
+
+
+def _worst(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(later)
     if "connections" in earlier:
         result.setdefault("connections", earlier["connections"])  # they are not in every sample
@@ -27,7 +32,7 @@ def merged(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, An
         elif name in _ALL:
             result[name] = before | value
         elif name == "gpus":
-            result[name] = [merged(*pair) for pair in zip(before, value, strict=False)]
+            result[name] = [_worst(*pair) for pair in zip(before, value, strict=False)]
         elif name == "ranks":
             result[name] = {rank: _larger(before.get(rank), row) for rank, row in value.items()}
     return result

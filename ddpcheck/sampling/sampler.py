@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ddpcheck.launcher.node_log import NodeLog
-from ddpcheck.sampling import cpu, interface_facts
-from ddpcheck.sampling.connections import Connections
-from ddpcheck.sampling.infiniband import InfinibandPorts
-from ddpcheck.sampling.interfaces import Interfaces
 from ddpcheck.sampling.merging import merged
-from ddpcheck.sampling.nvml import Gpus
-from ddpcheck.sampling.processes import RankProcesses, network_namespace
+from ddpcheck.sampling.processes import RankProcesses
+from ddpcheck.sampling.sources import Sources
 
-# The share of one core that sampling may take: a sample that costs more is followed by a longer pause.
-MOST_OF_A_CORE = 0.01
+# The share of one core that samples may take: one that costs more is followed by a longer pause. With what it takes
+# to begin, a driver's library above all, sampling stays below 1 % of a core over a minute or more.
+MOST_OF_A_CORE = 0.008
 # After so many lines, two samples make one line, then four, …: the log of a long job stays small.
 LINES_BEFORE_THINNING = 1200
 # What is left of a disk belongs to the ranks' records, and to the launcher's notes of how they ended.
@@ -28,22 +26,33 @@ _PATIENCE_SECONDS = 2.0
 
 
 class Sampler:
-    """Samples between `start` and `close`. What fails here is written down, and the job goes on unsampled."""
+    """Samples between `start` and `close`. What fails here is written down, and the job goes on."""
 
     def __init__(self, run_dir: Path, hz: float, lines: int = LINES_BEFORE_THINNING) -> None:
-        self._run_dir = run_dir
         self._hz = hz
         self._lines = lines
         self._ranks = RankProcesses()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
+        self._log = NodeLog(
+            run_dir
+        )  # of its own, on the same file: the launcher's belongs to its main thread
+
+    @property
+    def unwritten(self) -> int:
+        """Lines for which there was no room, or that could not be written."""
+        return self._log.lost
 
     def start(self) -> None:
         """Once the command runs: nothing is to be forked off a process with threads."""
         if self._thread is None and self._hz > 0:
             # A daemon: the launcher ends whether or not the thread does.
             self._thread = threading.Thread(target=self._run, name="ddpcheck-sampler", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # no room for one more thread; the job's ranks come first
+                self._thread, self._hz = None, 0.0
+                _fault(self._log, "thread", f"{type(error).__name__}: {error}")
 
     def meet(self, rank: int, pid: int) -> None:
         """A rank of this node has reported."""
@@ -56,14 +65,12 @@ class Sampler:
             self._thread.join(_PATIENCE_SECONDS)
 
     def _run(self) -> None:
-        # A log of its own, on the same file: the launcher's belongs to its main thread.
-        log = NodeLog(self._run_dir)
         try:
-            _Sampling(log, self._hz, self._lines, self._ranks, self._over).run()
+            _Sampling(self._log, self._hz, self._lines, self._ranks, self._over).run()
         except Exception as error:
-            log.write("fault", probe="sampler", entry="sample", error=f"{type(error).__name__}: {error}")
+            _fault(self._log, "sample", f"{type(error).__name__}: {error}")
         finally:
-            log.close()
+            self._log.close()
 
 
 class _Sampling:
@@ -75,14 +82,9 @@ class _Sampling:
         self._log = log
         self._hz = hz
         self._lines = lines
-        self._ranks = ranks
         self._over = over
         self._pid = os.getpid()  # launchers of one host share a log
-        self._cpu = cpu.Cpu()
-        self._interfaces = Interfaces()
-        self._infiniband = InfinibandPorts()
-        self._connections = Connections()
-        self._gpus = Gpus()
+        self._sources = Sources(ranks, partial(_fault, log))
         self._kept: dict[str, Any] | None = None  # read, but not written yet
         self._unwritten = 0
         self._written = 0
@@ -90,56 +92,38 @@ class _Sampling:
 
     def run(self) -> None:
         began = time.monotonic()
-        self._gpus.open()
-        first = self._sample()
-        self._write("hardware", **self._describe())
+        first = self._sources.read()
+        self._describe()
         self._keep(first)
-        samples, spent, mark = 1, 0.0, time.thread_time()  # opening NVML is paid once
+        samples, spent, mark = 1, 0.0, self._cpu_seconds()  # opening NVML is paid once
         while not self._over.wait(self._pause(spent)):
-            self._keep(self._sample())
+            self._keep(self._sources.read())
             samples += 1
             # From one sample to the next, so that waking up counts as well.
-            spent, mark = time.thread_time() - mark, time.thread_time()
-        self._keep(self._sample())
+            spent, mark = self._cpu_seconds() - mark, self._cpu_seconds()
+            if self._sources.news:  # a driver that took its time
+                self._describe()
+                spent, mark = 0.0, self._cpu_seconds()
+        self._keep(self._sources.read())
         self._flush()
-        self._gpus.close()
-        self._write(
-            "sampled",
-            samples=samples + 1,
-            seconds=round(time.monotonic() - began, 3),
-            cpu_seconds=round(time.thread_time(), 4),
-        )
+        self._sources.close()
+        seconds, effort = round(time.monotonic() - began, 3), round(self._cpu_seconds(), 4)
+        self._write("sampled", samples=samples + 1, seconds=seconds, cpu_seconds=effort)
+
+    def _cpu_seconds(self) -> float:
+        return time.thread_time() + self._sources.cpu_seconds
+
+    def _describe(self) -> None:
+        self._write("hardware", hz=self._hz, **self._sources.describe())
 
     def _write(self, kind: str, **fields: Any) -> None:
         if _room(self._log.path.parent) >= LEAST_ROOM:
             self._log.write(kind, pid=self._pid, **fields)
+        else:
+            self._log.lost += 1
 
     def _pause(self, spent: float) -> float:
         return max(1.0 / self._hz, min(spent, 1.0) / MOST_OF_A_CORE)
-
-    def _describe(self) -> dict[str, Any]:
-        return {
-            "hz": self._hz,
-            "namespace": network_namespace(),
-            **cpu.describe(),
-            "interfaces": interface_facts.describe(),
-            "infiniband": self._infiniband.describe(),
-            "nvml": self._gpus.describe(),
-        }
-
-    def _sample(self) -> dict[str, Any]:
-        # The time of the interfaces' counters: what follows may take longer.
-        sample: dict[str, Any] = {"time": round(time.time(), 4), "interfaces": self._interfaces.read()}
-        sample["cpu"] = self._cpu.read()
-        sample["memory"] = cpu.memory_used()
-        sample["ranks"] = self._ranks.read()
-        sometimes = {
-            "infiniband": self._infiniband.read(),
-            "connections": self._connections.read([row[0] for row in sample["ranks"].values()]),
-            "gpus": self._gpus.read(),
-        }
-        sample.update((name, found) for name, found in sometimes.items() if found)
-        return sample
 
     def _keep(self, sample: dict[str, Any]) -> None:
         self._kept = sample if self._kept is None else merged(self._kept, sample)
@@ -157,6 +141,10 @@ class _Sampling:
         if self._written >= self._lines:
             self._each *= 2
             self._written = 0
+
+
+def _fault(log: NodeLog, source: str, error: str) -> None:
+    log.write("fault", probe="sampler", entry=source, host=log.host, error=error)
 
 
 def _room(folder: Path) -> int:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BIN, JOBS, MOST_SECONDS, RunWatched, environment, records_in
+from conftest import BIN, JOBS, MOST_SECONDS, RunWatched, environment, records_in, run_to_end
 
 from tests.lab.host import Host
 from tests.lab.lab import Lab, make_lab, missing
 from tests.support import nvml
+from tests.support.broken_sampler import SOURCES
 
 PYTHON = BIN / "python"
 # Large enough that what else goes over the network does not count: 1 MiB of gradients.
@@ -30,6 +34,8 @@ def test_gpus_that_grow_wrap_and_get_lost(ddpcheck: RunWatched, tmp_path: Path) 
         nvlink 1000 1000000
         pcie {2**32 - 1000000} 10000000 32
         throttle 64
+        ecc 0 2
+        process 0 4242 123456
         fail nvmlDeviceGetPowerUsage 3
         mig 2 2
         lost 1 1.5
@@ -51,12 +57,119 @@ def test_gpus_that_grow_wrap_and_get_lost(ddpcheck: RunWatched, tmp_path: Path) 
     assert sound["power_watts"] is None
     assert (lost["lost"], sound["lost"], cut["lost"]) == ("GPU is lost", "", "")
     assert lost["pcie"]["sent"] < 0.8 * sound["pcie"]["sent"]
-    assert len(cut["mig"]) == 2
+    assert [(each["uuid"], each["most"]) for each in cut["mig"]] == [
+        ("MIG-3001", 3 << 30),
+        ("MIG-3002", 3 << 30),
+    ]
+    # Both links, both ways; the counters of link and device are read one after the other.
+    assert [link["link"] for link in sound["nvlink_by_link"]] == [0, 1]
+    for way in ("sent", "received"):
+        by_link = [link[way] for link in sound["nvlink_by_link"]]
+        assert sum(by_link) == sound["nvlink"][way]
+        assert by_link == pytest.approx([1024e6 * seconds] * 2, rel=0.2)
+    assert sound["processes"] == [{"pid": 4242, "rank": None, "most": 123456}]
+    assert sound["ecc"]["uncorrected"] == pytest.approx(2 * seconds, abs=1.5)
+    assert sound["pcie_link"]["most"] == {"generation": 5, "width": 16}
+    assert sound["pcie_link"]["now"] == {"generation": 3, "width": 8}
+    told = set(sound["remarks"])
+    assert {"PCIe runs x8 of x16", "PCIe runs at generation 3 of 5 under load"} < told
+    assert any(remark.endswith(" uncorrected memory errors") for remark in told)
+    assert "PCIe runs x8 of x16" in watched.stderr
     refused = (tmp_path / "refused").read_text()
     assert refused.count("nvmlDeviceGetPowerUsage") == 3  # once a device
     assert refused.count(" 15\n") == 1
     assert "GPU 1: lost (GPU is lost)" in watched.stderr
     assert "DDP605" not in watched.codes()
+
+
+@pytest.mark.slow
+def test_a_late_rank_whose_gpu_is_too_hot(tmp_path: Path) -> None:
+    """GPUs by the library, which learns the ranks' processes from a file; the work is real, and on the processor."""
+    library, told, folder = nvml.compiled_into(tmp_path), tmp_path / "processes", tmp_path / "run"
+    script = f"devices 2\nthrottle_gpu 1 64 705\nprocesses {told}\n"
+    job = [PYTHON, JOBS / "clock_cases.py", "--cases", "much_slower_forward", "--steps", 60]
+    watch = [BIN / "ddpcheck", "run", "--out", folder, "--sample-hz", 10, "--", *job]
+    env = environment(**nvml.environment(library, script))
+    process = subprocess.Popen(
+        [*map(str, watch)], cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        _tell_processes(process, folder, told)
+        said = process.communicate(timeout=MOST_SECONDS)[0]
+    finally:
+        process.terminate()
+    assert process.returncode == 0, said
+    report = json.loads((folder / "report.json").read_text())
+    [finding] = [each for each in report["findings"] if each["code"] == "DDP402"]
+    assert (finding["ranks"], finding["stage"]) == ([1], "forward"), said
+    assert finding["cause"].startswith("throttling: its GPU ("), said
+    assert finding["evidence"]["throttled"]["reasons"] == {"hardware thermal slowdown": 1.0}
+    assert (finding["evidence"]["throttled"]["mhz"], finding["evidence"]["throttled"]["others_mhz"]) == (
+        705,
+        1410,
+    )
+    [node] = report["hardware"]["nodes"]
+    assert {rank: (row["gpus"], row["gpu_memory"]) for rank, row in node["ranks"].items()} == {
+        "0": ([0], 1 << 20),
+        "1": ([1], 2 << 20),
+    }
+    assert [[each["rank"] for each in gpu["processes"]] for gpu in node["gpus"]] == [[0], [1]]
+
+
+def _tell_processes(process: subprocess.Popen[str], folder: Path, told: Path) -> None:
+    """Rank 0 on GPU 0 and rank 1 on GPU 1, as soon as both have written down who they are."""
+    deadline = time.monotonic() + MOST_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        files = sorted(folder.glob("rank-*.jsonl"))
+        headers = [file.read_text().partition("\n") for file in files]
+        if len([end for _, end, _ in headers if end]) == 2:
+            pids = [json.loads(header)["pid"] for header, _, _ in headers]
+            unfinished = told.with_suffix(".unfinished")
+            unfinished.write_text(
+                "".join(f"{rank} {pid} {(rank + 1) << 20}\n" for rank, pid in enumerate(pids))
+            )
+            unfinished.rename(told)
+            return
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_sampler_that_breaks_breaks_nothing_else(tmp_path: Path) -> None:
+    """Every source raises or hangs in turn: the job's weights are those of a job that nobody watched."""
+    library, folder = nvml.compiled_into(tmp_path), tmp_path / "run"
+    job = [PYTHON, JOBS / "forked.py", "--steps", 30, "--pause", 0.1]
+    breaking = [PYTHON, Path(nvml.__file__).parents[1] / "broken_sampler.py", "run", "--out", folder]
+    broken = [*breaking, "--sample-hz", 5, "--", *job]
+    hangs = nvml.environment(library, "devices 2\nhang nvmlDeviceGetPowerUsage 2.0 600\n")
+    alone = subprocess.Popen(
+        [*map(str, job)], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        done = run_to_end(broken, tmp_path, hangs, leaves=folder)
+        weights = alone.communicate(timeout=MOST_SECONDS)[0]
+    finally:
+        alone.kill()
+    assert (done.status, done.stdout) == (0, weights), str(done)
+    assert "Traceback" not in done.stderr
+    report = json.loads((folder / "report.json").read_text())
+    assert report["verdict"] == "ok"
+    said = {each["evidence"]["entry"]: each for each in report["findings"]}
+    assert set(said) == {f"sampler.{source}" for source in (*SOURCES, "gpus")}
+    assert {each["code"] for each in report["findings"]} == {"DDP605"}
+    assert said["sampler.gpus"]["evidence"]["error"].startswith("NVML has not answered for ")
+    # Until then there were GPUs, and processors.
+    [node] = report["hardware"]["nodes"]
+    assert [gpu["power_watts"] for gpu in node["gpus"]] == [300.0, 300.0]
+    assert node["cpu"]["mean"] >= 0
+
+
+def test_a_log_that_cannot_be_written(ddpcheck: RunWatched, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    (folder / f"node-{os.uname().nodename}.jsonl").mkdir(parents=True)
+    watched = ddpcheck("sleep", 1, options=["--sample-hz", 5, "--fail-on", "never"])
+    assert watched.status == 0, str(watched)
+    assert "lines of the node's log could not be written" in watched.finding("DDP605")["message"]
+    assert watched.report["hardware"] == {}
 
 
 def test_sampling_can_be_switched_off(ddpcheck: RunWatched) -> None:
@@ -76,7 +189,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 def run_on(lab: Lab, folder: Path, interface: str, port: int) -> dict[str, Any]:
     """One job on all hosts, two ranks each, in one run folder; the report of the last to leave."""
+    weights = folder.with_suffix(".weights")
     job = [PYTHON, JOBS / "nodes.py", "--nnodes", 2, "--per-node", 2, "--width", WIDTH, "--steps", 60]
+    job += ["--checkpoint", weights]
 
     def launch(number: int, host: Host) -> list[object]:
         return [BIN / "ddpcheck", "run", "--out", folder, "--", *job, "--node-rank", number]
@@ -112,6 +227,30 @@ def test_traffic_between_hosts(lab: Lab, tmp_path: Path, interface: str, codes: 
             assert moved["received"] == pytest.approx(share, rel=TOLERANCE)
         [taken] = [link for link in node["links"] if link["class"] == "network" and link["sent"] > 1000]
         assert taken["name"] == interface
+    judge_startup(report["startup"])
     if warnings:
         assert "GLOO_SOCKET_IFNAME=net1" in warnings[0]["fix"]
         assert warnings[0]["cause"] == "GLOO_SOCKET_IFNAME names it (net0)"
+
+
+def judge_startup(startup: dict[str, Any]) -> None:
+    """Every rank of both hosts read the same file: told by rank, by node and in all."""
+    assert startup["scenario"] == "every rank reads"
+    assert [(row["rank"], row["host"]) for row in startup["ranks"]] == [
+        (0, "node0"),
+        (1, "node0"),
+        (2, "node1"),
+        (3, "node1"),
+    ]
+    [size] = {row["loaded_bytes"] for row in startup["ranks"]}
+    assert GRADIENT_BYTES <= size < 1.01 * GRADIENT_BYTES
+    assert [(node["host"], node["ranks"]) for node in startup["nodes"]] == [
+        ("node0", [0, 1]),
+        ("node1", [2, 3]),
+    ]
+    assert [(node["loaded_bytes"], node["repeated_bytes"]) for node in startup["nodes"]] == [
+        (2 * size, size)
+    ] * 2
+    assert (startup["loaded_bytes"], startup["repeated_bytes"]) == (4 * size, 3 * size)
+    assert startup["summary"].startswith("4 ranks read 4.2 MB (")
+    assert "By node: node0 2.1 MB (" in startup["summary"]

@@ -187,6 +187,12 @@ def slow_forward(job: Job) -> None:
 
 
 @case
+def much_slower_forward(job: Job) -> None:
+    """Beyond doubt, on a busy machine too."""
+    job.train(forward=0.1 if job.late else 0.03)
+
+
+@case
 def slow_forward_alone(job: Job) -> None:
     """What the late rank does there, with nobody to be late for."""
     job.train(forward=0.041)

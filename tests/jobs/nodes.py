@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch._dynamo  # DDP's constructor would, once in every rank
@@ -24,7 +25,10 @@ def train(rank: int, options: argparse.Namespace) -> None:
     world_size = options.nnodes * options.per_node
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
     dist.init_process_group("gloo")
-    model = DistributedDataParallel(nn.Linear(options.width, options.width, bias=False))
+    layer = nn.Linear(options.width, options.width, bias=False)
+    if options.checkpoint:
+        layer.load_state_dict(torch.load(options.checkpoint))
+    model = DistributedDataParallel(layer)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     torch.manual_seed(100 + rank)
     late = options.late if options.node_rank == options.late_node else 0.0
@@ -49,6 +53,16 @@ def work_for(seconds: float) -> None:
         square @ square
 
 
+def provide(options: argparse.Namespace) -> None:
+    """The other nodes wait until it is there."""
+    if options.node_rank == 0:
+        unfinished = options.checkpoint.with_suffix(".unfinished")
+        torch.save(nn.Linear(options.width, options.width, bias=False).state_dict(), unfinished)
+        unfinished.rename(options.checkpoint)
+    while not options.checkpoint.exists():
+        time.sleep(0.05)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--nnodes", type=int, default=1)
@@ -59,7 +73,10 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=0.05, help="seconds between steps")
     parser.add_argument("--late-node", type=int, default=-1, help="the node whose backwards take longer")
     parser.add_argument("--late", type=float, default=0.0, help="by so many seconds of a processor")
+    parser.add_argument("--checkpoint", type=Path, help="weights that every rank reads; node 0 makes them")
     options = parser.parse_args()
+    if options.checkpoint:
+        provide(options)
     children = []
     for local in range(options.per_node):
         pid = os.fork()

@@ -17,6 +17,7 @@ from ddpcheck.records.schema import (
     DigestRecord,
     ModuleRecord,
     RankHeader,
+    Record,
 )
 
 START = 1000.0
@@ -69,6 +70,10 @@ class Cluster:
     ports: Mapping[int, tuple[int, list[int]]] = field(default_factory=dict)
     # Microseconds of a step that ranks wait for communication; 0: steps are not clocked.
     wait: int = 0
+    # By node, on top of these.
+    own_samples: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    # By rank, on top of its steps.
+    more_records: Mapping[int, Sequence[Record]] = field(default_factory=dict)
 
     def build(self) -> RunBuilder:
         builder = RunBuilder(self.folder, len(self.nodes) * self.per_node)
@@ -96,6 +101,8 @@ class Cluster:
             builder.say(rank, CommHookRecord(0, self.hook, 0))
         if self.wait:
             builder.say(rank, self._clocks())
+        for record in self.more_records.get(rank, ()):
+            builder.say(rank, record)
         for step in range(self.steps):
             if self.reductions is not None:
                 number = round((step + 1) * self.reductions)
@@ -170,6 +177,7 @@ class Cluster:
                     "ranks": ranks,
                     **self._counted(number, passed),
                     **self.more_samples,
+                    **self.own_samples.get(number, {}),
                 }
             )
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)

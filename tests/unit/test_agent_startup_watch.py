@@ -15,6 +15,7 @@ from torch import nn
 from ddpcheck.agent import startup_watch
 from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.startup_watch import MOST_RECORDS, StartupWatch
+from ddpcheck.analysis.startup.timeline import is_direct, timeline
 from ddpcheck.injection import CLOCK
 from ddpcheck.probes.process_counters import process_start
 from ddpcheck.records.schema import StartupRecord, StartupStage
@@ -22,6 +23,7 @@ from ddpcheck.records.schema import StartupRecord, StartupStage
 ORIGINALS = {
     "load": (torch, torch.load),
     "to": (nn.Module, nn.Module.to),
+    "load_storage": (torch.cuda.gds.GdsFile, torch.cuda.gds.GdsFile.load_storage),
     "load_state_dict": (nn.Module, nn.Module.load_state_dict),
     "_sync_module_states": (
         sys.modules["torch.nn.parallel.distributed"],
@@ -137,6 +139,60 @@ def test_a_copy_to_a_device(watch: StartupWatch, monkeypatch: pytest.MonkeyPatch
     model.to("meta")
     (record,) = told(watch)
     assert (record.stage, record.via, record.bytes) == ("copy", "Module.to", 110 * 8)
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_read_by_cufile(
+    watch: StartupWatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staged: bool
+) -> None:
+    """The driver is stood in for, and `meta` for a device: it takes the bytes, or reads them by the host first."""
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(4 << 20))
+
+    def load_storage(handle: int, storage: Any, offset: int) -> None:
+        if staged:
+            descriptor = os.open(path, os.O_RDONLY)
+            os.pread(descriptor, storage.nbytes(), offset)
+            os.close(descriptor)
+
+    fakes = {
+        "_gds_register_handle": lambda descriptor: 1,
+        "_gds_deregister_handle": lambda handle: None,
+        "_gds_load_storage": load_storage,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch._C, name, fake, raising=False)
+    monkeypatch.setattr(os, "O_DIRECT", 0)  # which not every file system takes
+    monkeypatch.setattr(startup_watch, "HOST", ("cpu",))
+    file = torch.cuda.gds.GdsFile(str(path), os.O_RDONLY)
+    for offset in (0, 2 << 20):
+        file.load_storage(torch.empty(2 << 20, dtype=torch.uint8, device="meta").untyped_storage(), offset)
+    nn.Linear(3, 3).to("meta")
+    record, copy = told(watch)
+    assert (record.stage, record.via, record.bytes, record.moved) == (
+        "load",
+        "GdsFile.load_storage",
+        4 << 20,
+        4 << 20,
+    )
+    assert (record.files, copy.stage) == ([[str(path), 4 << 20, "cufile"]], "copy")
+    assert is_direct(record) is not staged
+    row = timeline(0, "node0", [record])
+    assert (row["direct"], row["loaded_bytes"], row["ways"]) == (
+        not staged,
+        4 << 20,
+        ["GdsFile.load_storage"],
+    )
+    del file
+
+
+def test_a_read_by_cufile_into_the_host_is_not_direct(watch: StartupWatch) -> None:
+    begun = watch.begin(StartupStage.LOAD, "GdsFile.load_storage")
+    assert begun is not None
+    storage = torch.empty(2 << 20, dtype=torch.uint8).untyped_storage()
+    watch._add_cufile_read(begun, object(), storage)
+    (record,) = told(watch)
+    assert (record.bytes, record.moved, is_direct(record)) == (2 << 20, 0, False)
 
 
 def test_the_broadcast(watch: StartupWatch, monkeypatch: pytest.MonkeyPatch) -> None:

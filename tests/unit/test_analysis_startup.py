@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from run_builder import NAMES, RunBuilder
 
+from ddpcheck.analysis.startup.by_node import reads_by_node, told_by_node
 from ddpcheck.analysis.startup.table import StartupTable
 from ddpcheck.analysis.startup.timeline import is_direct, timeline
-from ddpcheck.records.schema import StartupRecord
+from ddpcheck.records.schema import RankHeader, StartupRecord
 
 MB = 10**6
 SIZE = 500 * MB
@@ -73,6 +75,50 @@ def test_scenario_a_every_rank_reads_the_same_file(tmp_path: Path) -> None:
         "1.5 GB of it were files that another rank read too: reading once and broadcasting would save that."
     )
     assert (startup["broadcast_bytes"], startup["broadcast_rate"]) == (SIZE, 1000 * MB)
+
+
+def test_scenario_a_on_two_nodes(tmp_path: Path) -> None:
+    """The page cache serves its own node: storage is asked once on each."""
+    build = RunBuilder(tmp_path, 4).wrap().train(1)
+    for rank in range(4):
+        header = build.records[rank][0]
+        assert isinstance(header, RankHeader)
+        build.records[rank][0] = replace(header, host=f"node{rank // 2}")
+        for record in way(load(storage=0 if rank % 2 else SIZE)):
+            build.say(rank, record)
+    startup = build.end().report().startup
+    assert startup is not None
+    assert [(row["rank"], row["host"]) for row in startup["ranks"]] == [
+        (0, "node0"),
+        (1, "node0"),
+        (2, "node1"),
+        (3, "node1"),
+    ]
+    assert [
+        (node["host"], node["ranks"], node["loaded_bytes"], node["storage_bytes"], node["repeated_bytes"])
+        for node in startup["nodes"]
+    ] == [("node0", [0, 1], 2 * SIZE, SIZE, SIZE), ("node1", [2, 3], 2 * SIZE, SIZE, SIZE)]
+    assert startup["repeated_bytes"] == 3 * SIZE
+    assert startup["summary"].startswith(
+        "4 ranks read 2.0 GB (1.0 GB from storage, the rest from the page cache)"
+    )
+    assert startup["summary"].endswith(
+        "By node: node0 1.0 GB (500.0 MB from storage), node1 1.0 GB (500.0 MB from storage). A page cache is its "
+        "node's own: each node asks storage for itself."
+    )
+
+
+def test_many_nodes_are_not_all_told(tmp_path: Path) -> None:
+    rows = [timeline(rank, f"node{rank}", way(load())) for rank in range(6)]
+    said = told_by_node(reads_by_node(rows))
+    assert "node3 500.0 MB (nothing from storage) and 2 more nodes." in said
+    assert "node4" not in said
+
+
+def test_one_reader_on_one_of_two_nodes() -> None:
+    rows = [timeline(0, "node0", way(load())), timeline(1, "node1", way())]
+    assert [node["loaded_bytes"] for node in reads_by_node(rows)] == [SIZE, 0]
+    assert told_by_node(reads_by_node(rows)) == ""
 
 
 def test_every_rank_reads_a_file_of_its_own(tmp_path: Path) -> None:

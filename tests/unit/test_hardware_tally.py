@@ -28,11 +28,36 @@ def test_a_peak_of_one_sample_in_a_thousand_stays() -> None:
     tally = node.tally
     assert (tally.cpu.most, tally.gpus[0].temperature, tally.gpus[0].lowest_clock) == (99.0, 90, 300)
     assert tally.rates == {"eth0": (100, 200)}
-    assert tally.ranks == {"4": {"most_memory": 1000, "storage_read": 1, "storage_written": 2, "gpus": {0}}}
+    seen = {"most_memory": 1000, "gpu_memory": 5, "storage_read": 1, "storage_written": 2, "gpus": {0}}
+    assert (tally.ranks, tally.pids, tally.gpus[0].processes) == ({"4": seen}, {77: "4"}, {77: 5})
     assert (tally.gpus[1].lost, tally.gpus[1].count) == ("gone", 500)
     assert node.opening is not None
     assert node.closing is not None
     assert (node.opening.time, node.closing.time) == (100.0, 900.0)
+
+
+def test_inside_the_steps_alone() -> None:
+    node = NodeSamples("h")
+    for time in range(1, 11):
+        node.add(moment(float(time), throttled=0x40 if time < 4 else 0, clock=100 * time), (4.0, 9.0))
+    assert (node.stepping[0].count, node.stepping[0].throttling()) == (6, {})
+    assert node.stepping[0].clock.row() == {"mean": 650.0, "most": 900}
+    assert node.tally.gpus[0].throttling() == {"hardware thermal slowdown": 0.3}
+
+
+def test_the_generation_of_pcie_counts_while_the_gpu_works() -> None:
+    node = NodeSamples("h")
+    for busy, generation in ((0, 1), (80, 3), (90, 4), (0, 5)):
+        gpu = Gpu(busy=busy, pcie_link=(generation, 16))
+        node.add(Sample(1.0, gpus=(gpu,)), None)
+    assert (node.tally.gpus[0].generation, node.tally.gpus[0].at_work) == (4, 2)
+
+
+def test_slices_at_their_most() -> None:
+    node = NodeSamples("h")
+    for used in ((), (5, 1), (3, 2)):
+        node.add(Sample(1.0, gpus=(Gpu(mig=used),)), None)
+    assert node.tally.gpus[0].mig == [5, 2]
 
 
 def test_throttling_is_a_share_of_samples() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from ddpcheck.analysis.analyse import analyse_run
+from ddpcheck.reports.html.page import to_html
 from ddpcheck.reports.terminal import render
 
 GPU = {"memory": 1 << 30, "busy": 40, "clock": 900, "temperature": 71, "power": 250_500, "pcie_link": [4, 8]}
@@ -49,11 +51,78 @@ def test_gpus_and_what_to_look_at(tmp_path: Path) -> None:
     for remark in (
         "power cap in 100 % of the samples",
         "hardware thermal slowdown in 100 % of the samples",
+        "3 corrected memory errors",
         "2 uncorrected memory errors",
         "PCIe runs x8 of x16",
         "cut in 2 MIG slices",
     ):
         assert f"  GPU 0: {remark}\n" in text
+
+
+def test_the_page_shows_gpus_links_processes_and_connections(tmp_path: Path) -> None:
+    gpus = [{"index": n, "name": "H", "pcie": [5, 16], "nvlinks": [0, 4]} for n in (2, 3)]
+    facts = {"nvml": {"driver": "570", "gpus": gpus, "topology": [["X", "NV2"], ["NV2", "X"]]}}
+    told = {
+        **GPU,
+        "throttled": 0x40,
+        "nvlink": [[5000, 6000], [7000, 8000]],
+        "processes": {"100": 4096, "9": None},
+    }
+    cluster = Cluster(tmp_path, lan(1), more_facts=facts, more_samples={"gpus": [told, GPU]})
+    cluster.build()
+    report = analyse_run(tmp_path)
+    [node] = report.hardware["nodes"]
+    assert node["gpus"][0]["nvlink_by_link"] == [
+        {"link": 0, "sent": 5000, "received": 7000},
+        {"link": 4, "sent": 6000, "received": 8000},
+    ]
+    assert node["gpus"][0]["processes"] == [
+        {"pid": 9, "rank": None, "most": 0},
+        {"pid": 100, "rank": 0, "most": 4096},
+    ]
+    assert (node["ranks"]["0"]["gpus"], node["ranks"]["0"]["gpu_memory"]) == ([2], 4096)
+    page = to_html(report)
+    for part in (
+        "hardware thermal slowdown in 100 % of the samples; PCIe runs x8 of x16",
+        "4.0 x8 of 5.0 x16",
+        "How the GPUs of node0 are connected",
+        "<td>NV2</td>",
+        "Memory by process",
+        "<td>rank 0</td>",
+        '<td class="number">4</td><td class="number">6.0 kB</td><td class="number">8.0 kB</td>',
+    ):
+        assert part in page, part
+
+
+def test_a_driver_that_is_silent_for_a_while(tmp_path: Path) -> None:
+    """Samples without GPUs are no samples of GPUs at rest."""
+    samples = {"gpus": [{**GPU, "busy": 80, "nvlink": [[5], [6]]}]}
+    Cluster(tmp_path, lan(1), more_facts=gpu_facts(nvlinks=[0]), more_samples=samples).build()
+    path = tmp_path / "node-node0.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines[20:30]:
+        del line["gpus"]
+    path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+    [node] = analyse_run(tmp_path).hardware["nodes"]
+    [gpu] = node["gpus"]
+    assert (gpu["busy"]["mean"], gpu["nvlink"]["sent"]) == (80, 5)
+    [series] = node["series"]["gpus"]
+    assert series["busy"].count(None) > 0
+    assert max(series["nvlink_sent"]) == 0
+
+
+def test_what_could_not_be_read_is_not_0(tmp_path: Path) -> None:
+    Cluster(tmp_path, lan(1)).build()
+    path = tmp_path / "node-node0.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line.pop("cpu", None)
+    path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+    report = analyse_run(tmp_path)
+    assert report.hardware["nodes"][0]["cpu"] is None
+    buffer = io.StringIO()
+    render(report, Console(file=buffer, width=80))
+    assert "  node0  -         1.1 GB of" in buffer.getvalue()
 
 
 def test_a_lost_gpu_on_one_of_several_nodes(tmp_path: Path) -> None:

@@ -94,4 +94,24 @@ def test_a_launcher_that_gave_up_sampling(tmp_path: Path) -> None:
     build.notes.append({"kind": "fault", "probe": "sampler", "entry": "sample", "error": "OSError: no"})
     [finding] = build.findings("DDP605")
     assert (finding.severity.value, finding.ranks) == ("note", ())
-    assert "sampler.sample failed and was switched off: OSError: no" in finding.message
+    assert finding.message.startswith("Sampling the node failed: OSError: no. The job was not touched; ")
+
+
+def test_a_source_that_could_not_be_sampled_on_several_hosts(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap().train(2).end()
+    for host in ("node1", "node0", "node1"):
+        build.notes.append(
+            {"kind": "fault", "probe": "sampler", "entry": "gpus", "host": host, "error": "ValueError: x"}
+        )
+    [finding] = build.findings("DDP605")
+    assert finding.message.startswith("Sampling gpus failed on node0, node1: ValueError: x. ")
+    assert "all else was sampled on" in finding.message
+    assert finding.evidence["entry"] == "sampler.gpus"
+
+
+def test_a_log_that_could_not_be_written(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap().train(2).end()
+    build.description["unwritten"] = 17
+    [finding] = build.findings("DDP605")
+    assert (finding.severity.value, finding.ranks) == ("note", ())
+    assert finding.message.startswith("17 lines of the node's log could not be written")

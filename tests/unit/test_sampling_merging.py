@@ -31,6 +31,11 @@ def test_gpus() -> None:
     assert merged(early, {"gpus": [{"lost": "gone"}]}) == {"gpus": [{"lost": "gone"}]}
 
 
+def test_what_is_not_told_stays() -> None:
+    early = {"time": 1.0, "cpu": 5.0, "gpus": [{"clock": 900}]}
+    assert merged(early, {"time": 2.0}) == {**early, "time": 2.0}
+
+
 def test_a_rank_that_started_again_is_another_process() -> None:
     early, late = {"ranks": {"0": [5, 900, 1, 1]}}, {"ranks": {"0": [6, 100, 0, 0], "1": [7, 1, 0, 0]}}
     assert merged(early, late) == late

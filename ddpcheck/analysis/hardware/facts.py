@@ -43,7 +43,8 @@ class GpuFacts:
     clock: int | None = None
     # Generation and width, at most.
     pcie: tuple[int, ...] = ()
-    nvlinks: int = 0
+    # The numbers of those that are up.
+    nvlinks: tuple[int, ...] = ()
     # By slice: its identity and bytes of memory.
     mig: tuple[tuple[str, int | None], ...] = ()
     unsupported: tuple[str, ...] = ()
@@ -101,7 +102,6 @@ def _port(raw: Mapping[str, Any]) -> PortFacts:
 
 def _gpu(place: int, raw: Mapping[str, Any]) -> GpuFacts:
     index = whole(raw.get("index"))
-    links = raw.get("nvlinks")
     return GpuFacts(
         index=place if index is None else index,
         name=text(raw.get("name")),
@@ -110,7 +110,7 @@ def _gpu(place: int, raw: Mapping[str, Any]) -> GpuFacts:
         memory=whole(raw.get("memory")),
         clock=whole(raw.get("clock")),
         pcie=wholes(raw.get("pcie")),
-        nvlinks=len(links) if isinstance(links, list) else 0,
+        nvlinks=wholes(raw.get("nvlinks")),
         mig=tuple((text(row.get("uuid")), whole(row.get("memory"))) for row in rows(raw.get("mig"))),
         unsupported=texts(raw.get("unsupported")),
     )

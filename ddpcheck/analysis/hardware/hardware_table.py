@@ -34,7 +34,7 @@ def _node(node: NodeSamples, drawn: bool) -> dict[str, Any]:
         "ranks": _ranks(node),
         "note": facts.note,
         "driver": facts.driver,
-        "gpus": [gpu_row(gpu, node.tally_of(place)) for place, gpu in enumerate(facts.gpus)],
+        "gpus": [gpu_row(gpu, node.tally_of(place), node.tally.pids) for place, gpu in enumerate(facts.gpus)],
         "topology": [list(row) for row in facts.topology],
         "p2p": [list(row) for row in facts.p2p],
         "series": series_of(node.series) if drawn else {},

@@ -13,6 +13,7 @@ from ddpcheck.analysis.hardware.facts import NodeFacts, facts_from
 from ddpcheck.analysis.hardware.sample import Sample, sample_from
 from ddpcheck.analysis.hardware.tally import GpuTally, NodeTally
 from ddpcheck.analysis.links.route_tally import RouteTallies
+from ddpcheck.analysis.node_lines import node_lines
 
 # Beyond so many nodes, series for drawing stay in the node logs.
 MOST_DRAWN = 16
@@ -41,6 +42,8 @@ class NodeSamples:
     routes: RouteTallies = field(default_factory=RouteTallies)
     # The same of other launchers on this node, who saw only ranks of their own.
     more_routes: list[RouteTallies] = field(default_factory=list)
+    # By place of the GPU: inside the window of the steps alone.
+    stepping: list[GpuTally] = field(default_factory=list)
     # Every second, fourth, … sample, for drawing.
     series: list[Sample] = field(default_factory=list)
     most_points: int = MOST_POINTS
@@ -62,6 +65,9 @@ class NodeSamples:
             self.opening = self.opening or sample
             self.closing = sample
             self.routes.add(sample)
+            self.stepping += [GpuTally() for _ in sample.gpus[len(self.stepping) :]]
+            for tally, gpu in zip(self.stepping, sample.gpus, strict=False):
+                tally.add(gpu)
         if self.count % self._stride == 0:
             self.series.append(sample)
         self.count += 1
@@ -105,18 +111,16 @@ def _distinct(launchers: Sequence[NodeSamples]) -> list[NodeSamples]:
 
 
 def _lines(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for path in sorted(folder.glob("node-*.jsonl")):
-        host = path.name.removeprefix("node-").removesuffix(".jsonl")
-        with path.open("rb") as file:
-            for line in file:
-                try:
-                    raw = json.loads(line)
-                except (ValueError, RecursionError):
-                    continue
-                if not isinstance(raw, dict):
-                    continue
-                if raw.get("kind") == "node":
-                    # A file's name may have lost letters of the host's.
-                    host = str(raw.get("host", host))
-                elif raw.get("kind") in _KINDS:
-                    yield host, raw
+    hosts: dict[str, str] = {}
+    for name, line in node_lines(folder):
+        try:
+            raw = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(raw, dict):
+            continue
+        if raw.get("kind") == "node":
+            # A file's name may have lost letters of the host's.
+            hosts[name] = str(raw.get("host", ""))
+        elif raw.get("kind") in _KINDS:
+            yield hosts.get(name) or name.removeprefix("node-").removesuffix(".jsonl"), raw

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from ddpcheck.analysis.hardware.sample import Sample
+from ddpcheck.analysis.hardware.sample import Gpu, Sample
 
 Rates = list[tuple[int, int]]
 
@@ -16,7 +16,7 @@ def series_of(samples: Sequence[Sample]) -> dict[str, Any]:
     """For drawing: gauges at each time, and bytes a second since the time before."""
     network = rates_of(samples, partial(_over_interfaces, False))
     loopback = rates_of(samples, partial(_over_interfaces, True))
-    gpus = min((len(sample.gpus) for sample in samples), default=0)
+    gpus = max((len(sample.gpus) for sample in samples), default=0)
     return {
         "time": [sample.time for sample in samples],
         "cpu": [sample.cpu for sample in samples],
@@ -29,7 +29,7 @@ def series_of(samples: Sequence[Sample]) -> dict[str, Any]:
 
 def _gpu_series(samples: Sequence[Sample], index: int) -> dict[str, Any]:
     gauges = {
-        name: [getattr(sample.gpus[index], name) for sample in samples]
+        name: [getattr(_gpu(sample, index), name) for sample in samples]
         for name in ("memory", "busy", "clock", "temperature", "power")
     }
     rates = {
@@ -40,8 +40,13 @@ def _gpu_series(samples: Sequence[Sample], index: int) -> dict[str, Any]:
 
 
 def _both_ways(index: int, kind: str, sample: Sample) -> tuple[int, ...]:
-    sent, received = getattr(sample.gpus[index], kind) or (0, 0)
-    return received, sent
+    moved: tuple[int, int] | None = getattr(_gpu(sample, index), kind)
+    return () if moved is None else (moved[1], moved[0])
+
+
+def _gpu(sample: Sample, index: int) -> Gpu:
+    """A driver that was silent tells nothing of any GPU."""
+    return sample.gpus[index] if index < len(sample.gpus) else Gpu()
 
 
 def _over_interfaces(loopback: bool, sample: Sample) -> tuple[int, ...]:

@@ -18,6 +18,11 @@ THROTTLING = {
 }
 
 
+# Percent of the time, from which on a GPU is not idling.
+AT_WORK = 50
+MOST_PROCESSES = 64
+
+
 @dataclass
 class Spread:
     """The mean of a gauge, and the most it was."""
@@ -43,7 +48,17 @@ class GpuTally:
     count: int = 0
     memory: int | None = None
     busy: Spread = field(default_factory=Spread)
+    memory_busy: Spread = field(default_factory=Spread)
+    clock: Spread = field(default_factory=Spread)
     lowest_clock: int | None = None
+    lowest_memory_clock: int | None = None
+    # The highest PCIe generation in samples in which the GPU was at work, and how many these are: the link of
+    # one that idles is slowed down.
+    generation: int = 0
+    at_work: int = 0
+    # The most of each, by process id and by MIG slice.
+    processes: dict[int, int] = field(default_factory=dict)
+    mig: list[int] = field(default_factory=list)
     temperature: int | None = None
     power: int | None = None
     throttled: Counter[str] = field(default_factory=Counter)
@@ -60,9 +75,24 @@ class GpuTally:
         self.temperature = _highest(self.temperature, gpu.temperature)
         self.power = _highest(self.power, gpu.power)
         self.busy.add(gpu.busy)
-        if gpu.clock is not None:
-            self.lowest_clock = gpu.clock if self.lowest_clock is None else min(self.lowest_clock, gpu.clock)
+        self.memory_busy.add(gpu.memory_busy)
+        self.clock.add(gpu.clock)
+        self.lowest_clock = _lowest(self.lowest_clock, gpu.clock)
+        self.lowest_memory_clock = _lowest(self.lowest_memory_clock, gpu.memory_clock)
+        self._add_work(gpu)
         self.throttled.update(name for bit, name in THROTTLING.items() if gpu.throttled & bit)
+
+    def _add_work(self, gpu: Gpu) -> None:
+        if (gpu.busy or 0) >= AT_WORK and len(gpu.pcie_link) == 2:
+            self.at_work += 1
+            self.generation = max(self.generation, gpu.pcie_link[0])
+        for pid, used in gpu.processes.items():
+            if pid in self.processes or len(self.processes) < MOST_PROCESSES:
+                self.processes[pid] = max(used, self.processes.get(pid, 0))
+        for place, used in enumerate(gpu.mig):
+            if place == len(self.mig):
+                self.mig.append(0)
+            self.mig[place] = max(self.mig[place], used)
 
     def throttling(self) -> dict[str, float]:
         """By reason, the share of samples in which clocks were held down."""
@@ -75,14 +105,16 @@ class NodeTally:
 
     cpu: Spread = field(default_factory=Spread)
     memory: int = 0
-    # By rank: most_memory, storage_read, storage_written, and places of the GPUs it was seen on.
+    # By rank: most_memory, storage_read, storage_written, places of the GPUs it was seen on, gpu_memory at its most.
     ranks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # By process id, the rank.
+    pids: dict[int, str] = field(default_factory=dict)
     # By interface: the most bytes a second, received and sent.
     rates: dict[str, tuple[int, int]] = field(default_factory=dict)
     gpus: list[GpuTally] = field(default_factory=list)
 
     def add(self, before: Sample | None, sample: Sample) -> None:
-        self.memory = max(self.memory, sample.memory)
+        self.memory = max(self.memory, sample.memory or 0)
         for rank, row in sample.ranks.items():
             self._add_rank(rank, row, sample)
         for place, gpu in enumerate(sample.gpus):
@@ -95,10 +127,12 @@ class NodeTally:
 
     def _add_rank(self, rank: str, row: tuple[int, ...], sample: Sample) -> None:
         pid, resident, read, written = row
-        known = self.ranks.setdefault(rank, {"most_memory": 0, "gpus": set()})
+        self.pids[pid] = rank
+        known = self.ranks.setdefault(rank, {"most_memory": 0, "gpu_memory": 0, "gpus": set()})
         known["most_memory"] = max(known["most_memory"], resident)
         known["storage_read"], known["storage_written"] = read, written
         known["gpus"] |= {place for place, gpu in enumerate(sample.gpus) if pid in gpu.processes}
+        known["gpu_memory"] = max(known["gpu_memory"], sum(gpu.processes.get(pid, 0) for gpu in sample.gpus))
 
     def _add_rates(self, before: Sample, sample: Sample) -> None:
         seconds = sample.time - before.time
@@ -110,6 +144,10 @@ class NodeTally:
                     round((new - was) / seconds) for new, was in zip(row[:2], old[:2], strict=True)
                 )
                 self.rates[name] = (max(most[0], received), max(most[1], sent))
+
+
+def _lowest(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else min(one, other)
 
 
 def _highest(one: int | None, other: int | None) -> int | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.findings import Finding, Severity
+from ddpcheck.analysis.hardware.held_down import HeldDown, held_down
 from ddpcheck.analysis.step_time.result import Straggler, TimeTable
 from ddpcheck.analysis.step_time.straggler import lacks_processors
 from ddpcheck.rank_ranges import name_ranks
@@ -35,12 +38,20 @@ MORE_PROCESSORS = (
 )
 
 
+COMPUTING = ("forward", "backward", "optimizer")
+COOLER = (
+    "Look at that GPU's cooling, power supply and power limit (nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER), or "
+    "take its node out of the job."
+)
+
+
 def find(case: Case) -> list[Finding]:
     return [_finding(case, table, table.straggler) for table in case.time if table.straggler is not None]
 
 
 def _finding(case: Case, table: TimeTable, late: Straggler) -> Finding:
     busy_host = lacks_processors(late)
+    slowed = held_down(case.nodes, late.ranks, table.group) if late.part in COMPUTING else None
     who = name_ranks(late.ranks)
     its = "Its" if len(late.ranks) == 1 else "Their"
     hosts = _whole_hosts(case, late.ranks)
@@ -52,7 +63,7 @@ def _finding(case: Case, table: TimeTable, late: Straggler) -> Finding:
         f"The other ranks wait {_ms(late.cost_us)} longer for {who}{where} in each step, {100 * late.share:.0f} % of "
         f"{_ms(table.step_us)} (in {late.steps_late} of {table.steps} steps). {its} {_part(late.part)} takes "
         f"{_ms(late.own_us)}, that of the others {_ms(late.others_us)}.",
-        severity=Severity.NOTE if busy_host else Severity.WARNING,
+        severity=Severity.NOTE if busy_host and slowed is None else Severity.WARNING,
         stage=late.part,
         ranks=late.ranks,
         evidence={
@@ -60,9 +71,10 @@ def _finding(case: Case, table: TimeTable, late: Straggler) -> Finding:
             "queued_ms": None if late.queued_us is None else _milli(late.queued_us),
             "wait_ms": {str(row.rank): _milli(row.parts["wait"].median_us) for row in told},
             **({"hosts": list(hosts)} if hosts else {}),
+            **({} if slowed is None else {"throttled": _evidence(slowed)}),
         },
-        cause=NO_PROCESSOR if busy_host else CAUSE[late.part],
-        fix=MORE_PROCESSORS if busy_host else FIX[late.part],
+        cause=_cause(late, slowed, busy_host),
+        fix=COOLER if slowed is not None else MORE_PROCESSORS if busy_host else FIX[late.part],
     )
 
 
@@ -78,6 +90,25 @@ def _whole_hosts(case: Case, late: tuple[int, ...]) -> tuple[str, ...]:
 
 def _all_of(hosts: tuple[str, ...]) -> str:
     return f"all of {hosts[0]}" if len(hosts) == 1 else f"all of {len(hosts)} hosts, {hosts[0]} first"
+
+
+def _cause(late: Straggler, slowed: HeldDown | None, busy_host: bool) -> str:
+    if slowed is None:
+        return NO_PROCESSOR if busy_host else CAUSE[late.part]
+    reasons = ", ".join(f"{reason} in {100 * share:.0f} %" for reason, share in slowed.reasons.items())
+    clocks = ""
+    if slowed.clock is not None and slowed.others_clock is not None:
+        clocks = f"; it ran at {slowed.clock:.0f} MHz, the others at {slowed.others_clock:.0f}"
+    return f"throttling: its GPU ({', '.join(slowed.gpus)}) had its clocks held down ({reasons} of the samples{clocks})"
+
+
+def _evidence(slowed: HeldDown) -> dict[str, Any]:
+    return {
+        "gpus": list(slowed.gpus[:MOST_TOLD]),
+        "reasons": dict(slowed.reasons),
+        "mhz": None if slowed.clock is None else round(slowed.clock),
+        "others_mhz": None if slowed.others_clock is None else round(slowed.others_clock),
+    }
 
 
 def _part(part: str) -> str:

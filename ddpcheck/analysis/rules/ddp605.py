@@ -6,6 +6,8 @@ from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.rank_ranges import name_ranks
 
+MOST_HOSTS = 4
+
 
 def find(case: Case) -> list[Finding]:
     faults: dict[tuple[str, str, str], list[int]] = {}
@@ -15,10 +17,44 @@ def find(case: Case) -> list[Finding]:
     for fault in case.strays:
         ranks = faults.setdefault((f"{fault.probe}.{fault.entry}", fault.error, fault.where), [])
         ranks += [fault.rank] if fault.rank is not None and fault.rank not in ranks else []
-    if case.number == 0:  # a matter of the run, not of one attempt
-        faults.update({("sampler.sample", error, "in the launcher"): [] for error in case.notes.unsampled})
     findings = [_fault(case, *key, tuple(sorted(ranks))) for key, ranks in faults.items()]
-    return findings + [_unwritten(case, rank, text) for rank, text in sorted(case.troubles.items())]
+    findings += [_unwritten(case, rank, text) for rank, text in sorted(case.troubles.items())]
+    return findings + (
+        _of_launchers(case) if case.number == 0 else []
+    )  # matters of the run, not of an attempt
+
+
+def _of_launchers(case: Case) -> list[Finding]:
+    notes = case.notes
+    found = [_unsampled(case, *key, tuple(sorted(hosts))) for key, hosts in notes.unsampled.items()]
+    return found + ([_incomplete_log(case, notes.unwritten)] if notes.unwritten else [])
+
+
+def _unsampled(case: Case, source: str, error: str, hosts: tuple[str, ...]) -> Finding:
+    told = f"{', '.join(hosts[:MOST_HOSTS])}{' …' if len(hosts) > MOST_HOSTS else ''}"
+    alone = source in ("", "sample", "thread")  # not one source, but the thread that reads all of them
+    return case.finding(
+        "DDP605",
+        f"Sampling {'the node' if alone else source} failed{f' on {told}' if hosts else ''}: {error}. The job was not "
+        f"touched{'' if alone else ', and all else was sampled on'}; what this would have shown is missing.",
+        severity=Severity.NOTE,
+        evidence={"entry": f"sampler.{source}", "error": error, "hosts": list(hosts[:MOST_HOSTS])},
+        cause="a driver that does not answer, something in this environment that ddpcheck does not expect, or a "
+        "fault inside it",
+        fix="Look at the driver (nvidia-smi) where it is about GPUs; otherwise please report it with this message.",
+    )
+
+
+def _incomplete_log(case: Case, lines: int) -> Finding:
+    return case.finding(
+        "DDP605",
+        f"{lines} lines of the node's log could not be written: samples of the hardware are missing, or notes of how "
+        "processes ended. The ranks' own records are not concerned.",
+        severity=Severity.NOTE,
+        evidence={"lines": lines},
+        cause="the run folder cannot be written, or its disk is nearly full",
+        fix="Free some space, or put the run folder elsewhere with --out.",
+    )
 
 
 def _fault(case: Case, entry: str, error: str, where: str, ranks: tuple[int, ...]) -> Finding:

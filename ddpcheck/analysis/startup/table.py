@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from ddpcheck.analysis.attempt import Attempt
+from ddpcheck.analysis.startup.by_node import NodeReads, reads_by_node, told_by_node
 from ddpcheck.analysis.startup.scenario import readers_of, repeated_bytes, scenario_of, told
 from ddpcheck.analysis.startup.timeline import RankTimeline, timeline
 from ddpcheck.records.schema import Of, Stage
@@ -32,6 +33,7 @@ class StartupTable(TypedDict):
     broadcast_rate: float | None
     copied_bytes: int
     copy_rate: float | None
+    nodes: list[NodeReads]
     ranks: list[RankTimeline]
 
 
@@ -44,6 +46,7 @@ def startup_table(attempt: Attempt) -> StartupTable | None:
     if not rows:
         return None
     equal = _equal_before(attempt)
+    nodes = reads_by_node(rows)
     scenario = scenario_of(rows)
     broadcasts = [row["broadcast"] for row in rows if row["broadcast"] is not None]
     seconds = min(broadcasts, default=None)
@@ -51,7 +54,7 @@ def startup_table(attempt: Attempt) -> StartupTable | None:
     on_device = any(row["device_memory"] for row in rows)
     return StartupTable(
         scenario=None if scenario is None else scenario.value,
-        summary=told(rows, equal),
+        summary=" ".join(filter(None, (told(rows, equal), told_by_node(nodes)))),
         equal_before=equal,
         loaded_bytes=sum(row["loaded_bytes"] for row in readers_of(rows)),
         storage_bytes=sum(row["storage_bytes"] for row in readers_of(rows)),
@@ -61,6 +64,7 @@ def startup_table(attempt: Attempt) -> StartupTable | None:
         broadcast_rate=None if on_device else _rate(size, seconds),
         copied_bytes=sum(row["copied_bytes"] for row in rows),
         copy_rate=_copy_rate(rows),
+        nodes=nodes,
         ranks=rows[:MOST_RANKS],
     )
 

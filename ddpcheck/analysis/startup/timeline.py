@@ -17,7 +17,7 @@ class LoadedFile(TypedDict):
 
     path: str
     bytes: int
-    # "read" into memory, or "mapped": read as it is used.
+    # "read" into memory, "mapped": read as it is used, or asked for through "cufile".
     how: str
 
 
@@ -135,6 +135,8 @@ def _files(loads: Iterable[StartupRecord]) -> list[LoadedFile]:
     for record in loads:
         for entry in record.files:
             match entry:
+                case [str(path), int(size), "cufile"] if path in files:  # told in several goes
+                    files[path]["bytes"] += size
                 case [str(path), int(size), str(how)]:
                     files[path] = LoadedFile(path=path, bytes=size, how=how)
     return list(files.values())

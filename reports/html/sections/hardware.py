@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpcheck.reports.html.chart import chart
+from ddpcheck.reports.html.gpu_tables import gpu_tables
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.html.material import Material
 from ddpcheck.reports.html.series_table import series_table
@@ -19,7 +20,7 @@ def section(made: Material) -> Html | None:
     if not nodes:
         return None
     drawn = [_node(node) for node in nodes if (node.get("series") or {}).get("time")][:_MOST_DRAWN]
-    return joined([_table(nodes), _gpus(nodes), *drawn])
+    return joined([_table(nodes), gpu_tables(nodes), *drawn])
 
 
 def _table(nodes: Sequence[Mapping[str, Any]]) -> Html:
@@ -37,22 +38,6 @@ def _table(nodes: Sequence[Mapping[str, Any]]) -> Html:
     ]
     headers = ("host", "processors", "busy", "memory", "of", "interfaces", "GPUs")
     return table(headers, rows, "Nodes", numbers=(1, 2, 3, 4))
-
-
-def _gpus(nodes: Sequence[Mapping[str, Any]]) -> Html | None:
-    rows = [
-        [
-            f"{node['host']} {gpu['index']}",
-            gpu["name"],
-            _spread(gpu["busy"]),
-            size_text(gpu["memory"]["most"]),
-            ", ".join(f"{reason} {100 * share:.0f} %" for reason, share in gpu["throttled"].items()) or "-",
-            gpu["lost"] or "-",
-        ]
-        for node in nodes
-        for gpu in node["gpus"]
-    ]
-    return table(("GPU", "", "busy", "memory", "clocks held down", "lost"), rows, "GPUs") if rows else None
 
 
 def _node(node: Mapping[str, Any]) -> Html:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddpcheck.rank_ranges import rank_ranges
 from ddpcheck.reports.html.chart import chart
 from ddpcheck.reports.html.few_ranks import Row, pages
-from ddpcheck.reports.html.markup import Html, table
+from ddpcheck.reports.html.markup import Html, joined, table
 from ddpcheck.reports.html.material import Material
+from ddpcheck.reports.trace_units import size_text
 
 # In the order in which they come.
 _STAGES = (
@@ -45,6 +47,9 @@ def section(made: Material) -> Html | None:
     figures = table(
         headers, [_row(rank) for rank in ranks], "Seconds by stage", numbers=range(2, len(headers))
     )
+    nodes = startup.get("nodes") or []
+    if len(nodes) > 1:
+        figures = joined([figures, _by_node(nodes)])
     choices = [title for title, _ in shown] if len(shown) > 1 else []
     key = [(colour, label) for _, label, colour in _STAGES]
     return chart(
@@ -56,6 +61,21 @@ def section(made: Material) -> Html | None:
         key,
         choices,
     )
+
+
+def _by_node(nodes: Sequence[Mapping[str, Any]]) -> Html:
+    rows = [
+        [
+            node["host"],
+            rank_ranges(node["ranks"]),
+            size_text(node["loaded_bytes"]),
+            size_text(node["storage_bytes"]),
+            size_text(node["repeated_bytes"]),
+        ]
+        for node in nodes
+    ]
+    headers = ("host", "ranks", "read", "of it from storage", "read by several of its ranks")
+    return table(headers, rows, "Bytes read by node", numbers=(2, 3, 4))
 
 
 def _spans(rows: Sequence[Row], began: float) -> list[list[object]]:

@@ -8,11 +8,15 @@
  *   bytes_fields 1        the fields of NVLink 5, which count bytes, are there too
  *   pcie START RATE BITS  PCIe counters in bytes; BITS 32 wraps; RATE 0 with BITS 0: not supported
  *   throttle MASK         reasons
+ *   throttle_gpu GPU MASK MHZ   those of one GPU, and its clock
+ *   ecc GPU RATE          uncorrected memory errors a second
  *   mig GPU SLICES        a GPU that is cut in slices
  *   lost GPU SECONDS      the GPU falls off the bus so long after nvmlInit
  *   fail FUNCTION CODE    the function returns CODE
  *   fail_until FUNCTION CODE CALLS   only in its first calls
+ *   hang FUNCTION AFTER SECONDS   so long after nvmlInit the function does not answer for so long
  *   process GPU PID BYTES a process with memory on a GPU
+ *   processes FILE        the same, a line each, read anew whenever it is asked for
  *   log FILE              every call that fails is appended there
  */
 #define _GNU_SOURCE
@@ -39,7 +43,10 @@ static struct {
     unsigned long long link_start, link_rate, pcie_start, pcie_rate, throttle;
     int bytes_fields, pcie_bits;
     double lost_after[MOST_GPUS], began;
-    char log[512];
+    char log[512], processes_file[512];
+    struct { unsigned long long mask; unsigned clock; } held[MOST_GPUS];
+    double ecc_rate[MOST_GPUS], hang_after, hang_seconds;
+    char hangs[64];
     struct { char function[64]; int code; int calls; } rules[MOST_RULES];
     int rule_count;
     struct { unsigned gpu; Process process; } processes[MOST_RULES];
@@ -50,6 +57,12 @@ static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+static void add_process(unsigned gpu, unsigned long long pid, unsigned long long bytes) {
+    if (script.process_count == MOST_RULES) return;
+    script.processes[script.process_count].gpu = gpu;
+    script.processes[script.process_count++].process = (Process){(unsigned)pid, bytes, ~0u, ~0u};
 }
 
 static void read_line(const char *line) {
@@ -68,10 +81,12 @@ static void read_line(const char *line) {
         script.pcie_start = a, script.pcie_rate = b, script.pcie_bits = (int)c;
     if (sscanf(line, "mig %u %llu", &gpu, &a) == 2 && gpu < MOST_GPUS) script.slices[gpu] = (unsigned)a;
     if (sscanf(line, "lost %u %lf", &gpu, &seconds) == 2 && gpu < MOST_GPUS) script.lost_after[gpu] = seconds;
-    if (sscanf(line, "process %u %llu %llu", &gpu, &a, &b) == 3 && script.process_count < MOST_RULES) {
-        script.processes[script.process_count].gpu = gpu;
-        script.processes[script.process_count++].process = (Process){(unsigned)a, b, ~0u, ~0u};
-    }
+    if (sscanf(line, "process %u %llu %llu", &gpu, &a, &b) == 3) add_process(gpu, a, b);
+    sscanf(line, "processes %511s", script.processes_file);
+    if (sscanf(line, "throttle_gpu %u %llu %llu", &gpu, &a, &b) == 3 && gpu < MOST_GPUS)
+        script.held[gpu].mask = a, script.held[gpu].clock = (unsigned)b;
+    if (sscanf(line, "ecc %u %lf", &gpu, &seconds) == 2 && gpu < MOST_GPUS) script.ecc_rate[gpu] = seconds;
+    sscanf(line, "hang %63s %lf %lf", script.hangs, &script.hang_after, &script.hang_seconds);
     calls = -1;
     if ((sscanf(line, "fail %63s %d", word, &code) == 2 ||
          sscanf(line, "fail_until %63s %d %d", word, &code, &calls) == 3) && script.rule_count < MOST_RULES) {
@@ -101,10 +116,17 @@ static int scripted(const char *function) {
     return SUCCESS;
 }
 
+static void maybe_hang(const char *function) {
+    if (strcmp(script.hangs, function) || now() - script.began < script.hang_after) return;
+    struct timespec t = {(time_t)script.hang_seconds, 0};
+    nanosleep(&t, NULL);
+}
+
 static unsigned gpu_of(Device device) { return (unsigned)((device >= SLICE ? device / SLICE : device) - 1); }
 static int is_slice(Device device) { return device >= SLICE; }
 
 static int checked(const char *function, Device device) {
+    maybe_hang(function);
     double after = script.lost_after[gpu_of(device)];
     if (after > 0 && now() - script.began >= after) return GPU_IS_LOST;
     return scripted(function);
@@ -124,6 +146,7 @@ int nvmlInitWithFlags(unsigned flags) {
     while (file && fgets(line, sizeof line, file)) read_line(line);
     if (file) fclose(file);
     script.began = now();
+    maybe_hang(__func__);
     return answer(__func__, scripted(__func__));
 }
 
@@ -190,7 +213,8 @@ int nvmlDeviceGetUtilizationRates(Device device, Utilization *used) {
 
 int nvmlDeviceGetClockInfo(Device device, unsigned type, unsigned *clock) {
     ON(device);
-    *clock = type == 1 ? 1410 : 1593;
+    unsigned held = script.held[gpu_of(device)].clock;
+    *clock = type == 1 ? (held ? held : 1410) : 1593;
     return SUCCESS;
 }
 
@@ -215,7 +239,7 @@ int nvmlDeviceGetPowerUsage(Device device, unsigned *milliwatts) {
 
 int nvmlDeviceGetCurrentClocksEventReasons(Device device, unsigned long long *reasons) {
     ON(device);
-    *reasons = script.throttle;
+    *reasons = script.throttle | script.held[gpu_of(device)].mask;
     return SUCCESS;
 }
 
@@ -228,13 +252,21 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(Device device, unsigned long long 
 int nvmlDeviceGetTotalEccErrors(Device device, unsigned type, unsigned counter, unsigned long long *count) {
     (void)counter;
     ON(device);
-    *count = type ? 0 : 7 + (unsigned long long)(now() - script.began);
+    double seconds = now() - script.began;
+    *count = (unsigned long long)(type ? seconds * script.ecc_rate[gpu_of(device)] : 7 + seconds);
     return SUCCESS;
 }
 
 int nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned *count, Process *found) {
     ON(device);
-    unsigned room = *count, here = 0;
+    unsigned room = *count, here = 0, gpu;
+    unsigned long long pid, bytes;
+    FILE *file = script.processes_file[0] ? fopen(script.processes_file, "r") : NULL;
+    if (file) {
+        script.process_count = 0;
+        while (fscanf(file, "%u %llu %llu", &gpu, &pid, &bytes) == 3) add_process(gpu, pid, bytes);
+        fclose(file);
+    }
     for (int i = 0; i < script.process_count; i++)
         if (script.processes[i].gpu == gpu_of(device)) {
             if (found && here < room) found[here] = script.processes[i].process;

@@ -1,0 +1,98 @@
+"""GPUs in figures: what each did, its NVLinks, the processes on it, and how GPUs are connected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddpcheck.reports.html.markup import Html, joined, table, tag
+from ddpcheck.reports.trace_units import size_text
+
+_MOST_NODES = 4
+_MOST_ROWS = 2048
+
+Node = Mapping[str, Any]
+Gpu = Mapping[str, Any]
+
+
+def gpu_tables(nodes: Sequence[Node]) -> Html | None:
+    """None where no node has a GPU."""
+    gpus = [(f"{node['host']} {gpu['index']}", gpu) for node in nodes for gpu in node["gpus"]][:_MOST_ROWS]
+    if not gpus:
+        return None
+    connected = [_connections(node) for node in nodes if len(node.get("topology") or ()) > 1][:_MOST_NODES]
+    return joined([_figures(gpus), _links(gpus), _processes(gpus), *connected])
+
+
+def _figures(gpus: Sequence[tuple[str, Gpu]]) -> Html:
+    headers = (
+        "GPU",
+        "",
+        "busy",
+        "memory",
+        "of",
+        "clock",
+        "temperature",
+        "power",
+        "PCIe",
+        "sent",
+        "received",
+        "to look at",
+    )
+    return table(headers, [_row(name, gpu) for name, gpu in gpus], "GPUs", numbers=range(2, 11))
+
+
+def _row(name: str, gpu: Gpu) -> list[object]:
+    clock, moved, busy = gpu["clock"].get("mean"), gpu["pcie"] or {}, gpu["busy"]
+    return [
+        name,
+        gpu["name"],
+        "-" if busy is None else f"{busy['mean']:.0f} %",
+        size_text(gpu["memory"]["most"]),
+        size_text(gpu["memory"]["total"]),
+        "-" if clock is None else f"{clock:.0f} of {gpu['clock']['highest']} MHz",
+        "-" if gpu["temperature"] is None else f"{gpu['temperature']} C",
+        "-" if gpu["power_watts"] is None else f"{gpu['power_watts']:.0f} W",
+        _link(gpu["pcie_link"]),
+        size_text(moved.get("sent")) or "-",
+        size_text(moved.get("received")) or "-",
+        "; ".join(gpu.get("remarks") or ()) or "-",
+    ]
+
+
+def _link(link: Mapping[str, Any]) -> str:
+    now, most = link["now"], link["most"]
+    if not now or not most:
+        return "-"
+    return f"{now['generation']}.0 x{now['width']} of {most['generation']}.0 x{most['width']}"
+
+
+def _links(gpus: Sequence[tuple[str, Gpu]]) -> Html | None:
+    rows = [
+        [name, link["link"], size_text(link["sent"]), size_text(link["received"])]
+        for name, gpu in gpus
+        for link in gpu.get("nvlink_by_link") or ()
+    ][:_MOST_ROWS]
+    headers = ("GPU", "NVLink", "sent", "received")
+    return _folded("Bytes by NVLink", table(headers, rows, "NVLinks", numbers=(1, 2, 3))) if rows else None
+
+
+def _processes(gpus: Sequence[tuple[str, Gpu]]) -> Html | None:
+    rows = [
+        [name, each["pid"], "-" if each["rank"] is None else f"rank {each['rank']}", size_text(each["most"])]
+        for name, gpu in gpus
+        for each in gpu.get("processes") or ()
+    ][:_MOST_ROWS]
+    headers = ("GPU", "process", "", "memory, most")
+    return _folded("Memory by process", table(headers, rows, "Processes", numbers=(1, 3))) if rows else None
+
+
+def _connections(node: Node) -> Html:
+    indices = [f"GPU {gpu['index']}" for gpu in node["gpus"]]
+    rows = [[name, *row] for name, row in zip(indices, node["topology"], strict=False)]
+    title = f"How the GPUs of {node['host']} are connected"
+    return _folded(title, table(("", *indices), rows, title))
+
+
+def _folded(title: str, content: Html) -> Html:
+    return tag("details", tag("summary", title), content)
