@@ -148,7 +148,7 @@ def test_what_fails_at_the_beginning(
     assert [(line["entry"], line["error"]) for line in found if line["kind"] == "fault"] == [
         (source, f"KeyError: '{name}'")
     ]
-    assert found[-1]["samples"] > 2
+    assert found[-1]["samples"] >= 2
 
 
 @pytest.mark.usefixtures("unhurried")
