@@ -1,9 +1,10 @@
 """Checks forecasts of DDP404 by running them: two hosts with a slow link between them, compute that only sleeps.
 
-    python benchmarks/bucket_advice.py [--case N]   # as root: it makes two network namespaces, and takes them down again
+    python benchmarks/bucket_advice.py [--case N]   # as root: it makes two network namespaces and takes them down
 
-Exits 1 where a forecast has the wrong direction or is more than 30 % off. Each case is trained with the buckets it has, under `ddpcheck run --profile`, then with those that were advised, then
-with those it had once more; the last two without ddpcheck.
+Each case is trained with the buckets it has, under `ddpcheck run --profile`, then with those that were advised, then
+with those it had once more; the last two without ddpcheck. Exits 1 where a forecast has the wrong direction or is more
+than 30 % off.
 """
 
 from __future__ import annotations

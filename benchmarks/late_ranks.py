@@ -25,10 +25,9 @@ LATE = {
     "slow_data": "data",
     "slow_data_workers": "data",
 }
-EVEN = {
-    name: ""
-    for name in ("even", "even_with_pauses", "computing_small", "computing_large", "computing_on_threads")
-}
+EVEN = dict.fromkeys(
+    ("even", "even_with_pauses", "computing_small", "computing_large", "computing_on_threads"), ""
+)
 # Real work of which one rank has more: named where each rank has a core of its own.
 OTHERS = {"computing_slowly": "forward"}
 CASES = {**LATE, **EVEN, **OTHERS}
@@ -81,9 +80,7 @@ def trials(names: list[str], options: argparse.Namespace) -> Counter[tuple[str, 
             with tempfile.TemporaryDirectory() as temporary:
                 folder = options.keep or Path(temporary)
                 out = folder / f"world-{world_size}-busy-{options.busy}-{number}"
-                for name, said in zip(
-                    names, findings(names, world_size, options.scale, out), strict=True
-                ):
+                for name, said in zip(names, findings(names, world_size, options.scale, out), strict=True):
                     counts[name, world_size, judged(name, said)] += 1
     return counts
 
@@ -96,7 +93,9 @@ def main() -> None:
     parser.add_argument("--cases", default="late", help="late, even, or names separated by commas")
     parser.add_argument("--world-sizes", type=lambda said: [int(n) for n in said.split(",")], default=[2, 4])
     parser.add_argument("--scale", type=float, default=1.0, help="sleep so many times as long")
-    parser.add_argument("--busy", type=int, default=0, help="so many programs that want a core beside the job")
+    parser.add_argument(
+        "--busy", type=int, default=0, help="so many programs that want a core beside the job"
+    )
     parser.add_argument("--keep", type=Path, help="keep the runs in this folder")
     options = parser.parse_args()
     names = {"late": [*LATE], "even": [*EVEN]}.get(options.cases) or options.cases.split(",")

@@ -26,6 +26,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 WIDTH = 8
 KEPT: list[Any] = []
+# Whether each rank, with its threads, keeps to one core.
+PINNED = "JOB_PINNED" in os.environ
 # The rank that is late, where one is.
 LATE = 1
 
@@ -170,7 +172,7 @@ class Lingers(nn.Module):
         return x
 
 
-def compute(job: Job, width: int, threads: int, longer: float = 0.0) -> None:
+def compute(job: Job, width: int, threads: int, longer: float = 0.0, batch: int = 64) -> None:
     """With real work: ranks, threads and cores get into each other's way as they do."""
     torch.set_num_threads(threads)
     torch.manual_seed(5)
@@ -179,9 +181,9 @@ def compute(job: Job, width: int, threads: int, longer: float = 0.0) -> None:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     torch.manual_seed(job.rank)
     # Small steps are many, so that the job is long enough to be judged.
-    for _ in range(job.steps * max(1, 2048 // width)):
+    for _ in range(job.steps * max(1, 2048 // width * 64 // batch)):
         optimizer.zero_grad()
-        ddp(torch.randn(64, width)).square().mean().backward()
+        ddp(torch.randn(batch, width)).square().mean().backward()
         optimizer.step()
 
 
@@ -198,6 +200,12 @@ def computing_large(job: Job) -> None:
 @case
 def computing_on_threads(job: Job) -> None:
     compute(job, 1024, threads=2)
+
+
+@case
+def computing_much(job: Job) -> None:
+    """A large batch: little to reduce for what there is to compute."""
+    compute(job, 1024, threads=1, batch=512)
 
 
 @case
@@ -258,6 +266,9 @@ def slow_with_buffers(job: Job) -> None:
 def rank_main(name: str, rank: int, world_size: int, steps: int, scale: float) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    if PINNED:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
     path = os.environ["JOB_STORE"]
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world_size)
     CASES[name](Job(rank, world_size, steps, scale))
