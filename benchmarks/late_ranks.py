@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
 import tempfile
@@ -96,8 +97,11 @@ def main() -> None:
     parser.add_argument(
         "--busy", type=int, default=0, help="so many programs that want a core beside the job"
     )
+    parser.add_argument("--first", action="store_true", help="ranks before other programs, where allowed")
     parser.add_argument("--keep", type=Path, help="keep the runs in this folder")
     options = parser.parse_args()
+    if options.first:
+        os.environ["JOB_FIRST"] = "1"
     names = {"late": [*LATE], "even": [*EVEN]}.get(options.cases) or options.cases.split(",")
     with busy(options.busy):
         counts = trials(names, options)
