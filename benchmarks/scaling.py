@@ -49,7 +49,7 @@ def watch(name: str, ranks: int) -> dict[str, Any]:
         options = ["run", "-q", "--fail-on", "never", "--out", str(out), "--"]
         job = [str(JOB), "--cases", name, "--world-size", str(ranks), "--steps", "60"]
         command = [sys.executable, "-m", "ddpcheck", *options, sys.executable, *job]
-        environment = {**os.environ, "JOB_PINNED": "1"}
+        environment = {**os.environ, "JOB_PINNED": "1", "JOB_FIRST": "1"}
         subprocess.run(command, check=True, capture_output=True, env=environment)
         [table] = json.loads((out / "report.json").read_text())["time"]
         return dict(table)
