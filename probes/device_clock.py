@@ -38,9 +38,17 @@ class Marks:
         self.spans = spans
 
     def ready(self) -> bool:
-        return bool(self.ended.query())
+        """The last event first: most often it is the one that is missing. The others may lie on other streams."""
+        return bool(self.ended.query()) and all(event.query() for event in self.events())
 
     def read(self) -> DeviceRow:
+        try:
+            return self._read()
+        except (RuntimeError, ValueError):
+            # Between events of two devices there is no time to be had.
+            return UNKNOWN
+
+    def _read(self) -> DeviceRow:
         spent = [0.0] * PARTS
         for part, begin, end in self.spans:
             spent[part] += begin.elapsed_time(end)

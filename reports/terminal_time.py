@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from ddpcheck.analysis.result import Report
-from ddpcheck.analysis.step_time.result import RankTime, Scaling, TimeTable
+from ddpcheck.analysis.step_time.result import CrossCheck, RankTime, Scaling, TimeTable
 from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.reports.ink import LABEL, QUIET, Ink, indented
 from ddpcheck.reports.trace_bars import whole_cells
@@ -43,6 +43,8 @@ def put_time(ink: Ink, report: Report) -> None:
             ink.put(ink.text(f"the other {len(table.ranks) - len(shown)} ranks are in report.json"), indent=2)
         if len(table.ranks) > 1:
             ink.put(ink.text(_scaling(table.scaling, len(table.ranks))), indent=2)
+            if table.cross_check is not None:
+                ink.put(ink.text(_cross_check(table.cross_check), QUIET), indent=2)
 
 
 def _shown(table: TimeTable) -> list[RankTime]:
@@ -78,6 +80,13 @@ def _scaling(scaling: Scaling, ranks: int) -> str:
     return (
         f"{shares}\nscaling efficiency {100 * scaling.efficiency:.0f} %: {ranks} ranks do the work of "
         f"{scaling.speed_up:.2f}"
+    )
+
+
+def _cross_check(check: CrossCheck) -> str:
+    return (
+        f"cross-check: {_ms(check.wait_us)} ms of wait a rank, {_ms(check.ddp_wait_us)} ms by the clock that DDP has "
+        "of its own"
     )
 
 

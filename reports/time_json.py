@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from ddpcheck.analysis.step_time.result import RankTime, Scaling, Spent, Straggler, TimeTable
+from ddpcheck.analysis.step_time.result import CrossCheck, RankTime, Scaling, Spent, Straggler, TimeTable
 
 
 def time_table(raw: Mapping[str, Any]) -> TimeTable:
@@ -14,6 +14,8 @@ def time_table(raw: Mapping[str, Any]) -> TimeTable:
     known["group"] = tuple(known["group"])
     known["ranks"] = tuple(_rank(item) for item in known["ranks"])
     known["scaling"] = Scaling(**_known(Scaling, known["scaling"]))
+    check = known.get("cross_check")
+    known["cross_check"] = None if check is None else CrossCheck(**_known(CrossCheck, check))
     late = known.get("straggler")
     known["straggler"] = None if late is None else _straggler(late)
     return TimeTable(**known)

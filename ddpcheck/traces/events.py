@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tarfile
 import zlib
 from collections.abc import Iterator
 from typing import IO, Any, TypeVar
@@ -93,6 +94,8 @@ class EventReader:
             yield from self._windows(rest, bare)
         except (EOFError, zlib.error):
             raise TraceUnreadable(f"{self._name} is cut off: its compressed data ends too early") from None
+        except tarfile.TarError as error:
+            raise TraceUnreadable(f"{self._name} is cut off: the archive ends too early ({error})") from None
         except OSError as error:
             raise TraceUnreadable(f"{self._name} cannot be read: {error.strerror or error}") from None
 

@@ -93,7 +93,11 @@ def _member_opener(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Callabl
         file = archive.extractfile(member)
         if file is None:
             raise TraceUnreadable(f"{member.name} in the archive is not a file")
-        return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if _is_compressed(file) else file
+        try:
+            compressed = _is_compressed(file)
+        except (tarfile.TarError, EOFError, zlib.error) as error:
+            raise TraceUnreadable(f"{member.name} in the archive is cut off ({error})") from None
+        return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if compressed else file
 
     return opened
 

@@ -8,21 +8,30 @@ from typing import Any
 import pytest
 from conftest import JOBS, RunWatched, Watched
 
+from ddpcheck.analysis.run import Run
+from ddpcheck.analysis.step_time.result import TimeTable
+from ddpcheck.analysis.step_time.table import time_tables
+
 pytestmark = pytest.mark.slow
 
 CASES = JOBS / "clock_cases.py"
-# By case: the late rank and what it is late in.
+# By case: the part in which rank 1 is late.
 LATE = {
-    "slow_forward": ([1], "forward"),
-    "slow_data": ([1], "data"),
+    "slow_forward": "forward",
+    "slow_backward": "backward",
+    "slow_data": "data",
+    "slow_data_workers": "data",
 }
-EVEN = ["even_with_pauses"]
-TRIES = 3
+# Last, because report.json shows the time of the last job.
+EVEN = "even_with_pauses"
+# Work is sleep, a fifth of it is long against what a scheduler does to a thread that wakes up, and where the system
+# lets them, ranks come before other programs: what is measured is the job and not what else the machine does.
+SCALE = 2
 
 
 def run(ddpcheck: RunWatched, names: list[str], world_size: int) -> Watched:
-    options = ["--cases", ",".join(names), "--world-size", world_size]
-    done = ddpcheck(sys.executable, CASES, *options, options=["--fail-on", "never"])
+    options = ["--cases", ",".join(names), "--world-size", world_size, "--scale", SCALE]
+    done = ddpcheck(sys.executable, CASES, *options, options=["--fail-on", "never"], JOB_FIRST="1")
     assert done.status == 0, str(done)
     assert len(done.report["attempts"]) == len(names)
     return done
@@ -38,34 +47,48 @@ def late(done: Watched, attempt: int) -> list[tuple[list[int], str]]:
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_late_ranks_are_named(ddpcheck: RunWatched, world_size: int) -> None:
-    names = [*LATE, *EVEN]
+    names = [*LATE, EVEN]
     done = run(ddpcheck, names, world_size)
     found = {name: late(done, number) for number, name in enumerate(names)}
-    assert {name: found[name] for name in EVEN} == {name: [] for name in EVEN}, str(done)
+    assert found == {**{name: [([1], part)] for name, part in LATE.items()}, EVEN: []}, str(done)
     judge_even(done.report["time"], world_size)
-    for _ in range(TRIES - 1):
-        # On a machine that is busy with other things it may rightly have said nothing; it must not name another.
-        missed = [name for name in LATE if not found[name]]
-        if missed:
-            again = run(ddpcheck, missed, world_size)
-            found.update({name: late(again, number) for number, name in enumerate(missed)})
-    assert {name: found[name] for name in LATE} == {name: [told] for name, told in LATE.items()}, str(done)
+    judge_late(tables(done)[0])
+
+
+def tables(done: Watched) -> list[TimeTable]:
+    """Where the time of each job went."""
+    run = Run(done.folder)
+    run.finish()
+    found = [time_tables(each.clocks, [module[0] for module in each.modules()]) for each in run.ordered()]
+    return [only for (only,) in found]
 
 
 def judge_even(tables: list[dict[str, Any]], world_size: int) -> None:
-    """Of the last job: what each part takes is known, and the scheduler can only add to it."""
+    """What each part takes is known, and the scheduler can only add to it."""
     [table] = tables
     assert (table["group"], table["straggler"]) == (list(range(world_size)), None)
     for row in table["ranks"]:
         took = {part: spent["median_us"] / 1000 for part, spent in row["parts"].items()}
-        assert took["data"] >= 4
-        assert took["forward"] >= 30
-        assert took["backward"] >= 20
+        assert took["data"] >= 4 * SCALE
+        assert took["forward"] >= 30 * SCALE
+        assert took["backward"] >= 20 * SCALE
         assert sum(part["mean_us"] for part in row["parts"].values()) == pytest.approx(
             row["step"]["mean_us"], abs=10
         )
         # DDP's own clock saw the same sleep.
-        assert row["ddp_us"]["forward"] >= 30_000
-    # At every tenth step rank 0 makes a pause of half a second, which the others wait for.
+        assert row["ddp_us"]["forward"] >= 30_000 * SCALE
+    # At every tenth step rank 0 makes a pause of a second, which the others wait for.
     assert table["pauses"] >= 1
     assert 0 < table["scaling"]["efficiency"] <= 1
+
+
+def judge_late(table: TimeTable) -> None:
+    """Two clocks that know nothing of each other see the others wait for rank 1, by eleven milliseconds."""
+    others = [row for row in table.ranks if row.rank != 1]
+    for row in others:
+        assert row.parts["wait"].median_us >= 5_500 * SCALE
+    waits = [row.ddp_us["communication"] - row.ddp_us.get("overlap", 0) for row in others]
+    assert min(waits) >= 5_500 * SCALE
+    assert table.cross_check is not None
+    assert table.scaling.waiting_for_stragglers > 0
+    assert table.scaling.efficiency < 0.95

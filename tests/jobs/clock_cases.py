@@ -8,6 +8,7 @@ Work is sleeping: so it takes as long as it says on a machine with fewer cores t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import os
 import sys
@@ -26,6 +27,11 @@ from torch.utils.data.distributed import DistributedSampler
 
 WIDTH = 8
 KEPT: list[Any] = []
+# Whether each rank, with its threads, keeps to one core.
+PINNED = "JOB_PINNED" in os.environ
+# Whether ranks run before all other programs, where the system lets them: what sleeps then wakes up in time, however
+# busy the machine is, and takes next to nothing from others.
+FIRST = "JOB_FIRST" in os.environ
 # The rank that is late, where one is.
 LATE = 1
 
@@ -99,8 +105,9 @@ class Slow(torch.optim.SGD):
 class Job:
     """One rank's training; its parts take the same time on all ranks unless a case says otherwise."""
 
-    def __init__(self, rank: int, world_size: int, steps: int) -> None:
+    def __init__(self, rank: int, world_size: int, steps: int, scale: float) -> None:
         self.rank, self.world_size, self.steps = rank, world_size, steps
+        self.scale = scale
 
     @property
     def late(self) -> bool:
@@ -118,6 +125,9 @@ class Job:
         workers: int = 0,
         pause_every: int = 0,
     ) -> None:
+        forward, backward, data, optimizer, other = (
+            self.scale * part for part in (forward, backward, data, optimizer, other)
+        )
         ddp = DDP(Net(forward / micro, backward / micro, buffers))
         KEPT.append(ddp)
         slow = Slow(ddp.parameters(), lr=0.01)
@@ -151,18 +161,33 @@ def even_with_pauses(job: Job) -> None:
     job.train(pause_every=10 if job.rank == 0 else 0)
 
 
-def compute(job: Job, width: int, threads: int) -> None:
-    """Sound, with real work: ranks, threads and cores get into each other's way as they do."""
+class Lingers(nn.Module):
+    """Adds a share of what the last step took of the processor, asleep: the same on a machine that is busy."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+        self._before = time.thread_time()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        now = time.thread_time()
+        time.sleep(self.share * (now - self._before))
+        self._before = now
+        return x
+
+
+def compute(job: Job, width: int, threads: int, longer: float = 0.0, batch: int = 64) -> None:
+    """With real work: ranks, threads and cores get into each other's way as they do."""
     torch.set_num_threads(threads)
     torch.manual_seed(5)
-    ddp = DDP(nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)))
+    ddp = DDP(nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), Lingers(longer)))
     KEPT.append(ddp)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     torch.manual_seed(job.rank)
     # Small steps are many, so that the job is long enough to be judged.
-    for _ in range(job.steps * max(1, 2048 // width)):
+    for _ in range(job.steps * max(1, 2048 // width * 64 // batch)):
         optimizer.zero_grad()
-        ddp(torch.randn(64, width)).square().mean().backward()
+        ddp(torch.randn(batch, width)).square().mean().backward()
         optimizer.step()
 
 
@@ -179,6 +204,18 @@ def computing_large(job: Job) -> None:
 @case
 def computing_on_threads(job: Job) -> None:
     compute(job, 1024, threads=2)
+
+
+@case
+def computing_much(job: Job) -> None:
+    """A large batch: little to reduce for what there is to compute."""
+    compute(job, 1024, threads=1, batch=512)
+
+
+@case
+def computing_slowly(job: Job) -> None:
+    """Real work, of which the late rank has a fifth more."""
+    compute(job, 1024, threads=1, longer=0.2 if job.late else 0.0)
 
 
 @case
@@ -210,8 +247,8 @@ def slow_data(job: Job) -> None:
 
 @case
 def slow_data_workers(job: Job) -> None:
-    """One worker reads ahead, and is still too slow."""
-    job.train(data=0.066 if job.late else 0.004, workers=1)
+    """One worker reads ahead, and takes a fifth longer for a batch than a step takes, with all that belongs to it."""
+    job.train(data=0.072 if job.late else 0.004, workers=1)
 
 
 @case
@@ -236,21 +273,27 @@ def slow_with_buffers(job: Job) -> None:
     job.train(forward=0.041 if job.rank == 0 else 0.03, buffers=True)
 
 
-def rank_main(name: str, rank: int, world_size: int, steps: int) -> None:
+def rank_main(name: str, rank: int, world_size: int, steps: int, scale: float) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    if PINNED:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    if FIRST:
+        with contextlib.suppress(PermissionError):
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     path = os.environ["JOB_STORE"]
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world_size)
-    CASES[name](Job(rank, world_size, steps))
+    CASES[name](Job(rank, world_size, steps, scale))
     dist.destroy_process_group()
 
 
-def run_case(name: str, world_size: int, steps: int) -> bool:
+def run_case(name: str, world_size: int, steps: int, scale: float) -> bool:
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["JOB_STORE"] = os.path.join(folder, "store")
         ranks: list[Any] = [
-            context.Process(target=rank_main, args=(name, rank, world_size, steps))
+            context.Process(target=rank_main, args=(name, rank, world_size, steps, scale))
             for rank in range(world_size)
         ]
         for process in ranks:
@@ -265,10 +308,11 @@ def main() -> None:
     parser.add_argument("--cases", required=True, help="names, separated by commas, or all")
     parser.add_argument("--world-size", type=int, default=2)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--scale", type=float, default=1.0, help="sleep so many times as long")
     options = parser.parse_args()
     torch.set_num_threads(1)
     names = list(CASES) if options.cases == "all" else options.cases.split(",")
-    good = [run_case(name, options.world_size, options.steps) for name in names]
+    good = [run_case(name, options.world_size, options.steps, options.scale) for name in names]
     sys.exit(0 if all(good) else 1)
 
 

@@ -23,24 +23,38 @@ from torch.profiler import profile, schedule, tensorboard_trace_handler
 RANKS = 2
 STEPS = 10
 SLEEP = 0.15
+# By so much rank 1 comes later to the first bucket, for which rank 0 then waits in the midst of its backward.
+LATER = 0.08
 
 
 class Slow(torch.autograd.Function):
     """Compute that leaves the processor to others."""
 
     @staticmethod
-    def forward(ctx: Any, batch: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, batch: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.seconds = seconds
         return batch.view_as(batch)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        time.sleep(SLEEP)
-        return gradient
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(ctx.seconds)
+        return gradient, None
 
 
 class SlowLinear(nn.Linear):
+    """Its own gradients come first, the pause after them."""
+
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        return super().forward(Slow.apply(batch))
+        return super().forward(Slow.apply(batch, SLEEP))
+
+
+class Pause(nn.Module):
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return Slow.apply(batch, self.seconds)
 
 
 class Wide(nn.Module):
@@ -74,7 +88,7 @@ def exposed(rank: int, folder: Path) -> nn.Module:
 
 def hidden(rank: int, folder: Path) -> nn.Module:
     """Little to transfer, and time enough to do it; only the last bucket has nothing to hide behind."""
-    ddp = DDP(nn.Sequential(SlowLinear(16, 512), SlowLinear(512, 512)))
+    ddp = DDP(nn.Sequential(SlowLinear(16, 512), SlowLinear(512, 512), Pause(LATER * rank)))
     train(ddp, 16, rank)
     return ddp
 

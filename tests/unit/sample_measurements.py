@@ -58,6 +58,7 @@ def _time(ranks: int, late: int) -> dict[str, Any]:
             "ranks": [late], "cost_us": 5000, "share": 0.4, "part": "data", "own_us": 5500, "others_us": 500,
             "excess_us": {"data": 5000}, "steps_late": 97, "queued_us": None,
         },
+        "cross_check": {"wait_us": 4200, "ddp_wait_us": 4000},
     }  # fmt: skip
 
 

@@ -207,6 +207,19 @@ def test_columns_of_unequal_length_are_passed_over() -> None:
     assert list(clock.steps) == []
 
 
+def test_the_clock_that_ddp_has_of_its_own() -> None:
+    made = clocks(2, more=lambda rank, _: {"forward": 10_000 * rank})
+    assert table(made).cross_check is None
+    made[0].add(ClockRecord(0, ddp={"communication": 12_500, "overlap": 100}))
+    assert table(made).cross_check is None
+    # Nothing of it was hidden: DDP then has no average.
+    made[1].add(ClockRecord(0, ddp={"communication": 3_600}))
+    check = table(made).cross_check
+    assert check is not None
+    assert (check.wait_us, check.ddp_wait_us) == (TRANSFER + 5_000, (12_400 + 3_600) // 2)
+    assert table(made).ranks[0].ddp_us == {"communication": 12_500, "overlap": 100}
+
+
 def test_a_group_with_a_silent_rank_has_no_table() -> None:
     assert time_tables(clocks(2), [(0, 1, 2)]) == ()
 

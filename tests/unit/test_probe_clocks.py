@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -238,13 +238,21 @@ def test_a_step_costs_few_bytes(rank: Rank, hands: Hands) -> None:
 
 
 class Event:
-    """Stands in for a CUDA event: recorded when the host comes by, ready when a test says so."""
+    """Stands in for a CUDA event: recorded when the host comes by, ready when a test says so.
+
+    It has what a timed event of CUDA has and no more: to wait for it (`synchronize`, `wait`) would raise.
+    """
 
     made = 0
     now_ms = 0.0
     ready_until_ms = 1e9
+    # Numbers of events on another stream that is behind, and of those on another device.
+    late: ClassVar[set[int]] = set()
+    elsewhere: ClassVar[set[int]] = set()
 
-    def __init__(self) -> None:
+    def __init__(self, enable_timing: bool = True) -> None:
+        assert enable_timing
+        self.number = Event.made
         Event.made += 1
         self.at = 0.0
 
@@ -252,15 +260,20 @@ class Event:
         self.at = Event.now_ms
 
     def query(self) -> bool:
-        return self.at <= Event.ready_until_ms
+        return self.at <= Event.ready_until_ms and self.number not in Event.late
 
     def elapsed_time(self, end: Event) -> float:
+        if not (self.query() and end.query()):
+            raise RuntimeError("CUDA error: device not ready")
+        if (self.number in Event.elsewhere) != (end.number in Event.elsewhere):
+            raise RuntimeError("CUDA error: invalid resource handle")
         return end.at - self.at
 
 
 @pytest.fixture
 def event() -> type[Event]:
     Event.made, Event.now_ms, Event.ready_until_ms = 0, 0.0, 1e9
+    Event.late, Event.elsewhere = set(), set()
     return Event
 
 
@@ -293,6 +306,26 @@ def test_a_device_is_read_late(rank: Rank, event: type[Event]) -> None:
     assert record.device["backward"][1:] == [4_000, 4_000]
 
 
+def test_an_event_on_another_stream_may_come_later(rank: Rank, event: type[Event]) -> None:
+    probe = on_device(rank)
+    # The first of the step, while the last of it is long there.
+    event.late = {event.made}
+    device_step(rank)
+    assert (len(probe._pending), len(probe._rows)) == (1, 1)
+    event.late = set()
+    device_step(rank)
+    assert rank.record().device["total"] == [-1, 12_000, 12_000]
+
+
+def test_between_events_of_two_devices_there_is_no_time(rank: Rank, event: type[Event]) -> None:
+    on_device(rank)
+    event.elsewhere = {event.made}
+    device_step(rank)
+    event.elsewhere = set()
+    device_step(rank)
+    assert rank.record().device["total"] == [-1, -1, 12_000]
+
+
 def test_events_are_used_again(rank: Rank, event: type[Event]) -> None:
     on_device(rank)
     for _ in range(5):
@@ -317,6 +350,37 @@ def test_nothing_is_recorded_into_a_captured_graph(event: type[Event]) -> None:
     clock.end(0)
     assert clock.close() is None
     assert event.made == 0
+
+
+class OnDevice:
+    """All that is asked of a tensor."""
+
+    is_cuda = True
+
+
+def test_a_model_on_a_gpu_is_timed_without_waiting_for_it(
+    rank: Rank, event: type[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The very calls into torch.cuda, with everything that waits for a device forbidden."""
+
+    def waits(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("the training loop was made to wait for its device")
+
+    for name in ("synchronize", "current_stream", "stream"):
+        monkeypatch.setattr(torch.cuda, name, waits)
+    monkeypatch.setattr(torch.cuda, "Event", event)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    clock = clock_for([OnDevice()])  # type: ignore[list-item]
+    assert clock is not None
+    [probe] = rank.scene.probes
+    assert isinstance(probe, ClockProbe)
+    probe._device = clock
+    rank.step()
+    for _ in range(3):
+        device_step(rank)
+    record = rank.record()
+    assert record.device["total"] == [-1, 12_000, 12_000, 12_000]
+    assert record.device["optimizer"][1:] == [0, 0, 0]
 
 
 def test_a_model_on_the_host_needs_no_events() -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from run_builder import RunBuilder
 from test_analysis_step_time import clocks, say
 
+from ddpcheck.records.schema import ClockRecord
 from ddpcheck.reports.json_report import from_json, to_json
 from ddpcheck.reports.terminal import render
 
@@ -19,7 +20,10 @@ SCHEMA = Path(__file__).parents[2] / "docs" / "report.schema.json"
 
 def built(folder: Path, world_size: int, late: int = 10_000) -> RunBuilder:
     made = clocks(world_size, more=lambda rank, _: {"data": late} if rank == 1 else {})
-    return say(RunBuilder(folder, world_size).wrap().train(40), made).end()
+    build = say(RunBuilder(folder, world_size).wrap().train(40), made)
+    for rank in made:
+        build.say(rank, ClockRecord(0, ddp={"communication": 9_000, "overlap": 500}))
+    return build.end()
 
 
 def drawn(build: RunBuilder, width: int = 80) -> list[str]:
@@ -39,7 +43,11 @@ def test_a_bar_for_each_rank(tmp_path: Path) -> None:
     assert {len(first[8]), len(second[8])} == {18}
     assert first[8].count("!") > second[8].count("!")
     assert "efficiency 87 %: 2 ranks do the work of 1.75" in lines[6]
-    assert max(map(len, lines[:7])) <= 80
+    # A rank waits 13 ms, the other 3 ms.
+    assert " ".join(map(str.strip, lines[7:9])) == (
+        "cross-check: 8.00 ms of wait a rank, 8.50 ms by the clock that DDP has of its own"
+    )
+    assert max(map(len, lines[:9])) <= 80
 
 
 def test_of_many_ranks_those_at_both_ends(tmp_path: Path) -> None:

@@ -263,6 +263,18 @@ def test_folders_and_archives(tmp_path: Path) -> None:
     assert [[rank.wait_ns for rank in result.ranks] for result in results] == [[5_000, 0]] * 4
 
 
+def test_an_archive_that_is_cut_off(tmp_path: Path) -> None:
+    for path in packed(tmp_path)[1:]:
+        whole = path.read_bytes()
+        # A plain archive has 10 kB for its end alone, of which nobody misses anything.
+        within = 3000 if path.suffix == ".tar" else len(whole)
+        for share in range(1, 10):
+            cut = path.with_name(f"cut-{path.name}")
+            cut.write_bytes(whole[: within * share // 10])
+            with pytest.raises(TraceUnreadable, match=r"cut off|not a whole tar archive|no trace in"):
+                load([cut])
+
+
 def test_a_folder_names_its_bad_files(tmp_path: Path) -> None:
     write(tmp_path / "rank0.json", all_reduce(0, 10), 0)
     (tmp_path / "rank1.json").write_text((tmp_path / "rank0.json").read_text()[:-40])

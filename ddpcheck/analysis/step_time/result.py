@@ -67,6 +67,15 @@ class Scaling:
 
 
 @dataclass(frozen=True)
+class CrossCheck:
+    """Waiting by two clocks that know nothing of each other; means over the ranks."""
+
+    wait_us: int
+    # DDP's own, in the first iterations and at every hundredth: communication that did not overlap with the backward.
+    ddp_wait_us: int
+
+
+@dataclass(frozen=True)
 class TimeTable:
     """Ranks that synchronise with each other, and the steps that were compared."""
 
@@ -84,3 +93,5 @@ class TimeTable:
     ranks: tuple[RankTime, ...]
     scaling: Scaling
     straggler: Straggler | None = None
+    # None where DDP's clocks of some rank are missing.
+    cross_check: CrossCheck | None = None

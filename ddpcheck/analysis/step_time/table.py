@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, median
 
 from ddpcheck.analysis.step_time.rank_clock import PARTS, RankClock
-from ddpcheck.analysis.step_time.result import RankTime, Scaling, Spent, TimeTable
+from ddpcheck.analysis.step_time.result import CrossCheck, RankTime, Scaling, Spent, TimeTable
 from ddpcheck.analysis.step_time.straggler import straggler_in
 from ddpcheck.analysis.step_time.together import Together, bring_together
 
@@ -41,6 +41,7 @@ def _table(group: tuple[int, ...], clocks: Mapping[int, RankClock]) -> TimeTable
         ranks=tuple(_rank(together, rank, last[rank], clocks[rank].ddp) for rank in together.ranks),
         scaling=_scaling(together),
         straggler=straggler_in(together),
+        cross_check=_cross_check(together, clocks),
     )
 
 
@@ -65,6 +66,17 @@ def _spent(column: Sequence[int], whole: float) -> Spent:
         p90_us=sorted(column)[(len(column) * 9) // 10],
         mean_us=round(average),
         share=round(average / whole, 4) if whole else 0.0,
+    )
+
+
+def _cross_check(together: Together, clocks: Mapping[int, RankClock]) -> CrossCheck | None:
+    """DDP has an average of communication wherever it measured; one of overlap only where there was some."""
+    said = [clocks[rank].ddp for rank in together.ranks]
+    if not all("communication" in each for each in said):
+        return None
+    return CrossCheck(
+        wait_us=round(mean(together.mean(rank, "wait") for rank in together.ranks)),
+        ddp_wait_us=round(mean(max(0, each["communication"] - each.get("overlap", 0)) for each in said)),
     )
 
 
