@@ -175,6 +175,7 @@ class Watcher:
         watched = self._optimizers.get(optimizer)
         if watched is not None and self._steps_seen == self._steps_before:
             self.session.tell("skipped", watched)
+            watched.scaled, watched.scale = False, None
 
     _steps_before = 0
 

@@ -1,4 +1,4 @@
-"""One event file of TensorBoard: its records, written with its own protocol buffers and neither torch nor TensorFlow."""
+"""One event file: records of TensorBoard, written with its own protocol buffers, without torch or TensorFlow."""
 
 from __future__ import annotations
 
