@@ -28,9 +28,9 @@ class Outputs:
     markdown: Path | None = None
     json: Path | None = None
     github: bool = False
-    tensorboard: str | None = None
     # From which severity on a finding counts as a failed test.
     fail_on: str = "error"
+    tensorboard: str | None = None
 
 
 def write_outputs(

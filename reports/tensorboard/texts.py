@@ -22,11 +22,12 @@ _MOST_ROWS = 64
 # TensorBoard's Markdown lets HTML and images through, and knows few escapes: numbers of characters it leaves alone.
 _ACTIVE = re.compile(r"[^\w\s.,;()/%=-]|(?<=:)//|^[-+=\d]|_")
 WHY_IT_DIFFERS = """\
-The tab *PYTORCH_PROFILER* shows a figure for overlap too, and it may be far from this one. torch-tb-profiler counts \
-every kernel on the GPU as computation, and NCCL's collectives are kernels on the GPU: with traces of today's torch it \
-takes communication for computation that hides communication, and shows nearly all of it as overlapped. ddpcheck goes \
-by the names of the kernels (with gloo, by the spans of its threads), takes what is left as computation, and compares \
-the two by exact unions of intervals. With gloo there are no kernels, and that tab has no figure at all."""
+The tab *PYTORCH_PROFILER* has figures for overlap too, which may be far from these. It takes a kernel for \
+communication only where an identifier ties it to an operator such as nccl:all_reduce, and today's traces do not \
+tie them so: there NCCL's kernels count as computation, and communication seems to be hidden behind itself. With \
+gloo it takes every other operator on the processor for computation, on whatever thread, and those of ddpcheck \
+too. ddpcheck tells NCCL's kernels by their names and gloo's by their spans, leaves its own work out, and \
+compares exact unions of intervals. Where the two disagree, go by these."""
 
 
 def plain_text(value: object) -> str:

@@ -164,7 +164,7 @@ def test_of_very_many_ranks_those_that_findings_name(tmp_path: Path) -> None:
 
 def test_no_more_ranks_are_named_than_can_be_told_apart(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path, 200).wrap().optimizer()
-    builder.step(0, {rank: NAMES for rank in range(1, 90)})
+    builder.step(0, dict.fromkeys(range(1, 90), NAMES))
     assert len(course(builder.end().save()).ranks) == MOST_NAMED
 
 

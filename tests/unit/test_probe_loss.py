@@ -173,7 +173,10 @@ def test_two_optimizers_have_a_loss_each(rank: Rank) -> None:
         rank.step()
         rank.backward(torch.tensor(10.0 + step))
         rank.job.step(other)
-    assert [(optimizer, values) for optimizer, _, values in rank.losses()] == [(0, [0.0, 1.0]), (1, [10.0, 11.0])]
+    assert [(optimizer, values) for optimizer, _, values in rank.losses()] == [
+        (0, [0.0, 1.0]),
+        (1, [10.0, 11.0]),
+    ]
 
 
 class Late:
