@@ -36,7 +36,7 @@ def view(
       ddpcheck view ddpcheck-runs/20260131-101500-train --port 7007
     """
     path = find_run(run)
-    from ddpcheck.reports.tensorboard.presence import require_tensorboard
+    from ddpcheck.reports.tensorboard.presence import INSTALL, has_profiler_plugin, require_tensorboard
 
     require_tensorboard()
     from ddpcheck.launcher.viewer import free_port, show
@@ -44,6 +44,10 @@ def view(
     chosen = free_port(port)
     with tempfile.TemporaryDirectory(prefix="ddpcheck-view-") as spare:
         events = _events(path, Path(spare))
+        if any(events.glob("*/*.pt.trace.json*")) and not has_profiler_plugin():
+            typer.echo(
+                f"ddpcheck: torch-tb-profiler, which shows the traces, is missing: `{INSTALL}`", err=True
+            )
         raise typer.Exit(show(events, path.absolute().name, chosen))
 
 
