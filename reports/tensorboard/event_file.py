@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,6 +25,9 @@ from tensorboard.plugins.image import metadata as image
 from tensorboard.plugins.scalar import metadata as scalar
 from tensorboard.plugins.text import metadata as text
 from tensorboard.summary.writer.record_writer import RecordWriter
+
+# Made when a tag is first written, and not for every value.
+Metadata = Callable[[], SummaryMetadata]
 
 
 class EventFile:
@@ -55,7 +59,7 @@ class EventFile:
                     tag,
                     TensorProto(dtype=DT_FLOAT, float_val=[value]),
                     DATA_CLASS_SCALAR,
-                    lambda tag=tag: scalar.create_summary_metadata(tag, descriptions.get(tag, "")),
+                    partial(scalar.create_summary_metadata, tag, descriptions.get(tag, "")),
                 )
                 for tag, value in values.items()
             ]
@@ -64,7 +68,7 @@ class EventFile:
 
     def text(self, tag: str, markdown: str) -> None:
         tensor = TensorProto(dtype=DT_STRING, string_val=[markdown.encode()])
-        self._single(tag, tensor, DATA_CLASS_TENSOR, lambda: text.create_summary_metadata(tag, ""))
+        self._single(tag, tensor, DATA_CLASS_TENSOR, partial(text.create_summary_metadata, tag, ""))
 
     def histogram(
         self, tag: str, step: int, moment: float, edges: Sequence[float], counts: Sequence[int]
@@ -72,13 +76,13 @@ class EventFile:
         """Rows of left edge, right edge and count."""
         rows = [number for row in zip(edges, edges[1:], counts, strict=False) for number in row]
         tensor = TensorProto(dtype=DT_DOUBLE, tensor_shape=_shape(len(counts), 3), double_val=rows)
-        metadata = lambda: histogram.create_summary_metadata(tag, "")  # noqa: E731
+        metadata = partial(histogram.create_summary_metadata, tag, "")
         self._single(tag, tensor, DATA_CLASS_TENSOR, metadata, step, moment)
 
     def image(self, tag: str, png: bytes, width: int, height: int, description: str) -> None:
         content = [str(width).encode(), str(height).encode(), png]
         tensor = TensorProto(dtype=DT_STRING, tensor_shape=_shape(3), string_val=content)
-        metadata = lambda: image.create_summary_metadata(tag, description)  # noqa: E731
+        metadata = partial(image.create_summary_metadata, tag, description)
         self._single(tag, tensor, DATA_CLASS_BLOB_SEQUENCE, metadata)
 
     def layout(self, layout: Any) -> None:
@@ -91,19 +95,19 @@ class EventFile:
         tag: str,
         tensor: TensorProto,
         data_class: int,
-        metadata: Any,
+        metadata: Metadata,
         step: int = 0,
         moment: float = 0.0,
     ) -> None:
         summary = Summary(value=[self._value(tag, tensor, data_class, metadata)])
         self._write(Event(wall_time=moment or self._began, step=step, summary=summary))
 
-    def _value(self, tag: str, tensor: TensorProto, data_class: int, metadata: Any) -> Summary.Value:
+    def _value(self, tag: str, tensor: TensorProto, data_class: int, metadata: Metadata) -> Summary.Value:
         """What a tag is, is told once."""
         if tag in self._known:
             return Summary.Value(tag=tag, tensor=tensor)
         self._known.add(tag)
-        about: SummaryMetadata = metadata()
+        about = metadata()
         about.data_class = data_class
         return Summary.Value(tag=tag, tensor=tensor, metadata=about)
 

@@ -6,9 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ddpcheck.analysis.course.result import Course, Histogram
 from ddpcheck.analysis.result import Report
@@ -71,8 +69,8 @@ def _write(report: Report, course: Course, folder: Path) -> None:
 
 
 def _write_job(file: EventFile, report: Report, course: Course) -> None:
-    lines: Mapping[Any, Any] = {**course.ranks, **course.spread, JOB: course.job}
-    file.layout(layout_of({line.figure for each in lines.values() for line in each}))
+    everyones = (course.job, *course.ranks.values(), *course.spread.values())
+    file.layout(layout_of({line.figure for lines in everyones for line in lines}))
     file.text("verdict", verdict_text(report))
     if report.overlap is not None:
         file.text("overlap", overlap_text(report.overlap))
