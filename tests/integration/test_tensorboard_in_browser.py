@@ -110,10 +110,20 @@ def server(watched: Watched) -> Iterator[str]:
                 r"TensorBoard shows run at (http://localhost:\d+/) \(Ctrl-C ends it\)\n", said
             )
             assert found, said
+            _wait_until_read(found[1])
             yield found[1]
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
+
+
+def _wait_until_read(server: str) -> None:
+    """TensorBoard answers before it has read everything."""
+    deadline = time.monotonic() + MOST_SECONDS
+    before, now = None, ask(server, "scalars/tags")
+    while (before != now or set(now) != set(RUNS)) and time.monotonic() < deadline:
+        time.sleep(1)
+        before, now = now, ask(server, "scalars/tags")
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +235,7 @@ def test_the_map_of_links_is_an_image(tab: Tab, server: str) -> None:
 
 def test_the_profiler_shows_the_traces(watched: Watched, tab: Tab, server: str) -> None:
     deadline = time.monotonic() + MOST_SECONDS
-    while ask(server, "pytorch_profiler/runs")["loading"] and time.monotonic() < deadline:
+    while ask(server, "pytorch_profiler/runs")["runs"] != ["job"] and time.monotonic() < deadline:
         time.sleep(0.2)
     assert ask(server, "pytorch_profiler/runs")["runs"] == ["job"]
     workers = ask(server, "pytorch_profiler/workers?run=job&view=Overview")
