@@ -55,6 +55,18 @@ class LauncherFailed(UserError):
         self.exit_status = exit_status
 
 
+class PackageMissing(UserError):
+    """Something that ddpcheck does not bring along itself is not installed."""
+
+
+class PortInUse(UserError):
+    """Somebody else listens there."""
+
+
+class ViewerFailed(UserError):
+    """TensorBoard was started and did not come up."""
+
+
 class TraceUnreadable(UserError):
     """A file is no trace, or not a whole one."""
 

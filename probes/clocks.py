@@ -100,7 +100,7 @@ class ClockProbe(Probe):
     def forward_done(self, watched: WatchedModule) -> None:
         self._end(FORWARD)
 
-    def backward_called(self) -> None:
+    def backward_called(self, root: Any = None) -> None:
         """Reentrant checkpointing calls backward inside backward: the outermost counts."""
         self._backwards += 1
         if self._backwards == 1:

@@ -66,8 +66,8 @@ class Probe:
     def forward_done(self, watched: WatchedModule) -> None:
         """A training forward through the wrapper is over."""
 
-    def backward_called(self) -> None:
-        """Somebody calls backward, perhaps from inside another one."""
+    def backward_called(self, root: Any = None) -> None:
+        """Somebody calls backward on `root`, perhaps from inside another one; None: with weights, which we leave."""
 
     def backward_begun(self, watched: WatchedModule) -> None:
         """The first gradient of a backward that DDP is going to reduce is there."""

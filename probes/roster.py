@@ -6,6 +6,7 @@ from ddpcheck.probes.clocks import ClockProbe
 from ddpcheck.probes.data import DataProbe
 from ddpcheck.probes.gradients import GradientProbe
 from ddpcheck.probes.ignored import IgnoredProbe
+from ddpcheck.probes.loss import LossProbe
 from ddpcheck.probes.memory import MemoryProbe
 from ddpcheck.probes.optimizers import OptimizerProbe
 from ddpcheck.probes.parameters import ParameterProbe
@@ -29,5 +30,6 @@ PROBES: tuple[type[Probe], ...] = (
     DataProbe,
     StandingProbe,
     MemoryProbe,
+    LossProbe,
     StartupProbe,
 )

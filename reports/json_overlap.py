@@ -13,6 +13,7 @@ from ddpcheck.analysis.overlap.result import (
     Layout,
     Overlap,
     RankOverlap,
+    RankStep,
     StepOverlap,
 )
 
@@ -22,12 +23,18 @@ def overlap_from(raw: Mapping[str, Any] | None) -> Overlap | None:
     if raw is None:
         return None
     known = _known(Overlap, raw)
-    known["ranks"] = tuple(RankOverlap(**_known(RankOverlap, item)) for item in raw["ranks"])
+    known["ranks"] = tuple(_rank(item) for item in raw["ranks"])
     known["steps"] = tuple(StepOverlap(**_known(StepOverlap, item)) for item in raw["steps"])
     known["buckets"] = tuple(_bucket(item) for item in raw["buckets"])
     known["advice"] = _advice(raw.get("advice"))
     known["left_out"] = tuple(raw.get("left_out", ()))
     return Overlap(**known)
+
+
+def _rank(raw: Mapping[str, Any]) -> RankOverlap:
+    known = _known(RankOverlap, raw)
+    known["by_step"] = tuple(RankStep(**_known(RankStep, item)) for item in raw.get("by_step", ()))
+    return RankOverlap(**known)
 
 
 def _bucket(raw: Mapping[str, Any]) -> BucketOverlap:

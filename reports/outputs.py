@@ -6,18 +6,22 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 from ddpcheck.analysis.result import Report
+from ddpcheck.errors import UserError
+from ddpcheck.reports.safe_text import safe_line
 from ddpcheck.reports.whole_file import write_whole
 
 PAGE = "report.html"
+TENSORBOARD = "tensorboard"
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What was asked for; `html` is empty where the page goes into the run folder."""
+    """What was asked for; `html` and `tensorboard` are empty where they go into the run folder."""
 
     html: str | None = None
     junit: Path | None = None
@@ -26,6 +30,7 @@ class Outputs:
     github: bool = False
     # From which severity on a finding counts as a failed test.
     fail_on: str = "error"
+    tensorboard: str | None = None
 
 
 def write_outputs(
@@ -33,9 +38,12 @@ def write_outputs(
 ) -> bool:
     """Write everything that was asked for; False where a file could not be written, which is said on stderr."""
     well = True
-    for path, make in _files(report, asked, folder):
+    for path, write in _tasks(report, asked, folder):
         try:
-            write_whole(path, make())
+            write()
+        except UserError as error:
+            sys.stderr.write(f"ddpcheck: {safe_line(error)}\n")
+            well = False
         except OSError as error:
             sys.stderr.write(f"ddpcheck: {path} could not be written: {error.strerror}\n")
             well = False
@@ -57,6 +65,34 @@ def page_of(asked: Outputs, folder: Path) -> Path | None:
     if asked.html is None:
         return None
     return Path(asked.html) if asked.html else folder / PAGE
+
+
+def tensorboard_of(asked: Outputs, folder: Path) -> Path | None:
+    """Where the folder for TensorBoard goes."""
+    if asked.tensorboard is None:
+        return None
+    return Path(asked.tensorboard) if asked.tensorboard else folder / TENSORBOARD
+
+
+def _tasks(report: Report, asked: Outputs, folder: Path) -> Iterator[tuple[Path, Callable[[], None]]]:
+    for path, make in _files(report, asked, folder):
+        yield path, partial(_write_file, path, make)
+    events = tensorboard_of(asked, folder)
+    if events is not None:
+        yield events, partial(_write_events, report, folder, events)
+
+
+def _write_file(path: Path, make: Callable[[], str]) -> None:
+    write_whole(path, make())
+
+
+def _write_events(report: Report, folder: Path, out: Path) -> None:
+    from ddpcheck.reports.tensorboard.presence import require_tensorboard
+
+    require_tensorboard()
+    from ddpcheck.reports.tensorboard.folder import write_tensorboard
+
+    write_tensorboard(report, folder, out)
 
 
 def _files(report: Report, asked: Outputs, folder: Path) -> Iterator[tuple[Path, Callable[[], str]]]:

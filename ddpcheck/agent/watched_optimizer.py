@@ -24,7 +24,8 @@ class WatchedOptimizer:
     ref: weakref.ref[torch.optim.Optimizer]
     signature: tuple[int, ...]
     steps: int = 0
-    # GradScaler's scale at the step under way, where one is used and it can be read without waiting.
+    # Whether a GradScaler scales the step under way; its scale, where it can be read without waiting.
+    scaled: bool = False
     scale: float | None = None
     # Short digest of the hyperparameters in force, for the step's record.
     hyper: str = ""

@@ -116,8 +116,9 @@ class Watcher:
         if watched is not None and torch.is_grad_enabled():
             self.session.tell("forward_done", watched)
 
-    def backward_called(self, *args: Any, **kwargs: Any) -> None:
-        self.session.tell("backward_called")
+    def backward_called(self, tensors: Any = None, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
+        # Weights of the user's own make something else of the sum than a loss.
+        self.session.tell("backward_called", tensors if grad_tensors is None else None)
 
     def backward_returned(self, *args: Any, **kwargs: Any) -> None:
         self.session.tell("backward_returned")
@@ -142,7 +143,7 @@ class Watcher:
             return
         self.session.tell("after_step", watched)
         watched.steps += 1
-        watched.scale = None
+        watched.scaled, watched.scale = False, None
         for module in watched.modules:
             module.steps = max(module.steps, watched.steps)
             if module.backward is not None:
@@ -167,12 +168,14 @@ class Watcher:
         self._steps_before = self._steps_seen
         watched = self._watched(optimizer)
         if watched is not None:
+            watched.scaled = isinstance(getattr(scaler, "_scale", None), torch.Tensor)
             watched.scale = _scale(scaler, optimizer)
 
     def scaler_after(self, scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         watched = self._optimizers.get(optimizer)
         if watched is not None and self._steps_seen == self._steps_before:
             self.session.tell("skipped", watched)
+            watched.scaled, watched.scale = False, None
 
     _steps_before = 0
 

@@ -147,6 +147,7 @@ class Agreement:
         if moment.of == Of.PARAMETERS.value and moment.stage in _IN_BOOKS:
             book = self.books.setdefault(moment.module, AgreementBook())
             book.note(moment.step, moment.module[0], {rank: record.root for rank, record in said.items()})
+            book.differing.note(moment.step, list(_digests(said)))
         found = Disagreement(moment, said)
         if len({record.root for record in said.values()}) > 1:
             tally.differing += 1

@@ -8,6 +8,7 @@ from typing import Any
 from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.checks import checks_of
+from ddpcheck.analysis.course.build import course_of
 from ddpcheck.analysis.data_table import data_table
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.hardware.hardware_table import hardware_table
@@ -31,15 +32,18 @@ from ddpcheck.analysis.troubles import place
 from ddpcheck.records.schema import FaultRecord
 
 
-def analyse_run(path: Path) -> Report:
+def analyse_run(path: Path, *, course: bool = False) -> Report:
     """Read a stored run from beginning to end and judge it."""
     description = read_description(path)
     run = Run(path)
-    return conclude(run, description)
+    return conclude(run, description, course=course)
 
 
-def conclude(run: Run, description: dict[str, Any]) -> Report:
-    """Judge a run whose records have been read as far as they were there; reads the rest."""
+def conclude(run: Run, description: dict[str, Any], *, course: bool = False) -> Report:
+    """Judge a run whose records have been read as far as they were there; reads the rest.
+
+    `course`: with all figures over the steps, for a report that draws them.
+    """
     run.finish()
     notes = read_notes(run.path, description)
     exit_code = description.get("exit_code")
@@ -74,6 +78,7 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
     ]
     findings = tuple(_ordered([f for case in cases for rule in RULES for f in _findings(rule, case)]))
     last = attempts[-1]
+    overlap = next((overlap for overlap in reversed(overlaps) if overlap is not None), None)
     return Report(
         verdict=_verdict(findings, exit_code, bool(description.get("stopped")), _is_partial(cases)),
         world_size=last.world_size,
@@ -99,11 +104,12 @@ def conclude(run: Run, description: dict[str, Any]) -> Report:
         time=times[-1],
         memory=memory_table(last),
         startup=startup_table(last),
-        overlap=next((overlap for overlap in reversed(overlaps) if overlap is not None), None),
+        overlap=overlap,
         agreement=agreement_history(last),
         gradients=gradient_history(last),
         environment=environment_rows(last),
         hosts=last.hosts(),
+        course=course_of(last, machine.nodes, overlaps[-1], findings, run.path) if course else None,
         run=_about(run, description),
     )
 

@@ -11,6 +11,7 @@ from ddpcheck.analysis.clock_offsets import ClockOffsets, HostClock
 from ddpcheck.analysis.data_seen import DataSeen
 from ddpcheck.analysis.gradient_ledger import GradientLedger
 from ddpcheck.analysis.hardware.pace import Pace
+from ddpcheck.analysis.history.loss_book import LossBook
 from ddpcheck.analysis.memory.seen import MemorySeen
 from ddpcheck.analysis.module_key import ModuleKey, module_key
 from ddpcheck.analysis.overlap.window import Window
@@ -33,6 +34,7 @@ from ddpcheck.records.schema import (
     HyperRecord,
     JoinRecord,
     LoaderRecord,
+    LossRecord,
     MemoryPartsRecord,
     MemoryRecord,
     ModuleRecord,
@@ -133,6 +135,8 @@ class Attempt:
         self.data = DataSeen()
         self.pace = Pace()
         self.clocks: dict[int, RankClock] = {}
+        # By rank and optimizer.
+        self.losses: dict[tuple[int, int], LossBook] = {}
         self.memory = MemorySeen()
         self.startup = StartupSeen()
         self.window = Window()
@@ -235,6 +239,8 @@ class Attempt:
                 self.startup.add(header.rank, record)
             case StandingRecord():
                 rank.standing = record
+            case LossRecord():
+                self.losses.setdefault((header.rank, record.optimizer), LossBook()).add(record)
             case TraceRecord():
                 self.window.trace(header.rank, record)
             case ReadyRecord() if record.module in rank.modules:

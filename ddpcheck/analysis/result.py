@@ -14,6 +14,7 @@ from ddpcheck.analysis.overlap.result import Overlap
 from ddpcheck.analysis.step_time.result import TimeTable
 
 if TYPE_CHECKING:
+    from ddpcheck.analysis.course.result import Course
     from ddpcheck.analysis.memory.table import MemoryTable
     from ddpcheck.analysis.startup.table import StartupTable
 
@@ -132,6 +133,8 @@ class Report:
     environment: tuple[EnvironmentRow, ...] = ()
     # Of the last attempt, where it ran on several.
     hosts: tuple[HostClock, ...] = ()
+    # Figures over the steps, for reports that draw them; made where one is asked for, and no part of report.json.
+    course: Course | None = field(default=None, compare=False, repr=False)
     # path, name, id, started (ISO 8601), seconds, ddpcheck and torch versions, hosts
     run: Mapping[str, Any] = field(default_factory=dict)
     schema: int = REPORT_SCHEMA

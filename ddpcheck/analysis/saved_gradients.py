@@ -65,6 +65,27 @@ class SavedGradients:
     attempts: int = 1
 
 
+@dataclass(frozen=True)
+class Saved:
+    """One file of saved gradients."""
+
+    step: int
+    module: int
+    rank: int
+    tensors: CapturedTensors
+
+
+def saved_files(path: Path) -> list[list[Saved]]:
+    """All that was saved, attempt by attempt, the oldest first; damaged files are left out."""
+    by_attempt: dict[str, list[Saved]] = {}
+    for file in sorted((path / FOLDER).glob("*.safetensors"), key=_age):
+        match = _FILE.fullmatch(file.name)
+        if match is not None and (kept := CapturedTensors(file)).entries():
+            saved = Saved(int(match["step"]), int(match["module"]), int(match["rank"]), kept)
+            by_attempt.setdefault(match["start"] or "", []).append(saved)
+    return list(by_attempt.values())
+
+
 # By module, and by group: ranks of different groups count their modules each on their own. Then by rank.
 _Files = dict[tuple[int, tuple[int, ...]], dict[int, list[CapturedTensors]]]
 

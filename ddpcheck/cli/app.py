@@ -15,6 +15,7 @@ from ddpcheck.cli.report import report
 from ddpcheck.cli.report_options import WithPage
 from ddpcheck.cli.run import run
 from ddpcheck.cli.trace import trace
+from ddpcheck.cli.view import view
 from ddpcheck.version import VERSION
 
 # Plain help and plain errors: they start quicker, and read the same in a log as on a terminal.
@@ -49,5 +50,6 @@ app.command()(diff)
 app.command()(trace)
 app.command()(merge)
 app.command(context_settings={"allow_interspersed_args": False})(links)
+app.command()(view)
 app.command(context_settings={"allow_interspersed_args": False})(doctor)
 app.command()(explain)

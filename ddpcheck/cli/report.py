@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpcheck.cli.report_options import Github, Html, Junit, Markdown, checked_output, checked_page
+from ddpcheck.cli.report_options import (
+    Github,
+    Html,
+    Junit,
+    Markdown,
+    Tensorboard,
+    checked_output,
+    checked_page,
+    shown_by,
+)
 from ddpcheck.cli.run_folder import find_run
 from ddpcheck.errors import UsageError
 from ddpcheck.reports.outputs import Outputs, page_of, write_outputs
@@ -26,7 +35,9 @@ def report(
             metavar="[RUN]", help="Run folder, or (part of) its name in ddpcheck-runs [default: latest]."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Argument(metavar="[OUT]", help="File for --trace.")] = None,
+    out: Annotated[
+        Path | None, typer.Argument(metavar="[OUT]", help="File for --trace, or folder for --tensorboard.")
+    ] = None,
     gradients: Annotated[
         int | None,
         typer.Option(metavar="STEP", min=0, help="Compare the gradients that were saved at this step."),
@@ -42,6 +53,7 @@ def report(
     junit: Junit = None,
     markdown: Markdown = None,
     github: Github = False,
+    tensorboard: Tensorboard = False,
     json: Annotated[bool, typer.Option("--json", help="Print report.json instead.")] = False,
 ) -> None:
     """Show the report of a run again.
@@ -53,11 +65,13 @@ def report(
       ddpcheck report --html            (report.html in the run folder)
       ddpcheck report --gradients 10    (after run --save-gradients 10)
       ddpcheck report --trace all-ranks.json.gz    (after run --profile)
+      ddpcheck report RUN --tensorboard events     (without a folder: tensorboard in the run folder)
     """
     if trace and out is None and run is not None and _names_a_timeline(run):
         out, run = Path(run), None
-    if out is not None and not trace:
-        raise UsageError(f"{out}: a second name is where --trace writes to; add --trace, or leave it out")
+    if out is not None and trace == tensorboard:
+        which = "one of --trace and --tensorboard" if trace else "--trace or --tensorboard"
+        raise UsageError(f"{out}: a second name is where --trace or --tensorboard writes to; give {which}")
     path = find_run(run)
     if trace:
         _write_timeline(path, out or path / TIMELINE)
@@ -67,13 +81,18 @@ def report(
         junit=checked_output("--junit", junit),
         markdown=checked_output("--markdown", markdown),
         github=github,
+        tensorboard=str(out or "") if tensorboard else None,
     )
+    if tensorboard:
+        from ddpcheck.reports.tensorboard.presence import require_tensorboard
+
+        require_tensorboard()
     if gradients is not None:
         _show_gradients(path, gradients)
         return
     from ddpcheck.analysis.analyse import analyse_run
 
-    result = analyse_run(path)
+    result = analyse_run(path, course=tensorboard)
     if json:
         from ddpcheck.reports.json_report import to_json
 
@@ -82,6 +101,8 @@ def report(
         _show(result, page_of(asked, path))
     if not write_outputs(result, asked, path, sys.stderr if json else sys.stdout):
         raise typer.Exit(1)
+    if tensorboard:
+        typer.echo(shown_by(path, out), err=json)
 
 
 def _show(result: Report, page: Path | None) -> None:

@@ -31,6 +31,10 @@ Github = Annotated[
     bool,
     typer.Option("--github", help="Make annotations and a job summary, in a job of GitHub Actions."),
 ]
+Tensorboard = Annotated[
+    bool,
+    typer.Option("--tensorboard", help="Make a folder for TensorBoard, which `ddpcheck view` shows."),
+]
 
 
 class WithPage(TyperCommand):
@@ -50,6 +54,13 @@ def spelled_out(arguments: list[str]) -> list[str]:
         following = arguments[place + 1] if place + 1 < len(arguments) else ""
         words.append("--html=" if word == "--html" and not following.endswith(".html") else word)
     return words
+
+
+def shown_by(run: Path, out: Path | None) -> str:
+    """The command that shows what was written for TensorBoard."""
+    if out is None:
+        return f"`ddpcheck view {run}` shows it in TensorBoard."
+    return f"`tensorboard --logdir {out}` shows it."
 
 
 def checked_output(option: str, path: Path | None) -> Path | None:

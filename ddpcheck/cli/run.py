@@ -9,7 +9,15 @@ from typing import Annotated
 
 import typer
 
-from ddpcheck.cli.report_options import Github, Html, Junit, Markdown, checked_output, checked_page
+from ddpcheck.cli.report_options import (
+    Github,
+    Html,
+    Junit,
+    Markdown,
+    Tensorboard,
+    checked_output,
+    checked_page,
+)
 from ddpcheck.cli.run_options import RunOptions
 from ddpcheck.errors import UsageError
 from ddpcheck.reports.outputs import Outputs
@@ -114,6 +122,7 @@ def run(
         typer.Option("--json", metavar="FILE", help="Write report.json here as well.", show_default=False),
     ] = None,
     github: Github = False,
+    tensorboard: Tensorboard = False,
     run_id: Annotated[
         str,
         typer.Option(
@@ -165,6 +174,7 @@ def run(
             markdown=checked_output("--markdown", markdown),
             json=checked_output("--json", json),
             github=github,
+            tensorboard=_checked_tensorboard(tensorboard),
             fail_on=fail_on.value,
         ),
         run_id=_checked_id(run_id),
@@ -179,6 +189,16 @@ def _checked_name(name: str | None) -> str | None:
     if name is not None and (not name.strip(".") or not name.isprintable() or "/" in name):
         raise UsageError(f"--name {name!r} cannot be part of a folder's name: use letters, digits and dashes")
     return name
+
+
+def _checked_tensorboard(wanted: bool) -> str | None:
+    """Said before the job starts, where TensorBoard is missing."""
+    if not wanted:
+        return None
+    from ddpcheck.reports.tensorboard.presence import require_tensorboard
+
+    require_tensorboard()
+    return ""
 
 
 def _checked_id(run_id: str) -> str:

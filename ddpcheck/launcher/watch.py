@@ -158,7 +158,8 @@ def _note_troubles(board: Path, folder: Path) -> None:
 def _judge(run: Run, folder: RunFolder, status: ExitStatus, options: RunOptions) -> int:
     """The report, and the exit status. Whatever goes wrong from here on is not the job's fault."""
     try:
-        report = conclude(run, read_description(folder.path))
+        course = options.outputs.tensorboard is not None
+        report = conclude(run, read_description(folder.path), course=course)
     except RunNotFound:
         sys.stderr.write(f"ddpcheck: the run folder {folder.path} is gone: there is nothing to report on\n")
         return status.returncode or NOT_JUDGED
@@ -174,6 +175,8 @@ def _judge(run: Run, folder: RunFolder, status: ExitStatus, options: RunOptions)
         _show(report, page_of(options.outputs, folder.path))
     # On stderr too: stdout is the job's own.
     well = write_outputs(report, options.outputs, folder.path, sys.stderr)
+    if well and options.outputs.tensorboard is not None and not options.quiet:
+        sys.stderr.write(f"ddpcheck: `ddpcheck view {folder.path}` shows this run in TensorBoard\n")
     left_by = _leave_by(status, [finding.severity for finding in report.findings], options.fail_on)
     # A CI job that waits for a file must not take its absence for success.
     return left_by or (0 if well else NOT_JUDGED)

@@ -404,6 +404,18 @@ class ClockRecord:
 
 
 @dataclass(frozen=True)
+class LossRecord:
+    """What backward was called on, summed up to each of some steps that follow each other."""
+
+    kind: ClassVar[str] = "loss"
+    optimizer: int
+    # The first of them.
+    step: int
+    # null: no scalar, or one that could not be read; "nan", "inf" and "-inf" are written as text.
+    values: list[float | str | None]
+
+
+@dataclass(frozen=True)
 class MemoryRecord:
     """Memory this rank held after a step, in bytes; written at once where it changed, else now and then."""
 
@@ -574,6 +586,7 @@ Record = (
     | EpochRecord
     | StandingRecord
     | ClockRecord
+    | LossRecord
     | MemoryRecord
     | MemoryPartsRecord
     | StartupRecord
@@ -606,6 +619,7 @@ KINDS: dict[str, type[Record]] = {
         EpochRecord,
         StandingRecord,
         ClockRecord,
+        LossRecord,
         MemoryRecord,
         MemoryPartsRecord,
         StartupRecord,

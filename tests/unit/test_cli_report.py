@@ -73,7 +73,7 @@ def analysed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
     """The analysis, replaced by one that only says which runs it was given."""
     asked: list[Path] = []
 
-    def analyse_run(path: Path) -> Report:
+    def analyse_run(path: Path, *, course: bool = False) -> Report:
         asked.append(path)
         if path.name == "torn":
             raise RunUnreadable("nothing in torn can be read")

@@ -51,9 +51,13 @@ def test_defaults(launcher: Launcher) -> None:
 def test_every_option(launcher: Launcher) -> None:
     options = "--out there --name n --fail-on warning --fail-fast --every 5 --optimizer-state --quiet"
     more = "--gradients full --save-gradients 0,10:13 --sketch-every 3 --hang-timeout 30 --sample-hz 0.5"
-    reports = "--html page.html --junit junit.xml --markdown report.md --json copy.json --github"
+    reports = (
+        "--html page.html --junit junit.xml --markdown report.md --json copy.json --github --tensorboard"
+    )
     assert status(*options.split(), *more.split(), *reports.split(), "--", "true") == 0
-    outputs = Outputs("page.html", Path("junit.xml"), Path("report.md"), Path("copy.json"), True, "warning")
+    outputs = Outputs(
+        "page.html", Path("junit.xml"), Path("report.md"), Path("copy.json"), True, "warning", tensorboard=""
+    )
     asked = RunOptions(
         Path("there"), "n", "warning", True, 5, True, "full", "0,10:13", 3, True, 30.0, 0.5, outputs=outputs
     )

@@ -18,9 +18,28 @@ from ddpcheck.analysis.node_lines import node_lines
 # Beyond so many nodes, series for drawing stay in the node logs.
 MOST_DRAWN = 16
 MOST_POINTS = 120
+MOST_CLOSELY = 1000
 FEW_POINTS = 8
 _KINDS = ("hardware", "sample", "sampled")
 Window = tuple[float, float]
+
+
+@dataclass
+class Thinned:
+    """So many samples at the most: every second, fourth, … of a long job."""
+
+    most: int
+    samples: list[Sample] = field(default_factory=list)
+    _seen: int = 0
+    _stride: int = 1
+
+    def add(self, sample: Sample) -> None:
+        if self._seen % self._stride == 0:
+            self.samples.append(sample)
+        self._seen += 1
+        if len(self.samples) > self.most:
+            self.samples = self.samples[::2]
+            self._stride *= 2
 
 
 @dataclass
@@ -44,10 +63,14 @@ class NodeSamples:
     more_routes: list[RouteTallies] = field(default_factory=list)
     # By place of the GPU: inside the window of the steps alone.
     stepping: list[GpuTally] = field(default_factory=list)
-    # Every second, fourth, … sample, for drawing.
-    series: list[Sample] = field(default_factory=list)
-    most_points: int = MOST_POINTS
-    _stride: int = 1
+    # For drawing, and closer for those who have room for more.
+    drawn: Thinned = field(default_factory=lambda: Thinned(MOST_POINTS))
+    closely: Thinned = field(default_factory=lambda: Thinned(MOST_CLOSELY))
+
+    @property
+    def series(self) -> list[Sample]:
+        """For drawing."""
+        return self.drawn.samples
 
     def tally_of(self, place: int) -> GpuTally:
         """Of the GPU at a place of the samples."""
@@ -68,12 +91,9 @@ class NodeSamples:
             self.stepping += [GpuTally() for _ in sample.gpus[len(self.stepping) :]]
             for tally, gpu in zip(self.stepping, sample.gpus, strict=False):
                 tally.add(gpu)
-        if self.count % self._stride == 0:
-            self.series.append(sample)
+        self.drawn.add(sample)
+        self.closely.add(sample)
         self.count += 1
-        if len(self.series) > self.most_points:
-            self.series = self.series[::2]
-            self._stride *= 2
 
 
 def read_nodes(folder: Path, windows: Mapping[str, Window]) -> list[NodeSamples]:
@@ -87,8 +107,9 @@ def read_nodes(folder: Path, windows: Mapping[str, Window]) -> list[NodeSamples]
         key = (host, pid if isinstance(pid, int) else 0)
         node = found.get(key)
         if node is None:
-            points = MOST_POINTS if len(found) < MOST_DRAWN else FEW_POINTS
-            node = found[key] = NodeSamples(host, most_points=points)
+            node = found[key] = NodeSamples(host)
+            if len(found) > MOST_DRAWN:
+                node.drawn, node.closely = Thinned(FEW_POINTS), Thinned(FEW_POINTS)
         if raw["kind"] == "hardware":
             node.facts = facts_from(raw)
         elif raw["kind"] == "sampled":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
 from ddpcheck.analysis.module_key import ModuleKey
@@ -68,6 +68,15 @@ class StepLine:
         before, after = self._times[place - 1], self._times[place]
         share = (time - before) / (after - before) if after > before else 1.0
         return self._steps[place - 1] + share * (self._steps[place] - self._steps[place - 1])
+
+    def when(self, step: float) -> float:
+        """The time at which a step was over; between two that are known, by its share."""
+        place = bisect_left(self._steps, step)
+        if place == 0 or place == len(self._steps):
+            return self._times[min(place, len(self._times) - 1)]
+        before, after = self._steps[place - 1], self._steps[place]
+        share = (step - before) / (after - before)
+        return self._times[place - 1] + share * (self._times[place] - self._times[place - 1])
 
 
 class Pace:

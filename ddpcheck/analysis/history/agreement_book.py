@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ddpcheck.analysis.history.differing_book import DifferingBook
 from ddpcheck.analysis.history.result import AgreementStretch
 
 # A job whose ranks agree now and then makes a stretch each time; more than this nobody looks at.
@@ -19,6 +20,8 @@ class AgreementBook:
 
     stretches: list[AgreementStretch] = field(default_factory=list)
     cut: bool = False
+    # How many parameters differed, step by step.
+    differing: DifferingBook = field(default_factory=DifferingBook)
     _named: int = 0
 
     def note(self, step: int, group: tuple[int, ...], said: Mapping[int, str]) -> None:

@@ -9,7 +9,14 @@ from statistics import fmean, median
 
 from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.overlap.advice import bucket_advice
-from ddpcheck.analysis.overlap.result import BucketOverlap, BucketPart, Overlap, RankOverlap, StepOverlap
+from ddpcheck.analysis.overlap.result import (
+    BucketOverlap,
+    BucketPart,
+    Overlap,
+    RankOverlap,
+    RankStep,
+    StepOverlap,
+)
 from ddpcheck.errors import UserError
 from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.records.schema import TraceRecord
@@ -127,6 +134,18 @@ def _rank(rank: RankResult, exposed: Sequence[Exposure]) -> RankOverlap:
         last_arrivals=rank.last_arrivals,
         clock_offset_ns=rank.clock.offset_ns if rank.clock else 0,
         clock_residual_ns=rank.clock.residual_ns if rank.clock else 0,
+        by_step=tuple(
+            RankStep(
+                step=each.step,
+                comm_ns=each.shares.comm_ns,
+                compute_ns=each.shares.compute_ns,
+                overlap_ns=each.shares.overlap_ns,
+                exposed_ns=each.shares.exposed_ns,
+                overlap_pct=each.shares.overlap_pct,
+            )
+            for each in rank.steps
+            if each.step is not None
+        ),
     )
 
 

@@ -6,6 +6,18 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class RankStep:
+    """One rank in one profiled step."""
+
+    step: int
+    comm_ns: int
+    compute_ns: int
+    overlap_ns: int
+    exposed_ns: int
+    overlap_pct: float
+
+
+@dataclass(frozen=True)
 class RankOverlap:
     """One rank over all profiled steps."""
 
@@ -29,6 +41,7 @@ class RankOverlap:
     clock_residual_ns: int
     # For how long its threads were ready to run and had no processor.
     held_up_ns: int = 0
+    by_step: tuple[RankStep, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The course of a job step by step, in lines for drawing: what report.json has no room for."""

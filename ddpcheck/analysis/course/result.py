@@ -1,0 +1,110 @@
+"""Figures over the steps of a job, as reports that draw them receive them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Figure(str, Enum):
+    """What a line shows. Times are microseconds, sizes bytes, rates bytes a second, shares percent."""
+
+    # 1 where all ranks, or this rank and the majority, hold the same parameters.
+    AGREEMENT = "agreement"
+    DIFFERING = "differing"
+    NORM_BEFORE = "norm before"
+    NORM_AFTER = "norm after"
+    # The mean check's error over what rounding explains.
+    OFF_MEAN = "off mean"
+    LOSS = "loss"
+    STEP = "step"
+    DATA = "data"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    OTHER = "other"
+    WAIT = "wait"
+    # ddpcheck's own work, on top of the step.
+    WATCHING = "watching"
+    # Of `wait`: what the last rank to come still has of it, and what the others have beyond that.
+    EXPOSED = "exposed"
+    FOR_OTHERS = "for others"
+    MEMORY = "memory"
+    MEMORY_HIGH = "memory high"
+    # Of the profiled steps.
+    OVERLAP = "overlap"
+    PROFILED_EXPOSED = "profiled exposed"
+    PROFILED_TRANSFER = "profiled transfer"
+    PROFILED_WAIT = "profiled wait"
+    # Of a node.
+    CPU = "cpu"
+    NETWORK_SENT = "network sent"
+    NETWORK_RECEIVED = "network received"
+    LOOPBACK_SENT = "loopback sent"
+    LOOPBACK_RECEIVED = "loopback received"
+    INFINIBAND_SENT = "infiniband sent"
+    INFINIBAND_RECEIVED = "infiniband received"
+    # Of a GPU.
+    NVLINK_SENT = "nvlink sent"
+    NVLINK_RECEIVED = "nvlink received"
+    PCIE_SENT = "pcie sent"
+    PCIE_RECEIVED = "pcie received"
+    GPU_BUSY = "gpu busy"
+    GPU_MEMORY = "gpu memory"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One figure over the steps; steps in order, of the same length as the values."""
+
+    figure: Figure
+    steps: Sequence[int]
+    values: Sequence[float]
+    # Which module, optimizer, host or GPU, where there are several.
+    of: str = ""
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Values of one gradient that was saved whole: how many lie between one edge and the next."""
+
+    step: int
+    parameter: str
+    # Before the reduction, or after it.
+    reduced: bool
+    # The rank it is of; None: the same on all ranks to the bit.
+    rank: int | None
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    of: str = ""
+
+
+@dataclass(frozen=True)
+class LinkMatrix:
+    """What links between nodes, or between ranks of a node, gave: bytes a second from the row's to the column's."""
+
+    title: str
+    names: tuple[str, ...]
+    rates: tuple[tuple[float | None, ...], ...]
+    # Half of the links are faster.
+    usual: float
+
+
+def _no_clock(step: float) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True)
+class Course:
+    """The last attempt's."""
+
+    job: tuple[Line, ...] = ()
+    # Each rank's; of very many, those that findings name.
+    ranks: Mapping[int, tuple[Line, ...]] = field(default_factory=dict)
+    # Of very many ranks: the least, the median and the most of all.
+    spread: Mapping[str, tuple[Line, ...]] = field(default_factory=dict)
+    histograms: tuple[Histogram, ...] = ()
+    links: tuple[LinkMatrix, ...] = ()
+    # When a step was over, in seconds since 1970; 0.0: not known.
+    when: Callable[[float], float] = _no_clock

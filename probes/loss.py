@@ -1,0 +1,119 @@
+"""The loss of each step: the scalars that backward was called on, read without holding anybody up."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from ddpcheck.probes.probe import Probe, Scene
+from ddpcheck.probes.scalar import Scalar, read_scalar
+from ddpcheck.records.schema import LossRecord
+
+if TYPE_CHECKING:
+    from ddpcheck.agent.watched_module import WatchedModule
+    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+
+# A line is written for so many steps, and at least this often.
+ROWS_A_RECORD = 16
+SECONDS_A_RECORD = 1.0
+# Steps whose scalars may be on their way from a device; of one that is further behind the oldest are given up.
+MOST_PENDING = 64
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step, and what was differentiated for it. None: something that is no scalar."""
+
+    optimizer: int
+    number: int
+    scalars: Sequence[Scalar | None]
+    # By which GradScaler had multiplied the loss; None where it cannot be told.
+    scale: float | None
+
+    def ready(self) -> bool:
+        return all(scalar is None or scalar.ready() for scalar in self.scalars)
+
+    def value(self) -> float | None:
+        values = [scalar.value() for scalar in self.scalars if scalar is not None]
+        if not values or len(values) < len(self.scalars) or not self.scale:
+            return None
+        # Gradients add up from one backward to the next: what they are the derivative of adds up likewise.
+        return sum(values) / self.scale
+
+
+class LossProbe(Probe):
+    """Looks at the outermost backwards between two steps."""
+
+    name = "loss"
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._depth = 0
+        self._scalars: list[Scalar | None] = []
+        self._pending: deque[Step] = deque()
+        self._rows: list[tuple[int, int, float | None]] = []
+        self._written = perf_counter_ns()
+
+    def forward(self, watched: WatchedModule) -> None:
+        # A backward that raised never returned.
+        self._depth = 0
+
+    def backward_called(self, root: Any = None) -> None:
+        self._depth += 1
+        # Nobody steps in a job that only ever calls backward: what cannot be a step's is not kept.
+        if self._depth == 1 and len(self._scalars) < 1 << 16:
+            self._scalars.append(read_scalar(root))
+
+    def backward_returned(self) -> None:
+        self._depth = max(0, self._depth - 1)
+
+    def before_step(self, optimizer: WatchedOptimizer) -> None:
+        self._depth = 0
+        scalars, self._scalars = self._scalars, []
+        if scalars:
+            scale = optimizer.scale if optimizer.scaled else 1.0
+            self._pending.append(Step(optimizer.index, optimizer.steps, scalars, scale))
+
+    def after_step(self, optimizer: WatchedOptimizer) -> None:
+        self._settle()
+        full = len(self._rows) >= ROWS_A_RECORD
+        if full or perf_counter_ns() - self._written > SECONDS_A_RECORD * 1e9:
+            self._write()
+
+    def skipped(self, optimizer: WatchedOptimizer) -> None:
+        self._scalars = []
+
+    def ending(self) -> None:
+        self._settle()
+        self._pending.clear()
+        self._write()
+
+    def _settle(self) -> None:
+        """Take what has come from the device; nothing is waited for."""
+        while self._pending and (self._pending[0].ready() or len(self._pending) > MOST_PENDING):
+            step = self._pending.popleft()
+            self._rows.append((step.optimizer, step.number, step.value() if step.ready() else None))
+
+    def _write(self) -> None:
+        self._written = perf_counter_ns()
+        rows, self._rows = self._rows, []
+        for optimizer in dict.fromkeys(row[0] for row in rows):
+            mine = [(number, value) for of, number, value in rows if of == optimizer]
+            while mine:
+                # Steps of one record follow each other.
+                first = mine[0][0]
+                length = next((n for n, (number, _) in enumerate(mine) if number != first + n), len(mine))
+                values = [_written(value) for _, value in mine[:length]]
+                self.scene.write(LossRecord(optimizer, first, values))
+                mine = mine[length:]
+
+
+def _written(value: float | None) -> float | str | None:
+    """Nine digits tell every number of 32 bits; JSON has no word for what is not finite."""
+    if value is None:
+        return None
+    return float(f"{value:.9g}") if math.isfinite(value) else str(value)

@@ -1,0 +1,1 @@
+"""A run for TensorBoard: one of its runs for the job and one for each rank."""

@@ -1,0 +1,119 @@
+"""One event file: records of TensorBoard, written with its own protocol buffers, without torch or TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import (
+    DATA_CLASS_BLOB_SEQUENCE,
+    DATA_CLASS_SCALAR,
+    DATA_CLASS_TENSOR,
+    Summary,
+    SummaryMetadata,
+)
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.compat.proto.types_pb2 import DT_DOUBLE, DT_FLOAT, DT_STRING
+from tensorboard.plugins.custom_scalar import metadata as custom_scalar
+from tensorboard.plugins.histogram import metadata as histogram
+from tensorboard.plugins.image import metadata as image
+from tensorboard.plugins.scalar import metadata as scalar
+from tensorboard.plugins.text import metadata as text
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+# Made when a tag is first written, and not for every value.
+Metadata = Callable[[], SummaryMetadata]
+
+
+class EventFile:
+    """One of TensorBoard's runs; steps of one tag are to come in order."""
+
+    def __init__(self, folder: Path, began: float) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard looks for the word `tfevents`, and orders files of one folder by their names.
+        self._records = RecordWriter((folder / f"events.out.tfevents.{int(began):010d}.ddpcheck").open("wb"))
+        self._began = began
+        self._known: set[str] = set()
+        self._write(Event(wall_time=began, file_version="brain.Event:2"))
+
+    def __enter__(self) -> EventFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._records.close()
+
+    def scalars(
+        self, step: int, moment: float, values: Mapping[str, float], descriptions: Mapping[str, str]
+    ) -> None:
+        """All figures of one step at once."""
+        summary = Summary(
+            value=[
+                self._value(
+                    tag,
+                    TensorProto(dtype=DT_FLOAT, float_val=[value]),
+                    DATA_CLASS_SCALAR,
+                    partial(scalar.create_summary_metadata, tag, descriptions.get(tag, "")),
+                )
+                for tag, value in values.items()
+            ]
+        )
+        self._write(Event(wall_time=moment or self._began, step=step, summary=summary))
+
+    def text(self, tag: str, markdown: str) -> None:
+        tensor = TensorProto(dtype=DT_STRING, string_val=[markdown.encode()])
+        self._single(tag, tensor, DATA_CLASS_TENSOR, partial(text.create_summary_metadata, tag, ""))
+
+    def histogram(
+        self, tag: str, step: int, moment: float, edges: Sequence[float], counts: Sequence[int]
+    ) -> None:
+        """Rows of left edge, right edge and count."""
+        rows = [number for row in zip(edges, edges[1:], counts, strict=False) for number in row]
+        tensor = TensorProto(dtype=DT_DOUBLE, tensor_shape=_shape(len(counts), 3), double_val=rows)
+        metadata = partial(histogram.create_summary_metadata, tag, "")
+        self._single(tag, tensor, DATA_CLASS_TENSOR, metadata, step, moment)
+
+    def image(self, tag: str, png: bytes, width: int, height: int, description: str) -> None:
+        content = [str(width).encode(), str(height).encode(), png]
+        tensor = TensorProto(dtype=DT_STRING, tensor_shape=_shape(3), string_val=content)
+        metadata = partial(image.create_summary_metadata, tag, description)
+        self._single(tag, tensor, DATA_CLASS_BLOB_SEQUENCE, metadata)
+
+    def layout(self, layout: Any) -> None:
+        tensor = TensorProto(dtype=DT_STRING, string_val=[layout.SerializeToString()])
+        tag = custom_scalar.CONFIG_SUMMARY_TAG
+        self._single(tag, tensor, DATA_CLASS_TENSOR, custom_scalar.create_summary_metadata)
+
+    def _single(
+        self,
+        tag: str,
+        tensor: TensorProto,
+        data_class: int,
+        metadata: Metadata,
+        step: int = 0,
+        moment: float = 0.0,
+    ) -> None:
+        summary = Summary(value=[self._value(tag, tensor, data_class, metadata)])
+        self._write(Event(wall_time=moment or self._began, step=step, summary=summary))
+
+    def _value(self, tag: str, tensor: TensorProto, data_class: int, metadata: Metadata) -> Summary.Value:
+        """What a tag is, is told once."""
+        if tag in self._known:
+            return Summary.Value(tag=tag, tensor=tensor)
+        self._known.add(tag)
+        about = metadata()
+        about.data_class = data_class
+        return Summary.Value(tag=tag, tensor=tensor, metadata=about)
+
+    def _write(self, event: Event) -> None:
+        self._records.write(event.SerializeToString())
+
+
+def _shape(*sizes: int) -> TensorShapeProto:
+    return TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in sizes])

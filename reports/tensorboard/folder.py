@@ -1,0 +1,85 @@
+"""A finished analysis as a folder for TensorBoard: `job`, `rank-0000`, `rank-0001`, …"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+from ddpcheck.analysis.course.result import Course, Histogram
+from ddpcheck.analysis.result import Report
+from ddpcheck.errors import UsageError
+from ddpcheck.reports.tensorboard.event_file import EventFile
+from ddpcheck.reports.tensorboard.figures import safe_name
+from ddpcheck.reports.tensorboard.layout import layout_of
+from ddpcheck.reports.tensorboard.link_image import link_image
+from ddpcheck.reports.tensorboard.origin import MARK, mark_of
+from ddpcheck.reports.tensorboard.scalars import write_lines
+from ddpcheck.reports.tensorboard.texts import overlap_text, rank_text, verdict_text
+from ddpcheck.reports.tensorboard.traces import link_traces
+
+JOB = "job"
+
+
+def write_tensorboard(report: Report, run: Path, out: Path) -> None:
+    """Under another name first, then in the place of what an earlier report left there."""
+    if out.exists() and not _is_ours(out):
+        raise UsageError(
+            f"{out} is there already and ddpcheck did not make it: name a folder that is not there"
+        )
+    mark = mark_of(run)
+    made = out.with_name(f".{out.name}.{os.uname().nodename}.{os.getpid()}")
+    shutil.rmtree(made, ignore_errors=True)
+    try:
+        _write(report, report.course or Course(), made)
+        link_traces(report.overlap, run, made / JOB, out / JOB)
+        (made / MARK).write_text(json.dumps(mark), encoding="utf-8")
+        if out.exists():
+            shutil.rmtree(out)
+        made.replace(out)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _is_ours(out: Path) -> bool:
+    return out.is_dir() and ((out / MARK).is_file() or not any(out.iterdir()))
+
+
+def _write(report: Report, course: Course, folder: Path) -> None:
+    began = course.when(0) or time.time()
+    histograms: dict[int | None, list[Histogram]] = {}
+    for each in course.histograms:
+        histograms.setdefault(each.rank, []).append(each)
+    with EventFile(folder / JOB, began) as file:
+        _write_job(file, report, course)
+        write_lines(file, course.job, course.when)
+        _write_histograms(file, histograms.get(None, []), course)
+    for rank, lines in course.ranks.items():
+        with EventFile(folder / f"rank-{rank:04d}", began) as file:
+            said = rank_text(report, rank)
+            if said:
+                file.text("findings_about_this_rank", said)
+            write_lines(file, lines, course.when)
+            _write_histograms(file, histograms.get(rank, []), course)
+    for name, lines in course.spread.items():
+        with EventFile(folder / f"all-ranks-{name}", began) as file:
+            write_lines(file, lines, course.when)
+
+
+def _write_job(file: EventFile, report: Report, course: Course) -> None:
+    everyones = (course.job, *course.ranks.values(), *course.spread.values())
+    file.layout(layout_of({line.figure for lines in everyones for line in lines}))
+    file.text("verdict", verdict_text(report))
+    if report.overlap is not None:
+        file.text("overlap", overlap_text(report.overlap))
+    for number, matrix in enumerate(course.links):
+        file.image(f"links/{number}", *link_image(matrix), matrix.title)
+
+
+def _write_histograms(file: EventFile, histograms: list[Histogram], course: Course) -> None:
+    for each in histograms:
+        name = "/".join(filter(None, ["gradients", safe_name(each.of), safe_name(each.parameter)]))
+        when = "after_allreduce" if each.reduced else "before_allreduce"
+        file.histogram(f"{name}/{when}", each.step, course.when(each.step), each.edges, each.counts)

@@ -1,0 +1,244 @@
+"""A real run in real TensorBoard, opened by `ddpcheck view` and looked at in Chromium."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import BIN, JOBS, Watched, environment, run_to_end
+
+from tests.browser.chromium import Tab, browser, opened
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+
+from tensorboard_run import links
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(browser() is None, reason="there is no Chromium; .ci/run installs one"),
+]
+
+JOB = JOBS / "for_tensorboard.py"
+RUNS = ["job", "rank-0000", "rank-0001"]
+MOST_SECONDS = 60.0
+# Screenshots for people to look at, where this names a folder.
+PICTURES = os.environ.get("DDPCHECK_PICTURES", "")
+# All text that can be seen, through shadow roots and the frames that plugins live in.
+TEXT = """
+(() => {
+  const parts = [];
+  const walk = (node) => {
+    if (node.nodeType === 3 && node.data.trim()) parts.push(node.data.trim());
+    if (["SCRIPT", "STYLE", "TEMPLATE"].includes(node.nodeName)) return;
+    if (node.shadowRoot) walk(node.shadowRoot);
+    if (node.nodeName === "IFRAME" && node.contentDocument) walk(node.contentDocument);
+    for (const child of node.childNodes) walk(child);
+  };
+  walk(document.body);
+  return parts.join("\\n");
+})()
+"""
+# How many drawings there are with something on them.
+DRAWN = """
+(() => {
+  let count = 0;
+  const walk = (node) => {
+    if (node.shadowRoot) walk(node.shadowRoot);
+    if (node.nodeName === "IFRAME" && node.contentDocument) walk(node.contentDocument);
+    if (node.nodeName === "path" && (node.getAttribute("d") || "").length > 20) count += 1;
+    if (node.nodeName === "CANVAS" && node.width > 0) count += 1;
+    for (const child of node.childNodes || []) walk(child);
+  };
+  walk(document);
+  return count;
+})()
+"""
+IMAGES = """
+(() => {
+  const found = [];
+  const walk = (node) => {
+    if (node.shadowRoot) walk(node.shadowRoot);
+    if (node.nodeName === "IMG" && node.naturalWidth > 0) found.push([node.naturalWidth, node.naturalHeight]);
+    for (const child of node.childNodes || []) walk(child);
+  };
+  walk(document);
+  return found;
+})()
+"""
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    folder = tmp_path_factory.mktemp("job")
+    out = folder / "run"
+    options = [
+        "--profile",
+        "--save-gradients",
+        "0,10,20,30",
+        "--tensorboard",
+        "--sample-hz",
+        "10",
+        "--out",
+        out,
+    ]
+    done = run_to_end([BIN / "ddpcheck", "run", *options, "--", sys.executable, JOB, folder], folder, {}, out)
+    (out / "links.json").write_text(links().to_json())
+    return Watched(done.status, done.stdout, done.stderr, out, json.loads((out / "report.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def server(watched: Watched) -> Iterator[str]:
+    """The address that `ddpcheck view` prints."""
+    process = subprocess.Popen(
+        [BIN / "ddpcheck", "view", watched.folder], stdout=subprocess.PIPE, text=True, env=environment({})
+    )
+    assert process.stdout is not None
+    with process, process.stdout:
+        try:
+            said = process.stdout.readline()
+            found = re.fullmatch(
+                r"TensorBoard shows run at (http://localhost:\d+/) \(Ctrl-C ends it\)\n", said
+            )
+            assert found, said
+            _wait_until_read(found[1])
+            yield found[1]
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+def _wait_until_read(server: str) -> None:
+    """TensorBoard answers before it has read everything."""
+    deadline = time.monotonic() + MOST_SECONDS
+    before, now = None, ask(server, "scalars/tags")
+    while (before != now or set(now) != set(RUNS)) and time.monotonic() < deadline:
+        time.sleep(1)
+        before, now = now, ask(server, "scalars/tags")
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Tab]:
+    with opened() as tab:
+        tab.look(1400, 1000)
+        yield tab
+
+
+def ask(server: str, path: str) -> Any:
+    """What a plugin answers, once it has something to say."""
+    deadline = time.monotonic() + MOST_SECONDS
+    while True:
+        with urllib.request.urlopen(f"{server}data/plugin/{path}", timeout=30) as answer:
+            found = json.load(answer)
+        if found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.2)
+
+
+def shows(tab: Tab, server: str, where: str, *words: str) -> str:
+    """Open a dashboard and wait until all of these words stand on it."""
+    tab.events.clear()
+    tab.call("Page.navigate", url=f"{server}?{time.monotonic_ns()}#{where}")
+    deadline = time.monotonic() + MOST_SECONDS
+    while True:
+        text = str(tab.run(TEXT)) if tab.run("document.body !== null") else ""
+        if all(word in text for word in words):
+            break
+        missing = [word for word in words if word not in text]
+        assert time.monotonic() < deadline, f"{where} does not show {missing}:\n{text[:3000]}"
+        time.sleep(0.2)
+    if PICTURES:
+        time.sleep(3)
+        tab.picture(Path(PICTURES) / f"{re.split('[^a-z_]', where)[0]}.png", whole=False)
+    return text
+
+
+def test_the_losses_are_those_that_the_job_printed(watched: Watched) -> None:
+    assert watched.status == 10, str(watched)
+    assert f"`ddpcheck view {watched.folder}` shows this run in TensorBoard" in watched.stderr
+    said = re.findall(r"^loss (\d) (\d+) (\S+)$", watched.stdout, re.MULTILINE)
+    told = {
+        (rank, record["step"] + number): value
+        for rank in (0, 1)
+        for record in watched.records(rank)
+        if record["kind"] == "loss"
+        for number, value in enumerate(record["values"])
+    }
+    assert told == {(int(rank), int(step)): float(value) for rank, step, value in said}
+    assert len(told) == 2 * 40
+
+
+def test_scalars_of_all_runs(watched: Watched, tab: Tab, server: str) -> None:
+    shows(tab, server, "scalars", *RUNS, "agreement/agree", "agreement/parameters_that_differ")
+    assert tab.run(DRAWN) > 0
+    tags = {run: set(found) for run, found in ask(server, "scalars/tags").items()}
+    assert {"agreement/agree", "gradients/mean_check_error", "communication/exposed_ms"} <= tags["job"]
+    ranks = {"loss/loss", "step_time/step_ms", "memory/after_step_MiB", "profiled/overlap_percent"}
+    assert ranks <= tags["rank-0000"] == tags["rank-0001"]
+    assert any(tag.startswith("loopback/sent_MB_per_s/") for tag in tags["job"])
+    points = ask(server, "scalars/scalars?run=job&tag=agreement/agree")
+    assert [(step, value) for _, step, value in points] == [(step, float(step < 30)) for step in range(40)]
+    overlap = ask(server, "scalars/scalars?run=rank-0001&tag=profiled/overlap_percent")
+    measured = watched.report["overlap"]["ranks"][1]["by_step"]
+    assert {step: value for _, step, value in overlap} == pytest.approx(
+        {each["step"]: each["overlap_pct"] for each in measured}
+    )
+
+
+def test_custom_scalars_put_all_ranks_in_one_chart(tab: Tab, server: str) -> None:
+    title = "Gradient norms: each rank's own, and the one after AllReduce"
+    text = shows(tab, server, "custom_scalars", "Do the replicas agree?", title, *RUNS)
+    assert "What do the profiled steps hide?" in text
+    tag = "gradients%2Fnorm_(before|after)_allreduce"
+    norms = {run: ask(server, f"custom_scalars/scalars?run={run}&tag={tag}")["tag_to_events"] for run in RUNS}
+    assert {run: list(found) for run, found in norms.items()} == {
+        "job": ["gradients/norm_after_allreduce"],
+        "rank-0000": ["gradients/norm_before_allreduce"],
+        "rank-0001": ["gradients/norm_before_allreduce"],
+    }
+
+
+def test_text_with_the_verdict(tab: Tab, server: str) -> None:
+    text = shows(
+        tab, server, "text", "verdict", "Replicas part at step 30", "DDP206", "findings_about_this_rank"
+    )
+    assert "Overlap in steps 5-7, by ddpcheck" in text
+    assert "hidden behind itself" in text
+
+
+def test_histograms_of_the_saved_gradients(tab: Tab, server: str) -> None:
+    shows(tab, server, "histograms", "gradients/0.weight/before_allreduce", *RUNS)
+    tags = ask(server, "histograms/tags")
+    assert set(tags["rank-0000"]) == set(tags["rank-0001"])
+    assert "gradients/0.weight/after_allreduce" in tags["job"]
+    found = ask(server, "histograms/histograms?run=rank-0001&tag=gradients/0.weight/before_allreduce")
+    assert [step for _, step, _ in found] == [0, 10, 20, 30]
+    assert all(sum(row[2] for row in rows) == 256 * 256 for _, _, rows in found)
+
+
+def test_the_map_of_links_is_an_image(tab: Tab, server: str) -> None:
+    shows(tab, server, "images", "links/0", "job")
+    deadline = time.monotonic() + MOST_SECONDS
+    while not tab.run(IMAGES) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert [560, 246] in tab.run(IMAGES)
+
+
+def test_the_profiler_shows_the_traces(watched: Watched, tab: Tab, server: str) -> None:
+    deadline = time.monotonic() + MOST_SECONDS
+    while ask(server, "pytorch_profiler/runs")["runs"] != ["job"] and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert ask(server, "pytorch_profiler/runs")["runs"] == ["job"]
+    workers = ask(server, "pytorch_profiler/workers?run=job&view=Overview")
+    names = [name.partition(".")[0] for name in watched.files("traces/*")]
+    assert workers == names
+    shows(tab, server, "pytorch_profiler", "Overview", "Step Time Breakdown", names[0])
