@@ -22,6 +22,8 @@ class RunOptions:
     save_gradients: str = ""
     sketch_every: int = 1
     quiet: bool = False
+    # None: where the terminal and its surroundings are fit for it.
+    live: bool | None = None
     hang_timeout: float = 300.0
     sample_hz: float = 2.0
     profile: str = ""

@@ -6,6 +6,7 @@ from ddpcheck.analysis.run import Run
 from ddpcheck.config import Config
 from ddpcheck.launcher.exit_watch import ExitWatch
 from ddpcheck.launcher.hang_watch import HangWatch
+from ddpcheck.launcher.live_show import LiveShow
 from ddpcheck.launcher.node_log import NodeLog
 from ddpcheck.launcher.supervise import StopRequest
 from ddpcheck.sampling.sampler import Sampler
@@ -14,7 +15,14 @@ from ddpcheck.sampling.sampler import Sampler
 class Follower:
     """Called a few times a second by the supervisor."""
 
-    def __init__(self, run: Run, node_log: NodeLog, config: Config, sampler: Sampler | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        node_log: NodeLog,
+        config: Config,
+        sampler: Sampler | None = None,
+        show: LiveShow | None = None,
+    ) -> None:
         self._run = run
         self._node_log = node_log
         self._fail_fast = config.fail_fast
@@ -24,6 +32,7 @@ class Follower:
         self._hangs = HangWatch(run, node_log, config) if watched else None
         self._known: set[tuple[str, int]] = set()
         self._sampler = sampler
+        self._show = show
         self.stumbled = False
 
     def tick(self) -> StopRequest | None:
@@ -32,6 +41,8 @@ class Follower:
         if not self.stumbled:
             self._follow()
         self._note_exits()
+        if self._show is not None and not self.stumbled:
+            self._show.tick()
         if self._fail_fast and any(attempt.parted() for attempt in self._run.attempts.values()):
             return StopRequest("ranks disagree and --fail-fast was given")
         if self._hangs is not None and not self.stumbled:
