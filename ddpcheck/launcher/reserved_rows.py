@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _SAVE, _RESTORE = "\x1b7", "\x1b8"
-# Whatever the job has set that would bend our text; restoring the cursor brings all of it back.
+# Off with whatever the job has set that would bend our text; restoring the cursor brings all of it back. The first
+# of these moves the cursor.
 _PLAIN = "\x1b[?6l\x1b(B\x0f\x1b[m"
 _WHOLE_SCREEN = "\x1b[r"
-_ERASE_BELOW = "\x1b[J"
+_ERASE_REST = "\x1b[J"
+_ERASE_LINES_BELOW = f"\x1b[m\x1b[B\r{_ERASE_REST}"
 _ERASE_LINE = "\x1b[K"
 # One row down, scrolling where that is the last one; unlike a newline it stays in its column.
 _DOWN = "\x1bD"
@@ -27,7 +29,7 @@ def reserve(rows: int, lines: Sequence[str]) -> bytes:
     """
     count = len(lines)
     make_room = f"{_SAVE}{_WHOLE_SCREEN}{_RESTORE}{_DOWN * count}\x1b[{count}A"
-    region = f"{_SAVE}{_PLAIN}\x1b[B\r{_ERASE_BELOW}\x1b[1;{rows - count}r"
+    region = f"{_SAVE}{_ERASE_LINES_BELOW}{_PLAIN}\x1b[1;{rows - count}r"
     return f"{make_room}{region}{_written(rows, lines)}{_RESTORE}".encode()
 
 
@@ -38,12 +40,12 @@ def rewrite(rows: int, lines: Sequence[str]) -> bytes:
 
 def give_back(rows: int, count: int) -> bytes:
     """Erase our rows and let the whole screen scroll again."""
-    return f"{_SAVE}{_PLAIN}{_WHOLE_SCREEN}\x1b[{rows - count + 1};1H{_ERASE_BELOW}{_RESTORE}".encode()
+    return f"{_SAVE}{_PLAIN}{_WHOLE_SCREEN}\x1b[{rows - count + 1};1H{_ERASE_REST}{_RESTORE}".encode()
 
 
 def give_back_anywhere() -> bytes:
     """The same in a terminal whose size has changed since: our lines are somewhere below the cursor's."""
-    below = f"{_DOWN}\x1b[A{_SAVE}{_PLAIN}\x1b[B\r{_ERASE_BELOW}{_RESTORE}"
+    below = f"{_DOWN}\x1b[A{_SAVE}{_ERASE_LINES_BELOW}{_RESTORE}"
     return f"{_SAVE}{_WHOLE_SCREEN}{_RESTORE}{below}".encode()
 
 
