@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
@@ -17,6 +18,8 @@ from ddpcheck.launcher.terminal_guard import TerminalGuard
 LEAST_ROWS = 12
 LEAST_COLUMNS = 40
 _PATIENCE_SECONDS = 1.0
+# For so long a terminal must keep its size before rows are taken anew.
+SETTLE_SECONDS = 1.0
 
 # Lines for a terminal of so many columns, always the same number of them.
 Draw = Callable[[int], Sequence[str]]
@@ -35,6 +38,8 @@ class LivePane:
         self._draw: Draw | None = None
         # The size of the terminal whose rows are ours; None: none are.
         self._held: os.terminal_size | None = None
+        self._seen: os.terminal_size | None = None
+        self._quiet_until = 0.0
         self._gone = False
         self._away = False
         self._closing = False
@@ -112,12 +117,17 @@ class LivePane:
             self._leave()
             return
         size = self._terminal.size()
-        if size.lines < LEAST_ROWS or size.columns < LEAST_COLUMNS:
+        if size != self._seen:
+            # Terminals move things about while their window is drawn larger or smaller: stay out of it meanwhile.
+            self._quiet_until = time.monotonic() + SETTLE_SECONDS if self._seen is not None else 0.0
+            self._seen = size
+        if size != self._held:
             self._leave()
+        small = size.lines < LEAST_ROWS or size.columns < LEAST_COLUMNS
+        if small or time.monotonic() < self._quiet_until:
             return
         lines = self._draw(size.columns)
-        as_before = self._held == size
-        data = rewrite(size.lines, lines) if as_before else reserve(size.lines, lines)
+        data = reserve(size.lines, lines) if self._held is None else rewrite(size.lines, lines)
         if self._terminal.write(data):
             self._held = size
 

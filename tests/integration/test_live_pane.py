@@ -38,6 +38,7 @@ def tick():
     number = turns
     pane.look_out()
     pane.show(lambda columns: [f"\\x1b[32mPANEL{{row}} {{number}}\\x1b[m" for row in range({height})])
+live_pane.SETTLE_SECONDS = 0.1
 with live_pane.LivePane(Terminal(), {height}) as pane:
     log = NodeLog(folder, host="here")
     status = supervise(command, dict(os.environ), on_tick=tick, tick_seconds=0.016, node_log=log, screen=pane)
