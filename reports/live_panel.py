@@ -52,10 +52,10 @@ def _title(ink: Ink, state: LiveState, width: int) -> Text:
 
 def _course(ink: Ink, state: LiveState) -> Text:
     said, style = agreement_text(state)
-    row = ink.text(f"step {state.steps:,}", LABEL)
-    if state.fewest_steps != state.steps:
-        row.append(ink.text(f" (others from {state.fewest_steps:,})"))
-    return row.append("   ").append(ink.text(said, style))
+    others = f" (others from {state.fewest_steps:,})" if state.fewest_steps != state.steps else ""
+    return Text.assemble(
+        ink.text(f"step {state.steps:,}", LABEL), ink.text(f"{others}   "), ink.text(said, style)
+    )
 
 
 def _pace(ink: Ink, state: LiveState, columns: int) -> Text:

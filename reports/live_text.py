@@ -12,6 +12,8 @@ from ddpcheck.reports.verdict import counted
 
 # Shorter pauses are nothing to speak of.
 _QUIET_SECONDS = 10.0
+# Of what a rank said when it raised.
+_MOST_CHARACTERS = 100
 
 Styled = tuple[str, str]
 
@@ -75,7 +77,8 @@ def finding_text(state: LiveState) -> Styled:
         return f"{found.code}{where}: {found.title}{who}", "bold red"
     raised = [rank for rank in state.ranks if rank.status == "raised"]
     if raised:
-        return f"{name_ranks(rank.rank for rank in raised)} raised: {raised[0].error}", "bold red"
+        said = raised[0].error.partition("\n")[0][:_MOST_CHARACTERS]
+        return f"{name_ranks(rank.rank for rank in raised)} raised: {said}", "bold red"
     if state.quiet_seconds >= _QUIET_SECONDS and not state.ended and state.ranks:
         return f"no rank has got any further for {clock_text(state.quiet_seconds)}", "yellow"
     return "no finding so far", "dim"

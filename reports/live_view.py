@@ -28,7 +28,7 @@ _MOST_ROWS = 16
 _MOST_OF_A_KIND = 4
 _BARS = 32
 _BAR = 22
-_STYLES = {"running": "", "finished": "green", "raised": "bold red"}
+_STYLES = {"running": "", "finished": "green", "raised": "bold red", "vanished": "bold red"}
 
 
 def live_view(state: LiveState, console: Console) -> RenderableType:
@@ -41,14 +41,14 @@ def live_view(state: LiveState, console: Console) -> RenderableType:
 
 
 def _title(ink: Ink, state: LiveState) -> Text:
-    told = ink.text(state.name, LABEL)
     condition = "ended" if state.ended else "its launcher is gone" if state.abandoned else "under way"
-    return told.append(ink.text(f"  {condition}, {ranks_text(state)}, {clock_text(state.seconds)}", QUIET))
+    told = f"  {condition}, {ranks_text(state)}, {clock_text(state.seconds)}"
+    return Text.assemble(ink.text(state.name, LABEL), ink.text(told, QUIET))
 
 
 def _course(ink: Ink, state: LiveState) -> Text:
     said, style = agreement_text(state)
-    return ink.text(f"step {state.steps:,}   ", LABEL).append(ink.text(said, style))
+    return Text.assemble(ink.text(f"step {state.steps:,}   ", LABEL), ink.text(said, style))
 
 
 def _pace(ink: Ink, state: LiveState) -> list[RenderableType]:
@@ -70,7 +70,8 @@ def _ranks(ink: Ink, state: LiveState) -> list[RenderableType]:
     longest = max((rank.step_us or 0 for _, rank in shown), default=0)
     headers = ["rank", "host", "steps", "a step", step_key(), "memory", "status" if few else "because it"]
     rows = [_row(ink, rank, longest, rank.status if few else why) for why, rank in shown]
-    title = ink.text("Ranks", LABEL).append(ink.text(f"  {status_text(state)}, {_spread(state)}", QUIET))
+    told = f"  {status_text(state)}, {_spread(state)}"
+    title = Text.assemble(ink.text("Ranks", LABEL), ink.text(told, QUIET))
     return [title, indented(ink.columns(headers, rows))] if rows else [title]
 
 
@@ -103,6 +104,7 @@ def standing_out(state: LiveState) -> list[tuple[str, LiveRank]]:
     kinds: Sequence[tuple[str, list[LiveRank]]] = (
         ("stands apart", [rank for rank in state.ranks if rank.rank in odd]),
         ("raised", [rank for rank in state.ranks if rank.status == "raised"]),
+        ("vanished", [rank for rank in state.ranks if rank.status == "vanished"]),
         ("is behind", sorted((r for r in state.ranks if r.steps < state.steps), key=lambda r: r.steps)),
         ("is waited for", sorted(clocked, key=lambda r: r.parts_us.get("wait", 0)) if late else []),
         ("holds most", sorted(state.ranks, key=lambda r: -r.memory)[:1]),

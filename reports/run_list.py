@@ -10,9 +10,9 @@ from rich.console import Console
 
 from ddpcheck.analysis.units import size_text
 from ddpcheck.reports.ink import Ink
-from ddpcheck.reports.live_text import clock_text
 
-_MOST_CODES = 3
+_MOST_CODES = 8
+_FINDINGS = "findings"
 # Folders that were named by ddpcheck begin with the time.
 _TIMED = re.compile(r"\d{8}-\d{6}-")
 _STYLES = {"ok": "green", "findings": "bold red", "failed": "bold red", "running": "cyan"}
@@ -47,30 +47,32 @@ def render_list(runs: Sequence[Listed], where: str, console: Console) -> None:
         return
     # The time is told once.
     apart = any(run.started and not _TIMED.match(run.folder) for run in runs)
-    headers = [
-        "run",
-        *(["started"] if apart else []),
-        "ranks",
-        "steps",
-        "took",
-        "verdict",
-        "findings",
-        "size",
-    ]
-    ink.put(ink.columns(headers, [_row(ink, run, apart) for run in runs]))
+    when = ["started"] if apart else []
+    headers = ["run", *when, "ranks", "steps", "took", "verdict", "size", _FINDINGS]
+    table = ink.columns(headers, [_row(ink, run, apart) for run in runs])
+    for title, column in zip(headers, table.columns, strict=True):
+        # A name that is torn apart cannot be copied.
+        column.no_wrap = title != _FINDINGS
+    ink.put(table)
 
 
 def _row(ink: Ink, run: Listed, apart: bool) -> list[object]:
     return [
         run.folder,
-        *([run.started[:16].replace("T", " ")] if apart else []),
+        *([run.started[5:16].replace("T", " ")] if apart else []),
         "-" if run.world_size is None else run.world_size,
         "-" if run.steps is None else run.steps,
-        "-" if run.seconds is None else clock_text(run.seconds),
+        "-" if run.seconds is None else _took(run.seconds),
         ink.text(run.state, _STYLES.get(run.state, "yellow")),
-        _codes(run.codes),
         size_text(run.size),
+        _codes(run.codes),
     ]
+
+
+def _took(seconds: float) -> str:
+    """`0:42`, `12:05` or `2:10:00`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
 def _codes(codes: Sequence[str]) -> str:

@@ -41,14 +41,15 @@ def _gathered(values: Sequence[float | None], width: int) -> list[float | None]:
 
 
 def _scale(known: Sequence[float]) -> tuple[float, float]:
+    """Equal ends: nothing worth seeing."""
     low, high = min(known), max(known)
     spread = high - low
-    if low < 0 or _FLAT * high <= spread < _WIDE * high:
-        return low - spread / 4, high
-    return 0.0, high if spread >= _WIDE * high else 2 * high
+    if spread >= _WIDE * high and low >= 0:
+        return 0.0, high
+    return (low - spread / 4, high) if spread > _FLAT * abs(high) else (high, high)
 
 
 def _level(value: float, low: float, high: float, levels: int) -> int:
     if high <= low:
-        return 0
+        return levels // 2 - 1 if value else 0
     return min(levels - 1, int(levels * (value - low) / (high - low)))

@@ -22,8 +22,6 @@ class RunOptions:
     save_gradients: str = ""
     sketch_every: int = 1
     quiet: bool = False
-    # None: where the terminal and its surroundings are fit for it.
-    live: bool | None = None
     hang_timeout: float = 300.0
     sample_hz: float = 2.0
     profile: str = ""
@@ -31,3 +29,5 @@ class RunOptions:
     outputs: Outputs = field(default_factory=Outputs)
     run_id: str = ""
     wait_nodes: float = 60.0
+    # None: where the terminal and its surroundings are fit for it.
+    live: bool | None = None

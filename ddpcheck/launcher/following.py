@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.analysis.live.state import LiveState
+from ddpcheck.analysis.live.state import LiveRank, LiveState
 from ddpcheck.analysis.live.tracker import LiveTracker
 from ddpcheck.analysis.run import Run, read_description
 from ddpcheck.launcher.process_table import process_start
@@ -47,6 +47,8 @@ class Following:
         seconds = description.get("seconds")
         if ended and isinstance(seconds, int | float):
             state = replace(state, seconds=float(seconds))
+        if ended:
+            state = replace(state, ranks=tuple(map(_at_the_end, state.ranks)))
         return replace(state, ended=ended, abandoned=not ended and launcher_is_gone(description))
 
 
@@ -62,6 +64,11 @@ def _all_have_left(state: LiveState) -> bool:
     """Of a run that nobody launched, as under `import ddpcheck.auto`, only the ranks themselves can tell."""
     whole = len(state.ranks) >= state.world_size > 0
     return whole and all(rank.status != "running" for rank in state.ranks)
+
+
+def _at_the_end(rank: LiveRank) -> LiveRank:
+    """A rank that has not said goodbye will not do so any more."""
+    return replace(rank, status="vanished") if rank.status == "running" else rank
 
 
 def _started(description: dict[str, Any]) -> float | None:

@@ -13,6 +13,8 @@ from ddpcheck.launcher.live_pane import LivePane
 from ddpcheck.launcher.terminal import Terminal, wanted
 
 REFRESH_SECONDS = 0.5
+# Of one processor, for working out the state: with a thousand ranks it is worked out less often.
+MOST_SHARE = 0.01
 
 
 class LiveShow:
@@ -34,8 +36,8 @@ class LiveShow:
         now = time.monotonic()
         if now < self._next:
             return
-        self._next = now + REFRESH_SECONDS
         state = self._tracker.state(now)
+        self._next = now + max(REFRESH_SECONDS, (time.monotonic() - now) / MOST_SHARE)
         if not state.ranks:
             # The terminal stays as it is for a command that is no DDP job, or none yet.
             return

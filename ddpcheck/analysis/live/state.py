@@ -14,7 +14,7 @@ class LiveRank:
 
     rank: int
     host: str
-    # "running", "finished" or "raised".
+    # "running", "finished" or "raised"; "vanished" where the job is over and it never said goodbye.
     status: str
     steps: int
     step_us: int | None = None
