@@ -41,8 +41,8 @@ class Follower:
         if not self.stumbled:
             self._follow()
         self._note_exits()
-        if self._show is not None and not self.stumbled:
-            self._show.tick()
+        if not self.stumbled:
+            self._show_state()
         if self._fail_fast and any(attempt.parted() for attempt in self._run.attempts.values()):
             return StopRequest("ranks disagree and --fail-fast was given")
         if self._hangs is not None and not self.stumbled:
@@ -57,6 +57,13 @@ class Follower:
             # The supervisor writes it down; from here on only exits are noted.
             self.stumbled = True
             raise
+
+    def _show_state(self) -> None:
+        show, self._show = self._show, None
+        if show is not None:
+            # What raises is written down by the supervisor, and not shown again.
+            show.tick()
+            self._show = show
 
     def close(self) -> None:
         self._note_exits()

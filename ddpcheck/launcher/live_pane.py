@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
@@ -61,7 +60,8 @@ class LivePane:
         self._due.set()
         self._thread.join(_PATIENCE_SECONDS)
         self.put_away()
-        if self._guard is not None:
+        # Of a terminal that takes nothing any more, the guard takes care once we are gone.
+        if self._guard is not None and self._held is None:
             self._guard.dismiss()
         if not self._thread.is_alive():
             self._terminal.close()
@@ -103,8 +103,13 @@ class LivePane:
             self._due.clear()
             if self._closing:
                 return
-            with self._lock, contextlib.suppress(OSError):
-                self._refresh()
+            with self._lock:
+                try:
+                    self._refresh()
+                except Exception:
+                    # A view that cannot be drawn must not end in a traceback amidst the job's output.
+                    self._away = True
+                    self._leave()
 
     def _refresh(self) -> None:
         if self._away or self._draw is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import stat
@@ -40,6 +41,13 @@ class Terminal:
     def __init__(self) -> None:
         # Only of the controlling terminal is there a foreground: asked of stderr, it tells that the two are one.
         os.tcgetpgrp(_STDERR)
+        # One view a terminal: of two runs in one script, or one within another, the second goes without.
+        self._claim = os.open(os.ttyname(_STDERR), os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._claim)
+            raise
         self.descriptor = os.open("/dev/tty", os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)
         self._poller = select.poll()
         self._poller.register(self.descriptor, select.POLLOUT)
@@ -78,3 +86,4 @@ class Terminal:
 
     def close(self) -> None:
         os.close(self.descriptor)
+        os.close(self._claim)

@@ -286,3 +286,34 @@ time.sleep(0.2)
     screen.type(b"\x11")
     screen.wait()
     assert jobs_lines(screen) == ["here"]
+
+
+def test_one_view_a_terminal(tmp_path: Path) -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from ddpcheck.launcher.terminal import Terminal
+first = Terminal()
+try:
+    Terminal()
+except OSError:
+    print("taken")
+first.close()
+Terminal().close()
+print("free")
+"""
+    screen = PtyScreen([sys.executable, "-c", code], cwd=tmp_path)
+    assert screen.wait() == 0
+    assert screen.lines()[:2] == ["taken", "free"]
+    screen.close()
+
+
+def test_a_view_that_cannot_be_drawn_is_taken_away(tmp_path: Path) -> None:
+    driver = driven(tmp_path, [sys.executable, "-c", "import time\nprint('here')\ntime.sleep(0.8)"])
+    driver[2] = driver[2].replace("for row in range", "for row in [1 / (number < 20)] and range")
+    screen = PtyScreen(driver, cwd=tmp_path)
+    screen.until(lambda: panel_stands(screen))
+    screen.until(lambda: screen.region is None)
+    assert screen.wait() == 0
+    assert jobs_lines(screen) == ["here"]
+    screen.close()
