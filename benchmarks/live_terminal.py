@@ -32,7 +32,7 @@ def tick():
     turns += 1
     pane.look_out()
     if turns % 5 == 0:
-        pane.show(lambda columns: [f"PANEL{{row}}" for row in range(4)])
+        pane.show(lambda columns: ["PANEL" * 12 for row in range(4)])
 with LivePane(Terminal(), 4) as pane:
     supervise(sys.argv[2:], dict(os.environ), on_tick=tick, node_log=NodeLog(sys.argv[1]), screen=pane)
 """

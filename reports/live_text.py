@@ -10,8 +10,6 @@ from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.reports.trace_units import time_text
 from ddpcheck.reports.verdict import counted
 
-# Shorter pauses are nothing to speak of.
-_QUIET_SECONDS = 10.0
 # Of what a rank said when it raised.
 _MOST_CHARACTERS = 100
 
@@ -45,7 +43,8 @@ def agreement_text(state: LiveState) -> Styled:
         return f"replicas part {where} ({name_ranks(told.odd)})", "bold red"
     if not told.compared:
         return "nothing compared so far", "dim"
-    return f"replicas agree, {counted(told.compared, 'step')} compared", "green"
+    steps = "1 step" if told.compared == 1 else f"{told.compared:,} steps"
+    return f"replicas agree, {steps} compared", "green"
 
 
 def pace_texts(pace: Pace) -> list[str]:
@@ -79,7 +78,7 @@ def finding_text(state: LiveState) -> Styled:
     if raised:
         said = raised[0].error.partition("\n")[0][:_MOST_CHARACTERS]
         return f"{name_ranks(rank.rank for rank in raised)} raised: {said}", "bold red"
-    if state.quiet_seconds >= _QUIET_SECONDS and not state.ended and state.ranks:
+    if state.stalled and not state.ended:
         return f"no rank has got any further for {clock_text(state.quiet_seconds)}", "yellow"
     return "no finding so far", "dim"
 

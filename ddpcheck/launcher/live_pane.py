@@ -39,7 +39,9 @@ class LivePane:
         self._held: os.terminal_size | None = None
         self._seen: os.terminal_size | None = None
         self._quiet_until = 0.0
+        # A program has taken the screen, and lines of ours may come to light again when it leaves.
         self._gone = False
+        self._stale = False
         self._away = False
         self._closing = False
         self._lock = threading.Lock()
@@ -76,8 +78,10 @@ class LivePane:
         self._due.set()
 
     def look_out(self) -> None:
-        """Give way for good where a program has taken the screen for itself."""
-        if not self._gone and self._terminal.in_foreground() and self._terminal.is_taken():
+        """Give way for good where a program has taken the screen for itself, and clean up when it has left."""
+        if (self._gone and not self._stale) or not self._terminal.in_foreground():
+            return
+        if self._terminal.is_taken() != self._gone:
             self._gone = True
             self._due.set()
 
@@ -87,6 +91,7 @@ class LivePane:
         if self._lock.acquire(timeout=_PATIENCE_SECONDS):
             try:
                 self._leave(_PATIENCE_SECONDS)
+                self._clean_up(_PATIENCE_SECONDS)
             finally:
                 self._lock.release()
 
@@ -116,10 +121,12 @@ class LivePane:
             return
         if not self._terminal.in_foreground():
             return
-        if self._gone or self._terminal.is_taken():
-            # Lines of ours that a program has not drawn over are its to draw over.
+        taken = self._terminal.is_taken()
+        if self._gone or taken:
             self._gone = True
             self._leave()
+            if not taken:
+                self._clean_up()
             return
         size = self._terminal.size()
         if size != self._seen:
@@ -139,11 +146,16 @@ class LivePane:
     def _leave(self, patience: float = 0.0) -> None:
         if self._held is None:
             return
-        size = self._terminal.size()
         if self._gone:
-            data = let_go()
+            # Rows are the program's now, whatever is in them.
+            data, self._stale = let_go(), True
+        elif self._terminal.size() == self._held:
+            data = give_back(self._held.lines, self._height)
         else:
-            as_before = size == self._held
-            data = give_back(size.lines, self._height) if as_before else give_back_anywhere()
+            data = give_back_anywhere()
         if self._terminal.write(data, patience):
             self._held = None
+
+    def _clean_up(self, patience: float = 0.0) -> None:
+        if self._stale and self._terminal.write(give_back_anywhere(), patience):
+            self._stale = False

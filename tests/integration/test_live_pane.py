@@ -37,7 +37,7 @@ def tick():
     turns += 1
     number = turns
     pane.look_out()
-    pane.show(lambda columns: [f"\\x1b[32mPANEL{{row}} {{number}}\\x1b[m" for row in range({height})])
+    pane.show(lambda columns: [f"\\x1b[32mPANEL{{row}} {{number}}{{'.' * (columns - 20)}}\\x1b[m" for row in range({height})])
 live_pane.SETTLE_SECONDS = 0.1
 with live_pane.LivePane(Terminal(), {height}) as pane:
     log = NodeLog(folder, host="here")
@@ -72,13 +72,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def panel_stands(screen: PtyScreen) -> bool:
     """Whether the last rows, and no others, are the view's."""
     rows = screen.lines()
-    own = [re.fullmatch(rf"PANEL{number} \d+", row) for number, row in enumerate(rows[-HEIGHT:])]
+    own = [re.fullmatch(rf"PANEL{number} \d+[.]+", row) for number, row in enumerate(rows[-HEIGHT:])]
     return all(own) and not any("PANEL" in row for row in rows[:-HEIGHT])
 
 
 def jobs_lines(screen: PtyScreen) -> list[str]:
     """All that was ever on the screen once the view is gone, without empty rows at the end."""
-    assert not any("PANEL" in row for row in screen.everything()), "\n".join(screen.everything())
+    assert not any("PANEL" in row or "....." in row for row in screen.everything()), "\n".join(
+        screen.everything()
+    )
     assert screen.region is None
     rows = screen.everything()
     while rows and not rows[-1]:
@@ -224,6 +226,7 @@ for number in range(30):
     assert screen.region in (None, (0, 23))
     screen.wait()
     assert b"PANEL" not in screen.raw.split(b"still here")[1]
+    assert not any("." in row for row in screen.everything()[-28:])
     assert [row for row in screen.lines() if row][-3:] == ["after 27", "after 28", "after 29"]
 
 

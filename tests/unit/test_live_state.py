@@ -82,7 +82,9 @@ def test_progress_is_what_ranks_do_and_not_that_time_passes(tmp_path: Path) -> N
     run, tracker = tracked(builder.save())
     run.poll()
     assert tracker.state(110.0).quiet_seconds == 0.0
+    assert not tracker.state(119.0).stalled
     assert tracker.state(125.0).quiet_seconds == 15.0
+    assert tracker.state(125.0).stalled
     builder.step(3).save()
     run.poll()
     assert tracker.state(126.0).quiet_seconds == 0.0
@@ -109,3 +111,14 @@ def test_a_second_start_of_the_job_takes_the_first_one_s_place(tmp_path: Path) -
         object.__setattr__(records[0], "time", 2000.0)
     state = state_of(again)
     assert (state.attempt, state.steps, state.agreement.parted) == (1, 2, False)
+
+
+def test_a_pause_is_measured_by_the_steps(tmp_path: Path) -> None:
+    builder = RunBuilder(tmp_path, 2).wrap().optimizer().train(3)
+    for rank in builder.ranks:
+        builder.say(rank, clocks(6_000_000, 0))
+    run, tracker = tracked(builder.save())
+    run.poll()
+    tracker.state(110.0)
+    assert not tracker.state(135.0).stalled
+    assert tracker.state(141.0).stalled

@@ -62,7 +62,7 @@ def test_a_panel_has_so_many_lines_that_fit(state: LiveState, columns: int) -> N
 def test_a_sound_run_under_its_output() -> None:
     title, course, pace, found = (plain(line) for line in panel_lines(SOUND, console(), 80))
     assert title.startswith("── ddpcheck train, 4 ranks, 2 min 13 s ──")
-    assert course == "step 1,240   replicas agree, 1240 steps compared"
+    assert course == "step 1,240   replicas agree, 1,240 steps compared"
     assert re.fullmatch(r"10\.0 ms a step [▁-█]{18}   exposed 8 %   late 3 %   memory 412\.0 MB", pace)
     assert found == "no finding so far"
 
@@ -80,10 +80,10 @@ def test_colours_only_where_they_are_wanted() -> None:
 
 
 def test_a_quiet_job_and_a_rank_that_raised() -> None:
-    quiet = panel_lines(replace(SOUND, quiet_seconds=75.0), console(), 80)[-1]
+    quiet = panel_lines(replace(SOUND, quiet_seconds=75.0, stalled=True), console(), 80)[-1]
     assert plain(quiet) == "no rank has got any further for 1 min 15 s"
     ranks = (*SOUND.ranks[:3], rank(3, status="raised", error="ValueError: bad\nsecond line"))
-    raised = panel_lines(replace(SOUND, ranks=ranks, quiet_seconds=75.0), console(), 80)[-1]
+    raised = panel_lines(replace(SOUND, ranks=ranks, quiet_seconds=75.0, stalled=True), console(), 80)[-1]
     assert plain(raised) == "rank 3 raised: ValueError: bad"
 
 

@@ -31,6 +31,7 @@ class LiveRank:
 class Agreement:
     """Whether replicas hold the same parameters, as far as they were compared."""
 
+    # Steps, of the module with the most of them.
     compared: int = 0
     parted: bool = False
     # Where they parted first, and the ranks that stand apart.
@@ -68,6 +69,8 @@ class LiveState:
     # Since the job began, and since any rank last got further.
     seconds: float = 0.0
     quiet_seconds: float = 0.0
+    # That is longer than steps take here.
+    stalled: bool = False
     # The folder says that the command has ended; or its launcher has vanished without a word.
     ended: bool = False
     abandoned: bool = False

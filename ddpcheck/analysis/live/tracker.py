@@ -14,6 +14,9 @@ from ddpcheck.records.schema import Of, Stage
 
 # Steps that medians are taken over.
 LATEST = 32
+# A pause is worth telling from so many seconds on, and from so many steps.
+QUIET_SECONDS = 10.0
+QUIET_STEPS = 5
 
 
 class LiveTracker:
@@ -34,17 +37,20 @@ class LiveTracker:
         number, attempt = len(attempts) - 1, attempts[-1]
         ranks = tuple(_rank(attempt, rank) for rank in sorted(attempt.ranks))
         self._note_progress((number, [(rank.steps, rank.status) for rank in ranks]), now)
-        agreement = _agreement(attempt)
+        agreement, pace = _agreement(attempt), _pace(ranks, attempt.clocks)
+        quiet = now - self._moved
         return LiveState(
             name=self._name,
             world_size=attempt.world_size,
             attempt=number,
             ranks=ranks,
             agreement=agreement,
-            pace=_pace(ranks, attempt.clocks),
+            pace=pace,
             finding=self._findings.latest(attempt, number, now) if agreement.parted else None,
             seconds=now - self._began,
-            quiet_seconds=now - self._moved,
+            quiet_seconds=quiet,
+            stalled=quiet
+            >= max(QUIET_SECONDS, QUIET_STEPS * (pace.step_us if pace is not None else 0) / 1e6),
         )
 
     def _note_progress(self, progress: object, now: float) -> None:
@@ -75,10 +81,13 @@ def _latest(clock: RankClock, column: str) -> int:
 
 def _agreement(attempt: Attempt) -> Agreement:
     tallies = attempt.agreement.tallies
-    compared = sum(
-        tally.compared
-        for (_, stage, of), tally in tallies.items()
-        if (stage, of) == (Stage.PARAMS.value, Of.PARAMETERS.value)
+    compared = max(
+        (
+            tally.compared
+            for (_, stage, of), tally in tallies.items()
+            if (stage, of) == (Stage.PARAMS.value, Of.PARAMETERS.value)
+        ),
+        default=0,
     )
     if not attempt.parted():
         return Agreement(compared)
