@@ -17,6 +17,8 @@ _WHOLE_SCREEN = "\x1b[r"
 _ERASE_REST = "\x1b[J"
 _ERASE_LINES_BELOW = f"\x1b[m\x1b[B\r{_ERASE_REST}"
 _ERASE_LINE = "\x1b[K"
+# In a terminal that has become narrower without our knowing, a line that wraps would make the screen scroll.
+_CUT_LINES, _WRAP_LINES = "\x1b[?7l", "\x1b[?7h"
 # One row down, scrolling where that is the last one; unlike a newline it stays in its column.
 _DOWN = "\x1bD"
 
@@ -56,4 +58,5 @@ def let_go() -> bytes:
 
 def _written(rows: int, lines: Sequence[str]) -> str:
     first = rows - len(lines) + 1
-    return "".join(f"\x1b[{first + place};1H{line}\x1b[m{_ERASE_LINE}" for place, line in enumerate(lines))
+    drawn = "".join(f"\x1b[{first + place};1H{line}\x1b[m{_ERASE_LINE}" for place, line in enumerate(lines))
+    return f"{_CUT_LINES}{drawn}{_WRAP_LINES}"

@@ -259,7 +259,7 @@ def test_the_shell_has_the_whole_screen_while_the_job_is_stopped(start: Start) -
 @pytest.mark.parametrize("whole_group", [False, True])
 def test_a_killed_ddpcheck_leaves_the_terminal_whole(start: Start, tmp_path: Path, whole_group: bool) -> None:
     code = "import time\nfor number in range(60):\n    print('line', number)\n    time.sleep(0.02)"
-    screen = start(code, shell='set -m; "$@"; sleep 1.5')
+    screen = start(code, shell='set -m; "$@"; sleep 20')
     screen.until(lambda: panel_stands(screen) and "line 20" in screen.lines())
     driver = int((tmp_path / "driver").read_text())
     (os.killpg if whole_group else os.kill)(driver, signal.SIGKILL)
