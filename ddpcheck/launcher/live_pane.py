@@ -34,6 +34,9 @@ class LivePane:
     def __init__(self, terminal: Terminal, height: int) -> None:
         self._terminal = terminal
         self._height = height
+        # Without it a killed ddpcheck would leave the region set. It has to be there before the job's first process:
+        # what is started later counts as the job's.
+        self._guard = TerminalGuard(terminal.descriptor, height)
         self._draw: Draw | None = None
         # The size of the terminal whose rows are ours; None: none are.
         self._held: os.terminal_size | None = None
@@ -46,12 +49,9 @@ class LivePane:
         self._closing = False
         self._lock = threading.Lock()
         self._due = threading.Event()
-        self._guard: TerminalGuard | None = None
         self._thread = threading.Thread(target=self._run, name="ddpcheck-live", daemon=True)
 
     def __enter__(self) -> LivePane:
-        # A process of ours before the job's first one; without it a killed ddpcheck would leave the region set.
-        self._guard = TerminalGuard(self._terminal.descriptor, self._height)
         self._thread.start()
         return self
 
@@ -63,7 +63,7 @@ class LivePane:
         self._thread.join(_PATIENCE_SECONDS)
         self.put_away()
         # Of a terminal that takes nothing any more, the guard takes care once we are gone.
-        if self._guard is not None and self._held is None:
+        if self._held is None:
             self._guard.dismiss()
         if not self._thread.is_alive():
             self._terminal.close()

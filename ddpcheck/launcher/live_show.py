@@ -15,6 +15,7 @@ from ddpcheck.launcher.terminal import Terminal, wanted
 REFRESH_SECONDS = 0.5
 # Of one processor, for working out the state: with a thousand ranks it is worked out less often.
 MOST_SHARE = 0.01
+SELDOM_SECONDS = 10.0
 
 
 class LiveShow:
@@ -37,7 +38,8 @@ class LiveShow:
         if now < self._next:
             return
         state = self._tracker.state(now)
-        self._next = now + max(REFRESH_SECONDS, (time.monotonic() - now) / MOST_SHARE)
+        pause = (time.monotonic() - now) / MOST_SHARE
+        self._next = now + min(max(REFRESH_SECONDS, pause), SELDOM_SECONDS)
         if not state.ranks:
             # The terminal stays as it is for a command that is no DDP job, or none yet.
             return
@@ -62,6 +64,11 @@ def _pane() -> LivePane | None:
     from ddpcheck.reports.live_panel import HEIGHT
 
     try:
-        return LivePane(Terminal(), HEIGHT)
+        terminal = Terminal()
     except OSError:
+        return None
+    try:
+        return LivePane(terminal, HEIGHT)
+    except (OSError, NotImplementedError):
+        terminal.close()
         return None

@@ -22,7 +22,6 @@ class TerminalGuard:
 
     def __init__(self, terminal: int, rows: int) -> None:
         read_end, self._lifeline = os.pipe()
-        self._pid = 0
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
             self._pid = os.posix_spawn(
@@ -38,6 +37,9 @@ class TerminalGuard:
                 setsid=True,
                 setsigmask=signal.valid_signals(),
             )
+        except BaseException:
+            os.close(self._lifeline)
+            raise
         finally:
             os.close(read_end)
             os.close(null)
@@ -47,5 +49,5 @@ class TerminalGuard:
         with contextlib.suppress(OSError):
             os.write(self._lifeline, b".")
         os.close(self._lifeline)
-        with contextlib.suppress(ChildProcessError, InterruptedError):
+        with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
