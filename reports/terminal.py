@@ -12,6 +12,7 @@ from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.result import Report, Verdict
 from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.reports.ink import LABEL, QUIET, Ink, indented
+from ddpcheck.reports.terminal_course import put_course
 from ddpcheck.reports.terminal_data import put_data
 from ddpcheck.reports.terminal_evidence import put_evidence
 from ddpcheck.reports.terminal_hardware import put_hardware
@@ -48,12 +49,24 @@ def render(report: Report, console: Console, page: Path | None = None) -> None:
     put_links(ink, report)
     put_hardware(ink, report)
     put_time(ink, report)
+    put_course(ink, report)
     put_startup(ink, report)
     put_memory(ink, report)
     put_overlap(ink, report)
     put_hosts(ink, report)
     _checks(ink, report)
     _next(ink, report, page)
+
+
+def render_outcome(report: Report, console: Console) -> None:
+    """The verdict, a line for each finding, and where the rest is."""
+    ink = Ink(console)
+    ink.gap()
+    ink.put(ink.text(verdict_sentence(report), _VERDICT_STYLES[report.verdict]))
+    for finding in in_order(report)[:_MOST_FINDINGS]:
+        heading = ink.text(f"{finding.severity.value} {finding.code}", _SEVERITY_STYLES[finding.severity])
+        ink.put(heading.append(ink.text(f"  {finding.title}")), indent=2)
+    _next(ink, report, None)
 
 
 def _findings(ink: Ink, report: Report) -> None:

@@ -23,7 +23,7 @@ def put_memory(ink: Ink, report: Report) -> None:
     told = any(finding.code == "DDP501" for finding in report.findings)
     if not rows or not (told or max(row["parameters"] for row in rows) >= _LEAST_BYTES):
         return
-    groups = _alike(rows)
+    groups = alike(rows)
     headers = ["rank", "most", "weights", "gradients", "buckets", "optimizer", "buffers", "rest", "before"]
     where = "on the device" if rows[0]["measured"] == "allocated" else "of the processes"
     ink.gap()
@@ -35,7 +35,8 @@ def put_memory(ink: Ink, report: Report) -> None:
         ink.put(ink.text("more ranks are in report.json"), indent=2)
 
 
-def _alike(rows: list[RankMemoryRow]) -> list[list[RankMemoryRow]]:
+def alike(rows: list[RankMemoryRow]) -> list[list[RankMemoryRow]]:
+    """Ranks that hold about the same, together."""
     groups: list[list[RankMemoryRow]] = []
     for row in rows:
         group = next((each for each in groups if _same(each[0], row)), None)

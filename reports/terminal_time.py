@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.text import Text
 
 from ddpcheck.analysis.result import Report
@@ -58,11 +60,21 @@ def _shown(table: TimeTable) -> list[RankTime]:
 
 def _row(row: RankTime, longest: int, width: int) -> list[object]:
     amounts = [row.parts[part].mean_us for part, _, _, _ in _PARTS]
-    return [row.rank, _ms(row.step.mean_us), *map(_ms, amounts), _bar(amounts, longest, width)]
+    means = {part: amount for (part, _, _, _), amount in zip(_PARTS, amounts, strict=True)}
+    return [row.rank, _ms(row.step.mean_us), *map(_ms, amounts), step_bar(means, longest, width)]
 
 
-def _bar(amounts: list[int], longest: int, width: int) -> Text:
+def step_key() -> str:
+    """What the letters of a bar stand for, in a few characters."""
+    return " ".join(
+        f"{letter}{name[1:]}" if letter.isalpha() else f"{letter}{name}" for _, name, letter, _ in _PARTS
+    )
+
+
+def step_bar(parts: Mapping[str, int], longest: int, width: int) -> Text:
+    """One rank's step, part by part; `longest` fills the width."""
     drawn = Text(no_wrap=True)
+    amounts = [parts.get(part, 0) for part, _, _, _ in _PARTS]
     for size, (_, _, letter, style) in zip(whole_cells(amounts, longest, width), _PARTS, strict=True):
         drawn.append(letter * size, style=style)
     return drawn

@@ -25,6 +25,7 @@ def _rank(raw: Mapping[str, Any]) -> RankTime:
     known = _known(RankTime, raw)
     known["step"] = Spent(**_known(Spent, known["step"]))
     known["parts"] = {name: Spent(**_known(Spent, item)) for name, item in known["parts"].items()}
+    known["course_us"] = tuple(known.get("course_us", ()))
     return RankTime(**known)
 
 

@@ -10,12 +10,14 @@ from ddpcheck.cli.diff import diff
 from ddpcheck.cli.doctor import doctor
 from ddpcheck.cli.explain import explain
 from ddpcheck.cli.links import links
+from ddpcheck.cli.list import list_runs
 from ddpcheck.cli.merge import merge
 from ddpcheck.cli.report import report
 from ddpcheck.cli.report_options import WithPage
 from ddpcheck.cli.run import run
 from ddpcheck.cli.trace import trace
 from ddpcheck.cli.view import view
+from ddpcheck.cli.watch import watch
 from ddpcheck.version import VERSION
 
 # Plain help and plain errors: they start quicker, and read the same in a log as on a terminal.
@@ -46,6 +48,8 @@ def ddpcheck(
 # Whatever follows the command's first word belongs to the command, dashes and all.
 app.command(cls=WithPage, context_settings={"allow_interspersed_args": False})(run)
 app.command(cls=WithPage)(report)
+app.command()(watch)
+app.command(name="list")(list_runs)
 app.command()(diff)
 app.command()(trace)
 app.command()(merge)

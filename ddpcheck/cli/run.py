@@ -140,6 +140,14 @@ def run(
         ),
     ] = 60.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing where all is well.")] = False,
+    live: Annotated[
+        bool | None,
+        typer.Option(
+            "--live/--no-live",
+            help="Show how the job fares in the terminal's last lines [default: on a terminal].",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Watch a DDP job, unchanged, and say whether its replicas agree.
 
@@ -168,6 +176,7 @@ def run(
         sample_hz=_checked_hz(sample_hz),
         profile=_checked_window(profile_steps, profile),
         quiet=quiet,
+        live=live,
         outputs=Outputs(
             html=checked_page(html),
             junit=checked_output("--junit", junit),

@@ -29,3 +29,5 @@ class RunOptions:
     outputs: Outputs = field(default_factory=Outputs)
     run_id: str = ""
     wait_nodes: float = 60.0
+    # None: where the terminal and its surroundings are fit for it.
+    live: bool | None = None

@@ -8,6 +8,7 @@ from ddpcheck.analysis.run import Run
 from ddpcheck.config import Config
 from ddpcheck.launcher.exit_watch import ExitWatch
 from ddpcheck.launcher.hang_watch import HangWatch
+from ddpcheck.launcher.live_show import LiveShow
 from ddpcheck.launcher.node_log import NodeLog
 from ddpcheck.launcher.supervise import StopRequest
 from ddpcheck.sampling.sampler import Sampler
@@ -21,7 +22,14 @@ MOST_OF_A_CORE = 0.5
 class Follower:
     """Called a few times a second by the supervisor."""
 
-    def __init__(self, run: Run, node_log: NodeLog, config: Config, sampler: Sampler | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        node_log: NodeLog,
+        config: Config,
+        sampler: Sampler | None = None,
+        show: LiveShow | None = None,
+    ) -> None:
         self._run = run
         self._node_log = node_log
         self._fail_fast = config.fail_fast
@@ -32,6 +40,7 @@ class Follower:
         self._known: set[tuple[str, int]] = set()
         self._next_poll = 0.0
         self._sampler = sampler
+        self._show = show
         self.stumbled = False
 
     def tick(self) -> StopRequest | None:
@@ -40,6 +49,8 @@ class Follower:
         if not self.stumbled:
             self._follow()
         self._note_exits()
+        if not self.stumbled:
+            self._show_state()
         if self._fail_fast and any(attempt.parted() for attempt in self._run.attempts.values()):
             return StopRequest("ranks disagree and --fail-fast was given")
         if self._hangs is not None and not self.stumbled:
@@ -60,6 +71,13 @@ class Follower:
         took = time.monotonic() - began
         if took > LONG_SECONDS:
             self._next_poll = began + took / MOST_OF_A_CORE
+
+    def _show_state(self) -> None:
+        show, self._show = self._show, None
+        if show is not None:
+            # What raises is written down by the supervisor, and not shown again.
+            show.tick()
+            self._show = show
 
     def close(self) -> None:
         self._note_exits()

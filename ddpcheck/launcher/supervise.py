@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ddpcheck.launcher.leftovers import PATIENCE_SECONDS, Leftovers, Orphans, adopt_orphans, signal_all
 from ddpcheck.launcher.node_log import NodeLog
@@ -30,6 +31,16 @@ class StopRequest:
     reason: str
 
 
+class Screen(Protocol):
+    """What ddpcheck shows on the terminal meanwhile, and takes away while it is stopped."""
+
+    def resized(self) -> None: ...
+
+    def put_away(self) -> None: ...
+
+    def bring_back(self) -> None: ...
+
+
 OnTick = Callable[[], "StopRequest | None"]
 
 
@@ -40,6 +51,7 @@ def supervise(
     on_tick: OnTick,
     tick_seconds: float = 0.1,
     node_log: NodeLog,
+    screen: Screen | None = None,
 ) -> ExitStatus:
     """Run `command` and return how it ended. Belongs on the main thread, where `on_tick` is called too."""
     # Children of our own making are nobody's leftovers.
@@ -50,7 +62,10 @@ def supervise(
         try:
             pid = start(command, environ)
             node_log.write_node(pid)
-            return _Supervision(pid, inbox, witness, own_children, on_tick, tick_seconds, node_log).run()
+            supervision = _Supervision(
+                pid, inbox, witness, own_children, on_tick, tick_seconds, node_log, screen
+            )
+            return supervision.run()
         finally:
             witness.close()
 
@@ -67,8 +82,10 @@ class _Supervision:
         on_tick: OnTick,
         tick_seconds: float,
         node_log: NodeLog,
+        screen: Screen | None,
     ) -> None:
         self._pid = pid
+        self._screen = screen
         self._inbox = inbox
         self._witness = witness
         self._own_children = own_children
@@ -110,6 +127,8 @@ class _Supervision:
             self._kill_everything()
 
     def _receive(self, number: int) -> None:
+        if number == signal.SIGWINCH and self._screen is not None:
+            self._screen.resized()
         if number == signal.SIGCHLD:
             self._look_for_orphans = True
         elif number not in {waiting for _, waiting in self._arrived}:
@@ -128,7 +147,14 @@ class _Supervision:
             if number == signal.SIGINT:
                 self._interrupt(now)
             elif number == signal.SIGTSTP:
-                stop_self()
+                self._stop_self()
+
+    def _stop_self(self) -> None:
+        if self._screen is not None:
+            self._screen.put_away()
+        stop_self()
+        if self._screen is not None:
+            self._screen.bring_back()
 
     def _interrupt(self, now: float) -> None:
         if self._interrupted_at is not None and now - self._interrupted_at > _SAME_KEYPRESS_SECONDS:

@@ -20,6 +20,7 @@ from ddpcheck.errors import RunNotFound
 from ddpcheck.launcher.board_file import board_file
 from ddpcheck.launcher.environment import command_environment
 from ddpcheck.launcher.follower import Follower
+from ddpcheck.launcher.live_show import live_show
 from ddpcheck.launcher.node_log import NodeLog
 from ddpcheck.launcher.other_nodes import (
     REPORT_FILE,
@@ -79,7 +80,7 @@ def run_watched(command: Sequence[str], options: RunOptions) -> int:
             hang_timeout=options.hang_timeout,
         )
         folder = begin_run(folder, command, config)
-        ended = _watch(command, config, folder, options.sample_hz)
+        ended = _watch(command, config, folder, options)
         own_ranks: set[int] = set()
         if board is not None:
             _note_troubles(board, folder.path)
@@ -123,24 +124,26 @@ def _few(hosts: Sequence[str]) -> str:
     return ", ".join(hosts[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _watch(command: Sequence[str], config: Config, folder: RunFolder, sample_hz: float) -> _Ended:
+def _watch(command: Sequence[str], config: Config, folder: RunFolder, options: RunOptions) -> _Ended:
     """Run the command to its end."""
     node_log = NodeLog(folder.path)
     run = Run(folder.path, node_log.host)
-    sampler = Sampler(folder.path, sample_hz)
-    follower = Follower(run, node_log, config, sampler)
+    sampler = Sampler(folder.path, options.sample_hz)
     started = time.monotonic()
-    try:
-        status = supervise(
-            command,
-            command_environment(config),
-            on_tick=follower.tick,
-            tick_seconds=TICK_SECONDS,
-            node_log=node_log,
-        )
-    finally:
-        follower.close()
-        node_log.close()
+    with live_show(run, folder.name, options.live, options.quiet) as show:
+        follower = Follower(run, node_log, config, sampler, show)
+        try:
+            status = supervise(
+                command,
+                command_environment(config),
+                on_tick=follower.tick,
+                tick_seconds=TICK_SECONDS,
+                node_log=node_log,
+                screen=show.pane if show is not None else None,
+            )
+        finally:
+            follower.close()
+            node_log.close()
     # A follower that stumbled has lost its place in the files: read them once more from the beginning.
     read = Run(folder.path) if follower.stumbled else run
     return _Ended(read, status, time.monotonic() - started, node_log.lost + sampler.unwritten)

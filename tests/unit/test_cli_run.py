@@ -64,6 +64,12 @@ def test_every_option(launcher: Launcher) -> None:
     assert launcher.called == (["true"], asked)
 
 
+@pytest.mark.parametrize(("argument", "live"), [("--live", True), ("--no-live", False)])
+def test_the_live_view_is_asked_for_or_declined(launcher: Launcher, argument: str, live: bool) -> None:
+    assert status(argument, "--", "true") == 0
+    assert launcher.called == (["true"], RunOptions(live=live))
+
+
 @pytest.mark.parametrize(
     ("arguments", "window"),
     [

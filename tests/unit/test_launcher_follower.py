@@ -90,3 +90,21 @@ def test_what_takes_too_long_is_left_for_the_next_time(tmp_path: Path) -> None:
     run = Run(tmp_path)
     assert not run.poll(seconds=0.0)
     assert run.poll()
+
+
+def test_a_view_that_fails_costs_the_view_alone(tmp_path: Path) -> None:
+    RunBuilder(tmp_path, 2).wrap().optimizer().train(3).step(3, odd=ODD).save()
+    turns = []
+
+    class Broken:
+        def tick(self) -> None:
+            turns.append(1)
+            raise ValueError("no")
+
+    config = Config(run_dir=str(tmp_path), run_id="test", fail_fast=True)
+    follow = Follower(Run(tmp_path), NodeLog(tmp_path), config, show=Broken())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no"):
+        follow.tick()
+    assert follow.tick() is not None
+    assert len(turns) == 1
+    follow.close()

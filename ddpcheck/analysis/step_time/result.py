@@ -33,6 +33,8 @@ class RankTime:
     queued_us: int | None = None
     # DDP's own averages: forward, backward, communication, overlap.
     ddp_us: Mapping[str, int] = field(default_factory=dict)
+    # Its step over the job: as many stretches of the table's steps, of each the longest.
+    course_us: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from statistics import mean, median
 
 from ddpcheck.analysis.step_time.rank_clock import PARTS, RankClock
@@ -11,6 +12,10 @@ from ddpcheck.analysis.step_time.straggler import straggler_in
 from ddpcheck.analysis.step_time.together import Together, bring_together
 
 COMPUTE = ("forward", "backward", "optimizer")
+# Points of each rank's course, and of all ranks together.
+MOST_POINTS = 64
+LEAST_POINTS = 8
+MOST_NUMBERS = 8192
 
 
 def time_tables(clocks: Mapping[int, RankClock], groups: Iterable[tuple[int, ...]]) -> tuple[TimeTable, ...]:
@@ -56,7 +61,14 @@ def _rank(together: Together, rank: int, last: int, ddp: Mapping[str, int]) -> R
         watching_us=round(together.mean(rank, "watching")),
         queued_us=None if min(columns["queued"]) < 0 else round(together.mean(rank, "queued")),
         ddp_us=dict(ddp),
+        course_us=_course(columns["total"], len(together.ranks)),
     )
+
+
+def _course(column: Sequence[int], ranks: int) -> tuple[int, ...]:
+    points = min(len(column), MOST_POINTS, max(LEAST_POINTS, MOST_NUMBERS // ranks))
+    ends = [len(column) * number // points for number in range(points + 1)]
+    return tuple(max(column[first:end]) for first, end in pairwise(ends))
 
 
 def _spent(column: Sequence[int], whole: float) -> Spent:

@@ -1,0 +1,1 @@
+"""A run under way, as far as it has come."""

@@ -1,0 +1,123 @@
+"""From the records read so far to the state of a run: a little arithmetic on what the attempt keeps anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import mean, median
+
+from ddpcheck.analysis.attempt import Attempt, first_apart
+from ddpcheck.analysis.live.finding import LiveFindings
+from ddpcheck.analysis.live.state import Agreement, LiveRank, LiveState, Pace
+from ddpcheck.analysis.run import Run
+from ddpcheck.analysis.step_time.rank_clock import PARTS, RankClock
+from ddpcheck.records.schema import Of, Stage
+
+# Steps that medians are taken over.
+LATEST = 32
+# A pause is worth telling from so many seconds on, and from so many steps.
+QUIET_SECONDS = 10.0
+QUIET_STEPS = 5
+
+
+class LiveTracker:
+    """Follows one run; `now` is any clock that goes on while nothing happens."""
+
+    def __init__(self, run: Run, name: str, began: float) -> None:
+        self._run = run
+        self._name = name
+        self._began = began
+        self._findings = LiveFindings(run.path)
+        self._progress: object = None
+        self._moved = began
+
+    def state(self, now: float) -> LiveState:
+        attempts = self._run.ordered()
+        if not attempts:
+            return LiveState(self._name, seconds=now - self._began, quiet_seconds=now - self._began)
+        number, attempt = len(attempts) - 1, attempts[-1]
+        ranks = tuple(_rank(attempt, rank) for rank in sorted(attempt.ranks))
+        self._note_progress((number, [(rank.steps, rank.status) for rank in ranks]), now)
+        agreement, pace = _agreement(attempt), _pace(ranks, attempt.clocks)
+        quiet = now - self._moved
+        return LiveState(
+            name=self._name,
+            world_size=attempt.world_size,
+            attempt=number,
+            ranks=ranks,
+            agreement=agreement,
+            pace=pace,
+            finding=self._findings.latest(attempt, number, now) if agreement.parted else None,
+            seconds=now - self._began,
+            quiet_seconds=quiet,
+            stalled=quiet
+            >= max(QUIET_SECONDS, QUIET_STEPS * (pace.step_us if pace is not None else 0) / 1e6),
+        )
+
+    def _note_progress(self, progress: object, now: float) -> None:
+        if progress != self._progress:
+            self._progress, self._moved = progress, now
+
+
+def _rank(attempt: Attempt, number: int) -> LiveRank:
+    rank = attempt.ranks[number]
+    clock, memory = attempt.clocks.get(number), attempt.memory.ranks.get(number)
+    status = "running" if rank.end is None else "raised" if rank.end.error else "finished"
+    return LiveRank(
+        rank=number,
+        host=rank.header.host,
+        status=status,
+        steps=attempt.steps(number),
+        step_us=_latest(clock, "total") if clock is not None and clock.steps else None,
+        parts_us={} if clock is None else {part: _latest(clock, part) for part in PARTS if clock.steps},
+        memory=memory.after.values[-1] if memory is not None and len(memory.after) else 0,
+        memory_most=memory.most if memory is not None else 0,
+        error=rank.end.error if rank.end is not None else "",
+    )
+
+
+def _latest(clock: RankClock, column: str) -> int:
+    return round(median(clock.columns[column][-LATEST:]))
+
+
+def _agreement(attempt: Attempt) -> Agreement:
+    tallies = attempt.agreement.tallies
+    compared = max(
+        (
+            tally.compared
+            for (_, stage, of), tally in tallies.items()
+            if (stage, of) == (Stage.PARAMS.value, Of.PARAMETERS.value)
+        ),
+        default=0,
+    )
+    if not attempt.parted():
+        return Agreement(compared)
+    firsts = [
+        (tally.first.moment.step, tally.first.moment.stage, tally.first.odd_ranks())
+        for (module, stage, of), tally in tallies.items()
+        if tally.first is not None
+        and stage not in (Stage.INIT_BEFORE.value, Stage.BUFFERS_END.value)
+        and of != Of.IGNORED.value
+        and not attempt.loose(module)
+    ]
+    for module in attempt.modules():
+        found = first_apart(attempt, module)
+        if found is not None:
+            firsts.append((found[1].step, found[1].stage, (found[0], found[1].other_rank)))
+    step, stage, odd = min(firsts)
+    return Agreement(compared, True, None if step < 0 else step, stage, odd)
+
+
+def _pace(ranks: tuple[LiveRank, ...], clocks: Mapping[int, RankClock]) -> Pace | None:
+    clocked = {rank.rank: rank for rank in ranks if rank.step_us}
+    if not clocked:
+        return None
+    step = median(rank.step_us or 0 for rank in clocked.values())
+    waits = {number: rank.parts_us["wait"] for number, rank in clocked.items()}
+    shortest = min(waits.values())
+    return Pace(
+        step_us=round(step),
+        course_us=tuple(clocks[min(clocked)].columns["total"][-LATEST:]),
+        exposed=shortest / step,
+        late=(mean(waits.values()) - shortest) / step,
+        latest_rank=min(waits, key=lambda number: waits[number]),
+    )

@@ -1,0 +1,138 @@
+"""`ddpcheck run` on a terminal and off it: the live view is there, says what the records say, and leaves no trace."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpcheck.records.schema import to_line
+from tests.commands import BIN
+from tests.support.pty_screen import PtyScreen
+from tests.unit.run_builder import RunBuilder
+
+UNIT = Path(__file__).parents[1] / "unit"
+
+# A job without torch: it puts down what two ranks would have written, some of it at a time.
+JOB = """
+import json, os, time
+folder = json.loads(os.environ["DDPCHECK_CONFIG"])["run_dir"]
+def put(part):
+    for rank in range(2):
+        with open(f"{folder}/rank-{rank:05d}.jsonl", "ab") as file:
+            file.write(open(f"part-{part}-{rank}", "rb").read())
+def wait_for(name):
+    while not os.path.exists(name):
+        time.sleep(0.02)
+print("isatty", os.isatty(0), os.isatty(1), os.isatty(2), flush=True)
+put(0)
+wait_for("part")
+put(1)
+for number in range(40):
+    print("line", number, flush=True)
+wait_for("end")
+put(2)
+print("the end", flush=True)
+"""
+
+Start = Callable[..., PtyScreen]
+
+
+@pytest.fixture(autouse=True)
+def parts(tmp_path: Path) -> None:
+    """What the ranks say: three steps, one at which they part, the end."""
+    builder = RunBuilder(tmp_path, 2)
+    for part, more in enumerate(
+        (
+            lambda: builder.wrap().optimizer().train(3),
+            lambda: builder.step(3, odd={1: ["body.bias"]}),
+            lambda: builder.end(),
+        )
+    ):
+        more()
+        for rank, records in builder.records.items():
+            (tmp_path / f"part-{part}-{rank}").write_bytes(b"".join(map(to_line, records)))
+            records.clear()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[PtyScreen] = []
+
+    def run(*options: str, **env: str) -> PtyScreen:
+        command = [str(BIN / "ddpcheck"), "run", "--out", "run", *options, "--", sys.executable, "-c", JOB]
+        started.append(PtyScreen(command, cwd=tmp_path, rows=30, env=env))
+        return started[-1]
+
+    yield run
+    for screen in started:
+        screen.close()
+
+
+def test_on_a_terminal_it_follows_the_job(start: Start, tmp_path: Path) -> None:
+    screen = start()
+    screen.until(lambda: any("replicas agree, 3 steps compared" in row for row in screen.lines()[-4:]))
+    (tmp_path / "part").touch()
+    screen.until(lambda: any("DDP201 at step 3" in row for row in screen.lines()[-4:]))
+    assert screen.lines()[-4].startswith("── ddpcheck ")
+    assert "2 ranks" in screen.lines()[-4]
+    assert "step 4   replicas part at step 3" in screen.lines()[-3]
+    # What another terminal sees of it meanwhile, without one of its own.
+    seen = subprocess.run(
+        [BIN / "ddpcheck", "watch", tmp_path / "run", "--once"], capture_output=True, text=True, check=True
+    )
+    assert "under way, 2 ranks" in seen.stdout
+    assert "DDP201 at step 3" in seen.stdout
+    (tmp_path / "end").touch()
+    assert screen.wait() == 10
+    rows = screen.everything()
+    assert rows[0] == "isatty True True True"
+    assert [row for row in rows if row.startswith("line")] == [f"line {number}" for number in range(40)]
+    assert screen.region is None
+    assert not any(row.startswith("── ddpcheck") for row in rows)
+    assert any("error DDP201" in row for row in rows)
+
+
+def test_off_where_it_is_not_wanted(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "part").touch()
+    screen = start("--no-live")
+    screen.until(lambda: "line 39" in screen.lines())
+    screen.pause(0.8)
+    (tmp_path / "end").touch()
+    assert screen.wait() == 10
+    assert b"\x1b7" not in screen.raw
+    assert b"compared" not in screen.raw.split(b"the end")[0]
+
+
+def test_off_without_a_terminal_even_if_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "part").touch()
+    (tmp_path / "end").touch()
+    command = [BIN / "ddpcheck", "run", "--live", "--out", "run", "--", sys.executable, "-c", JOB]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60)
+    assert done.returncode == 10
+    lines = b"".join(b"line %d\n" % number for number in range(40))
+    assert done.stdout == b"isatty False False False\n" + lines + b"the end\n"
+    assert b"\x1b" not in done.stderr
+    listed = subprocess.run(
+        [BIN / "ddpcheck", "list", tmp_path, "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    [run] = json.loads(listed.stdout)["runs"]
+    assert (run["folder"], run["state"], run["world_size"], run["steps"]) == ("run", "findings", 2, 4)
+
+
+def test_watching_on_a_terminal_ends_with_the_verdict(tmp_path: Path) -> None:
+    stored = UNIT / "stored_runs" / "1-bypass"
+    screen = PtyScreen([str(BIN / "ddpcheck"), "watch", str(stored)], cwd=tmp_path, rows=40)
+    assert screen.wait() == 0
+    assert any("Replicas part at step 0" in row for row in screen.lines())
+    assert b"\x1b[?1049h" in screen.raw
+    assert b"\x1b[?1049l" in screen.raw
+    screen.close()
