@@ -22,12 +22,18 @@ def overlap_from(raw: Mapping[str, Any] | None) -> Overlap | None:
     if raw is None:
         return None
     known = _known(Overlap, raw)
-    known["ranks"] = tuple(RankOverlap(**_known(RankOverlap, item)) for item in raw["ranks"])
+    known["ranks"] = tuple(_rank(item) for item in raw["ranks"])
     known["steps"] = tuple(StepOverlap(**_known(StepOverlap, item)) for item in raw["steps"])
     known["buckets"] = tuple(_bucket(item) for item in raw["buckets"])
     known["advice"] = _advice(raw.get("advice"))
     known["left_out"] = tuple(raw.get("left_out", ()))
     return Overlap(**known)
+
+
+def _rank(raw: Mapping[str, Any]) -> RankOverlap:
+    known = _known(RankOverlap, raw)
+    known["computing"] = tuple((start, end) for start, end in raw.get("computing", ()))
+    return RankOverlap(**known)
 
 
 def _bucket(raw: Mapping[str, Any]) -> BucketOverlap:

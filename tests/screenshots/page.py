@@ -44,5 +44,7 @@ def draw_page(
     shot = tab.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
     data = base64.b64decode(shot["data"])
     if len(data) > MOST_BYTES:
-        raise SystemExit(f"{picture.name} has {len(data)} bytes, more than {MOST_BYTES}: picture less of the page")
+        raise SystemExit(
+            f"{picture.name} has {len(data)} bytes, more than {MOST_BYTES}: picture less of the page"
+        )
     picture.write_bytes(data)

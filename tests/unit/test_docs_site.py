@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "docs" / "site"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "site"))
 
 from loads import loads_from_elsewhere
 from repository_paths import page_of, pages_from_elsewhere, text_of, with_links
 
 from ddpcheck import explanations
 
+ROOT = Path(__file__).parents[2]
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 
 
@@ -58,7 +58,9 @@ def test_what_a_page_would_load_is_found(tmp_path: Path) -> None:
         '<link rel="canonical" href="https://x.org/a"><a href="https://x.org">x</a><img src="local.png">'
         '<script src="https://x.org/a.js"></script><link rel="stylesheet" href="//x.org/a.css">'
     )
-    (tmp_path / "a.css").write_text("@font-face { src: url('https://x.org/f.woff2') } p { background: url(a.png) }")
+    (tmp_path / "a.css").write_text(
+        "@font-face { src: url('https://x.org/f.woff2') } p { background: url(a.png) }"
+    )
     assert list(loads_from_elsewhere(tmp_path)) == [
         ("a.css", "https://x.org/f.woff2"),
         ("a.html", "https://x.org/a.js"),

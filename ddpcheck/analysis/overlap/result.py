@@ -29,6 +29,8 @@ class RankOverlap:
     clock_residual_ns: int
     # For how long its threads were ready to run and had no processor.
     held_up_ns: int = 0
+    # When it computed, from the origin; short pauses are closed. Empty where ranks are very many.
+    computing: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
