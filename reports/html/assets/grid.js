@@ -2,7 +2,7 @@
 
 const grid = (figure, spec) => {
   let at = 0;
-  const windows = spec.windows;
+  const windows = spec.windows ?? [spec];
   const known = windows.flatMap((one) => one.values.flat()).filter((value) => value !== null);
   const extreme = (pick) => known.reduce((a, b) => pick(a, b));
   const low = spec.low ?? extreme(Math.min);
