@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 
-from tests.browser.chromium import opened
+from tests.browser.chromium import browser, opened
+from tests.lab.lab import missing
 from tests.screenshots import jobs
 from tests.screenshots.page import draw_page
 from tests.screenshots.terminal import draw_report, draw_text
@@ -19,6 +21,8 @@ _OVERLAP = "section[aria-labelledby=overlap]"
 
 
 def main() -> None:
+    if browser() is None or missing():
+        sys.exit(f"pictures cannot be made here: {missing() or 'there is no Chromium'}")
     with tempfile.TemporaryDirectory() as name, opened() as tab:
         folder = Path(name)
         healthy = jobs.healthy(folder / "healthy")
