@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,7 @@ MISTAKES = {
     "checkpoint": "only rank 0 loads a checkpoint, after wrapping",
     "learning-rate": "one rank ends up with another learning rate",
     "unfrozen": "a layer is unfrozen after wrapping, so the reducer does not know it",
+    "slow-rank": "one rank writes a picture of its weights at every step, and all others wait for it",
 }
 
 
@@ -75,6 +77,8 @@ def main() -> None:
             loss = nn.functional.cross_entropy(forward(inputs), labels)
             loss.backward()
             optimizer.step()
+            if options.mistake == "slow-rank" and rank == world_size - 2:
+                time.sleep(0.02)  # what drawing and writing a picture takes
             step += 1
         if rank == 0:
             print(f"epoch {epoch}: loss {loss.item():.3f}", flush=True)

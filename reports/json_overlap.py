@@ -34,6 +34,7 @@ def overlap_from(raw: Mapping[str, Any] | None) -> Overlap | None:
 def _rank(raw: Mapping[str, Any]) -> RankOverlap:
     known = _known(RankOverlap, raw)
     known["by_step"] = tuple(RankStep(**_known(RankStep, item)) for item in raw.get("by_step", ()))
+    known["computing"] = tuple((start, end) for start, end in raw.get("computing", ()))
     return RankOverlap(**known)
 
 

@@ -150,6 +150,47 @@ def test_lines_of_many_ranks_can_be_asked_for(tab: Tab, tmp_path: Path) -> None:
     assert "9999" not in shown
 
 
+def test_the_heat_map_begins_with_the_slowest_and_leads_to_every_rank(tab: Tab, tmp_path: Path) -> None:
+    tab.open(saved(tmp_path, of_many_ranks(), ranks=1024))
+    figure = "document.querySelector('figure[data-chart=grid]')"
+    choices = tab.run(f"[...{figure}.querySelectorAll('option')].map((one) => one.textContent)")
+    assert choices[:2] == ["24 ranks with the most delay", "ranks 0-47"]
+    assert choices[-1] == "ranks 1008-1023"
+    tab.run(
+        f"(() => {{ const choice = {figure}.querySelector('select'); choice.selectedIndex = 1;"
+        f"choice.dispatchEvent(new Event('change')); {figure}.querySelector('.plot').focus(); }})()"
+    )
+    for _ in range(40):
+        tab.press("ArrowUp", 38)
+    for _ in range(2):
+        tab.press("ArrowDown", 40)
+    for _ in range(200):
+        tab.press("ArrowLeft", 37)
+    said = tab.run(f"{figure}.querySelector('.readout').textContent")
+    assert said == "rank 2, part data: 4.997 ms more than the median rank"
+
+
+def test_every_chart_and_every_line_can_be_reached_and_used_by_keyboard(tab: Tab, tmp_path: Path) -> None:
+    tab.open(saved(tmp_path, stored("1-learning-rate"), ranks=4))
+    charts = tab.run(CHARTS)
+    reached, labels = set(), 0
+    for _ in range(200):
+        tab.press("Tab", 9)
+        at = tab.run(
+            "(() => { const at = document.activeElement; const figures = [...document.querySelectorAll('figure')];"
+            "return [at.className, at.tagName, figures.indexOf(at.closest('figure'))]; })()"
+        )
+        if at[0] == "plot":
+            reached.add(at[2])
+        labels += at[1] == "TH"
+    assert len(reached) == charts
+    assert labels >= 4
+    tab.run("document.querySelector('.u-legend th').focus()")
+    for shown in ("false", "true"):
+        tab.press("Enter", 13)
+        assert tab.run("document.querySelector('.u-legend th').getAttribute('aria-pressed')") == shown
+
+
 def test_paper_is_light_and_charts_fit_it(tab: Tab, tmp_path: Path) -> None:
     tab.open(saved(tmp_path, stored("1-learning-rate"), ranks=4), dark=True)
     tab.run("dispatchEvent(new Event('beforeprint'))")

@@ -38,6 +38,7 @@ def rank(number: int, compute_ms: float = 180, last: int = 0) -> RankOverlap:
         last_arrivals=last,
         clock_offset_ns=0,
         clock_residual_ns=0,
+        computing=((0, 20 * MS), (30 * MS, 50 * MS)),
     )
 
 

@@ -81,6 +81,7 @@ def _overlap(ranks: int, late: int) -> dict[str, Any]:
                 "overlap_ns": 6_000_000, "exposed_ns": 3_000_000, "copy_ns": 0, "idle_ns": 1_000_000,
                 "overlap_pct": 66.7, "exposed_transfer_ns": 1_000_000, "exposed_wait_ns": 2_000_000,
                 "wait_ns": 2_000_000, "last_arrivals": 3, "clock_offset_ns": 0, "clock_residual_ns": 0,
+                "computing": [[-2_000_000, 7_000_000], [9_000_000, 20_000_000]] if ranks <= 48 else [],
             }
             for rank in range(ranks)
         ],

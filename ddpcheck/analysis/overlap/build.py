@@ -9,6 +9,7 @@ from statistics import fmean, median
 
 from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.overlap.advice import bucket_advice
+from ddpcheck.analysis.overlap.computing import computing
 from ddpcheck.analysis.overlap.result import (
     BucketOverlap,
     BucketPart,
@@ -47,6 +48,7 @@ def overlap_of(attempt: Attempt, folder: Path) -> Overlap | None:
     ours = _is_ours(attempt)
     result = analyse(traces)
     exposed = exposures(traces, result) if len(traces) > 1 else []
+    computed = computing(traces, result)
     steps = _steps(exposed, len(traces))
     buckets = tuple(_bucket(each) for each in result.collectives if each.bucket is not None)
     # Gloo runs two collectives at a time, each on a thread of its own; on a device they share one stream.
@@ -57,7 +59,11 @@ def overlap_of(attempt: Attempt, folder: Path) -> Overlap | None:
         first_step=min((step.number for trace in traces for step in trace.steps), default=0),
         end_step=max((step.number + 1 for trace in traces for step in trace.steps), default=0),
         ranks=tuple(
-            replace(_rank(each, exposed), held_up_ns=attempt.window.traces[each.rank].held_up_ns)
+            replace(
+                _rank(each, exposed),
+                held_up_ns=attempt.window.traces[each.rank].held_up_ns,
+                computing=computed.get(each.rank, ()),
+            )
             for each in result.ranks
         ),
         steps=steps,

@@ -42,6 +42,8 @@ class RankOverlap:
     # For how long its threads were ready to run and had no processor.
     held_up_ns: int = 0
     by_step: tuple[RankStep, ...] = ()
+    # When it computed, from the origin; short pauses are closed. Empty where ranks are very many.
+    computing: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,15 @@
-// A heat map: rows of ranks, columns of steps or of other ranks, a number in each cell.
+// A heat map: rows of ranks, columns of parts or of other ranks, a number in each cell.
 
 const grid = (figure, spec) => {
-  const rows = spec.rows.map((label) => ({ label }));
-  const values = spec.values.flat().filter((value) => value !== null);
-  const low = spec.low ?? Math.min(...values);
-  const high = spec.high ?? Math.max(...values);
+  let at = 0;
+  const windows = spec.windows ?? [spec];
+  const known = windows.flatMap((one) => one.values.flat()).filter((value) => value !== null);
+  const extreme = (pick) => known.reduce((a, b) => pick(a, b));
+  const low = spec.low ?? extreme(Math.min);
+  const high = spec.high ?? extreme(Math.max);
   const make = () => {
+    const values = windows[at].values;
+    const rows = windows[at].rows.map((label) => ({ label }));
     const range = [0, spec.columns.length];
     const steps = [1, 2, 3, 4, 5, 6].map((number) => colour("heat-" + number));
     const shade = (value) => {
@@ -13,7 +17,7 @@ const grid = (figure, spec) => {
       return steps[Math.max(0, Math.min(5, Math.floor(share * 6)))];
     };
     const paint = (u) =>
-      spec.values.forEach((line, row) =>
+      values.forEach((line, row) =>
         line.forEach((value, column) => {
           if (value === null) return bar(u, row, column, column + 1, colour("absent"), 0.15);
           bar(u, row, column, column + 1, shade(value), 0.94);
@@ -29,9 +33,13 @@ const grid = (figure, spec) => {
     const read = (u, left, top) => {
       const row = rowAt(u, top, rows);
       const column = Math.min(spec.columns.length - 1, Math.max(0, Math.floor(u.posToVal(left, "x"))));
-      return `${rows[row].label}, ${spec.xLabel} ${spec.columns[column]}: ${short(spec.values[row][column])} ${spec.unit}`;
+      return `${rows[row].label}, ${spec.xLabel} ${spec.columns[column]}: ${short(values[row][column])} ${spec.unit}`;
     };
     return { options, data: [range, [null, null]], read, down: rowHeight(rows.length) };
   };
-  addPlot(figure, make);
+  const plot = addPlot(figure, make);
+  choosing(figure, (chosen) => {
+    at = chosen;
+    plot.draw();
+  });
 };

@@ -3,7 +3,6 @@
 const lanes = (figure, spec) => {
   let at = 0;
   const windows = spec.windows;
-  const chooser = figure.querySelector("select");
   const make = () => {
     const { spans } = windows[at];
     const rows = (windows[at].rows ?? spec.rows).map((label) => ({ label }));
@@ -27,10 +26,8 @@ const lanes = (figure, spec) => {
     return { options, data: [range, [null, null]], read, down: rowHeight(rows.length) };
   };
   const plot = addPlot(figure, make);
-  if (chooser) {
-    chooser.addEventListener("change", () => {
-      at = chooser.selectedIndex;
-      plot.draw();
-    });
-  }
+  choosing(figure, (chosen) => {
+    at = chosen;
+    plot.draw();
+  });
 };

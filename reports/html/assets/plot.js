@@ -8,6 +8,9 @@ class Plot {
     this.holder = figure.querySelector(".plot");
     this.readout = figure.querySelector(".readout");
     this.holder.tabIndex = 0;
+    // To a picture screen readers hand no keys on.
+    this.holder.setAttribute("role", "application");
+    this.holder.setAttribute("aria-roledescription", "chart");
     this.holder.addEventListener("keydown", (event) => this.key(event));
     // Only who uses the keyboard has every move read out.
     this.holder.addEventListener("focus", () => this.readout.setAttribute("aria-live", "polite"));
@@ -25,6 +28,22 @@ class Plot {
     options.hooks = { ...options.hooks, setCursor: [() => this.tell()] };
     options.width = width;
     this.plot = new uPlot(options, data, this.holder);
+    this.holder.querySelectorAll(".u-legend th").forEach((label, number) => this.toggled(label, number + 1));
+  }
+
+  // An entry of the legend takes its line away and brings it back, by mouse and by keyboard.
+  toggled(label, series) {
+    const tell = () => label.setAttribute("aria-pressed", String(this.plot.series[series].show));
+    label.tabIndex = 0;
+    label.setAttribute("role", "button");
+    label.addEventListener("click", tell);
+    label.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      event.stopPropagation();
+      label.click();
+    });
+    tell();
   }
 
   tell() {

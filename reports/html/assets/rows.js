@@ -25,6 +25,12 @@ const rowChart = (rows, range, xLabel, xValues, paint) => {
   };
 };
 
+// What can be looked at one at a time, where there is a choice.
+const choosing = (figure, show) => {
+  const chooser = figure.querySelector("select");
+  chooser?.addEventListener("change", () => show(chooser.selectedIndex));
+};
+
 const clamp = (min, max, [first, last]) =>
   min === null || min === max ? [first, last] : [Math.max(first, min), Math.min(last, max)];
 

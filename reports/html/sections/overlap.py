@@ -14,11 +14,13 @@ from ddpcheck.reports.trace_units import percent_text, rate_text, size_text, tim
 
 _MOST_STEPS = 16
 _MOST_BUCKETS = 200
-_QUEUED, _WAITING, _TRANSFER = range(3)
+_COMPUTE, _QUEUED, _WAITING, _TRANSFER = range(4)
+# Communication lies on top of compute: what sticks out to the right of it was not hidden.
 _KINDS = (
-    {"label": "ready, not yet started", "colour": "absent", "share": 0.25},
-    {"label": "waiting for the last rank", "colour": "waiting", "share": 0.55},
-    {"label": "transfer", "colour": "note", "share": 0.9},
+    {"label": "computing", "colour": "compute", "share": 0.92},
+    {"label": "bucket ready, not yet started", "colour": "absent", "share": 0.12},
+    {"label": "waiting for the last rank", "colour": "waiting", "share": 0.3},
+    {"label": "transfer", "colour": "ink", "share": 0.5},
 )
 
 
@@ -60,11 +62,12 @@ def _timeline(overlap: Mapping[str, Any]) -> Html:
     ranks = [rank["rank"] for rank in drawn]
     steps = sorted({bucket["step"] for bucket in overlap["buckets"]})[:_MOST_STEPS]
     by_step = [[one for one in overlap["buckets"] if one["step"] == step] for step in steps]
+    computing = {rank["rank"]: rank.get("computing") or () for rank in drawn}
     spec = {
         "unit": "ms",
         "kinds": list(_KINDS),
         "rows": [f"rank {rank}" for rank in ranks],
-        "windows": [{"spans": _spans(buckets, ranks)} for buckets in by_step],
+        "windows": [{"spans": _spans(buckets, computing)} for buckets in by_step],
     }
     figures = table(
         ("step", "bucket", "size", "transfer", "skew", "last rank", "bus"),
@@ -74,7 +77,7 @@ def _timeline(overlap: Mapping[str, Any]) -> Html:
     )
     said = (
         f"{len(overlap['buckets'])} reductions in {len(steps)} steps; each is drawn from the moment its gradients were "
-        "ready to its end."
+        "ready to its end, over what the rank computed."
     )
     if len(overlap["ranks"]) > MOST_ROWS:
         said += f" {MOST_ROWS} ranks are drawn: those that come last most often, and least often."
@@ -83,25 +86,39 @@ def _timeline(overlap: Mapping[str, Any]) -> Html:
     return chart("lanes", "DDP's buckets on one timeline", said, spec, figures, key, choices)
 
 
-def _spans(buckets: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> list[list[object]]:
-    place = {rank: number for number, rank in enumerate(ranks)}
+def _spans(
+    buckets: Sequence[Mapping[str, Any]], computing: Mapping[int, Sequence[Sequence[int]]]
+) -> list[list[object]]:
+    place = {rank: number for number, rank in enumerate(computing)}
     parts = [(bucket, part) for bucket in buckets for part in bucket["ranks"] if part["rank"] in place]
-    began = min((min(part["start_ns"], part["ready_ns"] or part["start_ns"]) for _, part in parts), default=0)
-    spans: list[list[object]] = []
-    for bucket, part in parts:
-        row, start, end = place[part["rank"]], part["start_ns"], part["end_ns"]
-        hidden = 100 * part["hidden_ns"] / max(1, end - start)
-        label = f"bucket {bucket['bucket']}, {size_text(bucket['bytes'])}, {hidden:.0f} % hidden"
-        ready = start if part["ready_ns"] is None else min(start, part["ready_ns"])
-        arrived = min(end, start + (part["wait_ns"] or 0))
-        for kind, first, last in (
-            (_QUEUED, ready, start),
-            (_WAITING, start, arrived),
-            (_TRANSFER, arrived, end),
-        ):
-            if last > first:
-                spans.append([row, (first - began) / 1e6, (last - began) / 1e6, kind, label])
-    return spans
+    first = min((min(part["start_ns"], part["ready_ns"] or part["start_ns"]) for _, part in parts), default=0)
+    last = max((part["end_ns"] for _, part in parts), default=0)
+    # What was computed shortly before and after belongs to the picture.
+    began, ended = first - (last - first) // 4, last + (last - first) // 4
+    spans: list[list[object]] = [
+        [place[rank], (max(start, began) - began) / 1e6, (min(end, ended) - began) / 1e6, _COMPUTE]
+        for rank, pieces in computing.items()
+        for start, end in pieces
+        if start < ended and end > began
+    ]
+    return spans + [span for bucket, part in parts for span in _reduction(bucket, part, place, began)]
+
+
+def _reduction(
+    bucket: Mapping[str, Any], part: Mapping[str, Any], place: Mapping[int, int], began: int
+) -> list[list[object]]:
+    """One rank's part in the reduction of a bucket, from its last gradient to its end."""
+    start, end = part["start_ns"], part["end_ns"]
+    hidden = 100 * part["hidden_ns"] / max(1, end - start)
+    label = f"bucket {bucket['bucket']}, {size_text(bucket['bytes'])}, {hidden:.0f} % hidden"
+    ready = start if part["ready_ns"] is None else min(start, part["ready_ns"])
+    arrived = min(end, start + (part["wait_ns"] or 0))
+    stretches = ((_QUEUED, ready, start), (_WAITING, start, arrived), (_TRANSFER, arrived, end))
+    return [
+        [place[part["rank"]], (first - began) / 1e6, (last - began) / 1e6, kind, label]
+        for kind, first, last in stretches
+        if last > first
+    ]
 
 
 def _row(bucket: Mapping[str, Any]) -> list[object]:

@@ -12,8 +12,6 @@ from ddpcheck.reports.html.few_ranks import Row, pages
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.html.material import Material
 
-# Rows of the heat map.
-_MOST_LATE = 16
 # Part, what it is called, its colour, and how tall its bar is.
 _PARTS = (
     ("data", "data loading", "line-5", 0.8),
@@ -81,33 +79,39 @@ def _figures(row: Row) -> list[str]:
 
 def _late(one: Mapping[str, Any], of: str) -> Html | None:
     """What each rank takes longer than the median rank; waiting is what the others do meanwhile."""
-    parts = [part for part, _, _, _ in _PARTS if part != "wait"]
     if len(one["ranks"]) < 2:
         return None
+    parts = [part for part, _, _, _ in _PARTS if part != "wait"]
     usual = {part: median(row["parts"][part]["median_us"] for row in one["ranks"]) for part in parts}
     over = {
         row["rank"]: [round((row["parts"][part]["median_us"] - usual[part]) / 1000, 4) for part in parts]
         for row in one["ranks"]
     }
-    slowest = sorted(over, key=lambda rank: -sum(over[rank]))[:_MOST_LATE]
-    worst = slowest[0]
+    worst = max(over, key=lambda rank: sum(over[rank]))
+    shown = pages(one["ranks"], lambda row: sum(over[row["rank"]]), "delay", only_most=True)
     spec = {
-        "rows": [f"rank {rank}" for rank in sorted(slowest)],
         "columns": parts,
         "xLabel": "part",
         "unit": "ms more than the median rank",
         "low": 0,
-        "values": [over[rank] for rank in sorted(slowest)],
+        "high": max(map(max, over.values())),
+        "windows": [
+            {
+                "rows": [f"rank {row['rank']}" for row in rows],
+                "values": [over[row["rank"]] for row in rows],
+            }
+            for _, rows in shown
+        ],
     }
-    rows = [[f"rank {rank}", *(f"{value:+.4g}" for value in over[rank])] for rank in sorted(slowest)]
+    rows = [[f"rank {rank}", *(f"{value:+.4g}" for value in values)] for rank, values in over.items()]
     figures = table(
         ("", *parts), rows, "Milliseconds above the median rank", numbers=range(1, 1 + len(parts))
     )
     said = f"Rank {worst} takes most over the median, {sum(over[worst]):.4g} ms a step in all parts together."
     key = [("heat-1", "as the median or less"), ("heat-4", "more"), ("heat-6", "most")]
-    return chart(
-        "grid", f"Milliseconds by which ranks are slower than the median{of}", said, spec, figures, key
-    )
+    choices = [title for title, _ in shown] if len(shown) > 1 else []
+    caption = f"Milliseconds by which ranks are slower than the median{of}"
+    return chart("grid", caption, said, spec, figures, key, choices)
 
 
 def _scaling(scaling: Mapping[str, float], ranks: int) -> Html | None:

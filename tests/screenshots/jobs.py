@@ -1,0 +1,55 @@
+"""The jobs that are pictured: each runs for real, on this machine's processor."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.commands import BIN, environment, run_to_end
+from tests.lab.host import Host
+from tests.lab.lab import make_lab
+
+ROOT = Path(__file__).parents[2]
+RANKS = 4
+# What every host of the lab may send and receive, and the one that is in trouble.
+USUAL, SLOW = 400, 100
+
+
+def healthy(folder: Path) -> Path:
+    return _watched(folder, 0, ["--profile"], ["--epochs", "15"])
+
+
+def diverging(folder: Path) -> Path:
+    return _watched(folder, 10, [], ["--mistake", "learning-rate"])
+
+
+def straggling(folder: Path) -> Path:
+    return _watched(folder, 0, [], ["--epochs", "15", "--mistake", "slow-rank"])
+
+
+def slow_link(folder: Path) -> str:
+    """What `ddpcheck links` says on the first of four hosts, of which one has a slow cable."""
+    with make_lab(4, folder) as lab:
+        for host in lab.hosts:
+            host.limit_link(USUAL)
+        lab[2].limit_link(SLOW)
+
+        def launch(number: int, host: Host) -> list[object]:
+            static = ["--nnodes", 4, "--node-rank", number, "--master-addr", lab[0].name]
+            return [BIN / "ddpcheck", "links", "--", BIN / "torchrun", *static, "--master-port", 29417]
+
+        ended = lab.run_all(launch, env=lambda number, host: environment(), seconds=600)
+    if [one.status for one in ended] != [10] * 4:
+        sys.exit("\n".join(map(str, ended)))
+    return ended[0].stdout
+
+
+def _watched(folder: Path, status: int, options: Sequence[str], arguments: Sequence[str]) -> Path:
+    """The run folder of the example, which must have ended as expected."""
+    launcher = ["torchrun", "--standalone", "--nproc-per-node", str(RANKS), "examples/train.py"]
+    command = [BIN / "ddpcheck", "run", "--out", folder, *options, "--", *launcher, *arguments]
+    done = run_to_end(command, ROOT, {}, most_seconds=300)
+    if done.status != status:
+        sys.exit(f"expected status {status}\n{done}")
+    return folder
