@@ -283,8 +283,8 @@ def test_memory_does_not_grow_with_steps() -> None:
     gc.collect()
     tracemalloc.start()
     held = []
-    for _ in range(2):
-        train(200)
+    for steps in (50, 400):
+        train(steps)
         gc.collect()
         # torch keeps a little of every step for itself.
         ours = [tracemalloc.Filter(True, pattern) for pattern in ("*/ddpcheck/*", "*/probes/*")]
@@ -293,7 +293,9 @@ def test_memory_does_not_grow_with_steps() -> None:
     tracemalloc.stop()
     # What is kept of the last step was made after the start, both times.
     assert held[0] > 0
-    assert held[1] - held[0] < 1_000, held
+    # The clocks of the last steps wait to be written together, now more and now fewer of them. Anything that was kept of
+    # every step would take more than 20 bytes of it.
+    assert held[1] - held[0] < 10 * 400, held
 
 
 class Cached(nn.Module):
