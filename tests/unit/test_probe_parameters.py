@@ -293,8 +293,8 @@ def test_memory_does_not_grow_with_steps() -> None:
     tracemalloc.stop()
     # What is kept of the last step was made after the start, both times.
     assert held[0] > 0
-    # The clocks of the last steps wait to be written together, now more and now fewer of them. Anything that was kept of
-    # every step would take more than 20 bytes of it.
+    # The clocks of the last steps wait to be written together, now more and now fewer of them. Anything that was kept
+    # of every step would take more than 20 bytes of it.
     assert held[1] - held[0] < 10 * 400, held
 
 
