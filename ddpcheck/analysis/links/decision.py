@@ -18,7 +18,7 @@ LEAST_BYTES = 8 << 20
 LEAST_OF_THE_MOST = 0.1
 LEAST_BUSY_SECONDS = 0.5
 # A link that is slower than all others by this factor …
-LEAST_FACTOR = 1.6
+LEAST_FACTOR = 1.5
 # … and was busy for this part of the time that was watched.
 LEAST_BUSY_SHARE = 0.2
 # In so many of the stretches between two samples it has to be the slow one.
