@@ -4,45 +4,52 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ddpcheck.sampling import tcp_diag
 from ddpcheck.sampling.tcp_diag import Connection
 
 # Bytes acknowledged; microseconds that the network was busy with them; the same with what was not its doing;
-# packets sent again; the shortest round trip in microseconds; connections.
+# packets sent again; the shortest round trip in microseconds; connections that are open.
 NAMES = ("bytes", "network_busy", "busy", "retransmits", "min_rtt", "connections")
 # A job of thousands of ranks may connect each with all others, but sends its gradients to few of them.
 MOST_ROUTES = 32
 # The store and the like: nothing can be told of a link by so little.
 LEAST_BYTES = 1 << 20
+# Between two readings, and of what the busiest connection between the same addresses sent: less is the store's, or
+# tells a neighbour that one is ready. Such messages are under way for as long as the queue before them, and would
+# make a link look busy that hardly moves anything.
+LEAST_GROWTH = 16 << 10
+LEAST_OF_THE_MOST = 0.1
 # The share of one core that asking for connections may take, where there are very many.
 MOST_OF_A_CORE = 0.004
 
 
 @dataclass
 class _Route:
-    """All connections between two addresses, with those that are gone."""
+    """All connections between two addresses, with what those that are gone have sent."""
 
-    past: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
-    now: dict[int, Connection] = field(default_factory=dict)
+    sums: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    seen: dict[int, list[int]] = field(default_factory=dict)
     min_rtt: int = 0
 
-    def take(self, inode: int, one: Connection) -> None:
-        self.now[inode] = one
-        if one.min_rtt and (not self.min_rtt or one.min_rtt < self.min_rtt):
-            self.min_rtt = one.min_rtt
-
-    def forget_closed(self, alive: Iterable[int]) -> None:
-        """What a connection had done when it was last seen stays in the total."""
-        for inode in self.now.keys() - alive:
-            self.past = [a + b for a, b in zip(self.past, _counts(self.now.pop(inode)), strict=True)]
+    def take(self, found: Mapping[int, Connection]) -> None:
+        """One reading. Connections side by side share the link: their bytes add up, their times do not."""
+        counts = {inode: _counts(one) for inode, one in found.items()}
+        grown = [_growth(self.seen.get(inode), row) for inode, row in counts.items()]
+        self.seen = counts
+        least = max(LEAST_GROWTH, LEAST_OF_THE_MOST * max((row[0] for row in grown), default=0))
+        carrying = [row for row in grown if row[0] >= least]
+        if carrying:
+            sent, network_busy, busy, again = zip(*carrying, strict=True)
+            more = sum(sent), max(network_busy), max(busy), sum(again)
+            self.sums = [a + b for a, b in zip(self.sums, more, strict=True)]
+        trips = [one.min_rtt for one in found.values() if one.min_rtt]
+        self.min_rtt = min([*trips, self.min_rtt or max(trips, default=0)])
 
     def totals(self) -> list[int]:
-        counts = [_counts(one) for one in self.now.values()]
-        sums = [sum(column) for column in zip(self.past, *counts, strict=True)]
-        return [*sums, self.min_rtt, len(self.now)]
+        return [*self.sums, self.min_rtt, len(self.seen)]
 
 
 class Connections:
@@ -81,12 +88,13 @@ class Connections:
         self._mine = {inode: inode in held or self._mine.get(inode, False) for inode in found}
 
     def _take(self, found: dict[int, bytes]) -> None:
-        for route in self._routes.values():
-            route.forget_closed(found.keys())
+        by_route: dict[tuple[str, str], dict[int, Connection]] = {pair: {} for pair in self._routes}
         for inode, body in found.items():
             one = tcp_diag.parse(body) if self._mine.get(inode) else None
             if one is not None and one.local != one.remote:
-                self._routes.setdefault((one.local, one.remote), _Route()).take(inode, one)
+                by_route.setdefault((one.local, one.remote), {})[inode] = one
+        for pair, connections in by_route.items():
+            self._routes.setdefault(pair, _Route()).take(connections)
 
     def _busiest(self) -> dict[str, list[int]]:
         rows = [(pair, route.totals()) for pair, route in self._routes.items()]
@@ -97,6 +105,13 @@ class Connections:
 def _counts(one: Connection) -> list[int]:
     waited_for_others = min(one.busy, one.receiver_limited + one.buffer_limited)
     return [one.bytes, one.busy - waited_for_others, one.busy, one.retransmits]
+
+
+def _growth(before: list[int] | None, now: list[int]) -> list[int]:
+    """Since the last reading, or since the connection was made. A number of an inode may be used again."""
+    if before is None or now[0] < before[0]:
+        return now
+    return [max(0, b - a) for a, b in zip(before, now, strict=True)]
 
 
 def _sockets(pid: int) -> set[int]:

@@ -36,21 +36,14 @@ def train(rank: int, options: argparse.Namespace) -> None:
         optimizer.zero_grad()
         loss = model(torch.randn(2, options.width)).square().mean()
         if late:
-            loss.register_hook(lambda gradient: work_for(late))
+            # Asleep: so it takes as long however busy the machine is, on which all nodes run together.
+            loss.register_hook(lambda gradient: time.sleep(late))
         loss.backward()
         optimizer.step()
         # Not until a moment of each rank's own: the one that began last would hold up the others at every step.
         time.sleep(options.pace)
     KEPT.append(model)
     dist.destroy_process_group()
-
-
-def work_for(seconds: float) -> None:
-    """As a slower processor would: at work, and not asleep."""
-    until = time.thread_time() + seconds
-    square = torch.ones(64, 64)
-    while time.thread_time() < until:
-        square @ square
 
 
 def provide(options: argparse.Namespace) -> None:
@@ -72,7 +65,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--pace", type=float, default=0.05, help="seconds between steps")
     parser.add_argument("--late-node", type=int, default=-1, help="the node whose backwards take longer")
-    parser.add_argument("--late", type=float, default=0.0, help="by so many seconds of a processor")
+    parser.add_argument("--late", type=float, default=0.0, help="by so many seconds")
     parser.add_argument("--checkpoint", type=Path, help="weights that every rank reads; node 0 makes them")
     options = parser.parse_args()
     if options.checkpoint:

@@ -173,6 +173,7 @@ def _links() -> dict[str, Any]:
             }
             for (a, b), rate in rates.items()
         ],
+        "usual": 23_562_500,
         "ports": [
             {
                 "node": "node0", "name": "mlx5_0/1", "speed": 200_000, "sent": 5_000_000, "received": 5_000_000,

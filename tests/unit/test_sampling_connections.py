@@ -93,6 +93,7 @@ class Kernel:
         monkeypatch.setattr(tcp_diag, "parse", lambda body: self.found[int(body)])
         monkeypatch.setattr(connections_module, "_sockets", lambda pid: self.held.get(pid, set()))
         monkeypatch.setattr(connections_module, "LEAST_BYTES", 1)
+        monkeypatch.setattr(connections_module, "LEAST_GROWTH", 1)
         monkeypatch.setattr(connections_module, "MOST_OF_A_CORE", float("inf"))
 
 
@@ -102,17 +103,40 @@ PAIR = "10.0.0.1 10.0.0.2"
 def test_totals_by_pair_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, source = Kernel(monkeypatch), Connections()
     kernel.found = {11: connection(100, 10), 12: connection(50, 8, limited=6), 13: connection(7, 7)}
-    assert source.read([1]) == {PAIR: [150, 12, 18, 0, 40, 2]}
+    # Side by side they share the link: bytes add up, times do not.
+    assert source.read([1]) == {PAIR: [150, 10, 10, 0, 40, 2]}
     # A connection that is gone stays in the total.
     kernel.found = {11: connection(160, 15)}
-    assert source.read([1]) == {PAIR: [210, 17, 23, 0, 40, 1]}
+    assert source.read([1]) == {PAIR: [210, 15, 15, 0, 40, 1]}
     kernel.held = {1: {14}}
     kernel.found = {14: connection(5, 1, min_rtt=30)}
-    assert source.read([1]) == {PAIR: [215, 18, 24, 0, 30, 1]}
+    assert source.read([1]) == {PAIR: [215, 16, 16, 0, 30, 1]}
     # And when all ranks have gone.
     kernel.found = {}
-    assert source.read([]) == {PAIR: [215, 18, 24, 0, 30, 0]}
+    assert source.read([]) == {PAIR: [215, 16, 16, 0, 30, 0]}
     assert len(NAMES) == 6
+
+
+def test_small_messages_do_not_make_a_link_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait in the queue behind the gradients, and carry nothing."""
+    kernel, source = Kernel(monkeypatch), Connections()
+    for reading in range(1, 5):
+        kernel.found = {
+            11: connection(1000 * reading, 100 * reading),
+            12: connection(50 * reading, 400 * reading),
+        }
+        assert source.read([1]) == {PAIR: [1000 * reading, 100 * reading, 100 * reading, 0, 40, 2]}
+    monkeypatch.setattr(connections_module, "LEAST_GROWTH", 100)
+    kernel.found = {11: connection(4010, 900), 12: connection(210, 5000)}
+    assert source.read([1])[PAIR][:2] == [4000, 400]
+
+
+def test_an_inode_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, source = Kernel(monkeypatch), Connections()
+    kernel.found = {11: connection(1000, 100)}
+    source.read([1])
+    kernel.found = {11: connection(200, 30)}
+    assert source.read([1])[PAIR][:2] == [1200, 130]
 
 
 def test_a_rank_that_is_met_late(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,12 +18,13 @@ LEAST_BYTES = 8 << 20
 LEAST_OF_THE_MOST = 0.1
 LEAST_BUSY_SECONDS = 0.5
 # A link that is slower than all others by this factor …
-LEAST_FACTOR = 1.6
+LEAST_FACTOR = 1.5
 # … and was busy for this part of the time that was watched.
 LEAST_BUSY_SHARE = 0.2
-# In so many of the stretches between two samples it has to be the slow one.
+# In so many of the stretches between two samples it has to be slower too, by this factor: each alone is less exact.
 LEAST_STRETCHES = 3
 LEAST_STEADY = 0.75
+LEAST_FACTOR_OF_A_STRETCH = 1.25
 
 
 def slow_link(links: Iterable[Link]) -> SlowLink | None:
@@ -92,5 +93,5 @@ def _steady(link: Link, usual: float) -> bool:
     worked = [(count, busy) for count, busy in link.stretches if count >= LEAST_BYTES // 32 and busy > 0]
     if len(worked) < LEAST_STRETCHES:
         return False
-    slow = sum(count / busy * LEAST_FACTOR <= usual for count, busy in worked)
+    slow = sum(count / busy * LEAST_FACTOR_OF_A_STRETCH <= usual for count, busy in worked)
     return slow >= LEAST_STEADY * len(worked)

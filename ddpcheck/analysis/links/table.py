@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 from ddpcheck.analysis.links.cost import cost_of
@@ -20,14 +21,23 @@ def links_table(found: Links, times: Sequence[TimeTable]) -> dict[str, Any]:
     """Empty where nothing went between nodes."""
     if not found.links and not found.ports:
         return {}
-    kept = sorted(carrying(found.links), key=lambda link: -link.busy_seconds)[:MOST_LINKS]
+    carried = carrying(found.links)
+    kept = sorted(carried, key=lambda link: -link.busy_seconds)[:MOST_LINKS]
     return {
         "nodes": [{"host": name, "ranks": list(ranks)} for name, ranks in found.ranks.items()],
         "links": [link_row(link) for link in sorted(kept, key=lambda link: (link.ends, link.addresses))],
+        "usual": _usual(carried, found.slow),
         "ports": [asdict(port) for port in found.ports[:MOST_LINKS]],
         "slow": None if found.slow is None else _slow(found.slow, times),
         "slow_port": None if found.slow_port is None else asdict(found.slow_port),
     }
+
+
+def _usual(links: Sequence[Link], slow: SlowLink | None) -> int | None:
+    """The median of the links that are not slow."""
+    if slow is not None:
+        return round(slow.usual)
+    return round(median(link.bandwidth for link in links)) if links else None
 
 
 def link_row(link: Link) -> dict[str, Any]:

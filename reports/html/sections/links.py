@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any
 
 from ddpcheck.analysis.units import megabits_text
@@ -25,7 +24,9 @@ def section(made: Material) -> Html | None:
     links, ports = found.get("links") or [], found.get("ports") or []
     if not links and not ports:
         return None
-    return joined([_said(found), _map(links) if links else None, _ports(ports) if ports else None])
+    return joined(
+        [_said(found), _map(links, found["usual"]) if links else None, _ports(ports) if ports else None]
+    )
 
 
 def _said(found: Mapping[str, Any]) -> Html:
@@ -40,22 +41,21 @@ def _said(found: Mapping[str, Any]) -> Html:
     )
 
 
-def _map(links: Sequence[Mapping[str, Any]]) -> Html:
-    usual = median(link["bandwidth"] for link in links)
+def _map(links: Sequence[Mapping[str, Any]], usual: float) -> Html:
     slowness = _slowness(links, usual)
     nodes = _drawn(slowness)
     spec = {
         "rows": [f"from {node}" for node in nodes],
         "columns": nodes,
         "xLabel": "to",
-        "unit": "times slower than the median link",
+        "unit": "times slower than usual",
         "low": 1,
         "high": _DARKEST,
         "values": [[slowness.get((source, target)) for target in nodes] for source in nodes],
     }
-    said = f"The median link gave {megabits_text(usual)} while it was asked. Pairs without a colour sent nothing."
+    said = f"Usual is {megabits_text(usual)} while asked. A grey line: nothing was sent that way."
     key = [
-        ("heat-1", "as fast as the median"),
+        ("heat-1", "as usual"),
         ("heat-4", "slower"),
         ("heat-6", f"{_DARKEST:g} times or more"),
     ]
