@@ -13,7 +13,7 @@ from ddpcheck.analysis.result import Report
 from ddpcheck.analysis.units import size_text
 from ddpcheck.rank_ranges import rank_ranges
 from ddpcheck.reports.ink import LABEL, QUIET, Ink, indented
-from ddpcheck.reports.spark import Scale, scale_of, spark
+from ddpcheck.reports.spark import SPARK, Scale, scale_of, spark
 from ddpcheck.reports.terminal_memory import alike
 from ddpcheck.reports.trace_units import time_text
 
@@ -50,7 +50,9 @@ def put_course(ink: Ink, report: Report) -> None:
     width = _room(ink.console.width, words)
     scales = {row.what: _scale([other for other in rows if other.what == row.what]) for row in rows}
     lines = [spark(row.values, width, ink.console.options.ascii_only, scales[row.what]) for row in rows]
-    shown = [[what, of, line, *ends] for (what, of, *ends), line in zip(words, lines, strict=True)]
+    shown = [
+        [what, of, ink.text(line, SPARK), *ends] for (what, of, *ends), line in zip(words, lines, strict=True)
+    ]
     ink.gap()
     title = Text.assemble(
         ink.text("Over the steps", LABEL), ink.text("  each bar is the most of its steps", QUIET)
