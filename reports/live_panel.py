@@ -15,7 +15,7 @@ from ddpcheck.reports.live_text import (
     pace_texts,
     ranks_text,
 )
-from ddpcheck.reports.spark import spark
+from ddpcheck.reports.spark import SPARK, spark
 
 HEIGHT = 4
 _MOST_BARS = 24
@@ -64,8 +64,8 @@ def _pace(ink: Ink, state: LiveState, columns: int) -> Text:
     step, *shares = pace_texts(state.pace)
     width = max(0, min(_MOST_BARS, columns - _BESIDE))
     bars = spark(state.pace.course_us[-width:] if width else (), width, ink.console.options.ascii_only)
-    parts = [f"{step} {bars}".rstrip(), *shares, memory_text(state)]
-    return ink.text("   ".join(filter(None, parts)))
+    figures = "".join(f"   {part}" for part in (*shares, memory_text(state)) if part)
+    return Text.assemble(ink.text(f"{step} "), ink.text(bars, SPARK), ink.text(figures))
 
 
 def _found(ink: Ink, state: LiveState) -> Text:

@@ -19,7 +19,7 @@ from ddpcheck.reports.live_text import (
     ranks_text,
     status_text,
 )
-from ddpcheck.reports.spark import spark
+from ddpcheck.reports.spark import SPARK, spark
 from ddpcheck.reports.terminal_time import step_bar, step_key
 from ddpcheck.reports.trace_units import time_text
 
@@ -56,7 +56,8 @@ def _pace(ink: Ink, state: LiveState) -> list[RenderableType]:
         return []
     step, *shares = pace_texts(state.pace)
     bars = spark(state.pace.course_us, _BARS, ink.console.options.ascii_only)
-    return [ink.text(f"{step} {bars}"), ink.text("   ".join(filter(None, [*shares, memory_text(state)])))]
+    figures = ink.text("   ".join(filter(None, [*shares, memory_text(state)])))
+    return [Text.assemble(ink.text(f"{step} "), ink.text(bars, SPARK)), figures]
 
 
 def _found(ink: Ink, state: LiveState) -> Text:

@@ -8,8 +8,10 @@ from itertools import pairwise
 
 Scale = tuple[float, float]
 
-_BARS = "▁▂▃▄▅▆▇█"
-_ASCII_BARS = "_.-~=+*#"
+# Not the whole block: rows below each other would run into one.
+_BARS = "▁▂▃▄▅▆▇"
+_ASCII_BARS = "_.-=+*#"
+SPARK = "cyan"
 _GAP = " "
 # Spreads, as shares of the largest value, from which on there is something to see, and to see from zero.
 _FLAT = 0.02
@@ -55,5 +57,5 @@ def _gathered(values: Sequence[float | None], width: int) -> list[float | None]:
 
 def _level(value: float, low: float, high: float, levels: int) -> int:
     if high <= low:
-        return levels // 2 - 1 if value else 0
+        return levels // 2 if value else 0
     return min(levels - 1, int(levels * (value - low) / (high - low)))

@@ -13,7 +13,7 @@ from ddpcheck.analysis.result import Report
 from ddpcheck.analysis.units import size_text
 from ddpcheck.rank_ranges import rank_ranges
 from ddpcheck.reports.ink import LABEL, QUIET, Ink, indented
-from ddpcheck.reports.spark import Scale, scale_of, spark
+from ddpcheck.reports.spark import SPARK, Scale, scale_of, spark
 from ddpcheck.reports.terminal_memory import alike
 from ddpcheck.reports.trace_units import time_text
 
@@ -37,6 +37,8 @@ class _Row:
     of: str
     values: Values
     spoken: Callable[[float], str]
+    # At which steps, where that is not at even distances: a value then holds until the next one.
+    steps: Sequence[int] = ()
 
 
 def put_course(ink: Ink, report: Report) -> None:
@@ -49,8 +51,11 @@ def put_course(ink: Ink, report: Report) -> None:
     words = [_words(row, previous) for row, previous in zip(rows, [None, *rows], strict=False)]
     width = _room(ink.console.width, words)
     scales = {row.what: _scale([other for other in rows if other.what == row.what]) for row in rows}
-    lines = [spark(row.values, width, ink.console.options.ascii_only, scales[row.what]) for row in rows]
-    shown = [[what, of, line, *ends] for (what, of, *ends), line in zip(words, lines, strict=True)]
+    ascii_only = ink.console.options.ascii_only
+    lines = [spark(_evenly(row, width), width, ascii_only, scales[row.what]) for row in rows]
+    shown = [
+        [what, of, ink.text(line, SPARK), *ends] for (what, of, *ends), line in zip(words, lines, strict=True)
+    ]
     ink.gap()
     title = Text.assemble(
         ink.text("Over the steps", LABEL), ink.text("  each bar is the most of its steps", QUIET)
@@ -108,17 +113,17 @@ def _memory(report: Report) -> list[_Row]:
 def _held(group: Sequence[RankMemoryRow]) -> _Row:
     ranks = [row["rank"] for row in group]
     of = f"rank{'s' if len(ranks) > 1 else ''} {rank_ranges(ranks)}"
-    return _Row("memory", of, _evenly(max(group, key=lambda row: row["most"])["curve"]), size_text)
+    curve = max(group, key=lambda row: row["most"])["curve"]
+    return _Row("memory", of, [value for _, value in curve], size_text, [step for step, _ in curve])
 
 
-def _evenly(curve: Sequence[Sequence[int]]) -> list[float]:
-    """Memory is told where it changes; a line has a place for every step."""
-    if not curve:
-        return []
-    steps = [step for step, _ in curve]
-    places = range(_LONGEST)
-    at = [steps[0] + (steps[-1] - steps[0]) * place / (_LONGEST - 1) for place in places]
-    return [curve[bisect_right(steps, step) - 1][1] for step in at]
+def _evenly(row: _Row, width: int) -> Values:
+    """A place on the line for every step, and not for every record."""
+    if not row.steps:
+        return row.values
+    first, last = row.steps[0], row.steps[-1]
+    at = [first + (last - first) * place / (width - 1) for place in range(width)]
+    return [row.values[bisect_right(row.steps, step) - 1] for step in at]
 
 
 def _short(value: float) -> str:

@@ -65,7 +65,7 @@ class PtyScreen:
         self._stream.feed(data)
         return bool(data)
 
-    def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    def until(self, condition: Callable[[], bool], seconds: float = 40.0) -> None:
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, "waited in vain\n" + "\n".join(self.lines())

@@ -41,8 +41,8 @@ def test_step_times_of_all_ranks_share_a_scale() -> None:
     assert rows[1] == "Over the steps  each bar is the most of its steps"
     lines = [row for row in rows if "rank" in row]
     assert [row.split("rank ")[1][0] for row in lines] == ["0", "1", "2", "3"]
-    assert bars(lines[2]).count("█") == 1
-    assert "█" not in bars(lines[0])
+    assert bars(lines[2]).count("▇") == 1
+    assert "▇" not in bars(lines[0])
     assert lines[2].split()[-4:] == ["10.0", "ms", "40.0", "ms"]
     assert max(map(len, rows)) <= 80
 
@@ -56,7 +56,7 @@ def test_of_many_ranks_those_with_the_longest_steps() -> None:
 def test_gradients_have_gaps_where_nothing_is_known() -> None:
     history = GradientHistory("0", "Net", 1, (0, 1, 2, 3), {}, (4.0, None, 2.0, 1.0), (None,) * 4)
     [row] = [line for line in drawn(report_of(gradients=(history,))) if "gradient norm" in line]
-    assert "█ ▅▃" in row
+    assert "▇ ▄▂" in row
     assert row.split()[-2:] == ["1", "4"]
 
 
@@ -66,7 +66,7 @@ def test_memory_is_drawn_over_steps_and_not_over_records() -> None:
     row["curve"] = [[0, 200], [1, 200], [2, 200], [500, 400], [1000, 400]]
     [line] = [text for text in drawn(report_of(memory={"ranks": [row]})) if "memory" in text]
     line = bars(line)
-    assert abs(line.count("█") - len(line) / 2) <= 1
+    assert abs(line.count("▇") - len(line) / 2) <= 1
 
 
 def test_a_job_without_a_course_has_no_table() -> None:
