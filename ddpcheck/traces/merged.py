@@ -18,8 +18,11 @@ from ddpcheck.traces.result import TRACE_SCHEMA, CollectiveResult, Part, TraceRe
 
 JsonEvent = dict[str, Any]
 
-# Lanes of a rank, by thread id; streams and buckets follow in their order.
+# Lanes of a rank from top to bottom; streams and buckets follow in their order.
 _STEPS, _COMPUTE, _COPIES, _FIRST_STREAM, _FIRST_BUCKET = 0, 1, 2, 100, 1000
+# Perfetto takes the thread whose id is its process's for the main one, and puts it on top: so steps get that id, and
+# no other lane of any rank may.
+_OTHER_LANES = 1_000_000_000
 
 
 def write_merged(traces: Sequence[RankTrace], result: TraceResult, out: Path) -> None:
@@ -133,29 +136,27 @@ def _arrows(
             continue
         arrow = {"name": "arrives last", "cat": "wait", "id": next(numbers)}
         moment = late.start_ns / 1000
-        yield {"ph": "s", "ts": moment, "pid": late.rank, "tid": lanes[late.rank][late.lane], **arrow}
-        yield {
-            "ph": "f",
-            "bp": "e",
-            "ts": moment,
-            "pid": part.rank,
-            "tid": lanes[part.rank][part.lane],
-            **arrow,
-        }
+        for end, extra in ((late, {"ph": "s"}), (part, {"ph": "f", "bp": "e"})):
+            thread = _thread(end.rank, lanes[end.rank][end.lane])
+            yield {**extra, "ts": moment, "pid": end.rank, "tid": thread, **arrow}
 
 
-def _slice(pid: int, tid: int, name: str, start: int, end: int, **args: Any) -> JsonEvent:
+def _thread(rank: int, lane: int) -> int:
+    return rank if lane == _STEPS else _OTHER_LANES + lane
+
+
+def _slice(pid: int, lane: int, name: str, start: int, end: int, **args: Any) -> JsonEvent:
     event = {
         "ph": "X",
         "name": name,
         "cat": "ddpcheck",
         "pid": pid,
-        "tid": tid,
+        "tid": _thread(pid, lane),
         "ts": start / 1000,
         "dur": max(0, end - start) / 1000,
     }
     return {**event, "args": args} if args else event
 
 
-def _metadata(pid: int, tid: int, what: str, **args: Any) -> JsonEvent:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}
+def _metadata(pid: int, lane: int, what: str, **args: Any) -> JsonEvent:
+    return {"ph": "M", "name": what, "pid": pid, "tid": _thread(pid, lane), "ts": 0, "args": args}

@@ -140,6 +140,9 @@ def test_the_file(tmp_path: Path, name: str) -> None:
         "communication, stream 20",
         "bucket 0",
     }
+    # Perfetto puts the thread on top whose id is that of its process.
+    assert {name for (pid, tid), name in names.items() if pid == tid} == {"steps"}
+    assert sum(name == "steps" for name in names.values()) == RANKS
     slices = [event for event in events if event["ph"] == "X" and event["pid"] == 0]
     assert sum(event["name"] == "step 3" for event in slices) == 1
     assert sum(event["name"] == "ready" for event in slices) == 5
