@@ -1,0 +1,162 @@
+"""Rings of plain sockets in labs with a slow link, a slow host or neither: what the decision says of each.
+
+    python -m tests.lab.ring_trials --times 10
+
+What the kernel counts and what is made of it, without torch: a trial takes about ten seconds and hardly any processor, so
+that there can be many. `slow_link_trials` trains real jobs. Exits 1 where anything is wrong. Needs root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from ddpcheck.analysis.hardware.sample import Sample
+from ddpcheck.analysis.links.decision import carrying, slow_link
+from ddpcheck.analysis.links.link import Link, SlowLink
+from ddpcheck.analysis.links.route_tally import RouteTallies
+from tests.commands import BIN, environment
+from tests.lab.lab import Ended, make_lab
+
+JOB = Path(__file__).parents[1] / "jobs" / "plain_ring.py"
+# Megabits a second of every sound cable: so little that the processors are no matter.
+USUAL = 100.0
+ODD, SECONDS, BYTES, PACE = 2, 8.0, 1 << 20, 0.03
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Megabits a second of the odd host's cable, or seconds by which it is late."""
+
+    hosts: int
+    slow: float = 0.0
+    late: float = 0.0
+    times: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"slow{self.slow:g}" if self.slow else f"late{1000 * self.late:g}" if self.late else "sound"
+
+    @property
+    def steps(self) -> int:
+        megabits = BYTES * 2 * (self.hosts - 1) / self.hosts * 8e-6
+        return max(10, round(SECONDS / (megabits / (self.slow or USUAL) + PACE + self.late)))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was found, what each link gave in Mbit/s, and the milliseconds of a step."""
+
+    slow: SlowLink | None
+    rates: Sequence[float]
+    step: float
+
+
+# Sound ones twice as often: a false alarm costs more than a miss.
+TRIALS = (
+    *(Trial(hosts, times=2) for hosts in (3, 4)),
+    *(Trial(hosts, slow=USUAL / factor) for hosts in (3, 4) for factor in (2, 4, 10)),
+    *(Trial(hosts, late=0.1) for hosts in (3, 4)),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=1)
+    options = parser.parse_args()
+    print(
+        "| hosts | odd host | trials | right | it gave, Mbit/s | others gave | factor | cost, ms | really |"
+    )
+    print("|---|---|---:|---:|---|---|---|---|---:|")
+    wrong, sound = 0, {}
+    for trial in TRIALS:
+        outcomes = [_run(trial) for _ in range(trial.times * options.times)]
+        sound.setdefault(trial.hosts, median(outcome.step for outcome in outcomes))
+        wrong += sum(not _is_right(trial, outcome) for outcome in outcomes)
+        print(_row(trial, outcomes, sound[trial.hosts]), flush=True)
+    return int(wrong > 0)
+
+
+def _run(trial: Trial) -> Outcome:
+    with tempfile.TemporaryDirectory() as folder, make_lab(trial.hosts, Path(folder)) as lab:
+        for host in lab.hosts:
+            host.limit_link(USUAL)
+        if trial.slow:
+            lab[ODD].limit_link(trial.slow)
+        ended = lab.run_all(
+            lambda number, host: _command(trial, number), env=lambda *_: environment(), seconds=120
+        )
+    links = [link for number, one in enumerate(ended) for link in _links(trial, number, one)]
+    rates = [link.bandwidth * 8e-6 for link in carrying(links)]
+    return Outcome(slow_link(links), rates, median(json.loads(one.stdout)["step"] for one in ended))
+
+
+def _command(trial: Trial, number: int) -> list[object]:
+    late = trial.late if number == ODD else 0.0
+    own = ["--hosts", trial.hosts, "--number", number, "--late", late, "--pace", PACE]
+    return [BIN / "python", JOB, *own, "--bytes", BYTES, "--steps", trial.steps]
+
+
+def _links(trial: Trial, number: int, ended: Ended) -> list[Link]:
+    """From the second reading on, as in a job from its second step."""
+    if ended.status:
+        sys.exit(str(ended))
+    told = json.loads(ended.stdout)
+    tallies = RouteTallies()
+    for time, routes in told["readings"][1:]:
+        tallies.add(Sample(time, connections={name: tuple(row) for name, row in routes.items()}))
+    source, target = f"node{number}", f"node{(number - 1) % trial.hosts}"
+    return [
+        Link(
+            source,
+            target,
+            tally.bytes,
+            tally.busy_seconds,
+            tally.ended - tally.began,
+            tuple(tally.stretches),
+            steps=1000 * (tally.ended - tally.began) / told["step"],
+        )
+        for tally in tallies.values()
+    ]
+
+
+def _is_right(trial: Trial, outcome: Outcome) -> bool:
+    named = None if outcome.slow is None else outcome.slow.nodes
+    return named == ((f"node{ODD}",) if trial.slow else None)
+
+
+def _row(trial: Trial, outcomes: Sequence[Outcome], sound: float) -> str:
+    found = [outcome.slow for outcome in outcomes if outcome.slow is not None]
+    # Of links that are alike, how far the slowest is from the fastest.
+    factors = [one.factor for one in found] or [max(each.rates) / min(each.rates) for each in outcomes]
+    others = [one.usual * 8e-6 for one in found] or [rate for each in outcomes for rate in each.rates]
+    costs = [1000 * (one.seconds_lost_a_step() or 0.0) for one in found]
+    cells = (
+        trial.hosts,
+        trial.name,
+        len(outcomes),
+        sum(_is_right(trial, outcome) for outcome in outcomes),
+        _range([one.bandwidth * 8e-6 for one in found]),
+        _range(others),
+        _range(factors, 2),
+        _range(costs),
+        f"{median(outcome.step for outcome in outcomes) - sound:.0f}" if found else "-",
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _range(figures: Sequence[float], digits: int = 0) -> str:
+    if not figures:
+        return "-"
+    low, high = f"{min(figures):.{digits}f}", f"{max(figures):.{digits}f}"
+    return low if low == high else f"{low} to {high}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
