@@ -100,7 +100,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
 def server(watched: Watched) -> Iterator[str]:
     """The address that `ddpcheck view` prints."""
     process = subprocess.Popen(
-        [BIN / "ddpcheck", "view", watched.folder], stdout=subprocess.PIPE, text=True, env=environment({})
+        [BIN / "ddpcheck", "view", watched.folder], stdout=subprocess.PIPE, text=True, env=environment()
     )
     assert process.stdout is not None
     with process, process.stdout:

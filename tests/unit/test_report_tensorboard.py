@@ -83,7 +83,7 @@ def test_scalars_come_back_as_they_were(runs: dict[str, EventAccumulator]) -> No
     assert scalars(late, "step_time/step_ms") == dict.fromkeys(range(1, STEPS), 10.0)
     waits = {step: wait / 1000 for step, wait in enumerate(WAITS[2], 1)}
     assert scalars(late, "step_time/wait_ms") == pytest.approx(waits, rel=1e-6)
-    assert scalars(late, "memory/after_step_MiB") == dict.fromkeys(range(STEPS), 3.0)
+    assert scalars(late, "memory/after_step_MiB") == dict.fromkeys((0, 1, 2, 5), 3.0)
     assert scalars(late, "gradients/norm_before_allreduce")[0] == pytest.approx(3.0, rel=0.2)
     assert scalars(job, "gradients/norm_after_allreduce")[0] == pytest.approx(2.0, rel=0.2)
     assert "rounding" in job.SummaryMetadata("gradients/mean_check_error").summary_description
