@@ -37,7 +37,7 @@ def panel_lines(state: LiveState, console: Console, columns: int) -> list[str]:
 def _drawn(console: Console, row: Text, width: int) -> str:
     row.truncate(width, overflow="crop")
     with console.capture() as captured:
-        console.print(row, end="", no_wrap=True, overflow="crop", crop=False, soft_wrap=True, highlight=False)
+        console.print(row, end="", no_wrap=True, overflow="ignore", crop=False, width=width, highlight=False)
     return captured.get()
 
 
