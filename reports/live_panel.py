@@ -19,8 +19,7 @@ from ddpcheck.reports.spark import SPARK, spark
 
 HEIGHT = 4
 _MOST_BARS = 24
-# What the figures beside the line need of a row.
-_BESIDE = 62
+_FEWEST_BARS = 6
 
 
 def panel_lines(state: LiveState, console: Console, columns: int) -> list[str]:
@@ -38,7 +37,7 @@ def panel_lines(state: LiveState, console: Console, columns: int) -> list[str]:
 def _drawn(console: Console, row: Text, width: int) -> str:
     row.truncate(width, overflow="crop")
     with console.capture() as captured:
-        console.print(row, end="", no_wrap=True, overflow="crop", crop=False, soft_wrap=True, highlight=False)
+        console.print(row, end="", no_wrap=True, overflow="ignore", crop=False, width=width, highlight=False)
     return captured.get()
 
 
@@ -62,10 +61,12 @@ def _pace(ink: Ink, state: LiveState, columns: int) -> Text:
     if state.pace is None:
         return ink.text("no step has been clocked so far", QUIET)
     step, *shares = pace_texts(state.pace)
-    width = max(0, min(_MOST_BARS, columns - _BESIDE))
-    bars = spark(state.pace.course_us[-width:] if width else (), width, ink.console.options.ascii_only)
     figures = "".join(f"   {part}" for part in (*shares, memory_text(state)) if part)
-    return Text.assemble(ink.text(f"{step} "), ink.text(bars, SPARK), ink.text(figures))
+    # Figures come first where there is little room.
+    width = min(_MOST_BARS, columns - 1 - len(step) - 1 - len(figures))
+    latest = state.pace.course_us[-width:] if width >= _FEWEST_BARS else ()
+    bars = spark(latest, width, ink.console.options.ascii_only)
+    return Text.assemble(ink.text(f"{step} " if bars else step), ink.text(bars, SPARK), ink.text(figures))
 
 
 def _found(ink: Ink, state: LiveState) -> Text:

@@ -63,8 +63,17 @@ def test_a_sound_run_under_its_output() -> None:
     title, course, pace, found = (plain(line) for line in panel_lines(SOUND, console(), 80))
     assert title.startswith("── ddpcheck train, 4 ranks, 2 min 13 s ──")
     assert course == "step 1,240   replicas agree, 1,240 steps compared"
-    assert re.fullmatch(r"10\.0 ms a step [▁-█]{18}   exposed 8 %   late 3 %   memory 412\.0 MB", pace)
+    assert re.fullmatch(r"10\.0 ms a step [▁-█]{20}   exposed 8 %   late 3 %   memory 412\.0 MB", pace)
     assert found == "no finding so far"
+
+
+def test_figures_come_before_bars() -> None:
+    pace = Pace(1_234_000, (1_234_000,) * 32, 0.44, 0.3, 127)
+    ranks = tuple(rank(number, memory=(412 + number) * 10**6) for number in range(4))
+    crowded = replace(SOUND, pace=pace, ranks=ranks)
+    figures = "   exposed 44 %   late 30 % (rank 127)   memory 412.0-415.0 MB"
+    assert plain(panel_lines(crowded, console(), 80)[2]) == f"1.23 s a step{figures}"
+    assert plain(panel_lines(crowded, console(), 100)[2]) == f"1.23 s a step {'▄' * 23}{figures}"
 
 
 def test_replicas_that_part_and_text_of_the_job_s_own() -> None:
