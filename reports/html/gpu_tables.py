@@ -21,25 +21,17 @@ def gpu_tables(nodes: Sequence[Node]) -> Html | None:
     if not gpus:
         return None
     connected = [_connections(node) for node in nodes if len(node.get("topology") or ()) > 1][:_MOST_NODES]
-    return joined([_figures(gpus), _links(gpus), _processes(gpus), *connected])
+    return joined([_figures(gpus), _remarks(gpus), _links(gpus), _processes(gpus), *connected])
 
 
 def _figures(gpus: Sequence[tuple[str, Gpu]]) -> Html:
-    headers = (
-        "GPU",
-        "",
-        "busy",
-        "memory",
-        "of",
-        "clock",
-        "temperature",
-        "power",
-        "PCIe",
-        "sent",
-        "received",
-        "to look at",
-    )
+    headers = ("GPU", "", "busy", "memory", "of", "clock", "temperature", "power", "PCIe", "sent", "received")
     return table(headers, [_row(name, gpu) for name, gpu in gpus], "GPUs", numbers=range(2, 11))
+
+
+def _remarks(gpus: Sequence[tuple[str, Gpu]]) -> Html | None:
+    rows = [[name, "; ".join(gpu["remarks"])] for name, gpu in gpus if gpu.get("remarks")]
+    return table(("GPU", "to look at"), rows, "GPUs to look at") if rows else None
 
 
 def _row(name: str, gpu: Gpu) -> list[object]:
@@ -56,7 +48,6 @@ def _row(name: str, gpu: Gpu) -> list[object]:
         _link(gpu["pcie_link"]),
         size_text(moved.get("sent")) or "-",
         size_text(moved.get("received")) or "-",
-        "; ".join(gpu.get("remarks") or ()) or "-",
     ]
 
 
