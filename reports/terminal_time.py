@@ -97,8 +97,7 @@ def _scaling(scaling: Scaling, ranks: int) -> str:
 
 def _cross_check(check: CrossCheck) -> str:
     return (
-        f"cross-check: {_ms(check.wait_us)} ms of wait a rank, {_ms(check.ddp_wait_us)} ms by the clock that DDP has "
-        "of its own"
+        f"cross-check: a mean wait of {_ms(check.wait_us)} ms, by DDP's own clock {_ms(check.ddp_wait_us)} ms"
     )
 
 

@@ -22,7 +22,7 @@ JsonEvent = dict[str, Any]
 _STEPS, _COMPUTE, _COPIES, _FIRST_STREAM, _FIRST_BUCKET = 0, 1, 2, 100, 1000
 # Perfetto takes the thread whose id is its process's for the main one, and puts it on top: so steps get that id, and
 # no other lane of any rank may.
-_OTHER_LANES = 1_000_000_000
+_OTHER_LANES = 1_000_000
 
 
 def write_merged(traces: Sequence[RankTrace], result: TraceResult, out: Path) -> None:
@@ -100,10 +100,12 @@ def _reduction(collective: CollectiveResult, part: Part, lane: int) -> Iterator[
     }
     known = {name: value for name, value in args.items() if value is not None}
     yield _slice(part.rank, lane, _title(collective), part.start_ns, part.end_ns, **known)
-    # The part of it that was spent waiting lies inside it, as a slice of its own.
+    # The part of it that was spent waiting lies inside it, as a slice of its own, and so does the rest.
     if part.wait_ns and collective.last_rank is not None:
         until = min(part.start_ns + part.wait_ns, part.end_ns)
         yield _slice(part.rank, lane, f"waits for rank {collective.last_rank}", part.start_ns, until)
+        if until < part.end_ns:
+            yield _slice(part.rank, lane, "transfer", until, part.end_ns)
 
 
 def _title(collective: CollectiveResult) -> str:
@@ -127,7 +129,10 @@ def _bucket(
 def _arrows(
     collective: CollectiveResult, lanes: Mapping[int, Mapping[str, int]], numbers: Iterator[int]
 ) -> Iterator[JsonEvent]:
-    """From the one that came last to everybody who was still waiting for it."""
+    """From the one that came last to everybody who was still waiting for it: to where that one's transfer begins.
+
+    Not to the waiting itself, which began earlier: Perfetto turns arrows round that lead back in time.
+    """
     late = next((part for part in collective.parts if part.rank == collective.last_rank), None)
     if late is None:
         return

@@ -114,6 +114,14 @@ def check_rules(events: list[dict[str, Any]]) -> None:
                 if each["ts"] <= end["ts"] <= each["ts"] + each["dur"]
             ]
             assert around, f"an arrow ends nowhere: {end}"
+        # Perfetto turns an arrow round if the slice it leads to began before the one it comes from.
+        began = [_innermost(lanes[end["pid"], end["tid"]], end["ts"])["ts"] for end in (ends["s"], ends["f"])]
+        assert began[0] <= began[1]
+
+
+def _innermost(lane: list[dict[str, Any]], moment: float) -> dict[str, Any]:
+    """The last to begin of those that are open, as viewers have it: what ends at this very moment may be gone."""
+    return max((each for each in lane if each["ts"] <= moment), key=lambda each: (each["ts"], -each["dur"]))
 
 
 def _check_nesting(lane: list[dict[str, Any]]) -> None:
@@ -148,6 +156,7 @@ def test_the_file(tmp_path: Path, name: str) -> None:
     assert sum(event["name"] == "ready" for event in slices) == 5
     assert sum(event["name"] == "reduction" for event in slices) == 5
     assert sum(event["name"] == "waits for rank 3" for event in slices) == 5
+    assert sum(event["name"] == "transfer" for event in slices) == 5
 
 
 def test_arrows_lead_from_the_late_to_the_waiting(tmp_path: Path) -> None:
