@@ -2,8 +2,8 @@
 
     python -m tests.lab.ring_trials --times 10
 
-What the kernel counts and what is made of it, without torch: a trial takes about ten seconds and hardly any processor, so
-that there can be many. `slow_link_trials` trains real jobs. Exits 1 where anything is wrong. Needs root.
+What the kernel counts and what is made of it, without torch: a trial takes about ten seconds and hardly any processor,
+so that there can be many. `slow_link_trials` trains real jobs. Exits 1 where anything is wrong. Needs root.
 """
 
 from __future__ import annotations
