@@ -78,6 +78,19 @@ IMAGES = """
   return found;
 })()
 """
+# The strength that the control for smoothing stands at.
+SMOOTHING = """
+(() => {
+  let found = null;
+  const walk = (node) => {
+    if (node.nodeName === "TF-SMOOTHING-INPUT") found = node.weight;
+    if (node.shadowRoot) walk(node.shadowRoot);
+    for (const child of node.childNodes || []) walk(child);
+  };
+  walk(document);
+  return found;
+})()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +122,7 @@ def server(watched: Watched) -> Iterator[str]:
     with process, process.stdout:
         try:
             said = process.stdout.readline()
-            found = re.fullmatch(
-                r"TensorBoard shows run at (http://localhost:\d+/) \(Ctrl-C ends it\)\n", said
-            )
+            found = re.fullmatch(rf"TensorBoard shows run at (\S+){START} \(Ctrl-C ends it\)\n", said)
             assert found, said
             _wait_until_read(found[1])
             yield found[1]
@@ -199,8 +210,10 @@ def test_scalars_of_all_runs(watched: Watched, tab: Tab, server: str) -> None:
 
 def test_custom_scalars_put_all_ranks_in_one_chart(tab: Tab, server: str) -> None:
     title = "Gradient norms: each rank's own, and the one after AllReduce"
-    text = shows(tab, server, "custom_scalars", "Do the replicas agree?", title, *RUNS)
+    text = shows(tab, server, START.removeprefix("#"), "Do the replicas agree?", title, *RUNS)
     assert "What do the profiled steps hide?" in text
+    # Smoothed, a step from 1 to 0 would look like a decline.
+    assert tab.run(SMOOTHING) == 0
     tag = "gradients%2Fnorm_(before|after)_allreduce"
     norms = {run: ask(server, f"custom_scalars/scalars?run={run}&tag={tag}")["tag_to_events"] for run in RUNS}
     assert {run: list(found) for run, found in norms.items()} == {
