@@ -17,6 +17,8 @@ from ddpcheck.launcher.signals import SignalInbox
 
 HOST = "localhost"
 FIRST_PORT = 6006
+# The charts of all ranks, as they were measured: TensorBoard would smooth them.
+START = "#custom_scalars&_smoothingWeight=0"
 _PORTS_TRIED = 100
 _MOST_SECONDS = 120.0
 _LOOK_SECONDS = 0.1
@@ -86,7 +88,7 @@ def _stand_by(
                 process.send_signal(number)
         if not up and not told_to_end and _answers(port):
             up = True
-            sys.stdout.write(f"TensorBoard shows {title} at http://{HOST}:{port}/ (Ctrl-C ends it)\n")
+            sys.stdout.write(f"TensorBoard shows {title} at http://{HOST}:{port}/{START} (Ctrl-C ends it)\n")
             sys.stdout.flush()
         if not up and time.monotonic() > deadline:
             raise ViewerFailed(f"TensorBoard did not come up within {_MOST_SECONDS:.0f} s{_last_words(said)}")

@@ -60,7 +60,7 @@ def _write(report: Report, course: Course, folder: Path) -> None:
         with EventFile(folder / f"rank-{rank:04d}", began) as file:
             said = rank_text(report, rank)
             if said:
-                file.text("findings_about_this_rank", said)
+                file.text("report/findings_about_this_rank", said)
             write_lines(file, lines, course.when)
             _write_histograms(file, histograms.get(rank, []), course)
     for name, lines in course.spread.items():
@@ -71,9 +71,9 @@ def _write(report: Report, course: Course, folder: Path) -> None:
 def _write_job(file: EventFile, report: Report, course: Course) -> None:
     everyones = (course.job, *course.ranks.values(), *course.spread.values())
     file.layout(layout_of({line.figure for lines in everyones for line in lines}))
-    file.text("verdict", verdict_text(report))
+    file.text("report/verdict", verdict_text(report))
     if report.overlap is not None:
-        file.text("overlap", overlap_text(report.overlap))
+        file.text("report/overlap", overlap_text(report.overlap))
     for number, matrix in enumerate(course.links):
         file.image(f"links/{number}", *link_image(matrix), matrix.title)
 

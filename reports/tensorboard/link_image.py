@@ -13,8 +13,8 @@ from ddpcheck.reports.safe_text import safe_line, shortened
 # Cells with a figure in them up to so many names; beyond that colours alone, and names that still fit.
 _MOST_FIGURES = 12
 _MOST_NAMES = 128
-_WIDE, _HIGH, _SMALL = 96, 34, 12
-_MARGIN, _TITLE, _NAME = 12, 52, 130
+_WIDE, _HIGH, _SMALL = 76, 32, 12
+_MARGIN, _TITLE, _NAME = 10, 62, 84
 _PAPER, _INK, _NOTHING = (255, 255, 255), (30, 34, 40), (232, 234, 238)
 _FAST, _SLOW = (222, 238, 226), (178, 24, 43)
 # As slow as this counts as the darkest.
@@ -27,22 +27,22 @@ def link_image(matrix: LinkMatrix) -> tuple[bytes, int, int]:
     names = matrix.names[:_MOST_NAMES]
     figures = len(names) <= _MOST_FIGURES
     wide, high = (_WIDE, _HIGH) if figures else (_SMALL, _SMALL)
-    width = max(_MARGIN * 2 + _NAME + wide * len(names), 560)
+    width = max(_MARGIN * 2 + _NAME + wide * len(names), 380)
     height = _MARGIN * 2 + _TITLE + high * (len(names) + (1 if figures else 0))
     picture = Image.new("RGB", (width, height), _PAPER)
     draw = ImageDraw.Draw(picture)
     title, small = ImageFont.load_default(15), ImageFont.load_default(12 if figures else 10)
     draw.text((_MARGIN, _MARGIN), matrix.title, _INK, title)
-    said = f"from the row's to the column's; half are faster than {megabits(matrix.usual)}, darker is slower"
-    draw.text((_MARGIN, _MARGIN + 22), said, _INK, small)
+    said = f"from the row's to the column's, darker is slower;\nhalf are faster than {megabits(matrix.usual)}"
+    draw.multiline_text((_MARGIN, _MARGIN + 21), said, _INK, small)
     top = _MARGIN + _TITLE
     for row, name in enumerate(names):
         y = top + high * (row + (1 if figures else 0))
-        draw.text((_MARGIN, y + high / 2), _short(name, 18), _INK, small, anchor="lm")
+        draw.text((_MARGIN, y + high / 2), _short(name, 11), _INK, small, anchor="lm")
         for column, other in enumerate(names):
             x = _MARGIN + _NAME + wide * column
             if figures and row == 0:
-                draw.text((x + wide / 2, top + high / 2), _short(other, 13), _INK, small, anchor="mm")
+                draw.text((x + wide / 2, top + high / 2), _short(other, 10), _INK, small, anchor="mm")
             rate = matrix.rates[row][column]
             colour = _colour(rate, matrix.usual)
             draw.rectangle((x + 1, y + 1, x + wide - 1, y + high - 1), fill=colour)

@@ -102,12 +102,12 @@ def test_histograms_of_gradients(runs: dict[str, EventAccumulator]) -> None:
 
 
 def test_the_verdict_the_findings_and_whom_they_name(runs: dict[str, EventAccumulator]) -> None:
-    [verdict] = values(runs["job"], "verdict").values()
+    [verdict] = values(runs["job"], "report/verdict").values()
     assert "Replicas part at step 4" in verdict.item().decode()
     assert "DDP201" in verdict.item().decode()
-    [about] = values(runs["rank-0002"], "findings_about_this_rank").values()
+    [about] = values(runs["rank-0002"], "report/findings_about_this_rank").values()
     assert "DDP201" in about.item().decode()
-    assert "findings_about_this_rank" not in runs["rank-0000"].Tags()["tensors"]
+    assert "report/findings_about_this_rank" not in runs["rank-0000"].Tags()["tensors"]
 
 
 def test_links_are_a_picture(runs: dict[str, EventAccumulator]) -> None:
@@ -177,7 +177,7 @@ def test_profiled_steps_and_their_traces(tmp_path: Path) -> None:
     # A run folder may be moved.
     moved = (run.rename(tmp_path / "moved")) / "tensorboard" / "job" / own.name
     assert moved.read_bytes() == b"x"
-    [said] = values(read(tmp_path / "moved" / "tensorboard" / "job"), "overlap").values()
+    [said] = values(read(tmp_path / "moved" / "tensorboard" / "job"), "report/overlap").values()
     assert "hidden behind itself" in said.item().decode()
     assert f"| {percent_text(first.overlap_pct)} |" in unescape(said.item().decode())
 
