@@ -17,7 +17,7 @@ Gpu = Mapping[str, Any]
 
 def gpu_tables(nodes: Sequence[Node]) -> Html | None:
     """None where no node has a GPU."""
-    gpus = [(f"{node['host']} {gpu['index']}", gpu) for node in nodes for gpu in node["gpus"]][:_MOST_ROWS]
+    gpus = [(f"{node['host']}:{gpu['index']}", gpu) for node in nodes for gpu in node["gpus"]][:_MOST_ROWS]
     if not gpus:
         return None
     connected = [_connections(node) for node in nodes if len(node.get("topology") or ()) > 1][:_MOST_NODES]
