@@ -32,7 +32,7 @@ def main() -> None:
     runs = parser.parse_args().runs
     if browser() is None or missing():
         sys.exit(f"pictures cannot be made here: {missing() or 'there is no Chromium'}")
-    with tempfile.TemporaryDirectory() as passing:
+    with tempfile.TemporaryDirectory(prefix="ddpcheck-") as passing:
         folder = (runs or Path(passing)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         draw(folder)

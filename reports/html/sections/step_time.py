@@ -14,6 +14,8 @@ from ddpcheck.reports.html.material import Material
 
 # Of a step: what a rank takes longer shows in the darkest colour from here on. Less is no delay worth a look.
 _DARKEST = 0.05
+# Where the name of a part would not make a sentence.
+_SPOKEN = {"data": "data loading", "other": "code between the parts"}
 # Part, what it is called, its colour, and how tall its bar is.
 _PARTS = (
     ("data", "data loading", "line-5", 0.8),
@@ -47,7 +49,7 @@ def _anatomy(one: Mapping[str, Any], of: str) -> Html:
     }
     straggler = one.get("straggler")
     late = (
-        f" {name_ranks(straggler['ranks']).capitalize()} is late, in {straggler['part']}."
+        f" {name_ranks(straggler['ranks']).capitalize()} is late, in {_SPOKEN.get(straggler['part'], straggler['part'])}."
         if straggler
         else ""
     )
