@@ -28,9 +28,10 @@ MISTAKES = {
 }
 
 
-def build_model() -> nn.Module:
+def build_model(width: int, layers: int) -> nn.Module:
+    middle = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]
     return nn.Sequential(
-        nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
+        nn.Linear(32, width), nn.BatchNorm1d(width), nn.ReLU(), *middle, nn.Linear(width, 10)
     )
 
 
@@ -48,19 +49,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--width", type=int, default=64, help="of the model's layers")
+    parser.add_argument("--layers", type=int, default=1, help="between the first and the last")
     parser.add_argument("--mistake", choices=MISTAKES, default="none")
     options = parser.parse_args()
 
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(42)
-    model = build_model()
+    model = build_model(options.width, options.layers)
     if options.mistake == "unfrozen":
         model[3].requires_grad_(False)
     ddp = DistributedDataParallel(model)
     if options.mistake == "checkpoint" and rank == 0:
         torch.manual_seed(1)
-        model.load_state_dict(build_model().state_dict())
+        model.load_state_dict(build_model(options.width, options.layers).state_dict())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loader = build_loader(rank, world_size)
     forward = model if options.mistake == "bypass" else ddp

@@ -14,7 +14,7 @@ def put_data(ink: Ink, report: Report) -> None:
     """How many samples each rank drew, and whether they were its own."""
     if not report.data:
         return
-    groups = _alike(report.data)
+    groups = alike_epochs(report.data)
     several = len({(epoch.module, epoch.loader) for epoch in report.data}) > 1
     rows = [_row(group, several) for group in groups[:_MOST_ROWS]]
     ink.gap()
@@ -24,7 +24,8 @@ def put_data(ink: Ink, report: Report) -> None:
         ink.put(ink.text("more epochs are in report.json"), indent=2)
 
 
-def _alike(epochs: Sequence[DataEpoch]) -> list[list[DataEpoch]]:
+def alike_epochs(epochs: Sequence[DataEpoch]) -> list[list[DataEpoch]]:
+    """Epochs in a row that went alike, together."""
     groups: list[list[DataEpoch]] = []
     for epoch in epochs:
         if groups and _figures(groups[-1][-1]) == _figures(epoch) and groups[-1][-1].epoch == epoch.epoch - 1:

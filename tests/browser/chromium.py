@@ -66,10 +66,12 @@ class Tab:
         message: dict[str, Any] = json.loads(line)
         return message
 
-    def open(self, path: Path, width: int = 1100, height: int = 900, dark: bool = False) -> None:
+    def open(
+        self, path: Path, width: int = 1100, height: int = 900, dark: bool = False, scale: float = 1
+    ) -> None:
         """Load a file and wait until its script has run."""
         self.events.clear()
-        self.look(width, height, dark)
+        self.look(width, height, dark, scale)
         self.call("Page.navigate", url=path.resolve().as_uri())
         deadline = time.monotonic() + MOST_SECONDS
         while not self.run("document.documentElement?.classList.contains('ready') ?? false"):
@@ -77,12 +79,12 @@ class Tab:
                 raise TimeoutError(f"the script of {path} did not run to its end")
             time.sleep(0.05)
 
-    def look(self, width: int, height: int = 900, dark: bool = False) -> None:
+    def look(self, width: int, height: int = 900, dark: bool = False, scale: float = 1) -> None:
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
             height=height,
-            deviceScaleFactor=1,
+            deviceScaleFactor=scale,
             mobile=width < 600,
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -13,33 +14,49 @@ from tests.screenshots.page import draw_page
 from tests.screenshots.terminal import draw_report, draw_text
 
 IMAGES = jobs.ROOT / "docs" / "images"
-_COMMAND = "ddpcheck run -- torchrun --nproc-per-node 4 train.py"
-_TOP = ".verdict"
+# Above this a picture makes a page of documentation slow to load.
+MOST_BYTES = 300_000
+_RUN = "ddpcheck run -- torchrun --nproc-per-node 4 train.py"
+_LINKS = "ddpcheck links -- torchrun --nnodes 4 --node-rank 0 --master-addr node0"
+_TOP, _FINDING = ".verdict", "article.finding"
 _AGREEMENT = "section[aria-labelledby=agreement]"
 _TIME = "section[aria-labelledby=step-time]"
-_OVERLAP = "section[aria-labelledby=overlap]"
+_BUCKETS = "section[aria-labelledby=overlap] figure"
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.screenshots", description=__doc__)
+    parser.add_argument(
+        "--runs", type=Path, help="Keep the runs here; those that are there are not made again."
+    )
+    runs = parser.parse_args().runs
     if browser() is None or missing():
         sys.exit(f"pictures cannot be made here: {missing() or 'there is no Chromium'}")
-    with tempfile.TemporaryDirectory() as name, opened() as tab:
-        folder = Path(name)
-        healthy = jobs.healthy(folder / "healthy")
-        draw_report(healthy, _COMMAND, IMAGES / "healthy.svg")
+    with tempfile.TemporaryDirectory(prefix="ddpcheck-") as passing:
+        folder = (runs or Path(passing)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        draw(folder)
+    large = [path.name for path in IMAGES.iterdir() if path.stat().st_size > MOST_BYTES]
+    for path in sorted(IMAGES.iterdir()):
+        print(f"{path.relative_to(jobs.ROOT)}  {path.stat().st_size:,} bytes")
+    if large:
+        sys.exit(f"larger than {MOST_BYTES:,} bytes: {', '.join(large)}")
+
+
+def draw(folder: Path) -> None:
+    """All pictures, from runs in `folder`."""
+    healthy, profiled = jobs.healthy(folder / "healthy"), jobs.profiled(folder / "profiled")
+    diverging, straggling = jobs.diverging(folder / "diverging"), jobs.straggling(folder / "straggling")
+    draw_text(jobs.slow_link(folder / "lab"), _LINKS, IMAGES / "slow-link.svg")
+    draw_report(healthy, _RUN, IMAGES / "healthy.svg")
+    draw_report(diverging, _RUN, IMAGES / "finding.svg")
+    draw_report(straggling, _RUN, IMAGES / "straggler.svg")
+    with opened() as tab:
         draw_page(tab, healthy, IMAGES / "page-healthy.png", [_TOP, _AGREEMENT])
-        draw_page(tab, healthy, IMAGES / "page-overlap.png", [f"{_OVERLAP} figure"])
-        diverging = jobs.diverging(folder / "diverging")
-        draw_report(diverging, _COMMAND, IMAGES / "finding.svg")
-        draw_page(tab, diverging, IMAGES / "page-divergence.png", [_TOP, _AGREEMENT])
-        straggling = jobs.straggling(folder / "straggling")
-        draw_report(straggling, _COMMAND, IMAGES / "straggler.svg")
+        draw_page(tab, profiled, IMAGES / "page-overlap.png", [_BUCKETS])
+        draw_page(tab, diverging, IMAGES / "page-divergence.png", [_FINDING, _AGREEMENT])
         draw_page(tab, straggling, IMAGES / "page-straggler.png", [_TIME])
         draw_page(tab, straggling, IMAGES / "page-straggler-dark.png", [_TIME], dark=True)
-        said = jobs.slow_link(folder / "lab")
-        draw_text(said, "ddpcheck links -- torchrun --nnodes 4 ...", IMAGES / "slow-link.svg")
-    for picture in sorted([*IMAGES.glob("*.svg"), *IMAGES.glob("*.png")]):
-        print(f"{picture.relative_to(jobs.ROOT)}  {picture.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":

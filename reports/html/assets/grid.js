@@ -7,7 +7,7 @@ const grid = (figure, spec) => {
   const extreme = (pick) => known.reduce((a, b) => pick(a, b));
   const low = spec.low ?? extreme(Math.min);
   const high = spec.high ?? extreme(Math.max);
-  const make = () => {
+  const make = (width) => {
     const values = windows[at].values;
     const rows = windows[at].rows.map((label) => ({ label }));
     const range = [0, spec.columns.length];
@@ -23,7 +23,10 @@ const grid = (figure, spec) => {
           bar(u, row, column, column + 1, shade(value), 0.94);
         }),
       );
-    const labels = (u, splits) => splits.map((at) => spec.columns[Math.floor(at)] ?? "");
+    // A letter takes about seven pixels.
+    const letters = Math.max(2, Math.floor((width - 90) / Math.min(16, spec.columns.length) / 7));
+    const fitting = (label) => (label.length > letters ? label.slice(0, letters - 1) + "…" : label);
+    const labels = (u, splits) => splits.map((at) => fitting(spec.columns[Math.floor(at)] ?? ""));
     const options = rowChart(rows, range, spec.xLabel, labels, paint);
     // Under the middle of each column, as far as they have room.
     const every = Math.ceil(spec.columns.length / 16);

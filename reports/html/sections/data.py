@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddpcheck.analysis.result import DataEpoch
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.html.material import Material
+from ddpcheck.reports.terminal_data import alike_epochs
 from ddpcheck.reports.terminal_values import spoken_by_rank
 
 
@@ -19,13 +20,16 @@ def section(made: Material) -> Html | None:
         "each sample.",
         class_="quiet",
     )
-    return joined([legend, table(headers, map(_row, epochs), "Data by epoch", numbers=(3, 5, 6, 7))])
+    rows = map(_row, alike_epochs(epochs))
+    return joined([legend, table(headers, rows, "Data by epoch", numbers=(3, 5, 6, 7))])
 
 
-def _row(epoch: DataEpoch) -> list[object]:
+def _row(group: list[DataEpoch]) -> list[object]:
+    epoch, last = group[0], group[-1]
     about = "" if epoch.exact else "about "
+    span = f"{epoch.epoch}-{last.epoch}" if last is not epoch else f"{epoch.epoch}"
     return [
-        f"{epoch.epoch}" + ("" if epoch.complete else " (left early)"),
+        span + ("" if epoch.complete else " (left early)"),
         epoch.module,
         epoch.loader,
         "unknown" if epoch.samples < 0 else epoch.samples,

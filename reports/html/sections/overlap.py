@@ -77,11 +77,12 @@ def _timeline(overlap: Mapping[str, Any]) -> Html:
     )
     said = (
         f"{len(overlap['buckets'])} reductions in {len(steps)} steps; each is drawn from the moment its gradients were "
-        "ready to its end, over what the rank computed."
+        f"ready to its end{', over what the rank computed' if any(computing.values()) else ''}."
     )
     if len(overlap["ranks"]) > MOST_ROWS:
         said += f" {MOST_ROWS} ranks are drawn: those that come last most often, and least often."
-    key = [(str(kind["colour"]), str(kind["label"])) for kind in _KINDS]
+    shown = _KINDS if any(computing.values()) else _KINDS[1:]
+    key = [(str(kind["colour"]), str(kind["label"])) for kind in shown]
     choices = [f"step {step}" for step in steps] if len(steps) > 1 else []
     return chart("lanes", "DDP's buckets on one timeline", said, spec, figures, key, choices)
 
@@ -94,7 +95,8 @@ def _spans(
     first = min((min(part["start_ns"], part["ready_ns"] or part["start_ns"]) for _, part in parts), default=0)
     last = max((part["end_ns"] for _, part in parts), default=0)
     # What was computed shortly before and after belongs to the picture.
-    began, ended = first - (last - first) // 4, last + (last - first) // 4
+    around = (last - first) // 4 if any(computing.values()) else 0
+    began, ended = first - around, last + around
     spans: list[list[object]] = [
         [place[rank], (max(start, began) - began) / 1e6, (min(end, ended) - began) / 1e6, _COMPUTE]
         for rank, pieces in computing.items()

@@ -12,6 +12,10 @@ from ddpcheck.reports.html.few_ranks import Row, pages
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.html.material import Material
 
+# Of a step: what a rank takes longer shows in the darkest colour from here on. Less is no delay worth a look.
+_DARKEST = 0.05
+# Where the name of a part would not make a sentence.
+_SPOKEN = {"data": "data loading", "other": "code between the parts"}
 # Part, what it is called, its colour, and how tall its bar is.
 _PARTS = (
     ("data", "data loading", "line-5", 0.8),
@@ -47,7 +51,8 @@ def _anatomy(one: Mapping[str, Any], of: str) -> Html:
     late = ""
     if straggler:
         are = "is" if len(straggler["ranks"]) == 1 else "are"
-        late = f" {name_ranks(straggler['ranks']).capitalize()} {are} late, in {straggler['part']}."
+        part = _SPOKEN.get(straggler["part"], straggler["part"])
+        late = f" {name_ranks(straggler['ranks']).capitalize()} {are} late, in {part}."
     said = f"A typical step takes {one['step_us'] / 1000:.4g} ms; means of {one['steps']} steps.{late}"
     figures = table(
         ("rank", "step", *(label for _, label, _, _ in _PARTS)),
@@ -87,6 +92,7 @@ def _late(one: Mapping[str, Any], of: str) -> Html | None:
         row["rank"]: [round((row["parts"][part]["median_us"] - usual[part]) / 1000, 4) for part in parts]
         for row in one["ranks"]
     }
+    darkest = max(_DARKEST * one["step_us"] / 1000, *map(max, over.values()))
     worst = max(over, key=lambda rank: sum(over[rank]))
     shown = pages(one["ranks"], lambda row: sum(over[row["rank"]]), "delay", only_most=True)
     spec = {
@@ -94,7 +100,7 @@ def _late(one: Mapping[str, Any], of: str) -> Html | None:
         "xLabel": "part",
         "unit": "ms more than the median rank",
         "low": 0,
-        "high": max(map(max, over.values())),
+        "high": darkest,
         "windows": [
             {
                 "rows": [f"rank {row['rank']}" for row in rows],
@@ -108,7 +114,7 @@ def _late(one: Mapping[str, Any], of: str) -> Html | None:
         ("", *parts), rows, "Milliseconds above the median rank", numbers=range(1, 1 + len(parts))
     )
     said = f"Rank {worst} takes most over the median, {sum(over[worst]):.4g} ms a step in all parts together."
-    key = [("heat-1", "as the median or less"), ("heat-4", "more"), ("heat-6", "most")]
+    key = [("heat-1", "as the median or less"), ("heat-4", "more"), ("heat-6", f"{darkest:.3g} ms more")]
     choices = [title for title, _ in shown] if len(shown) > 1 else []
     caption = f"Milliseconds by which ranks are slower than the median{of}"
     return chart("grid", caption, said, spec, figures, key, choices)
