@@ -9,7 +9,6 @@ from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.links.cost import Cost, cost_of
 from ddpcheck.analysis.links.link import Link, SlowLink
 from ddpcheck.analysis.links.ports import SlowPort
-from ddpcheck.analysis.step_time.table import time_tables
 from ddpcheck.analysis.units import megabits_text
 
 # Of a step: below, nobody would notice the link.
@@ -41,8 +40,7 @@ def find(case: Case) -> list[Finding]:
         return []
     found = []
     if case.links.slow is not None:
-        tables = time_tables(case.attempt.clocks, [module[0] for module in case.modules()])
-        found.append(_slow_link(case, case.links.slow, cost_of(case.links.slow, tables)))
+        found.append(_slow_link(case, case.links.slow, cost_of(case.links.slow, case.time)))
     if case.links.slow_port is not None:
         found.append(_slow_port(case, case.links.slow_port))
     return found
