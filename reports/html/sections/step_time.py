@@ -48,11 +48,10 @@ def _anatomy(one: Mapping[str, Any], of: str) -> Html:
         ],
     }
     straggler = one.get("straggler")
-    late = (
-        f" {name_ranks(straggler['ranks']).capitalize()} is late, in {_SPOKEN.get(straggler['part'], straggler['part'])}."
-        if straggler
-        else ""
-    )
+    late = ""
+    if straggler:
+        where = _SPOKEN.get(straggler["part"], straggler["part"])
+        late = f" {name_ranks(straggler['ranks']).capitalize()} is late, in {where}."
     said = f"A typical step takes {one['step_us'] / 1000:.4g} ms; means of {one['steps']} steps.{late}"
     figures = table(
         ("rank", "step", *(label for _, label, _, _ in _PARTS)),
