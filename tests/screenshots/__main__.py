@@ -18,7 +18,7 @@ IMAGES = jobs.ROOT / "docs" / "images"
 MOST_BYTES = 300_000
 _RUN = "ddpcheck run -- torchrun --nproc-per-node 4 train.py"
 _LINKS = "ddpcheck links -- torchrun --nnodes 4 --node-rank 0 --master-addr node0"
-_TOP, _FINDING = ".verdict", "article.finding"
+_TOP = ".verdict"
 _AGREEMENT = "section[aria-labelledby=agreement]"
 _TIME = "section[aria-labelledby=step-time]"
 _BUCKETS = "section[aria-labelledby=overlap] figure"
@@ -54,7 +54,6 @@ def draw(folder: Path) -> None:
     with opened() as tab:
         draw_page(tab, healthy, IMAGES / "page-healthy.png", [_TOP, _AGREEMENT])
         draw_page(tab, profiled, IMAGES / "page-overlap.png", [_BUCKETS])
-        draw_page(tab, diverging, IMAGES / "page-divergence.png", [_FINDING, _AGREEMENT])
         draw_page(tab, straggling, IMAGES / "page-straggler.png", [_TIME])
         draw_page(tab, straggling, IMAGES / "page-straggler-dark.png", [_TIME], dark=True)
 
