@@ -32,7 +32,9 @@ class StartupTable(TypedDict):
     broadcast_rate: float | None
     copied_bytes: int
     copy_rate: float | None
+    # All, or of very many those that took the longest.
     ranks: list[RankTimeline]
+    of: int
 
 
 def startup_table(attempt: Attempt) -> StartupTable | None:
@@ -61,8 +63,14 @@ def startup_table(attempt: Attempt) -> StartupTable | None:
         broadcast_rate=None if on_device else _rate(size, seconds),
         copied_bytes=sum(row["copied_bytes"] for row in rows),
         copy_rate=_copy_rate(rows),
-        ranks=rows[:MOST_RANKS],
+        ranks=_slowest(rows),
+        of=len(rows),
     )
+
+
+def _slowest(rows: list[RankTimeline]) -> list[RankTimeline]:
+    ordered = sorted(rows, key=lambda row: (-(row["total"] or 0.0), row["rank"]))
+    return sorted(ordered[:MOST_RANKS], key=lambda row: row["rank"])
 
 
 def _equal_before(attempt: Attempt) -> bool | None:
