@@ -47,7 +47,7 @@ def _gpus(nodes: Sequence[Mapping[str, Any]]) -> Html | None:
 
 def _trouble(node: Mapping[str, Any]) -> float:
     """GPUs that were lost first, then those whose clocks were held down."""
-    return sum(1000.0 * bool(gpu["lost"]) + sum(gpu["throttled"].values()) for gpu in node["gpus"])
+    return float(sum(1000 * bool(gpu["lost"]) + sum(gpu["throttled"].values()) for gpu in node["gpus"]))
 
 
 def _gpu_rows(node: Mapping[str, Any]) -> list[list[object]]:
