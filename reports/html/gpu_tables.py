@@ -10,6 +10,8 @@ from ddpcheck.reports.trace_units import size_text
 
 _MOST_NODES = 4
 _MOST_ROWS = 2048
+# More are folded away, but for what is to look at.
+_MOST_SHOWN = 64
 
 Node = Mapping[str, Any]
 Gpu = Mapping[str, Any]
@@ -21,7 +23,11 @@ def gpu_tables(nodes: Sequence[Node]) -> Html | None:
     if not gpus:
         return None
     connected = [_connections(node) for node in nodes if len(node.get("topology") or ()) > 1][:_MOST_NODES]
-    return joined([_figures(gpus), _remarks(gpus), _links(gpus), _processes(gpus), *connected])
+    if len(gpus) <= _MOST_SHOWN:
+        return joined([_figures(gpus), _remarks(gpus), _links(gpus), _processes(gpus), *connected])
+    everything = joined([_figures(gpus), _links(gpus), _processes(gpus)])
+    folded = tag("details", tag("summary", f"All {len(gpus)} GPUs"), everything)
+    return joined([_remarks(gpus), folded, *connected])
 
 
 def _figures(gpus: Sequence[tuple[str, Gpu]]) -> Html:

@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--odd-rank", type=int, help="a rank whose parameters part from the others'")
     parser.add_argument("--odd-step", type=int, default=default.odd_step, help="at this step")
     parser.add_argument("--slow-node", type=int, help="a node whose backward takes longer")
-    parser.add_argument("--slow-ms", type=float, default=default.slow_ms, help="by so many milliseconds")
+    parser.add_argument("--slow-by", type=float, default=default.slow_by, help="by this share of a step")
     options = vars(parser.parse_args())
     make_run(options.pop("out"), options.pop("seed"), Plan(**options))
 

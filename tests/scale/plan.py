@@ -18,9 +18,9 @@ class Plan:
     # The parameters of one rank are others than everybody's, from one step on.
     odd_rank: int | None = None
     odd_step: int = 0
-    # All ranks of one node take this much longer for their backward, in each step.
+    # All ranks of one node take longer for their backward, in each step, by this share of the seed's step.
     slow_node: int | None = None
-    slow_ms: float = 40.0
+    slow_by: float = 0.3
     seed: int = 1
 
     @property

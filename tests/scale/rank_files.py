@@ -43,7 +43,8 @@ class RankFiles:
 
     def __init__(self, seed: Seed, plan: Plan, folder: Path, begin: float) -> None:
         self._seed, self._plan, self._folder, self._begin = seed, plan, folder, begin
-        self.step_seconds = (seed.step_us + (1000 * plan.slow_ms if plan.slow_node is not None else 0)) / 1e6
+        self._longer = round(plan.slow_by * seed.step_us) if plan.slow_node is not None else 0
+        self.step_seconds = (seed.step_us + self._longer) / 1e6
         self._draw = np.random.default_rng(plan.seed)
         # Hosts' clocks are off by some milliseconds, and each rank wakes up a little late.
         self.offsets = [0.0, *self._draw.normal(0, 0.003, plan.nodes - 1)]
@@ -193,10 +194,8 @@ class RankFiles:
         seed = self._seed
         source = seed.ranks[(rank + number) % len(seed.ranks)]
         row = dict(zip(CLOCKS, source.clocks[seed.steps[number % len(seed.steps)]], strict=True))
-        if self._plan.slow_node is not None:
-            longer = round(1000 * self._plan.slow_ms)
-            row["total"] += longer
-            row["backward" if self._plan.is_slow(rank) else "wait"] += longer
+        row["total"] += self._longer
+        row["backward" if self._plan.is_slow(rank) else "wait"] += self._longer
         return list(row.values())
 
     def _tail(self, rank: int) -> str:

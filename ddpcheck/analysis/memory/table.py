@@ -47,13 +47,19 @@ class RankMemoryRow(TypedDict):
 class MemoryTable(TypedDict):
     """What report.json holds under `memory`."""
 
+    # All, or of very many those that grow, and those that held the most.
     ranks: list[RankMemoryRow]
+    of: int
 
 
 def memory_table(attempt: Attempt) -> MemoryTable | None:
     """None where no step was seen."""
-    rows = [_row(rank, memory) for rank, memory in sorted(attempt.memory.ranks.items()) if memory.steps]
-    return MemoryTable(ranks=rows[:MOST_RANKS]) if rows else None
+    seen = {rank: memory for rank, memory in attempt.memory.ranks.items() if memory.steps}
+    if not seen:
+        return None
+    ordered = sorted(seen, key=lambda rank: (seen[rank].growth() is None, -seen[rank].most, rank))
+    rows = [_row(rank, seen[rank]) for rank in sorted(ordered[:MOST_RANKS])]
+    return MemoryTable(ranks=rows, of=len(seen))
 
 
 def _row(rank: int, memory: RankMemory) -> RankMemoryRow:

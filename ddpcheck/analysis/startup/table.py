@@ -34,7 +34,9 @@ class StartupTable(TypedDict):
     copied_bytes: int
     copy_rate: float | None
     nodes: list[NodeReads]
+    # All, or of very many those that took the longest.
     ranks: list[RankTimeline]
+    of: int
 
 
 def startup_table(attempt: Attempt) -> StartupTable | None:
@@ -65,8 +67,14 @@ def startup_table(attempt: Attempt) -> StartupTable | None:
         copied_bytes=sum(row["copied_bytes"] for row in rows),
         copy_rate=_copy_rate(rows),
         nodes=nodes,
-        ranks=rows[:MOST_RANKS],
+        ranks=_slowest(rows),
+        of=len(rows),
     )
+
+
+def _slowest(rows: list[RankTimeline]) -> list[RankTimeline]:
+    ordered = sorted(rows, key=lambda row: (-(row["total"] or 0.0), row["rank"]))
+    return sorted(ordered[:MOST_RANKS], key=lambda row: row["rank"])
 
 
 def _equal_before(attempt: Attempt) -> bool | None:

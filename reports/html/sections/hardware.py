@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpcheck.reports.html.chart import chart
+from ddpcheck.reports.html.folded_table import folded_nodes
 from ddpcheck.reports.html.gpu_tables import gpu_tables
-from ddpcheck.reports.html.markup import Html, joined, table, tag
+from ddpcheck.reports.html.markup import Html, joined, tag
 from ddpcheck.reports.html.material import Material
 from ddpcheck.reports.html.series_table import series_table
 from ddpcheck.reports.trace_units import size_text
@@ -24,20 +25,19 @@ def section(made: Material) -> Html | None:
 
 
 def _table(nodes: Sequence[Mapping[str, Any]]) -> Html:
-    rows = [
-        [
-            node["host"],
-            node["cpus"],
-            _spread(node["cpu"]),
-            size_text(node["memory"]["most"]),
-            size_text(node["memory"]["total"]),
-            ", ".join(f"{one['name']} ({_speed(one['speed'])})" for one in node["interfaces"]),
-            node["note"] or f"{len(node['gpus'])} GPUs",
-        ]
-        for node in nodes
-    ]
     headers = ("host", "processors", "busy", "memory", "of", "interfaces", "GPUs")
-    return table(headers, rows, "Nodes", numbers=(1, 2, 3, 4))
+    return folded_nodes(headers, nodes, _node_row, _busy, "Nodes", numbers=(1, 2, 3, 4))
+
+
+def _busy(node: Mapping[str, Any]) -> float:
+    return 0.0 if node["cpu"] is None else float(node["cpu"]["mean"])
+
+
+def _node_row(node: Mapping[str, Any]) -> list[list[object]]:
+    interfaces = ", ".join(f"{one['name']} ({_speed(one['speed'])})" for one in node["interfaces"])
+    memory = size_text(node["memory"]["most"]), size_text(node["memory"]["total"])
+    gpus = node["note"] or f"{len(node['gpus'])} GPUs"
+    return [[node["host"], node["cpus"], _spread(node["cpu"]), *memory, interfaces, gpus]]
 
 
 def _node(node: Mapping[str, Any]) -> Html:

@@ -16,16 +16,23 @@ _PARTS = ("before", "parameters", "gradients", "buckets", "optimizer_state", "bu
 
 
 def section(made: Material) -> Html | None:
-    ranks = (made.document.get("memory") or {}).get("ranks") or []
+    memory = made.document.get("memory") or {}
+    ranks = memory.get("ranks") or []
     if not ranks:
         return None
-    return joined([_parts(ranks), _curve(made, [rank for rank in ranks if rank["curve"]])])
+    return joined(
+        [
+            _parts(ranks, memory.get("of") or len(ranks)),
+            _curve(made, [rank for rank in ranks if rank["curve"]]),
+        ]
+    )
 
 
-def _parts(ranks: Sequence[Mapping[str, Any]]) -> Html:
+def _parts(ranks: Sequence[Mapping[str, Any]], of: int) -> Html:
     headers = ("MB", "on", *(part.replace("_", " ") for part in _PARTS))
     numbers = range(2, len(headers))
-    return folded_table(headers, ranks, _row, lambda rank: float(rank["most"]), "Memory by rank", numbers)
+    label = "Memory by rank"
+    return folded_table(headers, ranks, _row, lambda rank: float(rank["most"]), label, numbers, of)
 
 
 def _row(rank: Mapping[str, Any]) -> list[object]:

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddpcheck.rank_ranges import rank_ranges
-from ddpcheck.reports.html.markup import Html, joined, table, tag
+from ddpcheck.reports.html.folded_table import folded_nodes
+from ddpcheck.reports.html.markup import Html, joined, tag
 from ddpcheck.reports.html.material import Material
 from ddpcheck.reports.trace_units import size_text
-
-_MOST_NODES = 128
 
 
 def section(made: Material) -> Html | None:
@@ -21,11 +20,16 @@ def section(made: Material) -> Html | None:
     said = f"A step reduces {size_text(traffic['gradient_bytes'])} of gradients over {traffic['backend']}."
     if traffic.get("expected") is not None:
         said += f" All ranks together have to send {size_text(traffic['expected'])}."
-    rows = [row for node in nodes[:_MOST_NODES] for row in _rows(node)]
     headers = ("host", "ranks", "link", "sent", "received", "has to be")
     why_not = tag("p", traffic["why_not"], class_="quiet") if traffic.get("why_not") else None
-    more = tag("p", f"and {len(nodes) - _MOST_NODES} more nodes") if len(nodes) > _MOST_NODES else None
-    return joined([tag("p", said), table(headers, rows, "Bytes a step", numbers=(3, 4, 5)), more, why_not])
+    figures = folded_nodes(headers, nodes, _rows, _off, "Bytes a step", numbers=(3, 4, 5))
+    return joined([tag("p", said), figures, why_not])
+
+
+def _off(node: Mapping[str, Any]) -> float:
+    """By how much it sent more or less than it had to, over the kinds of links of which that is known."""
+    told = [moved for moved in node["classes"].values() if moved["expected"]]
+    return max((abs(moved["sent"] / moved["expected"] - 1) for moved in told), default=0.0)
 
 
 def _rows(node: Mapping[str, Any]) -> list[list[object]]:
