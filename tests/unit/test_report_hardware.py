@@ -94,6 +94,17 @@ def test_the_page_shows_gpus_links_processes_and_connections(tmp_path: Path) -> 
         assert part in page, part
 
 
+def test_very_many_gpus_are_folded_but_for_what_is_to_look_at(tmp_path: Path) -> None:
+    gpus = [{"index": n, "name": "H", "pcie": [4, 8]} for n in range(65)]
+    samples = {"gpus": [{**GPU, "throttled": 0x40}] + [GPU] * 64}
+    Cluster(
+        tmp_path, lan(1), more_facts={"nvml": {"driver": "570", "gpus": gpus}}, more_samples=samples
+    ).build()
+    page = to_html(analyse_run(tmp_path))
+    assert "All 65 GPUs" in page
+    assert page.index("hardware thermal slowdown in 100 %") < page.index("All 65 GPUs")
+
+
 def test_a_driver_that_is_silent_for_a_while(tmp_path: Path) -> None:
     """Samples without GPUs are no samples of GPUs at rest."""
     samples = {"gpus": [{**GPU, "busy": 80, "nvlink": [[5], [6]]}]}
