@@ -19,7 +19,7 @@ demo: $(READY) ## watch a small broken job and a sound one
 
 # A file of tests stays on one worker: its tests share the jobs they look at.
 test: $(READY) ## run all tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 25 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25 $(ARGS)
 
 lint: $(READY) ## check style, format and types
 	$(BIN)/ruff check .

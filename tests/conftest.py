@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 from hypothesis import settings
 
 # Speed is measured side by side in benchmarks/, never by a test: the machine may be busy with others.
@@ -15,3 +16,8 @@ settings.load_profile("untimed")
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that run real jobs first: at the end, what is short keeps all workers busy until none has anything left."""
+    items.sort(key=lambda item: "integration" not in item.path.parts)

@@ -152,7 +152,7 @@ def test_a_sampler_that_breaks_breaks_nothing_else(tmp_path: Path) -> None:
     assert (done.status, done.stdout) == (0, weights), str(done)
     assert "Traceback" not in done.stderr
     report = json.loads((folder / "report.json").read_text())
-    assert report["verdict"] == "ok"
+    assert report["verdict"] == "ok", report["findings"]
     said = {each["evidence"]["entry"]: each for each in report["findings"]}
     assert set(said) == {f"sampler.{source}" for source in (*SOURCES, "gpus")}
     assert {each["code"] for each in report["findings"]} == {"DDP605"}

@@ -148,7 +148,12 @@ def _node(host: str, ranks: int) -> dict[str, Any]:
             {
                 "index": 0, "name": "A100", "busy": {"mean": 80.0, "most": 100.0},
                 "memory": {"total": 40_000_000_000, "most": 30_000_000_000}, "lost": "",
-                "throttled": {"power cap": 0.25},
+                "throttled": {"power cap": 0.25}, "clock": {"highest": 1410, "mean": 1350.0}, "temperature": 71,
+                "power_watts": 390.5, "pcie": {"sent": 7_000_000, "received": 8_000_000},
+                "pcie_link": {"most": {"generation": 4, "width": 16}, "now": {"generation": 4, "width": 8}},
+                "nvlink_by_link": [{"link": 0, "sent": 5_000_000, "received": 6_000_000}],
+                "processes": [{"pid": 4242, "rank": 0, "most": 29_000_000_000}],
+                "remarks": ["power cap in 25 % of the samples", "PCIe runs x8 of x16"],
             }
         ],
         "series": {
