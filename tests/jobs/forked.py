@@ -27,7 +27,6 @@ def rank_main(rank: int, options: argparse.Namespace) -> None:
     variants.make_group(rank, options.world_size)
     ddp = DDP(variants.normed())
     optimizer = variants.sgd(ddp, lr=0.01)
-    began = time.monotonic()
     for step, batch in enumerate(variants.batches(rank, options.steps)):
         _meddle(rank, step, options)
         if step == options.diverge_at and rank == options.world_size - 1:
@@ -38,8 +37,8 @@ def rank_main(rank: int, options: argparse.Namespace) -> None:
         optimizer.zero_grad()
         (ddp.module if alone else ddp)(batch).square().mean().backward()
         optimizer.step()
-        # Steps of one length on all ranks, however long the step itself took.
-        time.sleep(max(0.0, began + (step + 1) * options.pause - time.monotonic()))
+        # Not until moments of each rank's own: the one that began last would hold up the others at every step.
+        time.sleep(options.pause)
     battery.KEPT.append(ddp)
     if rank == 0:
         os.write(1, f"{battery.digest([ddp, optimizer])}\n".encode())
