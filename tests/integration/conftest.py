@@ -24,6 +24,8 @@ MOST_SECONDS = 240.0
 # A flaw of torch with gloo, with or without ddpcheck (pytorch#179291): a DDP object, which torch itself holds in a
 # cycle of references, may outlive destroy_process_group; a thread of gloo then needs the interpreter while it ends,
 # and aborts. About one job in a thousand; such a job says nothing of ddpcheck and runs once more.
+# Likewise where gloo could not connect the ranks with each other before anything began.
+FLAWS = (ABORTED, "Gloo connectFullMesh failed")
 MOST_TRIES = 3
 
 
@@ -90,9 +92,9 @@ def run_to_end(
     """`leaves`: a folder that the command makes, taken away before it runs once more."""
     for _ in range(MOST_TRIES):
         done = _run_once(command, cwd, env)
-        if ABORTED not in done.stderr:
+        if not any(flaw in done.stderr for flaw in FLAWS):
             break
-        print(f"once more, torch aborted at its end: {command}")
+        print(f"once more, torch aborted at its end or gloo did not connect: {command}")
         if leaves is not None:
             shutil.rmtree(leaves, ignore_errors=True)
     return done
