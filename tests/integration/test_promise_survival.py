@@ -47,12 +47,15 @@ def _wrong(done: Watched, number: int, job: dict[str, Any]) -> Any:
     rows = {row["rank"]: row["status"] for row in done.report["attempts"][number]["ranks"]}
     # The others may have been stopped before they could open their files: that is said too, and is true.
     missing = [rank for rank, status in rows.items() if status == "missing"]
+    if job["victim"] in missing:
+        # Killed before its first line was written: it is named as one that never reported.
+        return None if ("DDP601", missing) in said else (said, rows, set())
     wanted = [("DDP602", [job["victim"]])] + ([("DDP601", missing)] if missing else [])
     # Of ranks that were gone before the launcher came to watch them nobody can say which went first.
     unseen = _unseen(done, number)
     if job["victim"] in unseen:
         said = [(code, sorted({*ranks} - (unseen - {job["victim"]}))) for code, ranks in said]
-    return None if said == wanted and job["victim"] not in missing else (said, rows, unseen)
+    return None if said == wanted else (said, rows, unseen)
 
 
 def _unseen(done: Watched, number: int) -> set[int]:

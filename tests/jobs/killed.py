@@ -48,7 +48,7 @@ def rank_main(rank: int, started: Any) -> None:
 def run_job(number: int) -> dict[str, Any]:
     """Odd jobs stop the others at once, as launchers do; in even ones they come to grief by themselves."""
     chance = random.Random(number)
-    victim, delay = chance.randrange(WORLD_SIZE), chance.uniform(0.1, LONGEST_DELAY)
+    victim, delay = chance.randrange(WORLD_SIZE), chance.uniform(0, LONGEST_DELAY)
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe(duplex=False) for _ in range(WORLD_SIZE)]
     with tempfile.TemporaryDirectory() as folder:
