@@ -109,7 +109,9 @@ def conclude(run: Run, description: dict[str, Any], *, course: bool = False) -> 
         gradients=gradient_history(last),
         environment=environment_rows(last),
         hosts=last.hosts(),
-        course=course_of(last, machine.nodes, overlaps[-1], findings, run.path) if course else None,
+        course=course_of(last, machine.nodes, overlaps[-1], findings, machine.links, run.path)
+        if course
+        else None,
         run=_about(run, description),
     )
 

@@ -33,7 +33,7 @@ def link_image(matrix: LinkMatrix) -> tuple[bytes, int, int]:
     draw = ImageDraw.Draw(picture)
     title, small = ImageFont.load_default(15), ImageFont.load_default(12 if figures else 10)
     draw.text((_MARGIN, _MARGIN), matrix.title, _INK, title)
-    said = f"from the row's to the column's, darker is slower;\nhalf are faster than {megabits(matrix.usual)}"
+    said = f"from the row's to the column's, darker is slower;\nthe usual link gives {megabits(matrix.usual)}"
     draw.multiline_text((_MARGIN, _MARGIN + 21), said, _INK, small)
     top = _MARGIN + _TITLE
     for row, name in enumerate(names):

@@ -11,6 +11,7 @@ uncaught exception through sys.excepthook, exit handlers at the end.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import json
 import os
 import random
@@ -83,6 +84,8 @@ def become_rank(job: dict[str, Any], rank: int, port: int, folder: str) -> None:
         log = os.open(f"{job['logs']}/rank-{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(log, descriptor)
         os.close(log)
+    # A rank that crashes in somebody's native code tells where.
+    faulthandler.enable()
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),

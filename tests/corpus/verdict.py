@@ -12,6 +12,8 @@ from tests.corpus.jobs import Outcome
 
 # A note, but one that says that a probe of ddpcheck itself went wrong.
 _OWN_FAULT = "DDP605"
+# How faulthandler begins to tell of a crash in native code.
+_CRASH = "Fatal Python error:"
 # Says of ranks that they were not watched.
 _NOBODY = "DDP601"
 
@@ -128,5 +130,8 @@ def _fits(pattern: str, name: str) -> bool:
 
 
 def _last_words(outcome: Outcome) -> str:
+    crashes = [text[text.index(_CRASH) :] for text in outcome.stderr if _CRASH in text]
+    if crashes:
+        return f"\n{crashes[0].partition('Extension modules:')[0]}"
     lines = [text.strip().splitlines()[-1] for text in outcome.stderr if text.strip()]
     return f" ({lines[0][:200]})" if lines else ""

@@ -18,6 +18,7 @@ import pytest
 from conftest import BIN, JOBS, Watched, environment, run_to_end
 
 from ddpcheck.analysis.course.links import link_matrices
+from ddpcheck.analysis.links.join import Links
 from ddpcheck.launcher.viewer import START
 from ddpcheck.reports.tensorboard.link_image import link_image
 from tests.browser.chromium import Tab, browser, opened
@@ -247,7 +248,7 @@ def test_histograms_of_the_saved_gradients(tab: Tab, server: str) -> None:
 
 
 def test_the_map_of_links_is_an_image(watched: Watched, tab: Tab, server: str) -> None:
-    [matrix] = link_matrices(watched.folder)
+    [matrix] = link_matrices(Links(), watched.folder)
     _, *size = link_image(matrix)
     shows(tab, server, "images", "links/0", "job")
     deadline = time.monotonic() + MOST_SECONDS

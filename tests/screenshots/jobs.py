@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.commands import BIN, environment, run_to_end
 from tests.lab.host import Host
-from tests.lab.lab import make_lab
+from tests.lab.lab import Ended, make_lab
 
 ROOT = Path(__file__).parents[2]
 RANKS = 4
@@ -39,20 +39,38 @@ def slow_link(folder: Path) -> str:
     said = folder / "said.txt"
     if said.exists():
         return said.read_text()
+    ended = _on_hosts(folder, 10, ["links"], [])
+    said.write_text(ended[0].stdout)
+    return ended[0].stdout
+
+
+def held_up(folder: Path) -> Path:
+    """The same hosts under a job of their own, whose nodes meet in one run folder."""
+    run = folder / "run"
+    if not (run / "report.json").exists():
+        script = [shutil.copy(ROOT / "examples" / "train.py", folder), "--epochs", 15, "--width", 512]
+        _on_hosts(folder, 0, ["run", "--out", run, "--run-id", "lab"], script)
+    return run
+
+
+def _on_hosts(
+    folder: Path, status: int, watched: Sequence[object], script: Sequence[object]
+) -> list[Ended]:
+    """A command of ddpcheck's around torchrun on each of four hosts, of which one has a slow cable."""
+    folder.mkdir(parents=True, exist_ok=True)
     with make_lab(4, folder) as lab:
         for host in lab.hosts:
             host.limit_link(USUAL)
         lab[2].limit_link(SLOW)
 
         def launch(number: int, host: Host) -> list[object]:
-            static = ["--nnodes", 4, "--node-rank", number, "--master-addr", lab[0].name]
-            return [BIN / "ddpcheck", "links", "--", BIN / "torchrun", *static, "--master-port", 29417]
+            static = ["--nnodes", 4, "--node-rank", number, "--master-addr", lab[0].name, "--master-port", 29417]
+            return [BIN / "ddpcheck", *watched, "--", BIN / "torchrun", *static, *script]
 
         ended = lab.run_all(launch, env=lambda number, host: environment(), seconds=600)
-    if [one.status for one in ended] != [10] * 4:
+    if [one.status for one in ended] != [status] * 4:
         sys.exit("\n".join(map(str, ended)))
-    said.write_text(ended[0].stdout)
-    return ended[0].stdout
+    return ended
 
 
 def _watched(folder: Path, status: int, options: Sequence[str], arguments: Sequence[str]) -> Path:

@@ -12,11 +12,14 @@ from tensorboard_run import LOCAL, PARTING, STEPS, WAITS, build
 
 from ddpcheck.analysis.analyse import analyse_run
 from ddpcheck.analysis.course.build import MOST_NAMED, MOST_RANKS
+from ddpcheck.analysis.course.links import link_matrices
 from ddpcheck.analysis.course.result import Course, Figure, Line
 from ddpcheck.analysis.course.thinning import MOST_POINTS, line
 from ddpcheck.analysis.history.differing_book import MOST_POINTS as MOST_DIFFERING
 from ddpcheck.analysis.history.differing_book import DifferingBook, differing
 from ddpcheck.analysis.history.loss_book import MOST_STEPS, LossBook
+from ddpcheck.analysis.links.join import Links
+from ddpcheck.analysis.links.link import Link, SlowLink
 from ddpcheck.records.schema import DigestRecord, LossRecord
 
 
@@ -96,6 +99,22 @@ def test_links(whole: Course) -> None:
     assert matrix.names == ("node0", "node1", "node2", "node3")
     assert matrix.rates[0] == (None, 1e8, 2e7, 1e8)
     assert matrix.usual == 6e7
+
+
+def test_links_that_the_job_itself_met(tmp_path: Path) -> None:
+    def link(source: str, target: str, megabytes: int) -> Link:
+        return Link(source, target, megabytes * 10**7, 10.0, 20.0)
+
+    links = (link("a", "b", 100), link("a", "b", 20), link("b", "c", 100), link("c", "a", 90))
+    ranks: dict[str, tuple[int, ...]] = {"a": (0,), "b": (1,), "c": (2,)}
+    [matrix] = link_matrices(Links(links, ranks=ranks), tmp_path)
+    # Of the two cards between a and b the slower one counts.
+    assert matrix.rates == ((None, 2e7, None), (None, None, 1e8), (9e7, None, None))
+    assert (matrix.names, matrix.usual) == (("a", "b", "c"), 9e7)
+    [told_apart] = link_matrices(
+        Links(links, (), ranks, SlowLink(("a", "b"), links[1:2], 2e7, 1e8)), tmp_path
+    )
+    assert told_apart.usual == 1e8
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"nodes": 3}'])

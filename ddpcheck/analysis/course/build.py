@@ -23,6 +23,7 @@ from ddpcheck.analysis.hardware.node_samples import MOST_DRAWN, NodeSamples
 from ddpcheck.analysis.hardware.pace import StepLine
 from ddpcheck.analysis.history.build import gradient_history
 from ddpcheck.analysis.history.result import GradientHistory
+from ddpcheck.analysis.links.join import Links
 from ddpcheck.analysis.overlap.result import Overlap
 
 # With more ranks than this nobody finds anything in a chart of them all.
@@ -78,6 +79,7 @@ def course_of(
     nodes: Sequence[NodeSamples],
     overlap: Overlap | None,
     findings: Iterable[Finding],
+    links: Links,
     folder: Path,
 ) -> Course:
     """Everything over the steps; empty where nothing was recorded."""
@@ -91,7 +93,7 @@ def course_of(
         ranks={rank: lines[rank] for rank in shown},
         spread=spread_of(lines.values()) if len(shown) < len(everyone) else {},
         histograms=gradient_histograms(folder, shown),
-        links=link_matrices(folder),
+        links=link_matrices(links, folder),
         when=builder.when,
     )
 

@@ -87,7 +87,7 @@ class LinkMatrix:
     title: str
     names: tuple[str, ...]
     rates: tuple[tuple[float | None, ...], ...]
-    # Half of the links are faster.
+    # What a sound link gives: known where a slow one was told apart, else the median.
     usual: float
 
 
