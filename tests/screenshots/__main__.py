@@ -17,11 +17,11 @@ IMAGES = jobs.ROOT / "docs" / "images"
 # Above this a picture makes a page of documentation slow to load.
 MOST_BYTES = 300_000
 _RUN = "ddpcheck run -- torchrun --nproc-per-node 4 train.py"
+_ON_HOSTS = "ddpcheck run -- torchrun --nnodes 4 --node-rank 0 --master-addr node0 train.py"
 _LINKS = "ddpcheck links -- torchrun --nnodes 4 --node-rank 0 --master-addr node0"
 _TOP = ".verdict"
 _AGREEMENT = "section[aria-labelledby=agreement]"
-_FINDINGS = "section[aria-labelledby=findings]"
-_LINKS_MAP = "section[aria-labelledby=links] figure"
+_LINKS_MAP = "section[aria-labelledby=links]"
 _TIME = "section[aria-labelledby=step-time]"
 _BUCKETS = "section[aria-labelledby=overlap] figure"
 
@@ -51,6 +51,7 @@ def draw(folder: Path) -> None:
     diverging, straggling = jobs.diverging(folder / "diverging"), jobs.straggling(folder / "straggling")
     draw_text(jobs.slow_link(folder / "lab"), _LINKS, IMAGES / "slow-link.svg")
     held_up = jobs.held_up(folder / "hosts")
+    draw_report(held_up, _ON_HOSTS, IMAGES / "slow-link-run.svg")
     draw_report(healthy, _RUN, IMAGES / "healthy.svg")
     draw_report(diverging, _RUN, IMAGES / "finding.svg")
     draw_report(straggling, _RUN, IMAGES / "straggler.svg")
@@ -59,7 +60,7 @@ def draw(folder: Path) -> None:
         draw_page(tab, profiled, IMAGES / "page-overlap.png", [_BUCKETS])
         draw_page(tab, straggling, IMAGES / "page-straggler.png", [_TIME])
         draw_page(tab, straggling, IMAGES / "page-straggler-dark.png", [_TIME], dark=True)
-        draw_page(tab, held_up, IMAGES / "page-slow-link.png", [_TOP, _FINDINGS, _LINKS_MAP])
+        draw_page(tab, held_up, IMAGES / "page-slow-link.png", [_LINKS_MAP])
 
 
 if __name__ == "__main__":

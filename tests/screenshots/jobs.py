@@ -48,23 +48,36 @@ def held_up(folder: Path) -> Path:
     """The same hosts under a job of their own, whose nodes meet in one run folder."""
     run = folder / "run"
     if not (run / "report.json").exists():
-        script = [shutil.copy(ROOT / "examples" / "train.py", folder), "--epochs", 15, "--width", 512]
-        _on_hosts(folder, 0, ["run", "--out", run, "--run-id", "lab"], script)
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "examples" / "train.py", folder)
+        # Each host works in a folder of its own in there.
+        _on_hosts(
+            folder,
+            0,
+            ["run", "--out", run, "--run-id", "lab"],
+            ["../train.py", "--epochs", 15, "--width", 512],
+        )
     return run
 
 
-def _on_hosts(
-    folder: Path, status: int, watched: Sequence[object], script: Sequence[object]
-) -> list[Ended]:
+def _on_hosts(folder: Path, status: int, watched: Sequence[object], script: Sequence[object]) -> list[Ended]:
     """A command of ddpcheck's around torchrun on each of four hosts, of which one has a slow cable."""
-    folder.mkdir(parents=True, exist_ok=True)
     with make_lab(4, folder) as lab:
         for host in lab.hosts:
             host.limit_link(USUAL)
         lab[2].limit_link(SLOW)
 
         def launch(number: int, host: Host) -> list[object]:
-            static = ["--nnodes", 4, "--node-rank", number, "--master-addr", lab[0].name, "--master-port", 29417]
+            static = [
+                "--nnodes",
+                4,
+                "--node-rank",
+                number,
+                "--master-addr",
+                lab[0].name,
+                "--master-port",
+                29417,
+            ]
             return [BIN / "ddpcheck", *watched, "--", BIN / "torchrun", *static, *script]
 
         ended = lab.run_all(launch, env=lambda number, host: environment(), seconds=600)
