@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ddpcheck.probes.safetensors_file import NAMES, tensor_bytes, write_safetensors
+from ddpcheck.probes.safetensors_file import tensor_bytes, writable, write_safetensors
 from ddpcheck.records.schema import Of
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ def write_capture(scene: Scene, moment: Moment, places: list[int]) -> tuple[str,
     cut: list[int] = []
     room = BUDGET
     for place in places:
-        tensor = tensors[place]
-        if tensor is None or tensor.dtype not in NAMES or tensor.layout != torch.strided or room <= 0:
+        tensor = writable(tensors[place])
+        if tensor is None or room <= 0:
             continue
-        shape, data = _within(tensor.detach(), room)
+        shape, data = _within(tensor, room)
         (whole if shape == list(tensor.shape) else cut).append(place)
         parts[slots[place].name] = (tensor.dtype, shape, data)
         room -= len(data)

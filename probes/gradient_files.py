@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ddpcheck.probes.safetensors_file import NAMES, tensor_bytes, write_safetensors
+from ddpcheck.probes.safetensors_file import tensor_bytes, writable, write_safetensors
 from ddpcheck.step_ranges import StepRanges, parse_steps
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class GradientFiles:
         name = f"step-{step:08d}-module-{watched.index}-rank-{self._scene.rank:05d}-{start}{what}.safetensors"
         rows = {
             key: (tensor.dtype, list(tensor.shape), tensor_bytes(tensor))
-            for key, tensor in tensors.items()
-            if tensor.dtype in NAMES and tensor.layout == torch.strided
+            for key, whole in tensors.items()
+            if (tensor := writable(whole)) is not None
         }
         # Whose gradients make up the mean: without it a missing file would go unnoticed.
         about = {"group": ",".join(map(str, watched.group))}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddpcheck.probes.digest import combine
+from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, has_memory
 from ddpcheck.probes.gradient_files import GradientFiles
 from ddpcheck.probes.looks import Look, Moment
 from ddpcheck.probes.probe import Probe, Scene
@@ -335,21 +336,27 @@ def _marks(gradients: list[torch.Tensor | None]) -> list[tuple[int, int]]:
 
 
 def _address(gradient: torch.Tensor) -> int:
-    # Sparse gradients have none; a new one is made in every backward.
-    return gradient.data_ptr() if gradient.layout == torch.strided else id(gradient)
+    # Sparse gradients have none, and wrappers none that may be asked for; a new one is made in every backward.
+    return gradient.data_ptr() if _is_plain(gradient) else id(gradient)
+
+
+def _is_plain(gradient: torch.Tensor) -> bool:
+    return type(gradient) in PLAIN_TYPES and gradient.layout == torch.strided
 
 
 def _first_values(gradient: torch.Tensor | None) -> bytes:
     """The gradient's first values behind the number of bytes they take, for showing a step that has passed."""
-    if gradient is None or not gradient.is_cpu or gradient.layout != torch.strided:
+    if gradient is None or not gradient.is_cpu or not _is_plain(gradient) or not gradient.is_contiguous():
         return bytes(1)
-    size = min(FIRST, gradient.numel() * gradient.element_size()) if gradient.is_contiguous() else 0
-    return bytes((size,)) + (ctypes.string_at(gradient.data_ptr(), size) if size else b"")
+    size = min(FIRST, gradient.nbytes)
+    if not size or not has_memory(gradient, size, gradient.element_size()):
+        return bytes(1)
+    return bytes((size,)) + ctypes.string_at(gradient.data_ptr(), size)
 
 
 def _has_nonfinite(gradient: torch.Tensor) -> bool:
     """One quick sum; a doubtful one leads to a closer look. On a device it would have to be waited for."""
-    if not gradient.is_cpu or gradient.layout != torch.strided or gradient.dtype not in _SUMMABLE:
+    if not gradient.is_cpu or not _is_plain(gradient) or gradient.dtype not in _SUMMABLE:
         return False
     return not isfinite(abs(gradient.sum().item()))
 

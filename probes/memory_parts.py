@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddpcheck.probes.device_memory import held_elsewhere
+from ddpcheck.probes.digest import plain_memory
+from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES
 from ddpcheck.records.schema import MemoryPartsRecord
 
 if TYPE_CHECKING:
@@ -53,7 +55,11 @@ def held(tensors: Iterable[torch.Tensor]) -> int:
         if tensor.layout is not torch.strided:
             rest += _sparse(tensor)
             continue
-        storage = tensor.untyped_storage()
+        memory = tensor if type(tensor) in PLAIN_TYPES else plain_memory(tensor)
+        if memory is None:
+            rest += tensor.nbytes  # a wrapper: what lies behind it is its own affair
+            continue
+        storage = memory.untyped_storage()
         storages[storage.data_ptr() or id(storage)] = storage.nbytes()
     return rest + sum(storages.values())
 

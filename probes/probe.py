@@ -26,6 +26,8 @@ class Scene(Protocol):
     board: Board | None
     # Live comparison with the ranks of this node, where there is a board.
     disagreements: Disagreements | None
+    # Whether its file is closed: nothing more can be written.
+    over: bool
     # Nanoseconds that probes have taken from the training thread so far.
     own_ns: int
 

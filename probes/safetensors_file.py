@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from ddpcheck.probes.digest import plain_memory
+
 # The format's own names; a dtype it does not know cannot be written.
 NAMES = {
     torch.float64: "F64",
@@ -29,6 +31,14 @@ NAMES = {
 for _name, _text in (("float8_e4m3fn", "F8_E4M3"), ("float8_e5m2", "F8_E5M2")):
     if hasattr(torch, _name):
         NAMES[getattr(torch, _name)] = _text
+
+
+def writable(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """What to write of `tensor`; None where the format does not know its kind, or there is no memory behind it."""
+    if tensor is None or tensor.dtype not in NAMES or tensor.layout != torch.strided:
+        return None
+    memory = plain_memory(tensor)
+    return None if memory is None else memory.detach()
 
 
 def tensor_bytes(tensor: torch.Tensor) -> bytes:

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import torch
 
+from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, has_memory
+
 # Eight float32 values from the start, four from the middle.
 FIRST = 32
 MIDDLE = 16
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NOTHING = (ctypes.c_char * 0)()
 
 
@@ -69,11 +70,12 @@ def version_of(tensor: torch.Tensor) -> int:
 
 def _place(tensor: torch.Tensor) -> tuple[int, int]:
     """Address and size, as a smaller tensor may come to lie where a larger one was; 0: cannot be read."""
-    if type(tensor) not in _PLAIN or not tensor.is_cpu:
+    if type(tensor) not in PLAIN_TYPES or not tensor.is_cpu:
         return 0, 0
     try:
         # Only where memory order is logical order can the first bytes be shown as the first values.
-        return tensor.data_ptr(), tensor.nbytes if tensor.is_contiguous() else 0
+        size = tensor.nbytes if tensor.is_contiguous() else 0
+        return (tensor.data_ptr(), size) if has_memory(tensor, size, tensor.element_size()) else (0, 0)
     except RuntimeError:
         return 0, 0  # sparse and the like
 

@@ -146,7 +146,7 @@ class _Listener(threading.Thread):
 
     def _serve(self) -> bool:
         probe = self._probe()
-        if probe is None or probe.name in GUARD.off:
+        if probe is None or probe.scene.over or probe.name in GUARD.off:
             return False
         probe.listen()
         return True

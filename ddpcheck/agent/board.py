@@ -94,10 +94,18 @@ class Board:
             os.close(self._file)
             raise
         self._base = self._slot * _SLOT
+        self.begin(rank)
+
+    def begin(self, rank: int, trouble: bytes = b"") -> None:
+        """A clean place, for a rank that has said nothing yet."""
         self._count = 0
         self._seen = [0] * SLOTS
         self._map[self._base : self._base + _SLOT] = bytes(_SLOT)
-        _HEADER.pack_into(self._map, self._base, rank + 1, os.getpid(), 0, b"", 0, b"")
+        _HEADER.pack_into(self._map, self._base, rank + 1, os.getpid(), 0, b"", 0, trouble)
+
+    def begin_again(self, rank: int) -> None:
+        """The same process is a rank once more; what it could not write before is still to be told."""
+        self.begin(rank, _HEADER.unpack_from(self._map, self._base)[-1])
 
     def _claim(self) -> int:
         """The first slot nobody holds; the kernel gives a dead rank's lock back.
@@ -209,6 +217,23 @@ class Board:
     def close(self) -> None:
         self._map.close()
         os.close(self._file)
+
+
+_held: dict[tuple[int, Path], Board] = {}
+
+
+def own_place(path: Path, rank: int) -> Board:
+    """The one place of this process, whatever number of process groups it makes, held until it ends.
+
+    A second view could never be let go: closing any descriptor of the file gives up all locks of the process.
+    """
+    # A forked child has its parent's views, but none of its locks.
+    key = (os.getpid(), path)
+    if key in _held:
+        _held[key].begin_again(rank)
+    else:
+        _held[key] = Board(path, rank)
+    return _held[key]
 
 
 def troubles(path: Path) -> list[Told]:

@@ -10,6 +10,7 @@ from typing import Any
 from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.patches import Patches, calling, hide_from_compiler, leave_out_wrappers, skip_frame
 from ddpcheck.agent.startup_watch import STARTUP
+from ddpcheck.agent.user_modes import set_aside
 from ddpcheck.config import Config
 from ddpcheck.injection import write_fault_line
 
@@ -230,6 +231,7 @@ def install() -> None:
     config = Config.from_environment(os.environ)
     if config is not None:
         GUARD.last_resort = _strand
+        GUARD.surroundings = set_aside
         Agent(config).install()
 
 

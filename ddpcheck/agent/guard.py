@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 from ddpcheck.privacy import mask_text
@@ -35,6 +36,8 @@ class Guard:
         # Probes that begin before there is a rank: their faults wait for it, and are nobody's where none comes.
         self.early: set[str] = set()
         self._unreported: list[tuple[str, str, str, str]] = []
+        # What every entry point runs in, once the agent has said so.
+        self.surroundings: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def report_to(self, reporter: Reporter) -> None:
         self._reporters[:] = [reporter]
@@ -55,7 +58,8 @@ class Guard:
             if probe in self.off:
                 return None
             try:
-                result: T = entry.body(*args, **kwargs)
+                with self.surroundings():
+                    result: T = entry.body(*args, **kwargs)
             except Exception as error:
                 self._switch_off(entry, error)
                 return None

@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 _MARK = "__ddpcheck_original__"
@@ -31,12 +31,17 @@ class Patches:
         kind = type(inspect.getattr_static(owner, name, None))
         # A class method is called with whatever subclass it was asked of, not with the owner.
         original = original.__func__ if kind is classmethod else original
-        wrapper: Any = functools.wraps(original)(make(original))
-        setattr(wrapper, _MARK, original)
-        wrapper = kind(wrapper) if kind in (classmethod, staticmethod) else wrapper
+        wrapper = self._known(owner, original) or _wrapped(original, make, kind)
         setattr(owner, name, wrapper)
         self._applied.append((owner, name, wrapper, own))
         return True
+
+    def _known(self, owner: Any, original: Any) -> Wrapper | None:
+        """One function in two modules stays one: pickle sends it by the name in the module it comes from."""
+        if not isinstance(owner, ModuleType):
+            return None
+        ours = (wrapper for where, _, wrapper, _ in self._applied if isinstance(where, ModuleType))
+        return next((wrapper for wrapper in ours if getattr(wrapper, _MARK, None) is original), None)
 
     def remove(self) -> None:
         for owner, name, wrapper, own in reversed(self._applied):
@@ -56,6 +61,12 @@ class Patches:
         for _, _, wrapper, own in self._applied:
             if bound is wrapper and own is not _INHERITED:
                 setattr(owner, name, own)
+
+
+def _wrapped(original: Any, make: Callable[[Any], Wrapper], kind: type) -> Any:
+    wrapper = functools.wraps(original)(make(original))
+    setattr(wrapper, _MARK, original)
+    return kind(wrapper) if kind in (classmethod, staticmethod) else wrapper
 
 
 def calling(

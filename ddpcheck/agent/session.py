@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ddpcheck.agent.board import Board
+from ddpcheck.agent.board import Board, own_place
 from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.identity import header, job_store, session_id
 from ddpcheck.agent.own_marks import marked
@@ -37,6 +37,7 @@ class Session:
         self._pid = os.getpid()
         self._closed = False
         self._ended = False
+        self.over = False
         # What probes have taken from the training thread so far.
         self.own_ns = 0
         self._writer = _open_writer(Path(config.run_dir), self.rank)
@@ -66,7 +67,7 @@ class Session:
 
     def _open_board(self, config: Config) -> Board | None:
         try:
-            return Board(Path(config.board), self.rank) if config.board else None
+            return own_place(Path(config.board), self.rank) if config.board else None
         except OSError as error:
             # Ranks in another container, or no room: digests are still compared, from the files.
             self.write(FaultRecord("board", "open", f"{type(error).__name__}: {error}", "", os.getpid()))
@@ -106,6 +107,9 @@ class Session:
             return
         self._closed = True
         self.end()
+        # From here on there is nothing to look for: let go of the probes and of all they hold.
+        self.over = True
+        self._moments = {moment: [] for moment in MOMENTS}
         self._writer.close(EndRecord(reason, time.time(), error, where, self._writer.dropped))
         if self._writer.failed and self.board is not None:
             self.board.say_trouble(self._writer.failed)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ddpcheck.agent.backward import BackwardWatch
+from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.session import Session
 from ddpcheck.agent.watched_module import WatchedModule
 from ddpcheck.agent.watched_optimizer import (
@@ -46,6 +47,7 @@ class Watcher:
         self._unknown: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, ...]]
         self._unknown = weakref.WeakKeyDictionary()
         self._numbers: dict[tuple[int, ...], int] = {}
+        self._forgotten = GUARD.protect("agent", "forgotten", self._forget)
         self._count = 0
         self._optimizer_count = 0
         self._steps_seen = 0
@@ -71,7 +73,7 @@ class Watcher:
             where=user_line(),
         )
         self._count += 1
-        weakref.finalize(ddp, self._forget, watched).atexit = False
+        weakref.finalize(ddp, self._forgotten, watched).atexit = False
         self._modules[ddp] = watched
         self.session.tell("entering", watched)
 

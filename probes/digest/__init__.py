@@ -2,7 +2,7 @@
 
 from .digester import ENV_HASH, Digester, make_digester
 from .label import digest_size
-from .outline import is_supported
+from .outline import is_supported, plain_memory
 from .ticket import ReadyTicket, Ticket
 from .tree import UNSUPPORTED, combine
 from .xxh3 import Reading
@@ -18,4 +18,5 @@ __all__ = [
     "digest_size",
     "is_supported",
     "make_digester",
+    "plain_memory",
 ]

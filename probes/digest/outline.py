@@ -58,6 +58,17 @@ def is_supported(tensor: torch.Tensor) -> bool:
         return outline(tensor) is not None
 
 
+def plain_memory(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The plain tensor in whose memory the elements of `tensor` lie; None where there is no such memory.
+
+    Wrappers and fake tensors have a size, a device and strides like any other; whoever reads at their address
+    ends the process.
+    """
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        whole = outline(tensor)
+        return None if whole is None else whole.memory
+
+
 def _take_apart(tensor: torch.Tensor) -> Outline:
     if tensor.is_meta or torch.nn.parameter.is_lazy(tensor):
         raise Unreadable

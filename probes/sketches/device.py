@@ -10,7 +10,7 @@ import torch
 
 from ddpcheck.probes.digest.device_copy import Copy, copy_to_host
 
-from .sketch import Sketch, as_real, sign_table
+from .sketch import Sketch, as_real, bare, sign_table
 from .weights import BLOCK, weight
 
 # Blocks worked on at once: enough to fill a device, for 17 MB of scratch.
@@ -29,7 +29,7 @@ class DevicePage:
         self._copy: Copy | None = None
 
     def add(self, place: int, tensor: torch.Tensor) -> None:
-        self._rows.append(sketch_row(as_real(tensor.detach())))
+        self._rows.append(sketch_row(as_real(bare(tensor).detach())))
         self._places.append((place, tensor.numel()))
 
     def send(self) -> None:

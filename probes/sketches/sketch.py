@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from ddpcheck.probes.digest.tensor_bytes import copy_serially
+from ddpcheck.probes.digest.outline import plain_memory
+from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, copy_serially
 
 from .native import NativeKernel, native_kernel
 from .weights import BLOCK, PIECE, signs, weight
@@ -36,10 +37,12 @@ def can_sketch(tensor: torch.Tensor) -> bool:
         return not tensor.is_meta
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         return False
+    if type(tensor) not in PLAIN_TYPES:
+        return plain_memory(tensor) is not None
     try:
         held = tensor.untyped_storage().nbytes()
     except (RuntimeError, NotImplementedError):
-        return False  # subclasses without a storage
+        return False  # vmapped and the like: no storage
     return tensor.numel() == 0 or held > tensor.storage_offset() * tensor.element_size()
 
 
@@ -48,6 +51,7 @@ def sketch(tensor: torch.Tensor, along: Callable[[int, int], None] | None = None
 
     On CPU, `along` is told of each piece (first element, number of elements) once it has been read.
     """
+    tensor = bare(tensor)
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.is_sparse:
@@ -61,6 +65,14 @@ def sketch(tensor: torch.Tensor, along: Callable[[int, int], None] | None = None
         page.add(0, tensor)
         return page.sketches()[0]
     return _sketch_cpu(as_real(tensor), tensor.numel(), along or _nobody)
+
+
+def bare(tensor: torch.Tensor) -> torch.Tensor:
+    """What can be sketched as a plain tensor: operations on a subclass would run the user's code."""
+    if type(tensor) in PLAIN_TYPES or tensor.is_sparse:
+        return tensor
+    memory = plain_memory(tensor)
+    return tensor if memory is None else memory
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import os
+import pickle
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.overrides import TorchFunctionMode
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -704,6 +709,76 @@ class Sparse(nn.Module):
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         return self.out(self.words(words))
+
+
+class Counting:
+    """What a mode of the user's hears of, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: Counter[str] = Counter()
+
+    def hear(self, function: Any, args: Any, kwargs: Any) -> Any:
+        # Of a property only its getter has a name, and one that all of them share.
+        self.heard[str(getattr(function, "__self__", function)).partition(" at 0x")[0]] += 1
+        return function(*args, **(kwargs or {}))
+
+
+class CountingFunctions(Counting, TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.hear(func, args, kwargs)
+
+
+class CountingOperators(Counting, TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.hear(func, args, kwargs)
+
+
+@variant()
+def counted_by_modes(rank: int, world_size: int) -> list[Any]:
+    """Modes are the user's code: they hear of what the job does, and of nothing else."""
+    # Of these dtypes a sketch takes operators of torch.
+    with CountingFunctions() as functions, CountingOperators() as operators:
+        ddp = DDP(net().to(torch.float64))
+        optimizer = sgd(ddp)
+        for number in range(STEPS):
+            optimizer.zero_grad()
+            ddp(torch.full((3, WIDTH), rank + number, dtype=torch.float64)).square().mean().backward()
+            optimizer.step()
+    return [ddp, optimizer, sorted(functions.heard.items()), sorted(operators.heard.items())]
+
+
+@variant()
+def wrapped_gradients(rank: int, world_size: int) -> list[Any]:
+    """A tensor subclass that wraps others has an address, and nothing is there: so have gradients made of it."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), Doubled())
+    DDP._set_params_and_buffers_to_ignore_for_model(module, ["1.weight"])
+    ddp = DDP(module)
+    optimizer = sgd(ddp)
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        ddp(torch.full((3, WIDTH), float(rank + number))).square().mean().backward()
+        optimizer.step()
+    return [ddp.module[0]]
+
+
+class Doubled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(TwoTensor(torch.randn(WIDTH, WIDTH), torch.randn(WIDTH, WIDTH)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
+@variant()
+def functions_by_pickle(rank: int, world_size: int) -> list[Any]:
+    """A pool that loads files is sent `torch.load` so, and an executor the way into the process group."""
+    sent = [torch.load, dist.init_process_group, dist.destroy_process_group]
+    assert all(pickle.loads(pickle.dumps(function)) is function for function in sent)
+    ddp = DDP(net())
+    return fit(ddp, sgd(ddp), rank)
 
 
 @variant()

@@ -33,6 +33,7 @@ class FakeScene:
         self.rank = rank
         self.world_size = 2
         self.own_ns = 0
+        self.over = False
         self.records: list[Record] = []
         self.board = board
         self.disagreements = Disagreements(self, board) if board is not None else None

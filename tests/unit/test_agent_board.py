@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.agent import board as board_module
-from ddpcheck.agent.board import RING, Board, Sign, Told, ask, make_board, signs, troubles
+from ddpcheck.agent.board import RING, Board, Sign, Told, ask, make_board, own_place, signs, troubles
 
 # CPython warns of forks in a process with threads from 3.12 on; a fork is the quick way to another process.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -293,3 +294,43 @@ def test_a_question_reaches_every_rank(path: Path, start: Callable[[int], Rank])
     ranks[0].publish(key(0), ROOT, LEAVES)
     assert ranks[1].question() == 5
     assert [entry.rank for entry in ranks[1].news()] == [0]
+
+
+def test_a_process_has_one_place_however_often_it_is_a_rank(
+    path: Path, start: Callable[[int], Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Locks go with the first descriptor that is closed: of a view that nobody needs any more, for example."""
+    monkeypatch.setattr(board_module, "_held", {})
+    slots = set()
+    for rank in (0, 1, 0):
+        board = own_place(path, rank)
+        slots.add(board._slot)
+        board.publish(key(rank), ROOT, LEAVES)
+        del board
+        gc.collect()
+    assert sum(each.resolve() == path for each in Path("/proc/self/fd").iterdir()) == 2
+    assert slots == {0}
+    other = start(1)
+    assert other.slot == 1
+    assert [(entry.rank, entry.key) for entry in other.news()] == [(0, key(0))]
+
+
+def test_what_could_not_be_written_is_told_when_the_group_is_made_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board_module, "_held", {})
+    own_place(path, 3).say_trouble("No space left on device")
+    own_place(path, 3)
+    assert troubles(path) == [Told(3, os.getpid(), "No space left on device")]
+
+
+def test_a_forked_child_that_becomes_a_rank_has_a_place_of_its_own(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board_module, "_held", {})
+    mine = own_place(path, 0)
+    child = os.fork()
+    if not child:
+        os._exit(own_place(path, 1)._slot)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert mine._slot == 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
 from ddpcheck.agent.guard import Guard
@@ -111,3 +114,25 @@ def test_what_begins_early_waits_for_a_rank() -> None:
     assert [fault[0] for fault in stranded] == ["agent"]
     guard.report_to(lambda *fault: told.append(fault))
     assert [fault[0] for fault in told] == ["startup"]
+
+
+def test_every_entry_point_runs_in_the_surroundings_that_were_asked_for(
+    guard: Guard, faults: list[Fault]
+) -> None:
+    inside: list[str] = []
+
+    @contextmanager
+    def surroundings() -> Iterator[None]:
+        inside.append("in")
+        try:
+            yield
+        finally:
+            inside.append("out")
+
+    early = guard.protect("p", "look", lambda: inside.append("look"))
+    broken = guard.protect("q", "look", fail)
+    guard.surroundings = surroundings
+    early()
+    broken()
+    assert inside == ["in", "look", "out", "in", "out"]
+    assert len(faults) == 1

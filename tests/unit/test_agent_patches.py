@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,3 +155,18 @@ def test_a_wrapper_that_was_bound_elsewhere_comes_out_too(patches: Patches) -> N
     patches.unbind(other, "missing")
     patches.remove()
     assert (module.load, other.load, other.save) == (original, original, original)
+
+
+def test_one_function_in_two_modules_stays_one(patches: Patches) -> None:
+    """As pickle asks of `torch.load`: it goes by the name in the module that the function says it is from."""
+    home, front = ModuleType("home"), ModuleType("front")
+
+    def load() -> str:
+        return "loaded"
+
+    home.load = front.load = load  # type: ignore[attr-defined]
+    for owner in (home, front):
+        assert patches.replace(owner, "load", lambda each: calling(each, None, None))
+    assert home.load is front.load is not load
+    patches.remove()
+    assert home.load is front.load is load

@@ -12,6 +12,7 @@ from fake_scene import FakeScene, watch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
+from unreadable_tensors import UNREADABLE, wrapper
 
 from ddpcheck.analysis.captured import CapturedTensors
 from ddpcheck.probes import captures
@@ -118,6 +119,16 @@ def test_what_the_format_does_not_know_is_left_out(scene: FakeScene, tmp_path: P
     module.register_buffer("plain", torch.ones(1))
     name, whole, _ = write_capture(scene, moment(module, Of.BUFFERS), [0, 1, 2])
     assert whole == [2]
+    assert load_file(tmp_path / name).keys() == {"plain"}
+
+
+def test_what_has_no_memory_is_left_out(scene: FakeScene, tmp_path: Path) -> None:
+    module = nn.Module()
+    for number, make in enumerate([*UNREADABLE, wrapper]):
+        module.register_buffer(str(number), make())
+    module.register_buffer("plain", torch.ones(1))
+    name, whole, cut = write_capture(scene, moment(module, Of.BUFFERS), list(range(len(UNREADABLE) + 2)))
+    assert (len(whole), cut) == (1, [])
     assert load_file(tmp_path / name).keys() == {"plain"}
 
 

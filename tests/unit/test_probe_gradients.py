@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fake_scene import FakeScene, Job
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
+from ddpcheck.agent.board import Board, make_board
 from ddpcheck.probes import gradients, submission
 from ddpcheck.probes.gradients import FIRST_STEPS, GradientProbe
 from ddpcheck.probes.sketches import book
@@ -422,3 +425,28 @@ def test_values_that_are_not_finite_come_in_the_order_of_the_backward() -> None:
     # The loss lies behind the last layer.
     assert sorted(places[:2]) == [2, 3]
     assert sorted(places) == [0, 1, 2, 3]
+
+
+class Wrapping(nn.Module):
+    """Gradients of all its parameters are wrappers: the one that is one makes them so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wrapped = nn.Parameter(TwoTensor(torch.randn(3, 3), torch.randn(3, 3)))
+        self.plain = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.plain(x) @ self.wrapped
+
+
+def test_gradients_that_are_wrappers_have_no_memory_to_sketch(tmp_path: Path) -> None:
+    watched = Watched(Wrapping(), folder=tmp_path, save_gradients="0:", board=Board(made(tmp_path), 0))
+    for _ in range(FIRST_STEPS + 2):
+        watched.backward(torch.ones(2, 3)).step()
+    assert watched.backwards[0].absent == [0, 1, 2]
+    assert len({record.root for record in watched.applied}) == len(watched.applied)
+
+
+def made(folder: Path) -> Path:
+    make_board(folder / "board")
+    return folder / "board"

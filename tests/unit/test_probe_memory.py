@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from fake_scene import FakeScene, Job
 from torch import nn
+from unreadable_tensors import fake, wrapper
 
 from ddpcheck.probes import device_memory, memory
 from ddpcheck.probes.memory import AT_LEAST_EVERY, FIRST, MemoryProbe
@@ -69,6 +71,12 @@ def test_shared_memory_counts_once() -> None:
     assert held([torch.empty(0), torch.empty(0)]) == 0
     sparse = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.ones(2), (3,), check_invariants=True)
     assert held([sparse.coalesce()]) == 2 * 8 + 2 * 4
+
+
+def test_wrappers_count_by_what_they_say_of_themselves() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert held([wrapper(), fake(), torch.ones(3)]) == 3 * 12
 
 
 def test_steps_are_written_while_they_tell_something(monkeypatch: pytest.MonkeyPatch) -> None:

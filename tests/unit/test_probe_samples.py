@@ -5,10 +5,12 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
+from unreadable_tensors import UNREADABLE, wrapper
 
 from ddpcheck.analysis.values import value
 from ddpcheck.probes.samples import FIRST, Marks, Sampler
@@ -59,6 +61,20 @@ def test_values_in_another_order_than_memory_are_not_shown_as_the_first_ones() -
 )
 def test_what_cannot_be_read_gives_nothing(tensor: torch.Tensor) -> None:
     assert first(tensor) == b""
+
+
+@pytest.mark.parametrize("make", [*UNREADABLE, wrapper])
+def test_what_has_no_memory_is_left_alone(make: Callable[[], torch.Tensor]) -> None:
+    assert first(make()) == b""
+
+
+def test_memory_that_is_given_back_between_two_looks() -> None:
+    """As offloading does it: the view keeps an address, and nothing is there."""
+    whole = torch.ones(100)
+    view, sampler = whole[50:], Sampler()
+    assert sampler.take([view]).first[0]
+    whole.untyped_storage().resize_(0)
+    assert sampler.take([view]).first == [b""]
 
 
 def test_samples_are_packed_as_records_hold_them() -> None:

@@ -11,9 +11,11 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from unreadable_tensors import UNREADABLE, wrapper
 
 from ddpcheck.probes.digest.device_copy import DirectCopy
 from ddpcheck.probes.sketches import device
@@ -419,6 +421,29 @@ def test_triton_computes_the_same_and_is_dropped_where_it_does_not() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("make", [*UNREADABLE, wrapper])
+def test_what_has_no_memory_is_left_alone(make: Callable[[], torch.Tensor]) -> None:
+    """A kernel that read there would end the process."""
+    book = SketchBook()
+    assert not can_sketch(make())
+    assert not book.add(0, make())
+    assert book.sketches() == {}
+
+
+def test_a_subclass_is_sketched_without_running_its_operations() -> None:
+    class Guarded(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            raise AssertionError(f"{func} was called")
+
+    values = torch.arange(12.0).view(3, 4).t()
+    with torch._C.DisableTorchFunction():
+        guarded = torch.Tensor._make_subclass(Guarded, values)
+        expected = sketch(values)
+        assert can_sketch(guarded)
+        assert sketch(guarded) == expected
 
 
 def test_what_cannot_be_read_is_said_so() -> None:

@@ -112,6 +112,16 @@ def test_the_thread_of_a_session_that_is_over_ends(board: Path) -> None:
     assert not thread.is_alive()
 
 
+def test_the_thread_ends_with_its_session_though_somebody_holds_the_probe(board: Path) -> None:
+    """A module of the group before may live on, and with it all that watched it."""
+    scene = scene_on(board)
+    probe = StandingProbe(scene)
+    [thread] = [t for t in threading.enumerate() if isinstance(t, standing._Listener) and t._probe() is probe]
+    scene.over = True
+    thread.join(10)
+    assert not thread.is_alive()
+
+
 def test_a_system_without_threads_costs_this_probe_only(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
