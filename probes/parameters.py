@@ -14,7 +14,7 @@ from ddpcheck.probes.probe import Probe, Scene
 from ddpcheck.probes.samples import Marks, Sampler, version_of
 from ddpcheck.probes.submission import submit
 from ddpcheck.probes.writes import WriteWatch
-from ddpcheck.records.schema import DigestRecord, Of, Stage
+from ddpcheck.records.schema import LEFT_ALONE, STATISTICS, DigestRecord, Of, Stage
 
 if TYPE_CHECKING:
     from ddpcheck.agent.watched_module import WatchedModule
@@ -168,11 +168,15 @@ class ParameterProbe(Probe):
         """
         before = self._buffer_marks.get(watched.index)
         now = _written(watched)
+        places, how = watched.kept_buffers(), ""
         if before is None or before == now or before[0] != now[0]:
-            return
-        places = watched.kept_buffers()
+            if not watched.forwards or not _left_alone(watched):
+                return
+            # Statistics of normalisation are a rank's own then, as everybody knows; a codebook or a queue is not.
+            places = [place for place in places if watched.buffers[place].key not in STATISTICS]
+            how = LEFT_ALONE
         if places:
-            self._look(Moment(watched, Stage.BUFFERS_END, Of.BUFFERS, -1), places)
+            self._look(Moment(watched, Stage.BUFFERS_END, Of.BUFFERS, -1), places, how=how)
 
     def _look_without_optimizer(self, watched: WatchedModule) -> None:
         """Without an optimizer: a hand-written update shows as a change between two forwards."""
@@ -192,7 +196,9 @@ class ParameterProbe(Probe):
     def _wrapped_anew(self, watched: WatchedModule) -> bool:
         """Whether a later wrapper trains the same parameters: ranks may let go of the old one at any time."""
         mine = set(map(id, watched.tensors(watched.parameters)))
-        later = [look.moment.watched for look in self._last.values() if look.moment.watched.index > watched.index]
+        later = [
+            look.moment.watched for look in self._last.values() if look.moment.watched.index > watched.index
+        ]
         return any(id(tensor) in mine for other in later for tensor in other.tensors(other.parameters))
 
     def _places(self, optimizer: WatchedOptimizer, watched: WatchedModule) -> list[int] | None:
@@ -314,6 +320,11 @@ class ParameterProbe(Probe):
         look = self._last.get((watched.index, of))
         if look is not None:
             look.current = False
+
+
+def _left_alone(watched: WatchedModule) -> bool:
+    """Whether DDP was told not to synchronise buffers in the forward."""
+    return any(watched.options.get(name) is False for name in ("broadcast_buffers", "forward_sync_buffers"))
 
 
 def _written(watched: WatchedModule) -> tuple[int, list[tuple[int, int]]]:

@@ -18,6 +18,9 @@ SCHEMA = 1
 RANK_FILES = "rank-*.jsonl"
 # In the name of a communication hook that lets replicas differ between averagings.
 LOOSE = "post_localSGD"
+# What torch's normalisation layers measure; and how buffers came to the end that DDP was told to leave alone.
+STATISTICS = ("running_mean", "running_var")
+LEFT_ALONE = "left alone"
 
 
 class Stage(str, Enum):

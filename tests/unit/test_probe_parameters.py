@@ -443,6 +443,27 @@ def test_statistics_of_the_last_training_forwards_may_differ(scene: FakeScene, w
     assert scene.digests(Stage.BUFFERS_END) == []
 
 
+@pytest.mark.parametrize("option", ["broadcast_buffers", "forward_sync_buffers"])
+def test_buffers_that_ddp_leaves_alone_are_looked_at_in_the_end(scene: FakeScene, option: str) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    module.register_buffer("codes", torch.rand(3))
+    job = Job(module, scene).wrapped()
+    job.watched.options[option] = False
+    job.train(sgd(module), steps=2)
+    before = scene.digests(Stage.BUFFERS)[-1]
+    module.codes.add_(1)  # type: ignore[operator]
+    module[1].running_mean.add_(1)  # type: ignore[operator]
+    job.forward()
+    scene.tell("ending")
+    (record,) = scene.digests(Stage.BUFFERS_END)
+    assert record.how == "left alone"
+    now = unpack_leaves(record.leaves, record.width)
+    names = [slot.name for slot in job.watched.buffers]
+    then = unpack_leaves(before.leaves, before.width)
+    assert now[names.index("codes")][:1] != then[names.index("codes")]
+    assert before.root != record.root
+
+
 def test_a_module_run_in_another_ones_step_is_still_training(scene: FakeScene) -> None:
     """The discriminator of a GAN, called around its wrapper while the generator learns."""
     module, _ = trained_with_buffers(scene)

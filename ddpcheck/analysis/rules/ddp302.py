@@ -65,7 +65,9 @@ def _other_data(case: Case, module: ModuleKey) -> list[Finding]:
     split = chosen[0]
     lengths = {str(rank): int(length) for rank, length in split.facts("length").items()}
     drew = split.per_rank
-    told = ", ".join(f"rank {rank} {drew[rank]} of its {lengths[str(rank)]}" for rank in sorted(drew)[:MOST_TOLD])
+    told = ", ".join(
+        f"rank {rank} {drew[rank]} of its {lengths[str(rank)]}" for rank in sorted(drew)[:MOST_TOLD]
+    )
     return [
         case.finding(
             "DDP302",
