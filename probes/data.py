@@ -207,7 +207,7 @@ def _mark(iterator: Any) -> str:
 
 def _columns(dataset: Any, length: int) -> list[str]:
     """Digests of what has one value for each sample: they differ where ranks hold other samples."""
-    found = []
+    found: list[str] = []
     for value in _attributes(dataset)[:MOST_ATTRIBUTES]:
         # Tensors of a TensorDataset stand in a tuple.
         few = isinstance(value, (list, tuple)) and len(value) <= MOST_COLUMNS and len(value) != length

@@ -2,7 +2,8 @@
 
 ranks: 2 3
 expect: nothing
-cases: sampler padded dropped workers stream weighted own_files own_rows own_list own_batch_sampler sentences left_early annotated cut_by_one_seed labelled
+cases: sampler padded dropped workers stream weighted own_files own_rows own_list own_batch_sampler sentences left_early
+    annotated cut_by_one_seed labelled
 """
 
 from __future__ import annotations

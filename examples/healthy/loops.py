@@ -2,7 +2,8 @@
 
 ranks: 2 3
 expect: nothing
-cases: clip_by_norm clip_by_value early_stop skip_agreed join seed_per_rank gradient_penalty noise unfrozen_rightly sharpness_aware
+cases: clip_by_norm clip_by_value early_stop skip_agreed join seed_per_rank gradient_penalty noise unfrozen_rightly
+    sharpness_aware
 """
 
 from __future__ import annotations

@@ -32,7 +32,6 @@ def train():
     for step in range(7):
         images, labels = torch.randn(8, 9, generator=data), torch.randint(5, (8,), generator=data)
         optimizer.zero_grad()
-        added = []
         if step >= WARM_UP:
             with model.no_sync():
                 F.cross_entropy(model(images), labels).backward()
@@ -43,9 +42,10 @@ def train():
                     parameter.add_(distance)
             optimizer.zero_grad()
         F.cross_entropy(model(images), labels).backward()
-        with torch.no_grad():
-            for parameter, distance in zip(model.parameters(), added):
-                parameter.sub_(distance)
+        if step >= WARM_UP:
+            with torch.no_grad():
+                for parameter, distance in zip(model.parameters(), added, strict=True):
+                    parameter.sub_(distance)
         optimizer.step()
 
 
