@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
@@ -26,6 +27,8 @@ SHARED_COUNT = "num_items_in_batch"
 TELLING = 16
 MOST_WRAPPED = 6
 MOST_ATTRIBUTES = 64
+MOST_COLUMNS = 8
+MOST_NUMBERS = 1 << 12
 MOST_PENDING = 64
 
 
@@ -97,7 +100,9 @@ class DataProbe(Probe):
         if first:
             self._write_passes(draws.loader, keep=1)
             if draws.loader.described is None:
-                draws.loader.describe(iterator, "" if draws.loader.iterable else _mark(iterator))
+                told = draws.loader.iterable
+                columns = [] if told else _columns(getattr(iterator, "_dataset", None), draws.loader.length)
+                draws.loader.describe(iterator, "" if told else _mark(iterator), columns)
         draws.add(index)
         self._touched = draws
 
@@ -198,6 +203,39 @@ def _mark(iterator: Any) -> str:
         return ""
     found = taken.fingerprint()
     return found.digest if found.variety >= TELLING else ""
+
+
+def _columns(dataset: Any, length: int) -> list[str]:
+    """Digests of what has one value for each sample: they differ where ranks hold other samples."""
+    found: list[str] = []
+    for value in _attributes(dataset)[:MOST_ATTRIBUTES]:
+        # Tensors of a TensorDataset stand in a tuple.
+        few = isinstance(value, (list, tuple)) and len(value) <= MOST_COLUMNS and len(value) != length
+        for column in value if few else [value]:
+            if _rows_of(column) == length and len(found) < MOST_COLUMNS:
+                taken = take(Contents(_numbers(column)))
+                if taken.ready() and (told := taken.fingerprint()).variety >= TELLING:
+                    found.append(told.digest)
+    return found
+
+
+def _numbers(column: Any) -> Any:
+    """A list of indices as memory, which tells how much it holds; no more than a part of it is read."""
+    if type(column) in (list, tuple, range):
+        some = column[:: -(-len(column) // MOST_NUMBERS) or 1]
+        if all(type(number) in (int, float) for number in some):
+            return array("d", some)
+    return column
+
+
+def _rows_of(column: Any) -> int:
+    """Nothing is called that the user wrote."""
+    if isinstance(column, torch.Tensor):
+        return column.shape[0] if column.dim() else -1
+    if type(column) in (list, tuple, range, array):
+        return len(column)
+    shape = getattr(column, "shape", None) if type(column).__module__ == "numpy" else None
+    return int(shape[0]) if shape else -1
 
 
 def _attributes(dataset: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from ddpcheck.probes.probe import Probe, Scene
 from ddpcheck.probes.samples import Marks, Sampler, version_of
 from ddpcheck.probes.submission import submit
 from ddpcheck.probes.writes import WriteWatch
-from ddpcheck.records.schema import DigestRecord, Of, Stage
+from ddpcheck.records.schema import LEFT_ALONE, STATISTICS, DigestRecord, Of, Stage
 
 if TYPE_CHECKING:
     from ddpcheck.agent.watched_module import WatchedModule
@@ -40,6 +40,17 @@ class Pending(NamedTuple):
     only_changes: bool
     hyper: str
     how: str
+    # Training forwards until then.
+    forward: int
+
+
+class Change(NamedTuple):
+    """Parameters that were found changed though no optimizer has stepped."""
+
+    pending: Pending
+    root: bytes
+    leaves: list[bytes]
+    current: bool
 
 
 class ParameterProbe(Probe):
@@ -55,6 +66,10 @@ class ParameterProbe(Probe):
         # How each module's parameters stood after the last step.
         self._marks: dict[int, Marks] = {}
         self._writes = WriteWatch()
+        # The first change without an optimizer: an update by hand, unless it is put back or an optimizer steps after
+        # all. Training at disturbed weights (SAM) begins like that, and each rank may disturb its own way.
+        self._held: dict[int, Change] = {}
+        self._by_hand: set[int] = set()
         # And its buffers before it, with the number of training forwards so far.
         self._buffer_marks: dict[int, tuple[int, list[tuple[int, int]]]] = {}
         self._disagreements = scene.disagreements
@@ -83,6 +98,11 @@ class ParameterProbe(Probe):
         if self._writes.awaits(watched):
             self._writes.backward(watched, self._sample(watched))
 
+    def stray_begun(self, watched: WatchedModule) -> None:
+        """Who goes around the wrapper comes to no forward of it; updates by hand show here then."""
+        if not watched.stepped:
+            self._look_without_optimizer(watched)
+
     def buffers_synced(self, watched: WatchedModule) -> None:
         if watched.syncs % self.scene.config.every == 0:
             self._look(Moment(watched, Stage.BUFFERS, Of.BUFFERS, watched.syncs))
@@ -106,14 +126,18 @@ class ParameterProbe(Probe):
     def after_step(self, optimizer: WatchedOptimizer) -> None:
         for watched in optimizer.modules:
             watched.stepped = True
+            self._held.pop(watched.index, None)
             marks = self._marks[watched.index] = self._sample(watched)
             if optimizer.steps % self.scene.config.every == 0:
                 moment = Moment(watched, Stage.PARAMS, Of.PARAMETERS, optimizer.steps, optimizer.index)
                 self._look(moment, self._places(optimizer, watched), hyper=optimizer.hyper, marks=marks)
 
     def forgetting(self, watched: WatchedModule) -> None:
-        if not self._ended:
-            self._look_at_last_buffers(watched)
+        if self._ended:
+            return
+        self._look_at_last_buffers(watched)
+        if not watched.stepped and not self._wrapped_anew(watched):
+            self._look_for_the_last_time(watched)
 
     def ending(self) -> None:
         self._ended = True
@@ -126,7 +150,7 @@ class ParameterProbe(Probe):
             if of is Of.BUFFERS:
                 self._look_at_last_buffers(watched)
             elif not watched.stepped:
-                self._look_without_optimizer(watched)
+                self._look_for_the_last_time(watched)
             look = self._last[watched.index, of]
             if self._disagreements is None or look.number < 0:
                 continue
@@ -144,11 +168,15 @@ class ParameterProbe(Probe):
         """
         before = self._buffer_marks.get(watched.index)
         now = _written(watched)
+        places, how = watched.kept_buffers(), ""
         if before is None or before == now or before[0] != now[0]:
-            return
-        places = watched.kept_buffers()
+            if not watched.forwards or not _left_alone(watched):
+                return
+            # Statistics of normalisation are a rank's own then, as everybody knows; a codebook or a queue is not.
+            places = [place for place in places if watched.buffers[place].key not in STATISTICS]
+            how = LEFT_ALONE
         if places:
-            self._look(Moment(watched, Stage.BUFFERS_END, Of.BUFFERS, -1), places)
+            self._look(Moment(watched, Stage.BUFFERS_END, Of.BUFFERS, -1), places, how=how)
 
     def _look_without_optimizer(self, watched: WatchedModule) -> None:
         """Without an optimizer: a hand-written update shows as a change between two forwards."""
@@ -156,6 +184,22 @@ class ParameterProbe(Probe):
             stage = Stage.PARAMS if watched.forwards else Stage.REWRITTEN
             how = watched.backward.came_to() if watched.backward is not None and watched.forwards else ""
             self._look(Moment(watched, stage, Of.PARAMETERS, watched.steps), only_changes=True, how=how)
+
+    def _look_for_the_last_time(self, watched: WatchedModule) -> None:
+        """An update by hand after the last forward, and one that nothing has followed."""
+        self._look_without_optimizer(watched)
+        self._settle(wait=True)
+        held = self._held.pop(watched.index, None)
+        if held is not None:
+            self._keep(held)
+
+    def _wrapped_anew(self, watched: WatchedModule) -> bool:
+        """Whether a later wrapper trains the same parameters: ranks may let go of the old one at any time."""
+        mine = set(map(id, watched.tensors(watched.parameters)))
+        later = [
+            look.moment.watched for look in self._last.values() if look.moment.watched.index > watched.index
+        ]
+        return any(id(tensor) in mine for other in later for tensor in other.tensors(other.parameters))
 
     def _places(self, optimizer: WatchedOptimizer, watched: WatchedModule) -> list[int] | None:
         """What to read after this step; None: all. What another optimizer steps, its own look covers."""
@@ -182,7 +226,7 @@ class ParameterProbe(Probe):
             return
         ticket = submit(tensors if places is None else [tensors[place] for place in places])
         samples = (marks or self._sample(watched, moment.of)).packed()
-        pending = Pending(ticket, moment, places, samples, only_changes, hyper, how)
+        pending = Pending(ticket, moment, places, samples, only_changes, hyper, how, watched.forwards)
         if self._pending or not ticket.ready():
             self._pending.append(pending)
         else:
@@ -207,21 +251,46 @@ class ParameterProbe(Probe):
             for place, leaf in zip(pending.places, leaves, strict=True):
                 known[place] = leaf
             leaves = known
-        root = combine(leaves)
+        now = Change(pending, combine(leaves), leaves, current)
+        if not pending.only_changes or self._is_update(now, last):
+            self._keep(now)
+
+    def _is_update(self, now: Change, last: Look | None) -> bool:
+        """Whether this is one more update by hand, as far as that can be told yet."""
+        moment = now.pending.moment
+        watched = moment.watched
+        held = self._held.get(watched.index)
+        if last is not None and now.root == (last.root if held is None else held.root):
+            return False
+        if watched.backward is not None:
+            watched.backward.close_window()
+        if moment.stage is not Stage.PARAMS or watched.index in self._by_hand:
+            return True
+        if held is None:
+            self._held[watched.index] = now
+            return False
+        del self._held[watched.index]
+        if last is not None and now.root == last.root:
+            return False
+        self._by_hand.add(watched.index)
+        self._keep(held._replace(current=False))
+        return True
+
+    def _keep(self, change: Change) -> None:
+        pending, moment = change.pending, change.pending.moment
+        slot = (moment.watched.index, moment.of)
         if pending.only_changes:
-            if last is not None and last.root == root:
-                return
             moment = replace(moment, step=moment.watched.steps)
             moment.watched.steps += moment.stage is Stage.PARAMS
-            if moment.watched.backward is not None:
-                moment.watched.backward.close_window()
+        last = self._last.get(slot)
         if last is not None:
             last.current = False
-        look = Look(moment, moment.key(self.scene.session), root, leaves, pending.samples, current=current)
+        key = moment.key(self.scene.session)
+        look = Look(moment, key, change.root, change.leaves, pending.samples, current=change.current)
         self._last[slot] = look
-        self._record(look, pending.hyper, pending.how)
+        self._record(look, pending)
 
-    def _record(self, look: Look, hyper: str, how: str) -> None:
+    def _record(self, look: Look, pending: Pending) -> None:
         moment = look.moment
         width = WIDTH.get(moment.stage, NARROW)
         self.scene.write(
@@ -235,9 +304,9 @@ class ParameterProbe(Probe):
                 width=width,
                 time=round(time.time(), 4),
                 optimizer=moment.optimizer,
-                forward=moment.watched.forwards,
-                hyper=hyper,
-                how=how,
+                forward=pending.forward,
+                hyper=pending.hyper,
+                how=pending.how,
             )
         )
         # Before the broadcast ranks may rightly differ, and so they may under post-localSGD.
@@ -251,6 +320,11 @@ class ParameterProbe(Probe):
         look = self._last.get((watched.index, of))
         if look is not None:
             look.current = False
+
+
+def _left_alone(watched: WatchedModule) -> bool:
+    """Whether DDP was told not to synchronise buffers in the forward."""
+    return any(watched.options.get(name) is False for name in ("broadcast_buffers", "forward_sync_buffers"))
 
 
 def _written(watched: WatchedModule) -> tuple[int, list[tuple[int, int]]]:

@@ -74,6 +74,9 @@ class Probe:
     def backward_begun(self, watched: WatchedModule) -> None:
         """The first gradient of a backward that DDP is going to reduce is there."""
 
+    def stray_begun(self, watched: WatchedModule) -> None:
+        """The first gradient of a backward that DDP is not going to reduce is there."""
+
     def gradient_ready(self, watched: WatchedModule, place: int, gradient: torch.Tensor) -> None:
         """This rank's own gradient of one parameter, accumulated and not yet reduced."""
 
@@ -126,6 +129,7 @@ MOMENTS = (
     "forward_done",
     "backward_called",
     "backward_begun",
+    "stray_begun",
     "gradient_ready",
     "computed",
     "reduced",

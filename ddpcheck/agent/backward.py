@@ -177,6 +177,10 @@ class BackwardWatch:
             if self._synced:
                 self.number += 1
                 self._tell("backward_begun", self._watched)
+            else:
+                self._tell("stray_begun", self._watched)
+                # An update by hand may have shown: then this backward is the first of the next step.
+                self._open_window()
         _queue(lambda: self._first(task))
 
     def _on_first(self, task: int) -> None:

@@ -144,7 +144,7 @@ class WatchedLoader:
         self.open.append(draws)
         return draws
 
-    def describe(self, iterator: Any, mark: str) -> None:
+    def describe(self, iterator: Any, mark: str, columns: list[str]) -> None:
         facts = self.facts(iterator)
         self.described = LoaderRecord(
             loader=self.ordinal,
@@ -158,6 +158,7 @@ class WatchedLoader:
             share=_number(facts.get("share")),
             seed=_number(facts.get("seed")),
             mark=mark,
+            columns=columns,
         )
 
 

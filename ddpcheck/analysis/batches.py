@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ddpcheck.analysis.loss_by_count import CountBook
 from ddpcheck.analysis.module_key import ModuleKey, members
 from ddpcheck.analysis.roll_call import RollCall
 from ddpcheck.records.schema import BatchRecord
@@ -67,11 +68,13 @@ class Counts:
     # Per rank, how often it had which count.
     usual: dict[int, Counter[int]] = field(default_factory=dict)
     totals: Counter[int] = field(default_factory=Counter)
+    book: CountBook = field(default_factory=lambda: CountBook(TOLERANCE))
 
     def add(self, step: int, forward: int, said: Mapping[int, int]) -> None:
         if len(said) < 2:
             return
         self.compared += 1
+        self.book.add(step, said)
         for rank, count in said.items():
             seen = self.usual.setdefault(rank, Counter())
             if count in seen or len(seen) < MOST_KINDS:

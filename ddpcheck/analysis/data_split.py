@@ -90,7 +90,20 @@ class EpochSplit:
         Ranks may each have a dataset of their own. They do not where their samplers deal one out to all of
         them, nor where the datasets' attributes are equal.
         """
-        return self.one("replicas") == group or bool(self.one("mark"))
+        return not self.other_data(group) and (self.one("replicas") == group or bool(self.one("mark")))
+
+    def other_data(self, group: int) -> bool:
+        """Whether samplers deal one dataset out to all ranks, and what they deal out is not the same everywhere."""
+        if group < 2 or self.one("replicas") != group:
+            return False
+        loaders = [each.loader for each in self.passes.values()]
+        if len({loader.length for loader in loaders}) > 1:
+            return True
+        columns = [loader.columns for loader in loaders]
+        if not columns[0] or len({len(each) for each in columns}) > 1:
+            return False
+        # All of them: one alone may hold a rank's own notes, or be drawn anew.
+        return all(len(set(said)) > 1 for said in zip(*columns, strict=True))
 
 
 def split(passes: Mapping[int, Pass]) -> EpochSplit:

@@ -10,6 +10,7 @@ from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.evidence import differing_places, tensor_rows
 from ddpcheck.analysis.gradient_divergence import SYNCED, gradient_divergence
 from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.analysis.other_optimizers import held_places
 from ddpcheck.analysis.step_blame import blame_for_a_step
 from ddpcheck.probes.writes import BEFORE_FORWARD
 from ddpcheck.rank_ranges import name_ranks
@@ -216,7 +217,18 @@ def _group_order(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Di
     if len(groups) < 2:
         return None
     evidence = {"parameter_order": [{"ranks": list(ranks), "groups": text} for text, ranks in groups]}
-    return Divergence(found, "DDP206", cause="parameters in another order or other groups", evidence=evidence)
+    held = held_places(attempt, module, found.moment.optimizer)
+    everything = frozenset().union(*held.values())
+    lacking = {rank: everything - places for rank, places in held.items() if places < everything}
+    if not lacking:
+        return Divergence(found, "DDP206", "parameters in another order or other groups", evidence=evidence)
+    rank = min(lacking)
+    alike = [other for other, places in lacking.items() if places == lacking[rank]]
+    rows = tensor_rows(attempt, found)
+    names = [str(rows[place][0]) for place in sorted(lacking[rank]) if place < len(rows)]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    cause = f"the optimizer does not hold {', '.join(names[:3])}{more} on {name_ranks(alike)}, where others step them"
+    return Divergence(found, "DDP206", cause, evidence=evidence)
 
 
 def _state(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergence | None:

@@ -8,6 +8,7 @@ from typing import Any
 from ddpcheck.analysis.agreement import Disagreement
 from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.analysis.other_optimizers import held_places
 from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.records.schema import AppliedRecord, Of, Stage
 
@@ -34,6 +35,9 @@ def gradient_divergence(attempt: Attempt, module: ModuleKey) -> GradientDivergen
     """None where all ranks applied the same gradients at every step that was compared."""
     found = attempt.agreement.tally(module, Stage.APPLIED, Of.GRADIENTS).first
     if found is None or attempt.loose(module) or _structure_changed(attempt, module, found):
+        return None
+    # Gradients of other parameters are no other gradients.
+    if len(set(held_places(attempt, module, found.moment.optimizer).values())) > 1:
         return None
     said = {rank: record for rank, record in found.sightings.items() if isinstance(record, AppliedRecord)}
     return _never_reduced(attempt, module, found, said) or _parted_on_the_way(attempt, module, found, said)

@@ -18,6 +18,9 @@ SCHEMA = 1
 RANK_FILES = "rank-*.jsonl"
 # In the name of a communication hook that lets replicas differ between averagings.
 LOOSE = "post_localSGD"
+# What torch's normalisation layers measure; and how buffers came to the end that DDP was told to leave alone.
+STATISTICS = ("running_mean", "running_var")
+LEFT_ALONE = "left alone"
 
 
 class Stage(str, Enum):
@@ -328,6 +331,8 @@ class LoaderRecord:
     seed: int | None = None
     # Digest of the dataset's own attributes: equal, where the dataset is. Empty: they tell too little.
     mark: str = ""
+    # Of each attribute that has a value for each sample, as a list of files or of indices does.
+    columns: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 ranks: 2 3
 expect: nothing
 cases: sampler padded dropped workers stream weighted own_files own_rows own_list own_batch_sampler sentences left_early
+    annotated cut_by_one_seed labelled
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch.utils.data import (
     Subset,
     TensorDataset,
     WeightedRandomSampler,
+    random_split,
 )
 
 
@@ -55,6 +57,33 @@ class Folder(Dataset):
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor, ...]:
         return table(len(self.files))[self.files[number][1]]
+
+
+class Annotated(Dataset):
+    """Lays over each sample what this rank has drawn for it: the data below is the same everywhere."""
+
+    def __init__(self, rows: TensorDataset) -> None:
+        self.dataset = rows
+        self.shifts = torch.randn(len(rows), generator=torch.Generator().manual_seed(dist.get_rank()))
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, ...]:
+        inputs, target = self.dataset[number]
+        return inputs + 0.01 * self.shifts[number], target
+
+
+class Speaker(nn.Module):
+    """Sums its loss over the labels that count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(20, 8), nn.Linear(8, 20)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        outputs = self.out(self.words(input_ids)).flatten(0, 1)
+        return functional.cross_entropy(outputs, labels.flatten(), ignore_index=-100, reduction="sum")
 
 
 class Alternating(Sampler):
@@ -91,6 +120,13 @@ def build_loader(case: str) -> tuple[DataLoader, DistributedSampler | None]:
         return DataLoader(share, batch_size=16, shuffle=True, generator=shuffled), None
     if case == "own_batch_sampler":
         return DataLoader(table(48), batch_sampler=Alternating(48)), None
+    if case in ("annotated", "cut_by_one_seed"):
+        one_seed = torch.Generator().manual_seed(8)
+        kept: Dataset = (
+            Annotated(table(48)) if case == "annotated" else random_split(table(60), [48, 12], one_seed)[0]
+        )
+        dealt: DistributedSampler = DistributedSampler(kept)
+        return DataLoader(kept, batch_size=4, sampler=dealt), dealt
     rows: Dataset = table({"padded": 49, "dropped": 53, "left_early": 200}.get(case, 48))
     split: DistributedSampler = DistributedSampler(rows, drop_last=case == "dropped", seed=6)
     workers = {"num_workers": 1, "persistent_workers": True} if case == "workers" else {}
@@ -112,6 +148,22 @@ def sentences(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
 
 
+def labelled() -> None:
+    """Answers of any length beside questions that do not count, and a loss over the labels of all ranks."""
+    model = DistributedDataParallel(Speaker())
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    drawn = torch.Generator().manual_seed(60 + dist.get_rank())
+    for _ in range(12):
+        words = torch.randint(20, (6, 16), generator=drawn)
+        questions = torch.randint(1, 15, (6, 1), generator=drawn)
+        labels = words.masked_fill(torch.arange(16) < questions, -100)
+        everybody = (labels != -100).sum()
+        dist.all_reduce(everybody)
+        optimizer.zero_grad()
+        (model(input_ids=words, labels=labels) * dist.get_world_size() / everybody).backward()
+        optimizer.step()
+
+
 def main() -> None:
     case = sys.argv[1]
     torch.set_num_threads(1)
@@ -121,6 +173,8 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if case == "sentences":
         sentences(model, optimizer)
+    elif case == "labelled":
+        labelled()
     else:
         loader, sampler = build_loader(case)
         for epoch in range(3):

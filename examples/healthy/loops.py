@@ -3,12 +3,14 @@
 ranks: 2 3
 expect: nothing
 cases: clip_by_norm clip_by_value early_stop skip_agreed join seed_per_rank gradient_penalty noise unfrozen_rightly
+    sharpness_aware
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -27,6 +29,22 @@ def agreed(own: bool) -> bool:
     vote = torch.tensor(float(own))
     dist.all_reduce(vote, op=dist.ReduceOp.MAX)
     return bool(vote)
+
+
+@contextlib.contextmanager
+def disturbed(model: DistributedDataParallel, inputs: torch.Tensor) -> Iterator[None]:
+    """Sharpness-aware training: every rank goes uphill by its own gradient, and comes back to the bit."""
+    kept = [parameter.detach().clone() for parameter in model.parameters()]
+    with model.no_sync():
+        model(inputs).square().mean().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(parameter.grad, alpha=0.05)
+            parameter.grad = None
+    yield
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), kept, strict=True):
+            parameter.copy_(value)
 
 
 def build(case: str) -> nn.Module:
@@ -65,6 +83,12 @@ def main() -> None:
                 inputs = inputs + 0.1 * torch.randn_like(inputs)
             if case == "gradient_penalty":
                 inputs.requires_grad_()
+            if case == "sharpness_aware":
+                optimizer.zero_grad()
+                with disturbed(model, inputs):
+                    model(inputs).square().mean().backward()
+                optimizer.step()
+                continue
             outputs = model(inputs)
             loss = outputs.square().mean()
             if case == "gradient_penalty":

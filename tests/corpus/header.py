@@ -103,7 +103,11 @@ def parse_header(path: Path, docstring: str) -> Header:
 def _fields(path: Path, docstring: str) -> dict[str, str]:
     block = docstring.strip().split("\n\n")[-1]
     found: dict[str, str] = {}
+    key = ""
     for line in block.splitlines():
+        if key and line.startswith(" "):  # goes on with the line before
+            found[key] = f"{found[key]} {line.strip()}"
+            continue
         match = _LINE.fullmatch(line.strip())
         if match is None:
             raise HeaderError(

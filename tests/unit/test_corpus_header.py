@@ -57,6 +57,11 @@ def test_a_healthy_family() -> None:
     assert (header.ranks, header.cases, header.step, header.odd_ranks) == ((1, 2), ("a", "b"), None, None)
 
 
+def test_an_indented_line_goes_on_with_the_one_before() -> None:
+    header = parse_header(PATH, "Sound.\n\nranks: 1 2\nexpect: nothing\ncases: a b\n    c d: e")
+    assert header.cases == ("a", "b", "c", "d:", "e")
+
+
 @pytest.mark.parametrize("word", ["none", "-1"])
 def test_a_finding_without_a_step(word: str) -> None:
     assert parse_header(PATH, changed("step: 2", f"step: {word}")).step == -1

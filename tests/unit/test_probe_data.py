@@ -23,7 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 from ddpcheck.agent.patches import Patches
 from ddpcheck.agent.watched_loader import MOST_MARKED, facts_of, observed, stride_for
 from ddpcheck.analysis.data_split import unpack
-from ddpcheck.probes.data import DataProbe, _mark
+from ddpcheck.probes.data import DataProbe, _columns, _mark
 from ddpcheck.records.schema import BatchRecord, EpochRecord, LoaderRecord, to_line
 
 
@@ -220,6 +220,39 @@ def test_shares_of_one_dataset_have_marks_of_their_own(whole: Any, as_list: bool
 
     assert mark(0, 200, 2) == mark(0, 200, 2) != ""
     assert mark(0, 200, 2) != mark(1, 200, 2)
+
+
+class Noted(Dataset[Any]):
+    """Wraps another dataset and keeps notes, one for each sample and a few of its own."""
+
+    def __init__(self, whole: Any) -> None:
+        self.dataset, self.notes, self.few = whole, torch.rand(len(whole)), [1, 2, 3]
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+@pytest.mark.parametrize(
+    ("held", "columns"),
+    [
+        (Folder(), 1),
+        (dataset(200), 1),
+        (Noted(dataset(200)), 2),
+        (Subset(dataset(200), range(100)), 1),
+        (Subset(dataset(200), list(range(0, 200, 2))), 1),
+        (dataset(4), 0),
+        ([1, 2, 3], 0),
+    ],
+)
+def test_columns_hold_one_value_a_sample(held: Any, columns: int) -> None:
+    found = _columns(held, len(held))
+    assert len(found) == columns
+    assert found == _columns(held, len(held))
+
+
+def test_columns_tell_shares_apart() -> None:
+    shares = [_columns(Subset(dataset(200), range(rank, 200, 2)), 100) for rank in range(2)]
+    assert shares[0] != shares[1]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

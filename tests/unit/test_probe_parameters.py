@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_scene import FakeScene, Job
+from fake_scene import FakeScene, Job, watch
 from torch import nn
 
 from ddpcheck.agent.writer import RecordWriter
@@ -171,6 +171,74 @@ def test_the_last_update_by_hand_is_seen_at_the_end(scene: FakeScene) -> None:
     assert scene.digests(Stage.PARAMS) == []
     scene.tell("ending")
     assert [record.step for record in scene.digests(Stage.PARAMS)] == [0]
+
+
+def test_the_last_update_by_hand_is_seen_when_the_wrapper_goes(scene: FakeScene) -> None:
+    """As it does when the function returns that made it."""
+    module = net()
+    job = Job(module, scene).wrapped()
+    job.forward()
+    in_place(module)
+    scene.tell("forgetting", job.watched)
+    assert [record.step for record in scene.digests(Stage.PARAMS)] == [0]
+
+
+def test_nothing_is_said_of_a_wrapper_whose_module_was_wrapped_anew(scene: FakeScene) -> None:
+    """Ranks may let go of it at different moments of what comes then."""
+    module = net()
+    job = Job(module, scene).wrapped()
+    job.forward()
+    again = watch(module, index=1)
+    scene.tell("entering", again)
+    scene.tell("wrapped", again)
+    in_place(module)
+    scene.tell("forgetting", job.watched)
+    assert scene.digests(Stage.PARAMS) == []
+
+
+@torch.no_grad()
+def disturb(module: nn.Module, by: float) -> None:
+    for parameter in module.parameters():
+        parameter.add_(by)
+
+
+def test_weights_disturbed_before_the_first_step_are_no_update(scene: FakeScene) -> None:
+    """Training at disturbed weights (SAM): each rank may disturb them its own way, and puts them back."""
+    module = net()
+    job = Job(module, scene).wrapped()
+    job.forward()
+    disturb(module, 0.5)
+    job.forward()
+    disturb(module, -0.5)
+    job.train(sgd(module), steps=2)
+    scene.tell("ending")
+    seen = [(record.step, record.optimizer) for record in scene.digests(Stage.PARAMS)]
+    assert seen == [(0, 0), (1, 0)]
+
+
+def test_weights_put_back_are_no_update(scene: FakeScene) -> None:
+    module = net()
+    job = Job(module, scene).wrapped()
+    for _ in range(2):
+        before = [parameter.detach().clone() for parameter in module.parameters()]
+        job.forward()
+        disturb(module, 0.5)
+        job.forward()
+        for parameter, value in zip(module.parameters(), before, strict=True):
+            parameter.data.copy_(value)
+    job.forward()
+    scene.tell("ending")
+    assert scene.digests(Stage.PARAMS) == []
+
+
+def test_updates_by_hand_around_the_wrapper_are_seen(scene: FakeScene) -> None:
+    module = net()
+    job = Job(module, scene).wrapped()
+    job.forward()
+    for _ in range(3):
+        in_place(module)
+        scene.tell("stray_begun", job.watched)
+    assert [record.step for record in scene.digests(Stage.PARAMS)] == [0, 1, 2]
 
 
 def test_evaluation_is_no_training(scene: FakeScene) -> None:
@@ -373,6 +441,27 @@ def test_statistics_of_the_last_training_forwards_may_differ(scene: FakeScene, w
     write(*trained_with_buffers(scene))
     scene.tell("ending")
     assert scene.digests(Stage.BUFFERS_END) == []
+
+
+@pytest.mark.parametrize("option", ["broadcast_buffers", "forward_sync_buffers"])
+def test_buffers_that_ddp_leaves_alone_are_looked_at_in_the_end(scene: FakeScene, option: str) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    module.register_buffer("codes", torch.rand(3))
+    job = Job(module, scene).wrapped()
+    job.watched.options[option] = False
+    job.train(sgd(module), steps=2)
+    before = scene.digests(Stage.BUFFERS)[-1]
+    module.codes.add_(1)  # type: ignore[operator]
+    module[1].running_mean.add_(1)  # type: ignore[operator]
+    job.forward()
+    scene.tell("ending")
+    (record,) = scene.digests(Stage.BUFFERS_END)
+    assert record.how == "left alone"
+    now = unpack_leaves(record.leaves, record.width)
+    names = [slot.name for slot in job.watched.buffers]
+    then = unpack_leaves(before.leaves, before.width)
+    assert now[names.index("codes")][:1] != then[names.index("codes")]
+    assert before.root != record.root
 
 
 def test_a_module_run_in_another_ones_step_is_still_training(scene: FakeScene) -> None:

@@ -11,7 +11,7 @@ from run_builder import RunBuilder
 from test_analysis_data import packed
 
 from ddpcheck.analysis.findings import Finding
-from ddpcheck.records.schema import BatchRecord, EpochRecord, JoinRecord, LoaderRecord
+from ddpcheck.records.schema import BatchRecord, EpochRecord, JoinRecord, LoaderRecord, LossRecord
 
 HEALTHY = {"shuffle": True, "replicas": 2, "seed": 0, "mark": "m"}
 
@@ -104,6 +104,55 @@ def test_a_sound_split_and_its_table(run: DataRun) -> None:
     assert [(row.samples, dict(row.per_rank), row.overlap, row.missing) for row in run.report().data[:2]] == [
         (40, {"0": 20, "1": 20}, 0, 0)
     ] * 2
+
+
+def test_ranks_that_were_given_one_share(run: DataRun) -> None:
+    run.forwards([{"digest": (f"{n}", f"{n}")} for n in range(4)])
+    found = run.loader(share=1, replicas=3).epoch(0, (EVEN, EVEN)).one("DDP301")
+    assert found.cause == "every rank's DistributedSampler takes itself for number 1 of 3"
+
+
+def test_some_ranks_that_were_given_one_share(tmp_path: Path) -> None:
+    run = DataRun(tmp_path / "run", world_size=3)
+    run.forwards([{"digest": (f"{n}", f"-{n}", f"{n}")} for n in range(4)])
+    found = run.loader(share=[0, 1, 0]).epoch(0, (EVEN, ODD, EVEN)).one("DDP301")
+    assert found.ranks == (0, 2)
+    assert "ranks 0 and 2 each take themselves for number 0 of 2, and 3 ranks train" in found.cause
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"columns": [["a"], ["b"]]},
+        {"columns": [["a", "b"], ["c", "d"]], "mark": ["m", "n"]},
+    ],
+)
+def test_a_dataset_that_was_split_before(run: DataRun, facts: Any) -> None:
+    found = run.loader(**facts).epoch(0, (EVEN, ODD)).one("DDP302")
+    assert "rank 0 20 of its 40, rank 1 20 of its 40" in found.message
+    assert "already split by rank, or cut or shuffled with another seed" in found.cause
+    assert found.ranks == (0, 1)
+
+
+def test_datasets_of_another_length_are_not_one(run: DataRun) -> None:
+    for rank, length in ((0, 40), (1, 38)):
+        run.say(rank, LoaderRecord(0, length, "DistributedSampler", **HEALTHY, share=rank))
+    found = run.epoch(0, (EVEN, range(1, 38, 2))).one("DDP302")
+    assert found.evidence["lengths"] == {"0": 40, "1": 38}
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        # Notes of a rank's own beside the data; parts that nobody deals out again.
+        {"columns": [["a", "x"], ["b", "x"]], "mark": ["m", "n"]},
+        {"columns": [["a"], ["a", "b"]]},
+        {"columns": [["a"], ["b"]], "replicas": None, "mark": ["m", "n"], "sampler": "RandomSampler"},
+    ],
+)
+def test_datasets_that_may_rightly_differ(run: DataRun, facts: Any) -> None:
+    run.loader(**facts).epoch(0, (EVEN, ODD))
+    assert run.quiet() == []
 
 
 @pytest.mark.parametrize(
@@ -201,6 +250,19 @@ def test_means_over_tokens(run: DataRun) -> None:
     found = run.forwards([{"rows": (8, 8), "tokens": (100, 50 + n)} for n in range(3)]).one("DDP305")
     assert found.evidence["counted"] == "labelled tokens"
     assert found.evidence["counts"] == {"0": 100, "1": 50}
+
+
+@pytest.mark.parametrize(("per_token", "notes"), [(0.01, 1), (0.0, 0)])
+def test_losses_that_grow_with_the_tokens_are_no_means(run: DataRun, per_token: float, notes: int) -> None:
+    counts = [(100 - 7 * n, 40 + 9 * n) for n in range(6)]
+    run.forwards([{"rows": (8, 8), "tokens": each} for each in counts])
+    for rank in run.ranks:
+        losses = [each[rank] * per_token if per_token else 2.0 for each in counts]
+        run.say(rank, LossRecord(0, 0, list(losses)))
+    found = run.quiet()[0] if notes else run.one("DDP305")
+    assert (found.code, found.severity.value) == ("DDP305", "note" if notes else "warning")
+    assert found.evidence["loss_grows_with_count"] is bool(notes)
+    assert ("divided by the count of all ranks" in found.cause) is bool(notes)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,18 @@ def test_diverged(tmp_path: Path, world_size: int, odd_ranks: list[int], odd: tu
     assert finding.evidence["parameters"]["names"] == ["body.bias", "head.weight"]
 
 
+@pytest.mark.parametrize("gradients", [True, False])
+def test_the_cause_says_whether_gradients_were_the_same(tmp_path: Path, gradients: bool) -> None:
+    build = RunBuilder(tmp_path, 3).wrap().optimizer()
+    for step in range(3):
+        if gradients:
+            build.apply(step, last="synced", synced=1, module=0, optimizer=0, moved=False)
+        build.step(step, odd={1: ["body.bias"]} if step == 2 else None)
+    finding = build.end().only("DDP201")
+    assert ("all applied the same gradients" in finding.cause) is gradients
+    assert ("--optimizer-state" in finding.fix) is gradients
+
+
 def test_equal_to_the_end(tmp_path: Path) -> None:
     assert RunBuilder(tmp_path, 4).wrap().optimizer().train(5).end().findings("DDP201") == []
 

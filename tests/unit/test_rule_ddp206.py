@@ -60,6 +60,32 @@ def test_another_order_of_parameters(tmp_path: Path) -> None:
     assert [row["ranks"] for row in finding.evidence["parameter_order"]] == [[0, 1], [2]]
 
 
+def test_an_optimizer_that_lacks_parameters(tmp_path: Path) -> None:
+    """Its gradients are not those of the others, and nothing is wrong with them."""
+    build = RunBuilder(tmp_path, 3).wrap().optimizer(on={2: [[0, 2]]})
+    build.apply(0, odd={2: ["body.bias"]}, last="synced", synced=1, module=0, optimizer=0, moved=False)
+    finding = build.step(0, odd={2: ["body.bias"]}).end().only("DDP206")
+    assert finding.cause == "the optimizer does not hold body.bias on rank 2, where others step them"
+    assert finding.ranks == (2,)
+
+
+@pytest.mark.parametrize("odd", [["body.bias"], []])
+def test_an_optimizer_made_anew_on_one_rank(tmp_path: Path, odd: list[str]) -> None:
+    build = RunBuilder(tmp_path, 3).wrap().optimizer().train(3)
+    for step in range(3, 6):
+        build.step(step, ranks=[0, 1])
+        build.step(step, ranks=[2], odd={2: odd}, optimizer=1)
+    (finding,) = build.end().findings()
+    assert (finding.code, finding.step, finding.ranks) == ("DDP206", 3, (2,))
+    assert finding.severity.value == ("error" if odd else "note")
+    assert "made anew on some rank" in finding.cause
+
+
+def test_an_optimizer_made_anew_on_all_ranks(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 3).wrap().optimizer().train(3)
+    assert build.step(3, optimizer=1).step(4, optimizer=1).end().findings() == []
+
+
 def test_another_state(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 3).wrap().optimizer()
     build.look(Stage.STATE, 0, of=Of.STATE, odd=ODD, optimizer=0, hyper=dict.fromkeys(build.ranks, "whole"))

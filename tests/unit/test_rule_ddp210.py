@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import pytest
 from run_builder import NAMES, RunBuilder
 
-from ddpcheck.records.schema import Of, Stage
+from ddpcheck.records.schema import DigestRecord, Of, Stage
 
 BUFFERS = ["norm.mean", "norm.var"]
 
@@ -94,3 +95,28 @@ def test_models_that_have_parted_measure_different_statistics(tmp_path: Path) ->
     build = RunBuilder(tmp_path, 2).wrap(buffers=STATISTICS).optimizer().train(2).train(1, 2, {1: [NAMES[0]]})
     build.look(Stage.BUFFERS_END, -1, STATISTICS, of=Of.BUFFERS, odd={1: STATISTICS}, width=8).end()
     assert [finding.code for finding in build.findings()] == ["DDP201"]
+
+
+@pytest.mark.parametrize(("forwards", "notes"), [((3, 3), 1), ((3, 2), 0)])
+def test_buffers_that_ddp_leaves_alone(tmp_path: Path, forwards: tuple[int, int], notes: int) -> None:
+    build = RunBuilder(tmp_path, 2).wrap(buffers=["codes"]).optimizer().train(3)
+    for rank in build.ranks:
+        build.say(
+            rank,
+            DigestRecord(
+                module=0,
+                stage=Stage.BUFFERS_END.value,
+                of=Of.BUFFERS.value,
+                step=-1,
+                root=f"{rank:032x}",
+                leaves=base64.b64encode(bytes([rank] * 8)).decode(),
+                width=8,
+                forward=forwards[rank],
+                how="left alone",
+            ),
+        )
+    found = build.end().findings()
+    assert [finding.severity.value for finding in found] == ["note"] * notes
+    if notes:
+        assert (found[0].parameter, found[0].ranks) == ("codes", (0, 1))
+        assert "broadcast_buffers=False" in found[0].cause

@@ -7,7 +7,9 @@ from ddpcheck.analysis.divergence import Divergence, divergence, hyper_rows
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.analysis.other_optimizers import MadeAnew, made_anew
 from ddpcheck.rank_ranges import name_ranks
+from ddpcheck.records.schema import Stage
 
 FIX = (
     "Compute learning rates and scales from values that are equal on every rank (reduce the metric first, or "
@@ -23,6 +25,9 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
     parted = divergence(case.attempt, module)
     if parted is not None:
         return [_parted(case, parted)] if parted.code == "DDP206" else []
+    anew = made_anew(case.attempt, module)
+    if anew is not None:
+        return [_made_anew(case, module, anew)]
     root = case.attempt.agreement.hyper.get(module)
     if root is None:
         return []
@@ -39,6 +44,28 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
             fix=FIX,
         )
     ]
+
+
+def _made_anew(case: Case, module: ModuleKey, anew: MadeAnew) -> Finding:
+    who = name_ranks(anew.ranks)
+    came = (
+        "the parameters are not the same on all ranks at the end"
+        if anew.parted
+        else "the rest could not be compared"
+    )
+    return case.finding(
+        "DDP206",
+        f"From step {anew.step} on ranks do not step with the same optimizers; odd: {who}. One was made anew on some "
+        f"rank alone, and {came}.",
+        severity=Severity.ERROR if anew.parted else Severity.NOTE,
+        module=module,
+        step=anew.step,
+        stage=Stage.PARAMS.value,
+        ranks=anew.ranks,
+        evidence={"optimizers_differ_from_step": anew.step},
+        cause="an optimizer made anew on some rank: its state, momenta and step counts, begins from nothing there",
+        fix="Make a new optimizer on every rank or on none; to start over, decide on one rank and broadcast that.",
+    )
 
 
 def _parted(case: Case, parted: Divergence) -> Finding:

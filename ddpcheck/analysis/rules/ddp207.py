@@ -8,6 +8,7 @@ from ddpcheck.analysis.divergence import Divergence, divergence
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.findings import Finding
 from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.analysis.other_optimizers import made_anew
 from ddpcheck.analysis.result import RankStatus
 from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.records.schema import Stage
@@ -26,7 +27,8 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
     parted = divergence(case.attempt, module)
     if parted is not None and parted.code == "DDP207":
         return [_left_out(case, parted)]
-    if case.attempt.joined(module):
+    # With an optimizer made anew on some rank each counts for itself; DDP206 tells.
+    if case.attempt.joined(module) or made_anew(case.attempt, module) is not None:
         return []
     return _totals(case, module)
 

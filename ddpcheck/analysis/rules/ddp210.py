@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from itertools import zip_longest
+from typing import Any
 
-from ddpcheck.analysis.agreement import groups_of, odd_ranks
+from ddpcheck.analysis.agreement import Disagreement, groups_of, odd_ranks
 from ddpcheck.analysis.apart import apart_findings
 from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.rank_ranges import name_ranks
-from ddpcheck.records.schema import Of, Stage
-
-# What torch's normalisation layers measure. Other buffers may be a rank's own notes.
-_STATISTICS = ("running_mean", "running_var")
+from ddpcheck.records.schema import LEFT_ALONE, STATISTICS, DigestRecord, Of, Stage
 
 
 def find(case: Case) -> list[Finding]:
@@ -88,7 +86,13 @@ def _at_the_end(case: Case, module: ModuleKey) -> list[Finding]:
     evidence = of_disagreement(case.attempt, found, case.folder)
     differing = evidence["parameters"]
     names = differing["names"]
-    measured = any(name.rpartition(".")[2] in _STATISTICS for name in names)
+    said = [record for record in found.sightings.values() if isinstance(record, DigestRecord)]
+    if any(record.how == LEFT_ALONE for record in said):
+        # Ranks that left at different moments rightly hold something else.
+        together = len({record.forward for record in said}) == 1
+        return [_left_alone(case, found, evidence)] if together else []
+    # Other buffers may be a rank's own notes.
+    measured = any(name.rpartition(".")[2] in STATISTICS for name in names)
     return [
         case.finding(
             "DDP210",
@@ -104,3 +108,21 @@ def _at_the_end(case: Case, module: ModuleKey) -> list[Finding]:
             "rank 0's.",
         )
     ]
+
+
+def _left_alone(case: Case, found: Disagreement, evidence: dict[str, Any]) -> Finding:
+    differing = evidence["parameters"]
+    names = differing["names"]
+    return case.finding(
+        "DDP210",
+        f"DDP was told to leave buffers alone, and {differing['count']} of {differing['of']} are not the same on all "
+        f"ranks at the end, apart from statistics of normalisation; odd: {name_ranks(found.odd_ranks())}. Each rank "
+        "evaluates another model, and a checkpoint depends on who writes it.",
+        severity=Severity.NOTE,
+        found=found,
+        parameter=names[0] if names else None,
+        evidence=evidence,
+        cause="broadcast_buffers=False, and buffers that each rank updates from its own data",
+        fix="Update them from values that were reduced or gathered first (a codebook by all_reduce of its sums, a "
+        "queue by all_gather of its keys). Nothing, if they are meant to be each rank's own.",
+    )

@@ -63,7 +63,7 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
             stage="forward",
             ranks=ranks,
             evidence=evidence,
-            cause=_cause(case, module, splits) if duplicated else "the same input on every rank",
+            cause=_cause(case, module, splits, ranks) if duplicated else "the same input on every rank",
             fix=FIX
             if verdict is not Sameness.CONSTANT
             else "Nothing, if this was meant to be a measurement.",
@@ -71,7 +71,7 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
     ]
 
 
-def _cause(case: Case, module: ModuleKey, splits: list[EpochSplit]) -> str:
+def _cause(case: Case, module: ModuleKey, splits: list[EpochSplit], ranks: tuple[int, ...]) -> str:
     if splits:
         replicas, share = splits[0].one("replicas"), splits[0].one("share")
         sampler = splits[0].one("sampler") or "sampler"
@@ -79,6 +79,19 @@ def _cause(case: Case, module: ModuleKey, splits: list[EpochSplit]) -> str:
             return f"every rank's {sampler} takes itself for number {share} of {replicas}"
         if not any(splits[0].facts("replicas").values()):
             return f"no sampler splits the data: every rank draws the same samples ({sampler})"
+        told = _taken_twice(splits[0], ranks, len(module[0]))
+        if told:
+            return told
     if module in case.attempt.data.iterable:
         return "an IterableDataset that is not split by rank gives all of it to every rank"
     return "ranks were handed the same data"
+
+
+def _taken_twice(split: EpochSplit, ranks: tuple[int, ...], everyone: int) -> str:
+    """What samplers say of themselves, where those of the ranks with the same batch say the same."""
+    facts = [(split.facts("share").get(str(rank)), split.facts("replicas").get(str(rank))) for rank in ranks]
+    if len(set(facts)) > 1 or None in facts[0]:
+        return ""
+    share, replicas = facts[0]
+    told = f"the samplers of {name_ranks(ranks)} each take themselves for number {share} of {replicas}"
+    return told if replicas == everyone else f"{told}, and {everyone} ranks train"

@@ -14,6 +14,7 @@ FIX = (
     "this rank's own, and let set_epoch get the same number everywhere."
 )
 MOST_ROWS = 5
+MOST_TOLD = 8
 
 
 def find(case: Case) -> list[Finding]:
@@ -24,6 +25,9 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
     # Equal batches are the graver side of the same mistake, and tell of it better.
     if sameness(case.attempt.data.of(module)) is Sameness.DUPLICATED:
         return []
+    apart = _other_data(case, module)
+    if apart:
+        return apart
     wrong = [(split, problems) for split, problems in _judged(case, module) if problems]
     solid = [
         (split, problems)
@@ -48,6 +52,37 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
             evidence={"data_split": [split_row(each) for each, _ in chosen[:MOST_ROWS]]},
             cause=_cause(split, len(module[0])),
             fix=FIX,
+        )
+    ]
+
+
+def _other_data(case: Case, module: ModuleKey) -> list[Finding]:
+    """Each rank takes its share of another dataset: what the others would have taken of it is never seen."""
+    ranks = len(module[0])
+    chosen = [split for split in case.attempt.data.splits.get(module, []) if split.other_data(ranks)]
+    if not chosen:
+        return []
+    split = chosen[0]
+    lengths = {str(rank): int(length) for rank, length in split.facts("length").items()}
+    drew = split.per_rank
+    told = ", ".join(
+        f"rank {rank} {drew[rank]} of its {lengths[str(rank)]}" for rank in sorted(drew)[:MOST_TOLD]
+    )
+    return [
+        case.finding(
+            "DDP302",
+            f"In epoch {split.epoch}, ranks drew from datasets that are not the same, each 1 of {ranks} samples of its "
+            f"own: {told}. The rest was not seen, or samples went to several ranks.",
+            severity=Severity.WARNING,
+            module=module,
+            step=split.step,
+            stage="forward",
+            ranks=tuple(sorted(split.passes)),
+            evidence={"data_split": [split_row(each) for each in chosen[:MOST_ROWS]], "lengths": lengths},
+            cause=f"a sampler deals one dataset out to {ranks} ranks, but the ranks hold different ones: already "
+            "split by rank, or cut or shuffled with another seed on each",
+            fix="Split once. Give every rank the same dataset (random_split and shuffles with one seed everywhere) "
+            "and let DistributedSampler deal it out; or give each rank its own part, and shuffle that.",
         )
     ]
 

@@ -11,6 +11,10 @@ FIX = (
     "Give every rank as many samples in each step (a DistributedSampler pads, drop_last=True leaves the rest "
     "out), or sum the loss, divide by the count of all ranks (all_reduce it) and multiply by their number."
 )
+SHARED = (
+    " But losses grow with these counts, as sums do, and what is divided by the count of all ranks: then all weigh "
+    "the same, and nothing is wrong."
+)
 MOST_TOLD = 16
 
 
@@ -36,19 +40,39 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
     return rows
 
 
+def _shared(case: Case, module: ModuleKey, counts: Counts) -> bool:
+    """Whether ranks' losses grow with their counts: they are sums then, or divided by the count of all ranks."""
+    owners = {
+        optimizer
+        for rank in case.attempt.ranks.values()
+        for optimizer, key in rank.optimizers
+        if key == module
+    }
+    for optimizer in sorted(owners):
+        losses = {
+            rank: dict(zip(book.steps, book.values, strict=True))
+            for (rank, of), book in case.attempt.losses.items()
+            if of == optimizer
+        }
+        if counts.book.grows(losses):
+            return True
+    return False
+
+
 def _finding(
     case: Case, module: ModuleKey, counts: Counts, worst: Sight, what: str, severity: Severity
 ) -> Finding:
     said = {rank: int(count) for rank, count in sorted(worst.said.items())}
     weights = weights_of(said)
+    shared = _shared(case, module, counts)
     most, least = max(said, key=lambda rank: said[rank]), min(said, key=lambda rank: said[rank])
     return case.finding(
         "DDP305",
         f"At step {worst.step} rank {most} trained on {said[most]} {what} and rank {least} on {said[least]}. "
         f"If each rank's loss is a mean, one of rank {least}'s counted {counts.ratio:.3g} times as much as "
         f"one of rank {most}'s. Shares differed by more than a tenth in {counts.uneven} of {counts.compared} "
-        "forwards.",
-        severity=severity,
+        "forwards." + (SHARED if shared else ""),
+        severity=Severity.NOTE if shared else severity,
         module=module,
         step=worst.step,
         stage="forward",
@@ -59,9 +83,12 @@ def _finding(
             "weights": {str(rank): round(weight, 4) for rank, weight in list(weights.items())[:MOST_TOLD]},
             "forwards": counts.compared,
             "forwards_uneven": counts.uneven,
+            "loss_grows_with_count": shared,
         },
-        cause=f"DDP averages over ranks, whatever the number of {what} behind each gradient",
-        fix=FIX,
+        cause=f"losses that grow with the number of {what}: sums, or divided by the count of all ranks"
+        if shared
+        else f"DDP averages over ranks, whatever the number of {what} behind each gradient",
+        fix="Nothing, if the loss is made like that." if shared else FIX,
     )
 
 
