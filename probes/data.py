@@ -206,36 +206,53 @@ def _mark(iterator: Any) -> str:
 
 
 def _columns(dataset: Any, length: int) -> list[str]:
-    """Digests of what has one value for each sample: they differ where ranks hold other samples."""
+    """Digests of what names each sample: they differ where ranks hold other samples."""
     found: list[str] = []
-    for value in _attributes(dataset)[:MOST_ATTRIBUTES]:
-        # Tensors of a TensorDataset stand in a tuple.
-        few = isinstance(value, (list, tuple)) and len(value) <= MOST_COLUMNS and len(value) != length
-        for column in value if few else [value]:
-            if _rows_of(column) == length and len(found) < MOST_COLUMNS:
-                taken = take(Contents(_numbers(column)))
-                if taken.ready() and (told := taken.fingerprint()).variety >= TELLING:
-                    found.append(told.digest)
+    for column in _attributes(dataset)[:MOST_ATTRIBUTES]:
+        names = _names(column, length)
+        if names is not None and len(found) < MOST_COLUMNS:
+            taken = take(Contents(names))
+            if taken.ready() and (told := taken.fingerprint()).variety >= TELLING:
+                found.append(told.digest)
     return found
 
 
-def _numbers(column: Any) -> Any:
-    """A list of indices as memory, which tells how much it holds; no more than a part of it is read."""
-    if type(column) in (list, tuple, range):
-        some = column[:: -(-len(column) // MOST_NUMBERS) or 1]
-        if all(type(number) in (int, float) for number in some):
-            return array("d", some)
-    return column
+def _names(column: Any, length: int) -> Any:
+    """File names, keys, indices: text or whole numbers of which no two are the same. None for anything else.
+
+    Values may be made up by each rank for itself, as in many an example and benchmark, and labels come again and again.
+    """
+    if _rows_of(column) != length:
+        return None
+    # No more than a part of it is read.
+    some = column[:: -(-length // MOST_NUMBERS) or 1]
+    some = some.tolist() if hasattr(some, "tolist") else some
+    if not all(map(_is_name, some)) or len(set(some)) < len(some):
+        return None
+    # As memory it tells how much it holds.
+    return (
+        array("q", some)
+        if all(type(one) is int and abs(one) < 2**63 for one in some)
+        else list(map(repr, some))
+    )
+
+
+def _is_name(value: Any) -> bool:
+    """Image folders keep a path and a class for each sample."""
+    return type(value) in (int, str) or (
+        type(value) is tuple and all(type(part) in (int, str) for part in value)
+    )
 
 
 def _rows_of(column: Any) -> int:
-    """Nothing is called that the user wrote."""
-    if isinstance(column, torch.Tensor):
-        return column.shape[0] if column.dim() else -1
+    """Of a plain list, or of an array of one dimension on the host. Nothing is called that the user wrote."""
     if type(column) in (list, tuple, range, array):
         return len(column)
-    shape = getattr(column, "shape", None) if type(column).__module__ == "numpy" else None
-    return int(shape[0]) if shape else -1
+    if type(column) is torch.Tensor:
+        is_list = column.is_cpu and column.layout is torch.strided and column.dim() == 1
+        return column.shape[0] if is_list and not column.is_floating_point() else -1
+    shape: tuple[int, ...] = getattr(column, "shape", ()) if type(column).__module__ == "numpy" else ()
+    return int(shape[0]) if len(shape) == 1 else -1
 
 
 def _attributes(dataset: Any) -> list[Any]:

@@ -331,7 +331,7 @@ class LoaderRecord:
     seed: int | None = None
     # Digest of the dataset's own attributes: equal, where the dataset is. Empty: they tell too little.
     mark: str = ""
-    # Of each attribute that has a value for each sample, as a list of files or of indices does.
+    # Of each attribute that names every sample, as a list of files or of indices does.
     columns: list[str] = field(default_factory=list)
 
 

@@ -3,7 +3,7 @@
 ranks: 2 3
 expect: nothing
 cases: sampler padded dropped workers stream weighted own_files own_rows own_list own_batch_sampler sentences left_early
-    annotated cut_by_one_seed labelled
+    annotated cut_by_one_seed labelled made_up made_up_list
 """
 
 from __future__ import annotations
@@ -74,6 +74,21 @@ class Annotated(Dataset):
         return inputs + 0.01 * self.shifts[number], target
 
 
+class MadeUp(Dataset):
+    """Random numbers that nobody has seeded, as in many an example and benchmark: each rank has its own."""
+
+    def __init__(self, rows: int) -> None:
+        anew = torch.Generator()
+        anew.seed()
+        self.rows = [(torch.rand(8, generator=anew), torch.ones(1)) for _ in range(rows)]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, ...]:
+        return self.rows[number]
+
+
 class Speaker(nn.Module):
     """Sums its loss over the labels that count."""
 
@@ -127,6 +142,14 @@ def build_loader(case: str) -> tuple[DataLoader, DistributedSampler | None]:
         )
         dealt: DistributedSampler = DistributedSampler(kept)
         return DataLoader(kept, batch_size=4, sampler=dealt), dealt
+    if case in ("made_up", "made_up_list"):
+        made_up: Dataset = (
+            MadeUp(192)
+            if case == "made_up_list"
+            else TensorDataset(*map(torch.stack, zip(*MadeUp(192).rows, strict=True)))
+        )
+        split_up: DistributedSampler = DistributedSampler(made_up)
+        return DataLoader(made_up, batch_size=16, sampler=split_up), split_up
     rows: Dataset = table({"padded": 49, "dropped": 53, "left_early": 200}.get(case, 48))
     split: DistributedSampler = DistributedSampler(rows, drop_last=case == "dropped", seed=6)
     workers = {"num_workers": 1, "persistent_workers": True} if case == "workers" else {}

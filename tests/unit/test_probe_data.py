@@ -222,6 +222,17 @@ def test_shares_of_one_dataset_have_marks_of_their_own(whole: Any, as_list: bool
     assert mark(0, 200, 2) != mark(1, 200, 2)
 
 
+class Images(Dataset[Any]):
+    """A path and a class for each sample, and the classes once more."""
+
+    def __init__(self, count: int) -> None:
+        self.samples = [(f"{number}.png", number % 3) for number in range(count)]
+        self.targets = [target for _, target in self.samples]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
 class Noted(Dataset[Any]):
     """Wraps another dataset and keeps notes, one for each sample and a few of its own."""
 
@@ -236,15 +247,19 @@ class Noted(Dataset[Any]):
     ("held", "columns"),
     [
         (Folder(), 1),
-        (dataset(200), 1),
-        (Noted(dataset(200)), 2),
         (Subset(dataset(200), range(100)), 1),
         (Subset(dataset(200), list(range(0, 200, 2))), 1),
-        (dataset(4), 0),
+        (Subset(dataset(200), torch.randperm(200)), 1),  # type: ignore[arg-type]
+        (Subset(dataset(200), range(4)), 0),
+        (Images(200), 1),
+        # Values, which each rank may have made up for itself, and labels.
+        (dataset(200), 0),
+        (Noted(dataset(200)), 0),
+        (TensorDataset(torch.arange(200) % 50), 0),
         ([1, 2, 3], 0),
     ],
 )
-def test_columns_hold_one_value_a_sample(held: Any, columns: int) -> None:
+def test_columns_name_each_sample(held: Any, columns: int) -> None:
     found = _columns(held, len(held))
     assert len(found) == columns
     assert found == _columns(held, len(held))
