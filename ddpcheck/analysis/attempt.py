@@ -158,7 +158,10 @@ class Attempt:
     def hosts(self) -> tuple[HostClock, ...]:
         """The hosts of the job and their clocks, where there are several."""
         here = {number: rank.header.host for number, rank in self.ranks.items()}
-        return self.host_clocks.hosts(here, self.elsewhere)
+        # A device's waits are no moments of the host's clock.
+        waits = {rank: clock.shortest_wait() for rank, clock in self.clocks.items() if not clock.device}
+        known = {rank: wait for rank, wait in waits.items() if wait is not None}
+        return self.host_clocks.hosts(here, self.elsewhere, known)
 
     def steps(self, rank: int) -> int:
         return max(self.ranks[rank].steps.values(), default=0)

@@ -1,8 +1,10 @@
 """How far the clocks of a job's hosts are apart, from moments that all ranks come to together.
 
 A reduced backward ends on all ranks at about the same time: none can have the sum before all have given their part.
-The median of many such moments is the offset of one host's clock against another's; how much single moments
-scatter around it is how well it is known.
+The median of many such moments is the offset of one host's clock against another's. How well it is known depends on
+two things: how much single moments scatter around it, and how far apart the ends may lie each time. A rank that waits
+for communication from one moment to another has begun to before anybody could end, so that ends lie no further apart
+than the shortest such wait. Over a slow link that is much, and the same in every step.
 """
 
 from __future__ import annotations
@@ -63,13 +65,26 @@ class ClockOffsets:
         if len(self._open) > _MOST_OPEN:
             self._close()
 
-    def hosts(self, here: Mapping[int, str], elsewhere: Mapping[int, str]) -> tuple[HostClock, ...]:
-        """All hosts, that of the lowest rank first; nothing where there is only one. Both by rank."""
+    def hosts(
+        self,
+        here: Mapping[int, str],
+        elsewhere: Mapping[int, str],
+        waits: Mapping[int, float] | None = None,
+    ) -> tuple[HostClock, ...]:
+        """All hosts, that of the lowest rank first; nothing where there is only one. All by rank.
+
+        `waits`: the shortest wait for communication that each rank ever had, in seconds.
+        """
         while self._open:
             self._close()
         names = _by_host(here)
         away = _by_host({rank: host for rank, host in elsewhere.items() if rank not in here})
-        clocks = [self._clock(name, ranks, min(here)) for name, ranks in names.items()]
+        shortest = _shortest(names, waits or {})
+        first = shortest.get(here[min(here)], 0.0) if here else 0.0
+        clocks = [
+            self._clock(name, ranks, min(here), max(first, shortest.get(name, 0.0)))
+            for name, ranks in names.items()
+        ]
         clocks += [HostClock(name, ranks, None, None, 0, here=False) for name, ranks in away.items()]
         return tuple(clocks) if len(clocks) > 1 else ()
 
@@ -87,7 +102,7 @@ class ClockOffsets:
             for kept in self._differences.values():
                 del kept[::2]
 
-    def _clock(self, host: str, ranks: tuple[int, ...], lowest: int) -> HostClock:
+    def _clock(self, host: str, ranks: tuple[int, ...], lowest: int, apart: float) -> HostClock:
         if lowest in ranks:
             return HostClock(host, ranks, 0.0, 0.0, 0, reference=True)
         found = self._differences.get(host, [])
@@ -97,7 +112,12 @@ class ClockOffsets:
         # Not divided by the root of their number: that one host always comes out a little later than another
         # is no chance, and many moments do not make it smaller.
         scatter = _TO_DEVIATION * median(abs(each - middle) for each in found)
-        return HostClock(host, ranks, round(middle, 6), round(scatter, 6), len(found))
+        return HostClock(host, ranks, round(middle, 6), round(max(scatter, apart), 6), len(found))
+
+
+def _shortest(hosts: Mapping[str, tuple[int, ...]], waits: Mapping[int, float]) -> dict[str, float]:
+    known = {host: [waits[rank] for rank in ranks if rank in waits] for host, ranks in hosts.items()}
+    return {host: min(each) for host, each in known.items() if each}
 
 
 def _by_host(ranks: Mapping[int, str]) -> dict[str, tuple[int, ...]]:

@@ -46,6 +46,17 @@ def test_one_late_step_does_not_move_it() -> None:
     assert second.offset == pytest.approx(0.5, abs=0.001)
 
 
+def test_ends_may_lie_as_far_apart_as_ranks_wait() -> None:
+    """Over a slow link one host comes to the end later every time, as if its clock were ahead."""
+    found = clocks(200, offset=0.03)
+    _, second = found.hosts(HERE, {}, {0: 0.002, 1: 0.15, 2: 0.12, 3: 0.1})
+    assert second.offset == pytest.approx(0.03, abs=0.001)
+    assert second.uncertainty == 0.1
+    _, second = found.hosts(HERE, {}, {0: 0.0001, 1: 0.00005, 2: 0.0003})
+    assert second.uncertainty is not None
+    assert 0.0003 < second.uncertainty < 0.002
+
+
 def test_too_few_steps_are_no_measure() -> None:
     _, second = clocks(3).hosts(HERE, {})
     assert (second.offset, second.uncertainty, second.moments) == (None, None, 1)

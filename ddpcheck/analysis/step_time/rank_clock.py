@@ -49,6 +49,11 @@ class RankClock:
         while len(self.steps) > self.most:
             self._thin_out()
 
+    def shortest_wait(self) -> float | None:
+        """For communication, in seconds. Steps without any do not count."""
+        shortest = min((wait for wait in self.columns["wait"] if wait > 0), default=None)
+        return None if shortest is None else shortest / 1e6
+
     def _thin_out(self) -> None:
         self.every *= 2
         kept = [place for place, step in enumerate(self.steps) if step % self.every == 0]
