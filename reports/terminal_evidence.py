@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -18,6 +18,8 @@ _MOST_GROUPS = 8
 _MOST_NAMES = 10
 _MOST_ROWS = 10
 _MOST_CHARACTERS = 400
+# What evidence stands in from the edge.
+_INDENT = 6
 # Evidence by these names lists ranks.
 _RANK_LISTS = ("ranks", "reported")
 # Enough of a digest to tell two apart by eye; the whole of it is in report.json.
@@ -52,10 +54,30 @@ def _block(ink: Ink, key: str, value: Any) -> RenderableType:
 def _generic(ink: Ink, key: str, value: Any) -> RenderableType:
     label = key.replace("_", " ")
     if isinstance(value, (list, tuple)) and value and all(isinstance(item, Mapping) for item in value):
+        table = _table(ink, value)
+        if table is not None:
+            return Group(ink.text(f"{label}:"), indented(table))
         lines = [shortened(_spoken_mapping(item), _MOST_CHARACTERS) for item in value[:_MOST_ROWS]]
         lines += [f"and {len(value) - _MOST_ROWS} more"] if len(value) > _MOST_ROWS else []
         return Group(ink.text(f"{label}:"), indented(Group(*map(ink.text, lines))))
     return ink.text(f"{label}: {shortened(spoken_evidence(key, value), _MOST_CHARACTERS)}")
+
+
+def _table(ink: Ink, items: Sequence[Mapping[str, Any]]) -> RenderableType | None:
+    """Items that all tell the same few plain things, one below the other, where the console has the room."""
+    keys = list(items[0])
+    plain = all(
+        list(item) == keys and all(isinstance(value, (str, int, float)) for value in item.values())
+        for item in items
+    )
+    if not plain or len(items) > _MOST_ROWS:
+        return None
+    titles = [key.replace("_", " ") for key in keys]
+    rows = [[spoken(item[key]) for key in keys] for item in items]
+    widths = [max(len(row[place]) for row in (titles, *rows)) for place in range(len(keys))]
+    if sum(widths) + 2 * len(widths) + _INDENT > ink.console.width:
+        return None
+    return ink.columns(titles, rows)
 
 
 def spoken_evidence(key: str, value: Any) -> str:

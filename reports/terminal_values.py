@@ -75,6 +75,8 @@ def spoken(value: Any, dtype: str = "") -> str:
         return f"{value:.{digits}g}" if digits else repr(value)
     if value is None or isinstance(value, bool):
         return str(value)
+    if isinstance(value, (list, tuple)) and value and all(isinstance(item, str) and item for item in value):
+        return ", ".join(value)
     return json.dumps(value, default=str, ensure_ascii=False)
 
 

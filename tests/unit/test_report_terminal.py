@@ -266,6 +266,14 @@ def test_evidence_of_any_shape_reads_as_text() -> None:
     assert "name: p9 and 20 more" in text
 
 
+def test_evidence_of_one_shape_is_a_table() -> None:
+    links = [{"from": "a", "to": "b", "busy_pct": 86}, {"from": "b", "to": "c", "busy_pct": 9}]
+    assert "links: from to busy pct a b 86 b c 9" in shown({"links": links})
+    wide = [{**link, "why": "w" * 110} for link in links]
+    assert "from: a; to: b; busy_pct: 86; why: ww" in shown({"links": wide})
+    assert "nodes: a, b" in shown({"nodes": ["a", "b"]})
+
+
 def test_leaves_that_were_not_recorded_are_not_called_equal() -> None:
     assert "which of the 5 tensors differ was not recorded" in shown(
         {"parameters": {"count": 0, "of": 5, "names": []}}
