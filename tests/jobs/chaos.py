@@ -44,6 +44,9 @@ def everything(rank: int, world_size: int) -> list[Any]:
     sampler: Any = DistributedSampler(data, world_size, rank)
     for number, (batch,) in enumerate(DataLoader(data, batch_size=6, sampler=sampler)):
         optimizer.zero_grad()
+        if number == 3:
+            with ddp.no_sync():
+                ddp(batch).square().mean().backward()
         loss = ddp(batch).square().mean() * (float("inf") if number == 2 else 1.0)
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
