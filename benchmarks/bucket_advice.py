@@ -1,6 +1,6 @@
-"""Checks forecasts of DDP404 by running them: two hosts with a slow link between them, compute that only sleeps.
+"""Checks forecasts of DDP404 by running them: hosts with slow links between them, compute that only sleeps.
 
-    python benchmarks/bucket_advice.py [--case N]   # as root: it makes two network namespaces and takes them down
+    python benchmarks/bucket_advice.py [--case N]   # as root: it makes network namespaces and takes them down
 
 Each case is trained with the buckets it has, under `ddpcheck run --profile`, then with those that were advised, then
 with those it had once more; the last two without ddpcheck. Exits 1 where a forecast has the wrong direction or is more
@@ -23,7 +23,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-HOSTS = ("bucket-a", "bucket-b")
+HOSTS = ("bucket-a", "bucket-b", "bucket-c")
+SWITCH = "bucket-switch"
+DEVICE = "veth0"
 STEPS = 8
 WARM_UP = 3
 MIB = 1 << 20
@@ -39,6 +41,13 @@ class Case:
     widths: tuple[int, ...]
     sleep: float
     limits: tuple[float, ...] = ()
+    # Seconds that a packet takes from one host to the other, of which there are two then.
+    delay: float = 0.0
+    ranks: int = 2
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return HOSTS[: self.ranks]
 
 
 # Links so slow, and pauses so long, that what else the processor does matters little.
@@ -46,6 +55,13 @@ CASES = (
     Case("six equal layers, default buckets", "25mbit", (512,) * 7, 0.24),
     Case("twelve equal layers, two buckets", "50mbit", (384,) * 13, 0.12, (5,)),
     Case("the largest layer comes last", "25mbit", (1024, 512, 256, 256, 256, 256), 0.2, (0.25, 25)),
+    Case(
+        "eight uneven layers, default buckets", "40mbit", (256, 768, 256, 512, 640, 256, 384, 896, 256), 0.16
+    ),
+    Case("eleven equal layers, two buckets", "80mbit", (640,) * 12, 0.15, (10,)),
+    Case("small buckets on a far link", "100mbit", (*(256,) * 6, 512, 512) * 4, 0.004, (0.25,), delay=0.02),
+    Case("default buckets on a far link", "20mbit", (384, 512, 384, 512, 384, 512, 384), 0.2, delay=0.01),
+    Case("three hosts, default buckets", "40mbit", (512,) * 9, 0.2, ranks=3),
 )
 
 
@@ -76,7 +92,7 @@ def rank_main(rank: int, case: Case, limits: Sequence[float], folder: Path) -> N
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=len(HOSTS)
+        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=case.ranks
     )
     pairs = zip(case.widths, case.widths[1:], strict=False)
     model = nn.Sequential(*(Layer(wide, narrow) for wide, narrow in pairs))
@@ -98,48 +114,62 @@ def rank_main(rank: int, case: Case, limits: Sequence[float], folder: Path) -> N
 
 
 def job(case: int, limits: str, folder: str) -> int:
-    """Both ranks, each on its host: what `ddpcheck run` is given to watch."""
+    """All ranks, each on its host: what `ddpcheck run` is given to watch."""
     me = [sys.executable, __file__, "--rank"]
     ranks = [
         subprocess.Popen(["ip", "netns", "exec", host, *me, str(rank), str(case), limits, folder])
-        for rank, host in enumerate(HOSTS)
+        for rank, host in enumerate(CASES[case].hosts)
     ]
     return max(process.wait() for process in ranks)
 
 
 @contextmanager
-def hosts() -> Iterator[None]:
-    for host in HOSTS:
-        run("ip", "netns", "add", host)
+def hosts(case: Case) -> Iterator[None]:
+    """Namespaces with a device each, and links between them as slow as the case has them."""
+    spaces = case.hosts if case.delay else (*case.hosts, SWITCH)
+    for space in spaces:
+        run("ip", "netns", "add", space)
     try:
-        run(
-            "ip",
-            "link",
-            "add",
-            "veth0",
-            "netns",
-            HOSTS[0],
-            "type",
-            "veth",
-            "peer",
-            "veth0",
-            "netns",
-            HOSTS[1],
-        )
-        for number, host in enumerate(HOSTS):
-            run("ip", "-n", host, "addr", "add", f"10.77.0.{number + 1}/24", "dev", "veth0")
-            for device in ("lo", "veth0"):
-                run("ip", "-n", host, "link", "set", device, "up")
+        with far_link(case) if case.delay else switch(case):
+            for number, host in enumerate(case.hosts):
+                run("ip", "-n", host, "addr", "add", f"10.77.0.{number + 1}/24", "dev", DEVICE)
+                for device in ("lo", DEVICE):
+                    run("ip", "-n", host, "link", "set", device, "up")
+                shape = ["root", "tbf", "rate", case.rate, "burst", "64kb", "latency", "200ms"]
+                run("tc", "-n", host, "qdisc", "add", "dev", DEVICE, *shape)
+            yield
+    finally:
+        for space in spaces:
+            subprocess.run(["ip", "netns", "del", space], check=False)
+
+
+@contextmanager
+def switch(case: Case) -> Iterator[None]:
+    """A cable from every host to a switch."""
+    run("ip", "-n", SWITCH, "link", "add", "switch", "type", "bridge")
+    run("ip", "-n", SWITCH, "link", "set", "switch", "up")
+    for number, host in enumerate(case.hosts):
+        port = f"port{number}"
+        cable = ["link", "add", DEVICE, "type", "veth", "peer", port, "netns", SWITCH]
+        run("ip", "-n", host, *cable)
+        run("ip", "-n", SWITCH, "link", "set", port, "master", "switch", "up")
+    yield
+
+
+@contextmanager
+def far_link(case: Case) -> Iterator[None]:
+    command = [sys.executable, Path(__file__).with_name("far_link_job.py"), DEVICE, str(case.delay)]
+    carrier = subprocess.Popen([*command, *case.hosts], stdout=subprocess.PIPE, text=True)
+    try:
+        if carrier.stdout is None or carrier.stdout.readline() != "ready\n":
+            sys.exit("the far link could not be made")
+        for host in case.hosts:
+            # Few large packets: the carrier should need little of the processor.
+            run("ip", "-n", host, "link", "set", DEVICE, "mtu", "9000")
         yield
     finally:
-        for host in HOSTS:
-            subprocess.run(["ip", "netns", "del", host], check=False)
-
-
-def limit_links(rate: str) -> None:
-    for host in HOSTS:
-        shape = ["root", "tbf", "rate", rate, "burst", "64kb", "latency", "200ms"]
-        run("tc", "-n", host, "qdisc", "replace", "dev", "veth0", *shape)
+        carrier.kill()
+        carrier.wait()
 
 
 def run(*command: str) -> None:
@@ -155,7 +185,7 @@ def train(number: int, limits: Sequence[float], watched: bool) -> tuple[float, d
         if watched:
             options = ["--profile-steps", f"{WARM_UP}:{STEPS - 1}", "--out", str(out), "--fail-on", "never"]
             command = [sys.executable, "-m", "ddpcheck", "run", "-q", *options, "--", *command]
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "veth0"}
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": DEVICE}
         subprocess.run(command, check=True, env=environment, timeout=300, stderr=subprocess.DEVNULL)
         times = json.loads((Path(folder) / "times").read_text())
         advice = None
@@ -166,12 +196,14 @@ def train(number: int, limits: Sequence[float], watched: bool) -> tuple[float, d
 
 def check(number: int, case: Case) -> bool:
     """Whether the forecast came true."""
-    limit_links(case.rate)
     _, advice = train(number, case.limits, watched=True)
     if advice is None:
         print(f"{case.name}: no advice")
         return False
     best = advice["best"]
+    if best == advice["now"]:
+        print(f"{case.name}: advised to leave them as they are")
+        return False
     sizes = [size / MIB for size in dict.fromkeys((best["first_bytes"], best["cap_bytes"]))]
     after, _ = train(number, sizes, watched=False)
     before, _ = train(number, case.limits, watched=False)
@@ -197,8 +229,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--case", type=int, choices=range(len(CASES)), help="this one only, counted from 0")
     chosen = parser.parse_args().case
-    with hosts():
-        good = [check(number, case) for number, case in enumerate(CASES) if chosen in (None, number)]
+    good = []
+    for number, case in enumerate(CASES):
+        if chosen in (None, number):
+            with hosts(case):
+                good.append(check(number, case))
     sys.exit(0 if all(good) else 1)
 
 

@@ -1,13 +1,15 @@
-"""Buckets by DDP's rule, the fitted link, and what is advised: against cases reckoned by hand and a known link."""
+"""Buckets by DDP's rule, and what is advised: against cases reckoned by hand and a known link."""
 
 from __future__ import annotations
 
 import pytest
 
 from ddpcheck.analysis.attempt import Attempt
+from ddpcheck.analysis.overlap import advice as advice_of_buckets
 from ddpcheck.analysis.overlap.advice import MIB, bucket_advice
 from ddpcheck.analysis.overlap.bucket_layout import Bucket, Gradient, laid_out
-from ddpcheck.analysis.overlap.link import Link, Seen, fitted
+from ddpcheck.analysis.overlap.gloo_link import GlooLink
+from ddpcheck.analysis.overlap.link import Link
 from ddpcheck.analysis.overlap.result import BucketOverlap, BucketPart
 from ddpcheck.records.schema import ModuleRecord, RankHeader, ReadyRecord
 
@@ -33,55 +35,17 @@ def test_types_have_buckets_of_their_own() -> None:
     assert [each.bytes for each in laid_out(mixed, [8])] == [8, 2]
 
 
-def test_one_lane_reduces_one_after_the_other() -> None:
-    link = Link(latency_ns=10, ns_per_byte=1)
-    assert link.reduce([Bucket(100, 0), Bucket(50, 20), Bucket(5, 500)]) == [(0, 110), (110, 170), (500, 515)]
-
-
-def test_two_lanes_share_the_bandwidth_and_not_the_latency() -> None:
-    link = Link(latency_ns=10, ns_per_byte=1, lanes=2)
-    # Both wait until 10 and then go half as fast: the first is through at 110, the second alone from there.
-    times = link.reduce([Bucket(50, 0), Bucket(100, 0)])
-    assert [round(end) for _, end in times] == [110, 160]
-    # The second one's latency lies beside the first one's transfer.
-    times = link.reduce([Bucket(100, 0), Bucket(100, 50)])
-    assert [round(end) for _, end in times] == [160, 210]
-
-
-@pytest.mark.parametrize("lanes", [1, 2])
-@pytest.mark.parametrize("spacing", [0, 3, 60])
-def test_a_known_link_is_found_again(lanes: int, spacing: int) -> None:
-    true = Link(latency_ns=2 * MS, ns_per_byte=10, lanes=lanes)
-    buckets = [
-        Bucket(size * MIB, number * spacing * MS) for number, size in enumerate((1, 4, 4, 8, 2, 4, 1, 8))
-    ]
-    times = true.reduce(buckets)
-    seen = [Seen(bucket, end - start) for bucket, (start, end) in zip(buckets, times, strict=True)]
-    link = fitted(seen, lanes)
-    assert link is not None
-    assert link.error < 0.05
-    assert link.ns_per_byte == pytest.approx(10, rel=0.05)
-    assert link.latency_ns == pytest.approx(2 * MS, rel=0.5)
-
-
-@pytest.mark.parametrize(
-    "seen",
-    [
-        [],
-        [Seen(Bucket(MIB, 0), MS)],
-        [Seen(Bucket(MIB, 0), MS), Seen(Bucket(MIB, 50), MS)],
-        [Seen(Bucket(MIB, 0), MS), Seen(Bucket(4 * MIB, 50), 0)],
-    ],
-)
-def test_what_tells_no_link(seen: list[Seen]) -> None:
-    assert fitted(seen, 1) is None
-
-
 class Job:
-    """Two ranks whose backwards and reductions follow a known link to the nanosecond."""
+    """Ranks whose backwards and reductions follow a known link to the nanosecond."""
 
     def __init__(
-        self, sizes_mib: list[float], gap_ms: float, limits: list[int], link: Link, steps: int = 3
+        self,
+        sizes_mib: list[float],
+        gap_ms: float,
+        limits: list[int],
+        link: Link,
+        steps: int = 3,
+        ranks: int = 2,
     ) -> None:
         self.attempt = Attempt("a")
         count = len(sizes_mib)
@@ -97,10 +61,10 @@ class Job:
         buckets = laid_out(ready, limits)
         times = link.reduce(buckets)
         done = round(max(times[-1][1], ready[-1].ready_ns) / 1000)
-        for rank in (0, 1):
-            header = RankHeader(rank, 2, "node", 1, 1, "a", 0.0)
+        for rank in range(ranks):
+            header = RankHeader(rank, ranks, "node", 1, 1, "a", 0.0)
             self.attempt.feed(header, header)
-            self.attempt.feed(header, ModuleRecord(0, "Net", [0, 1], 0, rows, []))
+            self.attempt.feed(header, ModuleRecord(0, "Net", list(range(ranks)), 0, rows, []))
             for step in range(steps):
                 self.attempt.feed(header, ReadyRecord(0, step, step, 0, order, after, done, limits))
         self.buckets = [
@@ -114,7 +78,7 @@ class Job:
         return max(self.link.finish(laid_out(self.gradients, limits)), self.gradients[-1].ready_ns)
 
     def advice(self) -> object:
-        return bucket_advice(self.attempt, self.buckets, self.link.lanes, 500 * MS)
+        return bucket_advice(self.attempt, self.buckets, not isinstance(self.link, GlooLink), 500 * MS)
 
 
 def overlap(step: int, number: int, size: int, times: tuple[float, float]) -> BucketOverlap:
@@ -123,12 +87,14 @@ def overlap(step: int, number: int, size: int, times: tuple[float, float]) -> Bu
     return BucketOverlap(step, number, size, end - start, 0, None, None, None, parts)
 
 
-SLOW = Link(latency_ns=1 * MS, ns_per_byte=10, lanes=1)
+SLOW = Link(latency_ns=1 * MS, ns_per_byte=10)
+SLOW_GLOO = GlooLink(latency_ns=1 * MS, ns_per_byte=10)
 
 
-def test_buckets_that_are_too_large() -> None:
+@pytest.mark.parametrize("link", [SLOW, SLOW_GLOO])
+def test_buckets_that_are_too_large(link: Link) -> None:
     # Twelve gradients of 2 MiB, 30 ms apart: one at first, then all others together at the very end.
-    job = Job([2] * 12, 30, [1 * MIB, 25 * MIB], SLOW)
+    job = Job([2] * 12, 30, [1 * MIB, 25 * MIB], link)
     advice = job.advice()
     assert advice is not None
     best = advice.best
@@ -147,6 +113,32 @@ def test_buckets_that_are_too_small() -> None:
     assert advice.best.buckets < 5
     true_gain = job.backward_ns([round(0.25 * MIB)]) - job.backward_ns([advice.best.cap_bytes])
     assert advice.gain_ns == pytest.approx(true_gain, rel=0.1)
+
+
+def test_two_buckets_of_gloo_that_overlap() -> None:
+    # Nine gradients, then three: the second reduction begins in the first, so any latency would explain them.
+    job = Job([0.5625] * 12, 120, [5 * MIB], GlooLink(latency_ns=3 * MS, ns_per_byte=170))
+    advice = job.advice()
+    assert advice is not None
+    best = advice.best
+    true_gain = job.backward_ns([5 * MIB]) - job.backward_ns([best.first_bytes, best.cap_bytes])
+    assert advice.gain_ns == pytest.approx(true_gain, rel=0.1)
+    assert best.buckets >= 6
+
+
+def test_buckets_of_gloo_that_are_too_small() -> None:
+    job = Job(
+        [0.25] * 12 + [1] + [0.25] * 12 + [1],
+        5,
+        [round(0.25 * MIB)],
+        GlooLink(latency_ns=80 * MS, ns_per_byte=170),
+    )
+    advice = job.advice()
+    assert advice is not None
+    best = advice.best
+    assert best.buckets < advice.now.buckets / 2
+    true_gain = job.backward_ns([round(0.25 * MIB)]) - job.backward_ns([best.first_bytes, best.cap_bytes])
+    assert advice.gain_ns == pytest.approx(true_gain, rel=0.2)
 
 
 def test_buckets_that_are_right_stay() -> None:
@@ -174,4 +166,16 @@ def test_no_advice_from_a_single_backward_or_a_rank_that_is_missing() -> None:
     assert Job([2] * 12, 30, [1 * MIB, 25 * MIB], SLOW, steps=1).advice() is None
     job = Job([2] * 12, 30, [1 * MIB, 25 * MIB], SLOW)
     del next(iter(job.attempt.window.ready.values()))[1]
+    assert job.advice() is None
+
+
+def test_no_advice_to_a_rank_that_is_alone() -> None:
+    assert Job([2] * 12, 30, [1 * MIB, 25 * MIB], SLOW_GLOO, ranks=1).advice() is None
+
+
+def test_no_advice_where_gloo_has_too_many_buckets_to_simulate(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job([2] * 12, 30, [1 * MIB, 25 * MIB], SLOW_GLOO)
+    monkeypatch.setattr(advice_of_buckets, "MOST_GLOO_BUCKETS", 2)
+    assert job.advice() is not None
+    monkeypatch.setattr(advice_of_buckets, "MOST_GLOO_BUCKETS", 1)
     assert job.advice() is None

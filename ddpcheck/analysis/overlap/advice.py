@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
-from statistics import median
+from math import prod, sqrt
+from statistics import median, stdev
 
 from ddpcheck.analysis.attempt import Attempt
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.overlap.bucket_layout import Bucket, Gradient, laid_out
-from ddpcheck.analysis.overlap.link import Link, Seen, fitted
+from ddpcheck.analysis.overlap.gloo_link import GlooLink
+from ddpcheck.analysis.overlap.link import Link
+from ddpcheck.analysis.overlap.link_fit import Seen, fitted
 from ddpcheck.analysis.overlap.result import BucketAdvice, BucketOverlap, Layout
 from ddpcheck.records.schema import ReadyRecord
 
@@ -20,8 +22,10 @@ _CAPS = [
 ]
 # Fewer backwards could all be odd ones.
 LEAST_BACKWARDS = 2
-# A link that misses the reductions it was fitted to, or the backward as it was, by more than that tells nothing.
+# A link that misses so much of the reductions it was fitted to, or of the backward as it was, tells nothing.
 MOST_ERROR = 0.3
+# To simulate the messages of more would keep whoever waits for the report too long.
+MOST_GLOO_BUCKETS = 500
 # Sizes far below what was seen would rest on the latency alone.
 _BELOW_SEEN = 4
 # Of layouts that do about as well, the one with the fewest buckets: as a share of the backward.
@@ -39,15 +43,18 @@ _BYTES = {
 
 
 def bucket_advice(
-    attempt: Attempt, buckets: Sequence[BucketOverlap], lanes: int, step_ns: int
+    attempt: Attempt, buckets: Sequence[BucketOverlap], one_by_one: bool, step_ns: int
 ) -> BucketAdvice | None:
-    """None where something is missing, or where the simulation does not reproduce what was measured."""
+    """None where something is missing, or where the simulation does not reproduce what was measured.
+
+    Reductions run one by one on a device's stream; otherwise they are gloo's.
+    """
     if len(attempt.window.ready) != 1:
         # Several modules share one link, and which bucket is whose is not known.
         return None
     ((module, by_rank),) = attempt.window.ready.items()
     backwards = _in_common(by_rank)
-    if len(backwards) < LEAST_BACKWARDS or len(by_rank) < len(module[0]):
+    if len(backwards) < LEAST_BACKWARDS or len(by_rank) < len(module[0]) or len(module[0]) < 2:
         return None
     gradients = _gradients(attempt, module, by_rank, backwards)
     per_step = len(backwards) // len({each.step for each in by_rank[min(by_rank)]} or {0})
@@ -57,9 +64,13 @@ def bucket_advice(
     as_is = laid_out(gradients, limits)
     if not _as_seen([each.bytes for each in as_is] * per_step, buckets):
         return None
-    link = fitted(_seen(buckets, as_is), lanes)
-    if link is None or link.error > MOST_ERROR:
+    if not one_by_one and len(as_is) > MOST_GLOO_BUCKETS:
         return None
+    kind = Link(0, 0) if one_by_one else GlooLink(0, 0, ranks=len(module[0]))
+    fit = fitted(kind, _seen(buckets, as_is))
+    if fit is None or fit.error > MOST_ERROR:
+        return None
+    link = fit.link
     now = _layout(gradients, limits, link)
     measured = round(median(max(each[n].done_us for each in _numbered(by_rank)) for n in backwards) * 1000)
     if abs(now.backward_ns - measured) > MOST_ERROR * measured:
@@ -126,7 +137,12 @@ def _seen(buckets: Sequence[BucketOverlap], as_is: Sequence[Bucket]) -> list[See
         took.setdefault(each.bucket % len(as_is), []).append(
             max(part.end_ns for part in each.ranks) - arrived
         )
-    return [Seen(bucket, median(took[number])) for number, bucket in enumerate(as_is)]
+    return [Seen(bucket, median(took[number]), _unsure(took[number])) for number, bucket in enumerate(as_is)]
+
+
+def _unsure(times: Sequence[int]) -> float:
+    """The standard error of what is typical of them."""
+    return stdev(times) / sqrt(len(times)) if len(times) > 1 else 0.0
 
 
 def _layout(gradients: Sequence[Gradient], limits: Sequence[int], link: Link) -> Layout:

@@ -51,8 +51,8 @@ def overlap_of(attempt: Attempt, folder: Path) -> Overlap | None:
     computed = computing(traces, result)
     steps = _steps(exposed, len(traces))
     buckets = tuple(_bucket(each) for each in result.collectives if each.bucket is not None)
-    # Gloo runs two collectives at a time, each on a thread of its own; on a device they share one stream.
-    lanes = 1 if all(trace.source == "GPU kernels" for trace in traces) else 2
+    # On a device they share one stream; gloo runs two at a time.
+    one_by_one = all(trace.source == "GPU kernels" for trace in traces)
     took = round(median(step.took_ns for step in steps)) if steps else 0
     return Overlap(
         source=OURS if ours else THEIRS,
@@ -72,7 +72,7 @@ def overlap_of(attempt: Attempt, folder: Path) -> Overlap | None:
         matched=result.matched,
         unmatched=result.unmatched,
         origin_ns=result.origin_ns,
-        advice=bucket_advice(attempt, buckets, lanes, took) if ours and steps else None,
+        advice=bucket_advice(attempt, buckets, one_by_one, took) if ours and steps else None,
         left_out=tuple(left_out),
     )
 
