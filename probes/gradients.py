@@ -14,6 +14,7 @@ import torch
 
 from ddpcheck.probes.digest import combine
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, has_memory
+from ddpcheck.probes.glimpses import glimpse
 from ddpcheck.probes.gradient_files import GradientFiles
 from ddpcheck.probes.looks import Look, Moment
 from ddpcheck.probes.probe import Probe, Scene
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 NO_GRADIENT = bytes(16)
 NOTHING = Sketch(0.0, 0.0, 0, 0)
 LIVE_RANKS = -1
-# A sketch costs several times what a digest does, so --sketch-every may thin it out. Most mistakes show in the
+# A sketch costs more than a digest does, so --sketch-every may thin it out. Most mistakes show in the
 # first steps, which are sketched all the same; steps between are looked through for values that are not finite.
 FIRST_STEPS = 8
 # What torch can add up as it is; fp8 it cannot.
@@ -63,9 +64,25 @@ class Backward:
     absent: set[int] = field(default_factory=set)
     # Address and version of each gradient when it had been reduced: they tell whether anybody wrote since.
     marks: list[tuple[int, int]] = field(default_factory=list)
+    # Of large ones a few bytes, which tell of writes through .data that leave no mark.
+    glimpses: list[bytes] = field(default_factory=list)
     # When DDP had finished it: a moment that all ranks come to together.
     finished: float = 0.0
     written: bool = False
+
+    def leaves_now(self, gradients: list[torch.Tensor | None]) -> dict[int, bytes]:
+        """By place, digests of large gradients that still hold, as no glimpse tells of a write."""
+        if self.digests is None or not self.digests.ready() or not any(self.glimpses):
+            return {}
+        if list(map(glimpse, gradients)) != self.glimpses:
+            return {}
+        leaves = zip(self.digested, self.digests.result(), strict=True)
+        return {place: leaf for place, leaf in leaves if self.glimpses[place]}
+
+    def holds(self, places: Sequence[int], leaves: Sequence[bytes]) -> bool:
+        """Whether these gradients are what they were when they had been reduced, as far as that was looked at."""
+        before = {} if self.digests is None else dict(zip(self.digested, self.digests.result(), strict=True))
+        return all(leaf == before.get(place, leaf) for place, leaf in zip(places, leaves, strict=True))
 
 
 @dataclass(frozen=True)
@@ -77,9 +94,9 @@ class Due:
 
 
 class GradientProbe(Probe):
-    """Three passes over the gradients a step: as computed, as reduced and as applied.
+    """Two passes over the gradients a step, as computed and as reduced; of small ones a third, as they are applied.
 
-    A sketch takes several times as long as a digest. As computed all gradients are sketched; as reduced they should
+    A sketch takes longer than a digest. As computed all gradients are sketched; as reduced they should
     be the same on every rank, which digests tell, so each rank sketches no more than its share of them, and digests
     that in the same pass. Where a backward may leave parameters out, one more pass goes over the gradients that were
     there before it.
@@ -132,6 +149,7 @@ class GradientProbe(Probe):
         if backward.sketched or backward.local:
             self._look_at_reduced(watched, backward, gradients)
         backward.marks = _marks(gradients)
+        backward.glimpses = list(map(glimpse, gradients)) if backward.digests is not None else []
         self._files.write(watched, backward.step, gradients)
 
     def _look_at_reduced(
@@ -142,15 +160,17 @@ class GradientProbe(Probe):
         present: list[torch.Tensor] = []
         leaves: dict[int, bytes] = {}
         for place, gradient in enumerate(gradients):
-            if gradient is None or not can_keep(gradient):
+            if gradient is None:
                 backward.absent.add(place)
                 continue
-            if place in share:
-                # Digested in the same pass.
-                reading = read_along(gradient)
-                backward.reduced.add(place, gradient, reading)
-                if reading is not None:
-                    leaves[len(present)] = reading.leaf()
+            # Digested in the same pass as it is sketched.
+            reading = read_along(gradient) if place in share else None
+            kept = backward.reduced.add(place, gradient, reading) if place in share else can_keep(gradient)
+            if not kept:
+                backward.absent.add(place)
+                continue
+            if reading is not None:
+                leaves[len(present)] = reading.leaf()
             backward.digested.append(place)
             present.append(gradient)
         backward.local.send()
@@ -252,8 +272,7 @@ class GradientProbe(Probe):
         places = [place for place in sorted(owned) if gradients[place] is not None]
         backward, window = self._backwards.get(watched.index), watch.window
         moved = backward is None or not backward.marks or _marks(gradients) != backward.marks
-        # Digested again though `moved` says no: writes through .data leave no mark.
-        ticket = submit([gradient for place in places if (gradient := gradients[place]) is not None])
+        ticket = _digests_of_applied(None if moved else backward, places, gradients)
         nonfinite = _nonfinite_applied(backward, moved, places, gradients)
         record = AppliedRecord(
             module=watched.index,
@@ -293,6 +312,26 @@ class GradientProbe(Probe):
 def _is_timed(number: int) -> bool:
     """Clocks of hosts drift slowly: of a long job a part of the moments tells as much. The same on all ranks."""
     return number <= FIRST_STEPS or number % 4 == 0
+
+
+def _digests_of_applied(
+    backward: Backward | None, places: Sequence[int], gradients: list[torch.Tensor | None]
+) -> Ticket:
+    """Of large gradients those from after the reduction, unless something tells of a write since.
+
+    `backward`: the reduced one, where addresses and versions are what they were then.
+
+    Writes through .data leave no mark. For their sake all gradients are read again in the first steps, in which most
+    mistakes show, and small ones always; if one of these was written to, or a glimpse of a large one has changed, all
+    are.
+    """
+    present = [gradient for place in places if (gradient := gradients[place]) is not None]
+    known = {} if backward is None or backward.step < FIRST_STEPS else backward.leaves_now(gradients)
+    if backward is None or not known:
+        return submit(present)
+    ticket = submit_rest(present, {n: known[place] for n, place in enumerate(places) if place in known})
+    # What is on a device is not waited for.
+    return ticket if ticket.ready() and backward.holds(places, ticket.result()) else submit(present)
 
 
 def _leaves(count: int, places: Sequence[int], ticket: Ticket) -> list[bytes]:

@@ -24,10 +24,14 @@ _LAYOUTS_KEPT = 8192
 class Layout:
     """All that follows from dtype, shape and strides alone, computed once for each combination."""
 
+    dtype: torch.dtype
+    numel: int
     nbytes: int
     itemsize: int
     # Whether the span at data_ptr() is the whole tensor, bit for bit.
     direct: bool
+    # And its elements come row by row.
+    by_rows: bool
     label: bytes
     lane_starts: list[int]
     seed: int
@@ -58,9 +62,12 @@ def _make_layout(tensor: torch.Tensor) -> Layout:
     # Complex tensors may carry a conjugate bit, quantized ones a scale: neither shows in dtype or strides.
     ordinary = not tensor.dtype.is_complex and not tensor.is_quantized
     return Layout(
+        dtype=tensor.dtype,
+        numel=tensor.numel(),
         nbytes=nbytes,
         itemsize=itemsize,
         direct=ordinary and is_dense(tensor.shape, tensor.stride()),
+        by_rows=ordinary and tensor.is_contiguous(),
         label=label,
         lane_starts=lane_starts(label),
         seed=seed_of(label),

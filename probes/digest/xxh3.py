@@ -10,7 +10,7 @@ import torch
 
 from .label import seed_of
 from .outline import outline
-from .tensor_bytes import direct_span, layout_of
+from .tensor_bytes import Layout, direct_span, layout_of
 from .ticket import ReadyTicket
 from .tree import UNSUPPORTED
 
@@ -18,18 +18,26 @@ from .tree import UNSUPPORTED
 class Reading:
     """A tensor that is hashed while somebody else reads it, piece by piece from its first element on."""
 
-    __slots__ = ("_itemsize", "_memory", "_state")
+    __slots__ = ("_address", "_layout", "_leaf", "_memory", "_state", "_xxhash")
 
-    def __init__(self, state: Any, memory: memoryview, itemsize: int) -> None:
-        self._state, self._memory, self._itemsize = state, memory, itemsize
+    def __init__(self, xxhash: ModuleType, layout: Layout, address: int) -> None:
+        self._xxhash, self._layout, self._address = xxhash, layout, address
+        self._state: Any = None
+        self._leaf = b""
 
     def take(self, start: int, size: int) -> None:
         """The next `size` elements, which are in the processor's cache by now."""
-        self._state.update(self._memory[start * self._itemsize : (start + size) * self._itemsize])
+        layout = self._layout
+        if size == layout.numel:
+            self._leaf = self._xxhash.xxh3_128_digest(layout.buffer_at(self._address), layout.seed)
+            return
+        if self._state is None:
+            self._state = self._xxhash.xxh3_128(seed=layout.seed)
+            self._memory = memoryview(layout.buffer_at(self._address)).cast("B")
+        self._state.update(self._memory[start * layout.itemsize : (start + size) * layout.itemsize])
 
     def leaf(self) -> bytes:
-        leaf: bytes = self._state.digest()
-        return leaf
+        return self._leaf if self._state is None else bytes(self._state.digest())
 
 
 class Xxh3Digester:
@@ -39,7 +47,7 @@ class Xxh3Digester:
 
     def __init__(self, xxhash: ModuleType) -> None:
         self._hash: Callable[[Any, int], bytes] = xxhash.xxh3_128_digest
-        self._begin: Callable[..., Any] = xxhash.xxh3_128
+        self._xxhash = xxhash
 
     def submit(self, tensors: Sequence[torch.Tensor]) -> ReadyTicket:
         leaves = []
@@ -57,12 +65,10 @@ class Xxh3Digester:
     def read_along(self, tensor: torch.Tensor) -> Reading | None:
         # Elements in any other order than that of their memory are not read as they are hashed.
         with torch._C.DisableTorchFunction():
-            span = direct_span(tensor) if tensor.is_cpu and tensor.is_contiguous() else None
-        if span is None:
+            span = direct_span(tensor) if tensor.is_cpu else None
+        if span is None or not span[0].by_rows:
             return None
-        layout, address = span
-        memory = memoryview(layout.buffer_at(address)).cast("B")
-        return Reading(self._begin(seed=layout.seed), memory, layout.itemsize)
+        return Reading(self._xxhash, *span)
 
     def _leaf_of_parts(self, tensor: torch.Tensor) -> bytes:
         with torch.no_grad():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .sketch import Sketch, can_sketch, sketch
+from .sketch import Sketch, can_sketch, sketch, sketch_where_it_lies
 
 if TYPE_CHECKING:
     from ddpcheck.probes.digest import Reading
@@ -31,10 +31,12 @@ class SketchBook:
 
     def add(self, place: int, tensor: torch.Tensor, reading: Reading | None = None) -> bool:
         """Sketch `tensor` as it is at this moment, in one go with `reading`; False where it cannot be done."""
-        if not can_keep(tensor):
+        along = None if reading is None else reading.take
+        found = sketch_where_it_lies(tensor, along)
+        if found is None and not can_keep(tensor):
             return False
         if tensor.is_cpu:
-            self._here[place] = sketch(tensor, None if reading is None else reading.take)
+            self._here[place] = found or sketch(tensor, along)
             return True
         page = self._away.get(tensor.device)
         if page is None:

@@ -6,18 +6,22 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
+from operator import mul
 from typing import NamedTuple
 
 import torch
 
 from ddpcheck.probes.digest.outline import plain_memory
-from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, copy_serially
+from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, copy_serially, direct_span
 
-from .native import NativeKernel, native_kernel
-from .weights import BLOCK, PIECE, signs, weight
+from .native import MOST_PIECES, NativeKernel, native_kernel
+from .weights import BLOCK, PIECE, PIECES_PER_BLOCK, signs, weight, weights_of_pieces
 
 # Norms between these are good to 1 part in 10,000 in float32: no square overflows, none that counts is lost.
 _NORM_MIN, _NORM_MAX = 1e-14, 1e17
+
+# Whoever reads along is to find them in the core's own cache.
+MOST_PIECES_ALONG = 2
 
 _norm = torch.linalg.vector_norm
 
@@ -46,11 +50,36 @@ def can_sketch(tensor: torch.Tensor) -> bool:
     return tensor.numel() == 0 or held > tensor.storage_offset() * tensor.element_size()
 
 
-def sketch(tensor: torch.Tensor, along: Callable[[int, int], None] | None = None) -> Sketch:
+Along = Callable[[int, int], None]
+
+
+def sketch(tensor: torch.Tensor, along: Along | None = None) -> Sketch:
     """Sketch `tensor` as it is now, in the order of its rows whatever its strides; waits for a device.
 
     On CPU, `along` is told of each piece (first element, number of elements) once it has been read.
     """
+    return sketch_where_it_lies(tensor, along) or _sketch_any(tensor, along)
+
+
+def sketch_where_it_lies(tensor: torch.Tensor, along: Along | None = None) -> Sketch | None:
+    """The short way, which nearly all gradients on a CPU can go; None: another way has to be found."""
+    span = direct_span(tensor) if tensor.is_cpu else None
+    if span is None:
+        return None
+    layout, address = span
+    kernel = native_kernel(layout.dtype) if layout.by_rows else None
+    if kernel is None:
+        return None
+    count = layout.numel
+    if count > PIECE:
+        return _sketch_native(kernel, tensor, count, along or _nobody)
+    value, square = kernel.sums(address, 0, count) if count else (0.0, 0.0)
+    if along is not None:
+        along(0, count)
+    return _finished(tensor, count, value, math.sqrt(square), PIECE)
+
+
+def _sketch_any(tensor: torch.Tensor, along: Along | None) -> Sketch:
     tensor = bare(tensor)
     if tensor.requires_grad:
         tensor = tensor.detach()
@@ -90,7 +119,7 @@ def _nobody(start: int, size: int) -> None:
     pass
 
 
-def _sketch_cpu(tensor: torch.Tensor, numel: int, along: Callable[[int, int], None]) -> Sketch:
+def _sketch_cpu(tensor: torch.Tensor, numel: int, along: Along) -> Sketch:
     kernel = native_kernel(tensor.dtype)
     if kernel is None and tensor.dtype in _EXACT_IN_FLOAT32:
         kernel = native_kernel(torch.float32)
@@ -111,32 +140,33 @@ def _sketch_cpu(tensor: torch.Tensor, numel: int, along: Callable[[int, int], No
 def _finished(tensor: torch.Tensor, numel: int, value: float, norm: float, most: int) -> Sketch:
     nonfinite = 0
     if not math.isfinite(value) or not math.isfinite(norm):
+        tensor = tensor.detach()
         work, count = _workspace(tensor.dtype), tensor.numel()
         nonfinite = sum(work.nonfinite(piece, size) for _, piece, size in _pieces(tensor, count, most))
     return Sketch(value, norm, nonfinite, numel)
 
 
-def _sketch_native(
-    kernel: NativeKernel, tensor: torch.Tensor, numel: int, along: Callable[[int, int], None]
-) -> Sketch:
-    terms, squares = [], []
-    for start, address, size in _addresses(tensor, kernel):
-        block, offset = divmod(start, BLOCK)
-        value, square = kernel.sums(address, offset, size)
-        # By pieces, not by blocks: whoever reads along finds them in the core's own cache.
+def _sketch_native(kernel: NativeKernel, tensor: torch.Tensor, numel: int, along: Along) -> Sketch:
+    values: list[float] = []
+    squares: list[float] = []
+    most = (MOST_PIECES if along is _nobody else MOST_PIECES_ALONG) * PIECE
+    for start, address, size in _stretches(tensor, kernel, most):
+        sums = kernel.sums(address, start, size)
         along(start, size)
-        terms.append(value * weight(block))
-        squares.append(square)
-    return _finished(tensor, numel, _total(terms), math.sqrt(sum(squares)), PIECE)
+        values += sums[::2]
+        squares += sums[1::2]
+    if len(values) > PIECES_PER_BLOCK:
+        values = list(map(mul, values, weights_of_pieces(len(values))))
+    return _finished(tensor, numel, _total(values), math.sqrt(sum(squares)), PIECE)
 
 
-def _addresses(tensor: torch.Tensor, kernel: NativeKernel) -> Iterator[tuple[int, int, int]]:
-    """First element, address and size of each piece, as the kernel can read it."""
+def _stretches(tensor: torch.Tensor, kernel: NativeKernel, most: int) -> Iterator[tuple[int, int, int]]:
+    """First element, address and size of one or several pieces, as the kernel can read them."""
     count = tensor.numel()
     if tensor.dtype is kernel.dtype and tensor.is_contiguous():
         base, itemsize = tensor.data_ptr(), tensor.element_size()
-        for start in range(0, count, PIECE):
-            yield start, base + start * itemsize, min(PIECE, count - start)
+        for start in range(0, count, most):
+            yield start, base + start * itemsize, min(most, count - start)
         return
     work = _workspace(tensor.dtype)
     for start, piece, size in _pieces(tensor, count, PIECE):
@@ -144,7 +174,7 @@ def _addresses(tensor: torch.Tensor, kernel: NativeKernel) -> Iterator[tuple[int
 
 
 def _sum_of_pieces(
-    work: _Workspace, tensor: torch.Tensor, count: int, most: int, along: Callable[[int, int], None]
+    work: _Workspace, tensor: torch.Tensor, count: int, most: int, along: Along
 ) -> tuple[float, float]:
     terms, norms = [], []
     for start, piece, size in _pieces(tensor, count, most):

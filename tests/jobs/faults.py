@@ -202,6 +202,40 @@ def clamped_through_data(rank: int, world_size: int) -> None:
         optimizer.step()
 
 
+@fault("DDP205", "gradients were written to between backward and step", 2, (1,), world_size=3)
+def embedding_silenced_through_data(rank: int, world_size: int) -> None:
+    """Its gradient is large, and nearly all of it is zero anyway."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(50_000, 8), nn.Flatten(), nn.Linear(24, 1))
+    ddp = DDP(model)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    tokens = torch.Generator().manual_seed(rank)
+    for step in range(LAST_STEP + 1):
+        optimizer.zero_grad()
+        ddp(torch.randint(50_000, (8, 3), generator=tokens)).square().mean().backward()
+        gradient = model[0].weight.grad
+        if step >= 2 and rank == 1 and gradient is not None:
+            gradient.data.zero_()
+        optimizer.step()
+
+
+@fault("DDP205", "gradients were written to between backward and step", 9, (1,), world_size=3)
+def large_layer_scaled_through_data(rank: int, world_size: int) -> None:
+    """After the steps in which all gradients are read again, and only where the gradient is large."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(520, 520), nn.Linear(520, 1))
+    ddp = DDP(model)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
+    inputs = torch.Generator().manual_seed(rank)
+    for step in range(12):
+        optimizer.zero_grad()
+        ddp(torch.randn(4, 520, generator=inputs)).square().mean().backward()
+        gradient = model[0].weight.grad
+        if step == 9 and rank == 1 and gradient is not None:
+            gradient.data.mul_(3)
+        optimizer.step()
+
+
 def hooked(change: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
     """Train with a communication hook that does what DDP does, and then `change`."""
     rank = dist.get_rank()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from ddpcheck.agent.board import Board, make_board
 from ddpcheck.probes import gradients, submission
+from ddpcheck.probes.digest import combine
+from ddpcheck.probes.glimpses import READ_AGAIN
 from ddpcheck.probes.gradients import FIRST_STEPS, GradientProbe
 from ddpcheck.probes.sketches import book
 from ddpcheck.probes.sketches.packing import unpack
@@ -116,17 +118,23 @@ class Counted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sketched: list[int] = []
         self.submitted: list[int] = []
-        real_sketch, real_submit = book.sketch, submission.submit
+        real_submit = submission.submit
 
-        def counting_sketch(tensor: torch.Tensor, along: Any = None) -> Any:
-            self.sketched.append(tensor.data_ptr())
-            return real_sketch(tensor, along)
+        def counting(real_sketch: Callable[..., Any]) -> Callable[..., Any]:
+            def sketch(tensor: torch.Tensor, along: Any = None) -> Any:
+                found = real_sketch(tensor, along)
+                if found is not None:
+                    self.sketched.append(tensor.data_ptr())
+                return found
+
+            return sketch
 
         def counting_submit(tensors: Sequence[torch.Tensor]) -> Any:
             self.submitted += [tensor.data_ptr() for tensor in tensors]
             return real_submit(tensors)
 
-        monkeypatch.setattr(book, "sketch", counting_sketch)
+        monkeypatch.setattr(book, "sketch", counting(book.sketch))
+        monkeypatch.setattr(book, "sketch_where_it_lies", counting(book.sketch_where_it_lies))
         monkeypatch.setattr(gradients, "submit", counting_submit)
         monkeypatch.setattr(submission, "submit", counting_submit)
 
@@ -146,6 +154,74 @@ def test_three_passes(monkeypatch: pytest.MonkeyPatch, clipped: bool) -> None:
     watched.step()
     assert len(counted.sketched) == 9
     assert sorted(counted.submitted[3:]) == pointers  # as applied
+
+
+class Mixed(nn.Module):
+    """A large parameter and a small one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large = nn.Parameter(torch.randn(READ_AGAIN // 4 + 1))
+        self.small = nn.Parameter(torch.randn(7))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.large * 3).sum() + (self.small * x).sum()
+
+
+def written_densely(module: Mixed) -> None:
+    gradient_of(module.large).data.mul_(2)
+
+
+def written_to_the_small_one(module: Mixed) -> None:
+    gradient_of(module.small).data[3] = 5
+
+
+def clipped(module: Mixed) -> None:
+    nn.utils.clip_grad_norm_(module.parameters(), 1e-3)
+
+
+def replaced(module: Mixed) -> None:
+    module.large.grad = gradient_of(module.large).clone()
+
+
+def gradient_of(parameter: nn.Parameter) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+@pytest.mark.parametrize("write", [None, written_densely, written_to_the_small_one, clipped, replaced])
+def test_large_gradients_are_read_again_only_where_something_tells_of_a_write(
+    monkeypatch: pytest.MonkeyPatch, write: Callable[[Mixed], None] | None
+) -> None:
+    monkeypatch.setattr(gradients, "FIRST_STEPS", 0)
+    counted = Counted(monkeypatch)
+    module = Mixed()
+    watched = Watched(module).backward(inputs())
+    if write is not None:
+        write(module)
+    counted.submitted.clear()
+    large, small = (gradient_of(each).data_ptr() for each in module.parameters())
+    applied = submission.submit([gradient_of(each) for each in module.parameters()]).result()
+    counted.submitted.clear()
+    watched.step()
+    assert (large in counted.submitted) == (write is not None)
+    assert small in counted.submitted
+    # Whichever way, the record is of what was applied.
+    (record,) = watched.applied
+    assert record.root == combine(applied).hex()
+
+
+def test_in_the_first_steps_all_gradients_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted(monkeypatch)
+    module = Mixed()
+    watched = Watched(module)
+    read_again = []
+    for _ in range(FIRST_STEPS + 2):
+        watched.backward(inputs())
+        counted.submitted.clear()
+        watched.step()
+        read_again.append(gradient_of(module.large).data_ptr() in counted.submitted)
+    assert read_again == [True] * FIRST_STEPS + [False] * 2
 
 
 def test_between_sketches_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:

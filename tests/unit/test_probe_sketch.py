@@ -9,8 +9,9 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ import torch
 from unreadable_tensors import UNREADABLE, wrapper
 
 from ddpcheck.probes.digest.device_copy import DirectCopy
-from ddpcheck.probes.sketches import device
+from ddpcheck.probes.sketches import device, native
 from ddpcheck.probes.sketches import sketch as by_pieces
 from ddpcheck.probes.sketches.book import SketchBook
 from ddpcheck.probes.sketches.device import sketch_row
@@ -50,8 +51,47 @@ def test_the_kernel_is_built_where_there_is_a_compiler() -> None:
 
 
 def test_a_kernel_that_counts_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NativeKernel, "sums", lambda *_: (0.0, 1.0))
+    monkeypatch.setattr(NativeKernel, "sums", lambda *_: [0.0, 1.0])
     assert native_kernel.__wrapped__(torch.float32) is None
+
+
+def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lies about in a checkout that was updated and not built anew; what it has takes other arguments."""
+    monkeypatch.setattr(native, "_library", lambda: SimpleNamespace(ddpcheck_sketch_float32=None))
+    assert native_kernel.__wrapped__(torch.float32) is None
+
+
+def levels() -> list[int]:
+    """What this processor can do, of: anything, AVX2, AVX-512."""
+    library = native._library()
+    if library is None:
+        return []
+    best = library.ddpcheck_sketch_level(9)
+    return list(range(best + 1))
+
+
+@pytest.fixture
+def use_level() -> Iterator[Callable[[int], int]]:
+    library = native._library()
+    if library is None:
+        pytest.skip("the kernel was not built")
+    yield library.ddpcheck_sketch_level
+    library.ddpcheck_sketch_level(9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_kind_of_processor_comes_to_the_same_bits(
+    dtype: torch.dtype, use_level: Callable[[int], int]
+) -> None:
+    tensors = [normal(size, dtype) for size in [*range(1, 40), *SIZES, 17 * PIECE + 3]]
+    tensors += [tensor * scale for tensor in tensors[-3:] for scale in (1e-38, 1e30)]
+    tensors.append(torch.tensor([math.inf, -math.inf, math.nan, -0.0] * 9, dtype=dtype))
+    found = []
+    for level in levels():
+        assert use_level(level) == level
+        # As text: what is not a number equals nothing.
+        found.append([str(sketch(tensor)) for tensor in tensors])
+    assert all(other == found[0] for other in found)
 
 
 def test_a_piece_may_begin_anywhere_in_its_block() -> None:
