@@ -8,6 +8,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ddpcheck.probes.device_clock import MOST_PENDING, UNKNOWN, DeviceClock, DeviceRow, Marks, clock_for
+from ddpcheck.probes.page_faults import PageFaults
 from ddpcheck.probes.probe import Probe, Scene
 from ddpcheck.probes.processor_queue import ProcessorQueue
 from ddpcheck.probes.step_clock import BACKWARD, BUFFERS, DATA, FINISH, FORWARD, OPTIMIZER, Row, StepClock
@@ -51,6 +52,7 @@ class ClockProbe(Probe):
         self._rows: list[tuple[Row, DeviceRow | None]] = []
         self._written = perf_counter_ns()
         self._queue = ProcessorQueue()
+        self._faults = PageFaults()
 
     def _now(self) -> int:
         return perf_counter_ns() - self.scene.own_ns
@@ -151,7 +153,8 @@ class ClockProbe(Probe):
 
     def _close(self, step: int) -> None:
         self._backwards = 0
-        row = self._clock.close(step, self._now(), self.scene.own_ns, self._queue.since_last())
+        counted = (self._queue.since_last(), *self._faults.since_last())
+        row = self._clock.close(step, self._now(), self.scene.own_ns, *counted)
         marks = self._device.close() if self._device is not None else None
         if row is None:
             return
@@ -201,6 +204,8 @@ def record_of(rows: list[tuple[Row, DeviceRow | None]]) -> ClockRecord:
         optimizer=[row.optimizer for row in host],
         watching=[row.watching for row in host],
         queued=[row.queued for row in host],
+        faults=[row.faults for row in host],
+        kernel=[row.kernel for row in host],
         device={name: [getattr(row, name) for row in device] for name in DeviceRow._fields if device},
     )
 

@@ -23,6 +23,9 @@ class Row(NamedTuple):
     watching: int
     # In line for a processor; -1: not known.
     queued: int
+    # Page faults of the training thread, and the kernel's time; -1: not known.
+    faults: int = -1
+    kernel: int = -1
 
 
 class StepClock:
@@ -65,7 +68,9 @@ class StepClock:
         self._spent[DATA] += self._fetched
         self._fetched = 0
 
-    def close(self, step: int, now: int, watched: int, queued: int) -> Row | None:
+    def close(
+        self, step: int, now: int, watched: int, queued: int, faults: int = -1, kernel: int = -1
+    ) -> Row | None:
         """A step is done and the next begins; None for the first, whose begin nobody saw."""
         began, self._began = self._began, now
         before, self._watched = self._watched, watched
@@ -85,6 +90,8 @@ class StepClock:
             optimizer=_micro(spent[OPTIMIZER]),
             watching=_micro(watched - before),
             queued=queued,
+            faults=faults,
+            kernel=kernel,
         )
 
 

@@ -402,6 +402,9 @@ class ClockRecord:
     watching: list[int] = field(default_factory=list)
     # How long the training thread stood in line for a processor, whatever it was about to do; -1: not known.
     queued: list[int] = field(default_factory=list)
+    # Page faults of the training thread, and what it spent in the kernel for whatever reason; -1: not known.
+    faults: list[int] = field(default_factory=list)
+    kernel: list[int] = field(default_factory=list)
     # The same parts as a GPU went through them, -1 where its clock was not read in time.
     device: dict[str, list[int]] = field(default_factory=dict)
     # DDP's own averages, once at the end.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from typing import Any
 
@@ -53,6 +54,22 @@ def test_late_ranks_are_named(ddpcheck: RunWatched, world_size: int) -> None:
     assert found == {**{name: [([1], part)] for name, part in LATE.items()}, EVEN: []}, str(done)
     judge_even(done.report["time"], world_size)
     judge_late(tables(done)[0])
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc that is told what to keep")
+def test_a_rank_whose_memory_is_taken_anew_in_each_step(ddpcheck: RunWatched) -> None:
+    done = run(ddpcheck, ["memory_given_back"], 2)
+    [finding] = [each for each in done.report["findings"] if each["code"] == "DDP402"]
+    assert (finding["ranks"], finding["stage"], finding["severity"]) == ([1], "forward", "note"), str(done)
+    assert finding["cause"].startswith("page faults: ")
+    assert "MALLOC_TRIM_THRESHOLD_" in finding["fix"]
+    # Twelve times eight megabytes.
+    assert finding["evidence"]["page_faults_more"] > 20_000
+    [table] = done.report["time"]
+    kept, given_back = table["ranks"]
+    assert kept["faults"] < 2_000 < 20_000 < given_back["faults"]
+    assert given_back["kernel_us"] > kept["kernel_us"]
+    assert "memory is given back and taken again" in " ".join(done.stderr.split())
 
 
 def tables(done: Watched) -> list[TimeTable]:

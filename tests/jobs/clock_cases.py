@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import sys
@@ -36,6 +37,9 @@ FIRST = "JOB_FIRST" in os.environ
 LATE = 1
 
 Case = Callable[["Job"], None]
+# Of mallopt, by glibc's malloc.h.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
 CASES: dict[str, Case] = {}
 
 
@@ -124,11 +128,13 @@ class Job:
         buffers: bool = False,
         workers: int = 0,
         pause_every: int = 0,
+        with_scratch: bool = False,
     ) -> None:
         forward, backward, data, optimizer, other = (
             self.scale * part for part in (forward, backward, data, optimizer, other)
         )
-        ddp = DDP(Net(forward / micro, backward / micro, buffers))
+        net: nn.Module = Net(forward / micro, backward / micro, buffers)
+        ddp = DDP(nn.Sequential(net, Scratch()) if with_scratch else net)
         KEPT.append(ddp)
         slow = Slow(ddp.parameters(), lr=0.01)
         slow.seconds = optimizer
@@ -216,6 +222,24 @@ def computing_much(job: Job) -> None:
 def computing_slowly(job: Job) -> None:
     """Real work, of which the late rank has a fifth more."""
     compute(job, 1024, threads=1, longer=0.2 if job.late else 0.0)
+
+
+class Scratch(nn.Module):
+    """Passes on what it is given; on the way it fills memory that it lets go of again."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(12):
+            torch.ones(2 << 20)
+        return x
+
+
+@case
+def memory_given_back(job: Job) -> None:
+    """The same work everywhere, but on the late rank the C library gives memory back to the system at once."""
+    libc = ctypes.CDLL(None)
+    libc.mallopt(M_MMAP_THRESHOLD, 128 << 10 if job.late else 32 << 20)
+    libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
+    job.train(with_scratch=True)
 
 
 @case

@@ -13,7 +13,7 @@ from run_builder import RunBuilder
 
 from ddpcheck.analysis.step_time.rank_clock import MOST_STEPS, RankClock
 from ddpcheck.analysis.step_time.result import TimeTable
-from ddpcheck.analysis.step_time.straggler import lacks_processors
+from ddpcheck.analysis.step_time.straggler import faults_memory_in, lacks_processors
 from ddpcheck.analysis.step_time.table import time_tables
 from ddpcheck.records.schema import ClockRecord
 
@@ -28,6 +28,7 @@ def clocks(
     steps: int = 40,
     more: Callable[[int, int], Parts] = lambda rank, step: {},
     queued: Callable[[int], int] = lambda rank: 100,
+    faulted: Callable[[int], tuple[int, int]] | None = None,
     noise: int = 0,
 ) -> dict[int, RankClock]:
     """Ranks that meet once in a step: each waits for the last to arrive and for the transfer."""
@@ -47,6 +48,8 @@ def clocks(
             del own["other"]
             columns: dict[str, Any] = {name: [value] for name, value in own.items()}
             total = [longest + TRANSFER]
+            if faulted is not None:
+                columns["faults"], columns["kernel"] = ([value] for value in faulted(rank))
             clock.add(
                 ClockRecord(step, total=total, wait=[wait], watching=[50], queued=[queued(rank)], **columns)
             )
@@ -124,6 +127,40 @@ def test_a_busy_host_is_told_from_a_slow_rank() -> None:
     assert unknown is not None
     assert [lacks_processors(late) for late in (alone, crowded, unknown)] == [False, True, False]
     assert unknown.queued_us is None
+
+
+def test_memory_that_is_taken_anew_is_told_from_a_slow_rank() -> None:
+    slow = lambda rank, _: {"forward": 10_000 * rank}  # noqa: E731
+    given_back = table(clocks(2, more=slow, faulted=lambda rank: (10 + 5_000 * rank, 400 + 9_000 * rank)))
+    # The kernel was busy with something else, or not for long enough.
+    reading = table(clocks(2, more=slow, faulted=lambda rank: (10 + 100 * rank, 400 + 9_000 * rank)))
+    few = table(clocks(2, more=slow, faulted=lambda rank: (10 + 5_000 * rank, 400 + 3_000 * rank)))
+    unknown = table(clocks(2, more=slow, faulted=lambda rank: (-1, -1)))
+    old = table(clocks(2, more=slow))
+    late = [each.straggler for each in (given_back, reading, few, unknown, old)]
+    assert [each is not None and faults_memory_in(each) for each in late] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
+    assert [(each.faults, each.kernel_us) for each in late[2:] if each is not None] == [
+        (5_000, 3_000),
+        (None, None),
+        (None, None),
+    ]
+    assert [(row.faults, row.kernel_us) for row in given_back.ranks] == [(10, 400), (5_010, 9_400)]
+    assert old.ranks[0].faults is None
+
+
+def test_columns_of_another_length_are_not_used() -> None:
+    clock = RankClock()
+    columns: dict[str, Any] = {name: [USUAL[name]] * 2 for name in USUAL if name != "other"}
+    clock.add(
+        ClockRecord(0, total=[1] * 2, wait=[0] * 2, watching=[0] * 2, queued=[0] * 2, faults=[1], **columns)
+    )
+    assert not clock.steps
 
 
 def test_scaling_of_even_ranks() -> None:

@@ -17,14 +17,23 @@ STEPS = 60
 HEAT, POWER, IDLE = 0x40, 0x4, 0x1
 
 
-def clocks(part: str, late: bool) -> list[Record]:
+def clocks(part: str, late: bool, faults: int = 0, kernel: int = 0) -> list[Record]:
     """A step of 80 ms, in which the late rank works 20 ms longer at one part of it."""
     took = {"data": 5_000, "forward": 20_000, "backward": 20_000, "optimizer": 5_000}
     took[part] += 20_000 if late else 0
     columns: dict[str, Any] = {name: [value] for name, value in took.items()}
     wait = 80_000 - sum(took.values()) - 2_000
     return [
-        ClockRecord(step, total=[80_000], wait=[wait], watching=[0], queued=[0], **columns)
+        ClockRecord(
+            step,
+            total=[80_000],
+            wait=[wait],
+            watching=[0],
+            queued=[0],
+            faults=[faults],
+            kernel=[kernel],
+            **columns,
+        )
         for step in range(STEPS)
     ]
 
@@ -34,7 +43,13 @@ def gpu(rank: int, throttled: int = IDLE, clock: int | None = 1410) -> dict[str,
     return {"gpus": [told if clock is None else {**told, "clock": clock}]}
 
 
-def finding(folder: Path, gpus: Mapping[int, Mapping[str, Any]], part: str = "forward") -> Finding:
+def finding(
+    folder: Path,
+    gpus: Mapping[int, Mapping[str, Any]],
+    part: str = "forward",
+    faulted: tuple[int, int] = (0, 0),
+    severity: str = "warning",
+) -> Finding:
     """Rank 1 of three, one on each node, is late."""
     cluster = Cluster(
         folder,
@@ -42,11 +57,13 @@ def finding(folder: Path, gpus: Mapping[int, Mapping[str, Any]], part: str = "fo
         steps=STEPS,
         more_facts={"nvml": {"driver": "570", "gpus": [{"index": 5, "name": "H"}]}},
         own_samples=gpus,
-        more_records={rank: clocks(part, rank == 1) for rank in range(3)},
+        more_records={
+            rank: clocks(part, rank == 1, *(faulted if rank == 1 else (0, 0))) for rank in range(3)
+        },
     )
     cluster.build()
     [found] = [each for each in analyse_run(folder).findings if each.code == "DDP402"]
-    assert (found.ranks, found.stage, found.severity.value) == ((1,), part, "warning")
+    assert (found.ranks, found.stage, found.severity.value) == ((1,), part, severity)
     return found
 
 
@@ -97,3 +114,22 @@ def test_throttling_that_explains_nothing(tmp_path: Path, gpus: dict[int, Any]) 
 def test_data_comes_late_for_other_reasons(tmp_path: Path) -> None:
     found = finding(tmp_path, {0: gpu(0), 1: gpu(1, HEAT, 700), 2: gpu(2)}, "data")
     assert found.cause == "the data loader takes longer there to give a batch"
+
+
+def test_memory_that_the_c_library_gives_back(tmp_path: Path) -> None:
+    found = finding(tmp_path, {}, "optimizer", faulted=(12_345, 18_000), severity="note")
+    assert found.cause == (
+        "page faults: in each step it takes 12,345 pages more from the system than the others do, and gives them back; "
+        "the kernel works 18.0 ms longer for it"
+    )
+    assert (found.evidence["page_faults_more"], found.evidence["kernel_ms_more"]) == (12_345, 18.0)
+    assert "MALLOC_TRIM_THRESHOLD_=8589934592" in found.fix
+
+
+def test_throttling_comes_before_page_faults(tmp_path: Path) -> None:
+    gpus = {0: gpu(0), 1: gpu(1, HEAT, 700), 2: gpu(2)}
+    assert finding(tmp_path, gpus, faulted=(12_345, 18_000)).cause.startswith("throttling: ")
+
+
+def test_a_kernel_that_was_busy_with_something_else(tmp_path: Path) -> None:
+    assert finding(tmp_path, {}, faulted=(100, 18_000)).cause.startswith("the forward takes longer there")

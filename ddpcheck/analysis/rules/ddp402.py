@@ -8,7 +8,7 @@ from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.hardware.held_down import HeldDown, held_down
 from ddpcheck.analysis.step_time.result import Straggler, TimeTable
-from ddpcheck.analysis.step_time.straggler import lacks_processors
+from ddpcheck.analysis.step_time.straggler import KEEPS_MEMORY, faults_memory_in, lacks_processors
 from ddpcheck.rank_ranges import name_ranks
 
 MOST_TOLD = 16
@@ -36,8 +36,10 @@ NO_PROCESSOR = "its training thread stood in line for a processor: the host has 
 MORE_PROCESSORS = (
     "Run fewer ranks, loader workers or threads (OMP_NUM_THREADS) on that host, or give the job more cores."
 )
-
-
+KEEP_MEMORY = (
+    f"Have glibc keep the memory it has: {KEEPS_MEMORY} in the environment of all ranks. Or preload another "
+    "allocator (jemalloc, tcmalloc)."
+)
 COMPUTING = ("forward", "backward", "optimizer")
 COOLER = (
     "Look at that GPU's cooling, power supply and power limit (nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER), or "
@@ -50,7 +52,7 @@ def find(case: Case) -> list[Finding]:
 
 
 def _finding(case: Case, table: TimeTable, late: Straggler) -> Finding:
-    busy_host = lacks_processors(late)
+    busy_host, refaults = lacks_processors(late), faults_memory_in(late)
     slowed = held_down(case.nodes, late.ranks, table.group) if late.part in COMPUTING else None
     who = name_ranks(late.ranks)
     its = "Its" if len(late.ranks) == 1 else "Their"
@@ -63,18 +65,24 @@ def _finding(case: Case, table: TimeTable, late: Straggler) -> Finding:
         f"The other ranks wait {_ms(late.cost_us)} longer for {who}{where} in each step, {100 * late.share:.0f} % of "
         f"{_ms(table.step_us)} (in {late.steps_late} of {table.steps} steps). {its} {_part(late.part)} takes "
         f"{_ms(late.own_us)}, that of the others {_ms(late.others_us)}.",
-        severity=Severity.NOTE if busy_host and slowed is None else Severity.WARNING,
+        # What the host and its C library do is nothing that the job does wrong.
+        severity=Severity.NOTE if (busy_host or refaults) and slowed is None else Severity.WARNING,
         stage=late.part,
         ranks=late.ranks,
         evidence={
             "excess_ms": {part: _milli(value) for part, value in late.excess_us.items()},
             "queued_ms": None if late.queued_us is None else _milli(late.queued_us),
+            **(
+                {"page_faults_more": late.faults, "kernel_ms_more": _milli(late.kernel_us)}
+                if late.faults is not None and late.kernel_us is not None
+                else {}
+            ),
             "wait_ms": {str(row.rank): _milli(row.parts["wait"].median_us) for row in told},
             **({"hosts": list(hosts)} if hosts else {}),
             **({} if slowed is None else {"throttled": _evidence(slowed)}),
         },
-        cause=_cause(late, slowed, busy_host),
-        fix=COOLER if slowed is not None else MORE_PROCESSORS if busy_host else FIX[late.part],
+        cause=_cause(late, slowed),
+        fix=_fix(late, slowed),
     )
 
 
@@ -92,9 +100,24 @@ def _all_of(hosts: tuple[str, ...]) -> str:
     return f"all of {hosts[0]}" if len(hosts) == 1 else f"all of {len(hosts)} hosts, {hosts[0]} first"
 
 
-def _cause(late: Straggler, slowed: HeldDown | None, busy_host: bool) -> str:
+def _fix(late: Straggler, slowed: HeldDown | None) -> str:
+    if slowed is not None:
+        return COOLER
+    if lacks_processors(late):
+        return MORE_PROCESSORS
+    return KEEP_MEMORY if faults_memory_in(late) else FIX[late.part]
+
+
+def _cause(late: Straggler, slowed: HeldDown | None) -> str:
+    if slowed is None and lacks_processors(late):
+        return NO_PROCESSOR
+    if slowed is None and faults_memory_in(late):
+        return (
+            f"page faults: in each step it takes {late.faults:,} pages more from the system than the others do, and "
+            f"gives them back; the kernel works {_ms(late.kernel_us or 0)} longer for it"
+        )
     if slowed is None:
-        return NO_PROCESSOR if busy_host else CAUSE[late.part]
+        return CAUSE[late.part]
     reasons = ", ".join(f"{reason} in {100 * share:.0f} %" for reason, share in slowed.reasons.items())
     clocks = ""
     if slowed.clock is not None and slowed.others_clock is not None:

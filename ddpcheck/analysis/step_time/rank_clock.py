@@ -15,12 +15,12 @@ _STEPS_OF_ALL = 1 << 20
 # What a step is made of, in the order of a bar. `wait` is for communication, `other` what nobody clocked.
 PARTS = ("data", "forward", "backward", "optimizer", "other", "wait")
 BUSY = PARTS[:-1]
-COLUMNS = (*PARTS, "total", "watching", "queued")
+COLUMNS = (*PARTS, "total", "watching", "queued", "faults", "kernel")
 
 
 @dataclass
 class RankClock:
-    """Columns of microseconds, all of one length."""
+    """Columns of microseconds, and one of page faults, all of one length."""
 
     steps: array[int] = field(default_factory=lambda: array("q"))
     columns: dict[str, array[int]] = field(default_factory=lambda: {name: array("q") for name in COLUMNS})
@@ -69,6 +69,9 @@ def _rows(record: ClockRecord) -> list[dict[str, int] | None]:
     length = len(record.total)
     if any(len(column) != length for column in (*host, record.watching, record.queued)):
         return [None] * length
+    # Records of earlier versions do not have them.
+    if any(len(column) not in (0, length) for column in (record.faults, record.kernel)):
+        return [None] * length
     device = record.device
     if any(len(column) != length for column in device.values()):
         return [None] * length
@@ -97,4 +100,6 @@ def _row(record: ClockRecord, place: int, device: dict[str, int]) -> dict[str, i
         # On a device ddpcheck's own work is hidden behind what was enqueued before, as far as it is.
         "watching": record.watching[place],
         "queued": record.queued[place],
+        "faults": record.faults[place] if record.faults else -1,
+        "kernel": record.kernel[place] if record.kernel else -1,
     }

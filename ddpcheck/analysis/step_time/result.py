@@ -31,6 +31,9 @@ class RankTime:
     watching_us: int
     # The training thread in line for a processor; null: the system does not tell.
     queued_us: int | None = None
+    # Page faults of the training thread, and its time in the kernel; null: the system does not tell.
+    faults: int | None = None
+    kernel_us: int | None = None
     # DDP's own averages: forward, backward, communication, overlap.
     ddp_us: Mapping[str, int] = field(default_factory=dict)
     # Its step over the job: as many stretches of the table's steps, of each the longest.
@@ -51,7 +54,10 @@ class Straggler:
     others_us: int
     excess_us: Mapping[str, int]
     steps_late: int
+    # More than the others: in line for a processor, page faults, time in the kernel.
     queued_us: int | None = None
+    faults: int | None = None
+    kernel_us: int | None = None
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ takes longer than the others', and the others wait longer than it does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from statistics import median
+from collections.abc import Callable, Sequence
+from statistics import mean, median
 
 from ddpcheck.analysis.step_time.rank_clock import BUSY
 from ddpcheck.analysis.step_time.result import Straggler
@@ -27,6 +27,10 @@ MOSTLY = 0.8
 STRETCHES = 4
 # Of the delay, so much must be explained by the rank's own work; and no more by a lack of processors.
 EXPLAINED = 0.5
+# A page is found, cleared and mapped in less, also on a virtual machine.
+MOST_US_A_FAULT = 10
+# What has glibc keep its memory: in the environment of the ranks.
+KEEPS_MEMORY = "MALLOC_TRIM_THRESHOLD_=8589934592 MALLOC_MMAP_THRESHOLD_=33554432"
 
 
 def straggler_in(together: Together) -> Straggler | None:
@@ -55,13 +59,32 @@ def straggler_in(together: Together) -> Straggler | None:
         others_us=round(_typical(together, part, others)),
         excess_us={name: round(value) for name, value in excess.items()},
         steps_late=sum(delay > 0 for delay in delays),
-        queued_us=_queued_more(together, late, others),
+        queued_us=_counted_more(together, "queued", late, others, median),
+        faults=_counted_more(together, "faults", late, others, mean),
+        # The kernel may count in ticks, of which many a short step meets none.
+        kernel_us=_counted_more(together, "kernel", late, others, mean),
     )
 
 
 def lacks_processors(straggler: Straggler) -> bool:
     """Whether the delay comes of standing in line for a processor, as on a host with too many threads."""
     return straggler.queued_us is not None and straggler.queued_us > EXPLAINED * straggler.cost_us
+
+
+def faults_memory_in(straggler: Straggler) -> bool:
+    """Whether the delay comes of memory that was given back to the system and is taken again in each step."""
+    kernel, faults = straggler.kernel_us, straggler.faults
+    return (
+        kernel is not None
+        and faults is not None
+        and kernel > EXPLAINED * straggler.cost_us
+        and may_be_faults(kernel, faults)
+    )
+
+
+def may_be_faults(kernel_us: float, faults: float) -> bool:
+    """Whether so many page faults can be what the kernel was busy with, and not reading or sending."""
+    return faults * MOST_US_A_FAULT >= kernel_us
 
 
 def _long_enough(together: Together) -> bool:
@@ -112,8 +135,14 @@ def _typical(together: Together, part: str, ranks: Sequence[int]) -> float:
     return median(median(together.columns[rank][part]) for rank in ranks)
 
 
-def _queued_more(together: Together, late: Sequence[int], others: Sequence[int]) -> int | None:
-    """How much longer the late ranks stood in line for a processor; None where some system does not tell."""
-    if any(min(together.columns[rank]["queued"]) < 0 for rank in together.ranks):
+def _counted_more(
+    together: Together,
+    name: str,
+    late: Sequence[int],
+    others: Sequence[int],
+    average: Callable[[Sequence[float]], float],
+) -> int | None:
+    """How much more of it the late ranks had; None where some system does not tell."""
+    if any(min(together.columns[rank][name]) < 0 for rank in together.ranks):
         return None
-    return round(median(_more(together, "queued", late, others)))
+    return round(average(_more(together, name, late, others)))

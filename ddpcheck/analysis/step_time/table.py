@@ -59,10 +59,17 @@ def _rank(together: Together, rank: int, last: int, ddp: Mapping[str, int]) -> R
         parts={name: _spent(columns[name], whole) for name in PARTS},
         last_arrivals=last,
         watching_us=round(together.mean(rank, "watching")),
-        queued_us=None if min(columns["queued"]) < 0 else round(together.mean(rank, "queued")),
+        queued_us=_counted(together, rank, "queued"),
+        faults=_counted(together, rank, "faults"),
+        kernel_us=_counted(together, rank, "kernel"),
         ddp_us=dict(ddp),
         course_us=_course(columns["total"], len(together.ranks)),
     )
+
+
+def _counted(together: Together, rank: int, name: str) -> int | None:
+    """By the system, which may not tell."""
+    return None if min(together.columns[rank][name]) < 0 else round(together.mean(rank, name))
 
 
 def _course(column: Sequence[int], ranks: int) -> tuple[int, ...]:
