@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import time
 
 import torch
@@ -64,28 +65,51 @@ def mlp() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     return nn.Sequential(*layers), torch.randn(4, width), torch.randint(0, width, (4,))
 
 
+class ManySmall(nn.Module):
+    """Two thousand parameters that hold next to nothing: what each costs however small it is."""
+
+    def __init__(self, count: int = 2000, width: int = 16) -> None:
+        super().__init__()
+        self.factors = nn.ParameterList([nn.Parameter(torch.randn(width, width)) for _ in range(count)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ torch.stack(list(self.factors)).sum(0)
+
+
+def many() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    return ManySmall(), torch.randn(4, 16), torch.randint(0, 16, (4,))
+
+
+MODELS = {"gpt": gpt, "mlp": mlp, "many": many}
+
+
+def page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
 def train(rank: int, options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=options.store, rank=rank, world_size=options.ranks)
     torch.manual_seed(0)
-    model, inputs, targets = {"gpt": gpt, "mlp": mlp}[options.model]()
+    model, inputs, targets = MODELS[options.model]()
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     with open(f"{options.pipes}.in.{rank}") as orders, open(f"{options.pipes}.out.{rank}", "w") as answers:
         for order in orders:
-            start, worked = time.perf_counter(), time.process_time()
+            start, worked, faults = time.perf_counter(), time.process_time(), page_faults()
             for _ in range(int(order)):
                 optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(ddp(inputs).flatten(0, -2), targets)
                 loss.backward()
                 optimizer.step()
-            print(time.perf_counter() - start, time.process_time() - worked, file=answers, flush=True)
+            told = (time.perf_counter() - start, time.process_time() - worked, page_faults() - faults)
+            print(*told, file=answers, flush=True)
     dist.destroy_process_group()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", choices=("gpt", "mlp"), required=True)
+    parser.add_argument("--model", choices=MODELS, required=True)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--store", required=True)
     parser.add_argument("--pipes", required=True)

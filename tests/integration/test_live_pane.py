@@ -187,10 +187,18 @@ for part in range(5):
         screen.resize(*size)
         screen.until(lambda: panel_is_last(screen))
         (tmp_path / f"go-{part}").touch()
-        screen.until(lambda last=30 * part + 29: f"line {last}" in screen.lines())
+        last = f"line {30 * part + 29}"
+        screen.until(lambda last=last: any(row.startswith(last) for row in screen.lines()))
     screen.wait()
     rows = [row for row in screen.everything() if row and not row.startswith("PANEL")]
-    assert rows == [f"line {number}" for number in range(150)]
+    expected = [f"line {number}" for number in range(150)]
+    assert len(rows) == len(expected)
+    # A row that was left behind shows to the right of the line that the job writes over it: once a size at most.
+    other = [(row, line) for row, line in zip(rows, expected, strict=True) if row != line]
+    assert all(row.startswith(line) and re.fullmatch(r"\d*[.]+", row[len(line) :]) for row, line in other), (
+        other
+    )
+    assert len(other) <= 4
 
 
 def test_small_terminals_are_left_alone_until_they_grow(start: Start) -> None:
@@ -242,6 +250,8 @@ for number in range(30):
 def test_ctrl_c(start: Start) -> None:
     screen = start("import time\nprint('running')\ntime.sleep(60)")
     screen.until(lambda: panel_stands(screen) and "running" in screen.lines())
+    # The end of the line is on its way: the kernel's echo may overtake it.
+    screen.pause(0.1)
     screen.type(b"\x03")
     assert screen.wait() == -signal.SIGINT
     rows = jobs_lines(screen)

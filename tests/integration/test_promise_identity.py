@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,19 +40,9 @@ COMPILED = (
     "compiled_inside_aot",
     "compiled_optimizer",
 )
-
-
-def all_variants() -> list[str]:
-    """Read from the source: importing them would import torch into the tests."""
-    lines = (JOBS / "variants.py").read_text().splitlines()
-    return [
-        line.split()[1].partition("(")[0]
-        for above, line in itertools.pairwise(lines)
-        if above.startswith("@variant(") and line.startswith("def ")
-    ]
-
-
-ELSEWHERE = tuple(name for name in all_variants() if name not in COMPILED)
+# Read from its file alone: importing the variants would import torch into the tests.
+ALL = runpy.run_path(str(JOBS / "variants" / "order.py"))["ORDER"]
+ELSEWHERE = tuple(name for name in ALL if name not in COMPILED)
 
 
 @pytest.mark.parametrize(
