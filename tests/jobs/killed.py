@@ -6,6 +6,7 @@ python killed.py --jobs 20 --out results.json
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -28,7 +29,8 @@ WORLD_SIZE = 3
 LONGEST_DELAY = 1.0
 
 
-def rank_main(rank: int, started: Any) -> None:
+def rank_main(rank: int, started: Any, stacks: Path) -> None:
+    faulthandler.register(signal.SIGUSR2, stacks.open("w"))
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     # The errors of those that lost a peer would fill the screen.
@@ -53,7 +55,10 @@ def run_job(number: int) -> dict[str, Any]:
     pipes = [context.Pipe(duplex=False) for _ in range(WORLD_SIZE)]
     with tempfile.TemporaryDirectory() as folder:
         os.environ["JOB_STORE"] = os.path.join(folder, "store")
-        ranks = [context.Process(target=rank_main, args=(r, pipes[r][1])) for r in range(WORLD_SIZE)]
+        stacks = [Path(folder, f"stacks-{rank}") for rank in range(WORLD_SIZE)]
+        ranks = [
+            context.Process(target=rank_main, args=(r, pipes[r][1], stacks[r])) for r in range(WORLD_SIZE)
+        ]
         for process in ranks:
             process.start()
         pipes[victim][0].recv_bytes()
@@ -64,11 +69,28 @@ def run_job(number: int) -> dict[str, Any]:
                 process.terminate()
         for process in ranks:
             process.join(20)
-        late = [process.pid for process in ranks if process.is_alive()]
+        late = [_stacks(process, path) for process, path in zip(ranks, stacks, strict=True) if process.is_alive()]
         for process in ranks:
             process.kill()
             process.join()
     return {"victim": victim, "delay": delay, "exits": [p.exitcode for p in ranks], "late": late}
+
+
+def _stacks(process: Any, path: Path) -> str:
+    """Where each thread of a rank stands that should have come to an end."""
+    os.kill(process.pid, signal.SIGUSR2)
+    time.sleep(1)
+    return path.read_text() or "it does not answer"
+
+
+def run_jobs(numbers: range) -> list[dict[str, Any]]:
+    """A job with ranks that do not end by themselves is run once more, for its report to be looked at."""
+    results = []
+    for number in numbers:
+        results.append(run_job(number))
+        if results[-1]["late"]:
+            results.append(run_job(number))
+    return results
 
 
 def main() -> None:
@@ -78,7 +100,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    results = [run_job(number) for number in range(options.first, options.first + options.jobs)]
+    results = run_jobs(range(options.first, options.first + options.jobs))
     options.out.write_text(json.dumps(results, indent=1))
     sys.exit(9)
 
