@@ -125,17 +125,18 @@ def measure(case: Case, pairs: int, rounds: int) -> float:
     found = [ratios_of_a_pair(case, rounds, number % 2 == 1) for number in range(pairs)]
     wall, work = (statistics.median(each[of] for each in found) for of in (0, 1))
     each = ", ".join(f"{wall:.3f}" for wall, *_ in sorted(found))
-    step, faults = (sorted(each[of] for each in found) for of in (2, 3))
+    step, plain_faults, faults = (sorted(each[of] for each in found) for of in (2, 3, 4))
     print(
         f"{case}: ratio {wall:.3f} of {pairs} pairs ({each}), processor time {work:.3f}; the other one's step "
-        f"{step[0] * 1000:.0f}-{step[-1] * 1000:.0f} ms, with {faults[0]:.0f}-{faults[-1]:.0f} page faults a rank",
+        f"{step[0] * 1000:.0f}-{step[-1] * 1000:.0f} ms; page faults a rank and step {faults[0]:.0f}-{faults[-1]:.0f}, "
+        f"of the other one {plain_faults[0]:.0f}-{plain_faults[-1]:.0f}",
         flush=True,
     )
     return wall
 
 
-def ratios_of_a_pair(case: Case, rounds: int, watched_first: bool) -> tuple[float, float, float, float]:
-    """Of time by the clock and of the processor; the step of the one that is not watched, and its page faults."""
+def ratios_of_a_pair(case: Case, rounds: int, watched_first: bool) -> tuple[float, ...]:
+    """Of time by the clock and of the processor; the step of the one that is not watched; page faults of both."""
     steps = STEPS_A_BLOCK[case.model]
     with tempfile.TemporaryDirectory() as plain_folder, tempfile.TemporaryDirectory() as watched_folder:
         folders = {False: Path(plain_folder), True: Path(watched_folder)}
@@ -156,6 +157,7 @@ def ratios_of_a_pair(case: Case, rounds: int, watched_first: bool) -> tuple[floa
         statistics.median(block[True].work / block[False].work for block in blocks),
         statistics.median(block[False].wall for block in blocks) / steps,
         statistics.median(block[False].faults for block in blocks) / steps / RANKS,
+        statistics.median(block[True].faults for block in blocks) / steps / RANKS,
     )
 
 

@@ -6,17 +6,21 @@ import ctypes
 
 import torch
 
-from ddpcheck.probes.digest.tensor_bytes import direct_span
+from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, direct_span
 
 # What is no larger is read again: most loops over gradients come by a small one, and there nothing escapes.
 READ_AGAIN = 1 << 20
 WINDOWS = 16
 WINDOW = 64
+# Elements have no more bytes than this: what is small by their number is small for certain, and quickly told.
+LARGEST_ELEMENT = 16
 
 
 def glimpse(gradient: torch.Tensor | None) -> bytes:
     """Empty for what is to be read again: small gradients, those on a device, and what is no plain memory."""
-    span = direct_span(gradient) if gradient is not None and gradient.is_cpu else None
+    if gradient is None or type(gradient) not in PLAIN_TYPES or not gradient.is_cpu:
+        return b""
+    span = direct_span(gradient) if gradient.numel() > READ_AGAIN // LARGEST_ELEMENT else None
     if span is None or span[0].nbytes <= READ_AGAIN:
         return b""
     layout, address = span

@@ -8,7 +8,7 @@ from ddpcheck.analysis.run import Run
 from ddpcheck.config import Config
 from ddpcheck.launcher.exit_watch import ExitWatch
 from ddpcheck.launcher.hang_watch import HangWatch
-from ddpcheck.launcher.live_show import LiveShow
+from ddpcheck.launcher.live_show import REFRESH_SECONDS, LiveShow
 from ddpcheck.launcher.node_log import NodeLog
 from ddpcheck.launcher.supervise import StopRequest
 from ddpcheck.sampling.sampler import Sampler
@@ -17,6 +17,10 @@ from ddpcheck.sampling.sampler import Sampler
 # job is over.
 MOST_SECONDS, LONG_SECONDS = 0.5, 0.05
 MOST_OF_A_CORE = 0.5
+# How often the records are read where nobody looks on and a disagreement stops nothing. The job's own processors do it.
+QUIET_SECONDS = 1.0
+# And for how long they are read at every turn once a file has come: a new rank is to be met before it can vanish.
+ALERT_SECONDS = 2.0
 
 
 class Follower:
@@ -39,6 +43,8 @@ class Follower:
         self._hangs = HangWatch(run, node_log, config) if watched else None
         self._known: set[tuple[str, int]] = set()
         self._next_poll = 0.0
+        self._read_at = -QUIET_SECONDS
+        self._folder_changed: tuple[int, float] = (-1, 0.0)
         self._sampler = sampler
         self._show = show
         self.stumbled = False
@@ -59,8 +65,9 @@ class Follower:
 
     def _follow(self) -> None:
         began = time.monotonic()
-        if began < self._next_poll:
+        if began < self._next_poll or not self._is_due(began):
             return
+        self._read_at = began
         try:
             if self._run.poll(MOST_SECONDS):
                 self._meet_new_ranks()
@@ -71,6 +78,17 @@ class Follower:
         took = time.monotonic() - began
         if took > LONG_SECONDS:
             self._next_poll = began + took / MOST_OF_A_CORE
+
+    def _is_due(self, now: float) -> bool:
+        if self._fail_fast or now - self._read_at >= QUIET_SECONDS:
+            return True
+        if self._show is not None and now - self._read_at >= REFRESH_SECONDS:
+            return True
+        # A folder changes when a file comes into it, not with what is written to the file.
+        changed = self._run.path.stat().st_mtime_ns
+        if changed != self._folder_changed[0]:
+            self._folder_changed = (changed, now)
+        return now - self._folder_changed[1] < ALERT_SECONDS
 
     def _show_state(self) -> None:
         show, self._show = self._show, None

@@ -37,8 +37,8 @@ def test_a_rank_killed_at_random_moments_is_named(ddpcheck: RunWatched, tmp_path
     assert "Traceback" not in done.stderr
     jobs = json.loads(out.read_text())
     held = [job for job in jobs if job["late"]]
-    # Seen once in many hundreds of jobs: a rank that does not end though its peers are gone. It may not be ddpcheck that
-    # it waits in, and the job is run again.
+    # Seen once in many hundreds of jobs: a rank that does not end though its peers are gone. It must not be ddpcheck
+    # that it waits in, and the job is run again.
     assert len(held) <= 1, held
     assert not any(_stands_in_ddpcheck(stacks) for job in held for stacks in job["late"]), held
     ended = [(number, job) for number, job in enumerate(jobs) if not job["late"]]

@@ -108,3 +108,52 @@ def test_a_view_that_fails_costs_the_view_alone(tmp_path: Path) -> None:
     assert follow.tick() is not None
     assert len(turns) == 1
     follow.close()
+
+
+class Turns:
+    """A follower by a clock of our own, and how often it reads."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, fail_fast: bool = False) -> None:
+        self.now = 100.0
+        self.polls = 0
+
+        def poll(run: Run, seconds: float) -> bool:
+            self.polls += 1
+            return False
+
+        monkeypatch.setattr(Run, "poll", poll)
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+        self.follow = follower(folder, fail_fast)
+
+    def reads_in(self, seconds: float) -> int:
+        before = self.polls
+        for _ in range(round(seconds / 0.1)):
+            self.now += 0.1
+            self.follow.tick()
+        return self.polls - before
+
+
+def test_where_nobody_looks_on_records_are_read_once_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = Turns(tmp_path, monkeypatch)
+    turns.reads_in(module.ALERT_SECONDS + 1)
+    assert 9 <= turns.reads_in(10) <= 10
+    turns.follow.close()
+
+
+def test_a_new_file_is_looked_at_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = Turns(tmp_path, monkeypatch)
+    turns.reads_in(module.ALERT_SECONDS + 1.5)
+    (tmp_path / "rank-00000.jsonl").touch()
+    assert turns.reads_in(1) == 10
+    turns.follow.close()
+
+
+def test_with_fail_fast_records_are_read_at_every_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = Turns(tmp_path, monkeypatch, fail_fast=True)
+    turns.reads_in(module.ALERT_SECONDS + 1)
+    assert turns.reads_in(2) == 20
+    turns.follow.close()
