@@ -69,7 +69,9 @@ def run_job(number: int) -> dict[str, Any]:
                 process.terminate()
         for process in ranks:
             process.join(20)
-        late = [_stacks(process, path) for process, path in zip(ranks, stacks, strict=True) if process.is_alive()]
+        late = [
+            _stacks(process, path) for process, path in zip(ranks, stacks, strict=True) if process.is_alive()
+        ]
         for process in ranks:
             process.kill()
             process.join()
