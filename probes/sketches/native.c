@@ -1,10 +1,11 @@
-/* The signed sum and the sum of squares of each piece of a tensor, in one pass over its memory.
+/* The weighted sum of the signed pieces of a tensor and its sum of squares, in one pass over its memory.
  *
  * Both are added in double, in sixteen lanes that are joined in a fixed order: the result does not depend on what the
  * processor can do. Squares of floats are exact in double, so that it makes no difference whether a processor rounds
  * between multiplying and adding. Nothing of Python is used, so that the library can be loaded into whatever
  * interpreter a job runs under.
  */
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -227,30 +228,46 @@ static inline double one_of_bfloat16(const void *data, size_t at)
     return value;
 }
 
-/* `results`: for each piece of `size` elements, the last of which may be shorter, the signed sum and the sum of squares.
- * The signs of the first `known` elements follow `signs`, then they come again; `first` is the place of the first
- * element among them. Both are multiples of `size`, and that is one of 8.
+/* What has been added up so far: weighted signed sums, what rounding took from them, sums of squares. */
+typedef struct {
+    double value, lost, square;
+} totals;
+
+/* Neumaier's way: of two numbers, the sum shows what has become of the larger one. */
+static void add(totals *all, double value, double square)
+{
+    const double sum = all->value + value;
+    if (fabs(all->value) >= fabs(value))
+        all->lost += (all->value - sum) + value;
+    else
+        all->lost += (value - sum) + all->value;
+    all->value = sum;
+    all->square += square;
+}
+
+/* Adds the sums of `count` elements, piece by piece of `size` elements; the last one may be shorter. `first` is the
+ * place of the first element in its tensor, a multiple of `size`, which is one of 8. The signs of `known` elements
+ * follow `signs`, then they come again; each time there is another one of `weights`.
  */
 #define SKETCH(type)                                                                                   \
-    void ddpcheck_sketch_pieces_##type(const void *data, size_t count, size_t size,                    \
-                                       const uint8_t *signs, size_t first, size_t known,               \
-                                       double *results)                                                \
+    void ddpcheck_sketch_add_##type(const void *data, size_t count, size_t size, const uint8_t *signs, \
+                                    size_t first, size_t known, const double *weights, totals *all)    \
     {                                                                                                  \
         static kernel *const kernels[] = {BY_LEVEL(type)};                                             \
-        for (size_t start = 0; start < count; start += size, results += 2) {                           \
+        for (size_t start = 0; start < count; start += size) {                                         \
             const char *piece = (const char *)data + start * SIZE_OF_##type;                           \
             const uint8_t *turns = signs + (first + start) % known / 8;                                \
             const size_t here = count - start < size ? count - start : size;                           \
             size_t at = here / LANES * LANES;                                                          \
             lanes found;                                                                               \
             kernels[level](piece, turns, at, &found);                                                  \
-            results[0] = joined(found.sum);                                                            \
-            results[1] = joined(found.square);                                                         \
+            double sum = joined(found.sum), square = joined(found.square);                             \
             for (; at < here; at++) {                                                                  \
                 const double value = one_of_##type(piece, at);                                         \
-                results[0] += turns[at / 8] >> at % 8 & 1 ? value : -value;                            \
-                results[1] += value * value;                                                           \
+                sum += turns[at / 8] >> at % 8 & 1 ? value : -value;                                   \
+                square += value * value;                                                               \
             }                                                                                          \
+            add(all, sum * weights[(first + start) / known], square);                                  \
         }                                                                                              \
     }
 

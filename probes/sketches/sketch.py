@@ -6,7 +6,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
-from operator import mul
 from typing import NamedTuple
 
 import torch
@@ -14,8 +13,8 @@ import torch
 from ddpcheck.probes.digest.outline import plain_memory
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, copy_serially, direct_span
 
-from .native import MOST_PIECES, NativeKernel, native_kernel
-from .weights import BLOCK, PIECE, PIECES_PER_BLOCK, signs, weight, weights_of_pieces
+from .native import MOST_PIECES, NativeKernel, Totals, native_kernel
+from .weights import BLOCK, PIECE, signs, weight
 
 # Norms between these are good to 1 part in 10,000 in float32: no square overflows, none that counts is lost.
 _NORM_MIN, _NORM_MAX = 1e-14, 1e17
@@ -73,10 +72,11 @@ def sketch_where_it_lies(tensor: torch.Tensor, along: Along | None = None) -> Sk
     count = layout.numel
     if count > PIECE:
         return _sketch_native(kernel, tensor, count, along or _nobody)
-    value, square = kernel.sums(address, 0, count) if count else (0.0, 0.0)
+    totals = Totals()
+    kernel.add(totals, address, 0, count)
     if along is not None:
         along(0, count)
-    return _finished(tensor, count, value, math.sqrt(square), PIECE)
+    return _finished_native(tensor, count, totals)
 
 
 def _sketch_any(tensor: torch.Tensor, along: Along | None) -> Sketch:
@@ -147,17 +147,17 @@ def _finished(tensor: torch.Tensor, numel: int, value: float, norm: float, most:
 
 
 def _sketch_native(kernel: NativeKernel, tensor: torch.Tensor, numel: int, along: Along) -> Sketch:
-    values: list[float] = []
-    squares: list[float] = []
+    totals = Totals()
     most = (MOST_PIECES if along is _nobody else MOST_PIECES_ALONG) * PIECE
     for start, address, size in _stretches(tensor, kernel, most):
-        sums = kernel.sums(address, start, size)
+        kernel.add(totals, address, start, size)
         along(start, size)
-        values += sums[::2]
-        squares += sums[1::2]
-    if len(values) > PIECES_PER_BLOCK:
-        values = list(map(mul, values, weights_of_pieces(len(values))))
-    return _finished(tensor, numel, _total(values), math.sqrt(sum(squares)), PIECE)
+    return _finished_native(tensor, numel, totals)
+
+
+def _finished_native(tensor: torch.Tensor, numel: int, totals: Totals) -> Sketch:
+    value, squares = totals.value_and_squares()
+    return _finished(tensor, numel, value, math.sqrt(squares), PIECE)
 
 
 def _stretches(tensor: torch.Tensor, kernel: NativeKernel, most: int) -> Iterator[tuple[int, int, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import cache
 
 # Elements worked on at once. Below 32768, where torch would wake its OpenMP threads; a multiple of 64 keeps
 # every piece of the signs aligned for vector instructions.
@@ -43,12 +43,6 @@ def weight(block: int) -> float:
     bits = _random_word(_WEIGHT_SEED, block)
     magnitude = 0.5 + (bits >> 11) * 2.0**-53
     return magnitude if bits & 1 else -magnitude
-
-
-@lru_cache(64)
-def weights_of_pieces(count: int) -> list[float]:
-    """Of the first pieces of a tensor, each that of its block."""
-    return [weight(number // PIECES_PER_BLOCK) for number in range(count)]
 
 
 def _random_word(seed: int, index: int) -> int:

@@ -188,7 +188,7 @@ for part in range(5):
         screen.until(lambda: panel_is_last(screen))
         (tmp_path / f"go-{part}").touch()
         screen.until(lambda last=30 * part + 29: f"line {last}" in screen.lines())
-        # The end of that line is still on its way. In a window that has just changed it would lead into the view's rows.
+        # The end of that line is on its way. In a window that has just changed it would lead into the view's rows.
         screen.pause(0.1)
     screen.wait()
     rows = [row for row in screen.everything() if row and not row.startswith("PANEL")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import random
@@ -23,7 +24,7 @@ from ddpcheck.probes.sketches import device, native
 from ddpcheck.probes.sketches import sketch as by_pieces
 from ddpcheck.probes.sketches.book import SketchBook
 from ddpcheck.probes.sketches.device import sketch_row
-from ddpcheck.probes.sketches.native import NativeKernel, native_kernel
+from ddpcheck.probes.sketches.native import BlockWeights, Totals, native_kernel
 from ddpcheck.probes.sketches.sketch import Sketch, can_sketch, sketch
 from ddpcheck.probes.sketches.weights import BLOCK, LARGEST_WEIGHT, PIECE, signs, weight
 
@@ -51,7 +52,7 @@ def test_the_kernel_is_built_where_there_is_a_compiler() -> None:
 
 
 def test_a_kernel_that_counts_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NativeKernel, "sums", lambda *_: [0.0, 1.0])
+    monkeypatch.setattr(Totals, "value_and_squares", lambda _: (0.0, 1.0))
     assert native_kernel.__wrapped__(torch.float32) is None
 
 
@@ -100,10 +101,19 @@ def test_a_piece_may_begin_anywhere_in_its_block() -> None:
         pytest.skip("the kernel was not built")
     for size in SIZES[1:]:
         tensor = normal(size)[:PIECE]
-        value, squares = kernel.sums(tensor.data_ptr(), PIECE, len(tensor))
+        totals = Totals()
+        kernel.add(totals, tensor.data_ptr(), PIECE, len(tensor))
+        value, squares = totals.value_and_squares()
         signed = tensor.double() * SIGNS[PIECE : PIECE + len(tensor)]
         assert value == pytest.approx(signed.sum().item(), rel=1e-12, abs=1e-11)
         assert squares == pytest.approx((signed * signed).sum().item(), rel=1e-12)
+
+
+def test_weights_of_blocks_are_there_for_any_tensor() -> None:
+    weights = BlockWeights()
+    for blocks in (1, 64, 65, 3, 1000):
+        table = (ctypes.c_double * blocks).from_address(weights.address(blocks))
+        assert list(table) == [weight(block) for block in range(blocks)]
 
 
 def by_definition(tensor: torch.Tensor) -> tuple[float, float]:
