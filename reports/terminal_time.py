@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from rich.text import Text
 
 from ddpcheck.analysis.result import Report
-from ddpcheck.analysis.step_time.result import CrossCheck, RankTime, Scaling, TimeTable
-from ddpcheck.analysis.step_time.straggler import KEEPS_MEMORY, may_be_faults
+from ddpcheck.analysis.step_time.refaults import KEEPS_MEMORY
+from ddpcheck.analysis.step_time.result import CrossCheck, RankTime, Refaults, Scaling, TimeTable
 from ddpcheck.rank_ranges import name_ranks
 from ddpcheck.reports.ink import LABEL, QUIET, Ink, indented
 from ddpcheck.reports.trace_bars import whole_cells
@@ -17,8 +17,6 @@ _MOST_RANKS = 8
 # What the figures leave of 80 columns, and what is enough on a wider terminal.
 _BAR = 18
 _LONG_BAR = 40
-# Of a step, in the kernel: what a job does not notice is not worth a line.
-_MUCH_KERNEL = 0.15
 # Letters tell the parts apart where there is no colour; they stand over the columns.
 _PARTS = (
     ("data", "data", "d", "yellow"),
@@ -46,28 +44,18 @@ def put_time(ink: Ink, report: Report) -> None:
         ink.put(title, indented(ink.columns(headers, rows)))
         if len(shown) < len(table.ranks):
             ink.put(ink.text(f"the other {len(table.ranks) - len(shown)} ranks are in report.json"), indent=2)
-        taken_again = memory_taken_again(table)
-        if taken_again:
-            ink.put(ink.text(taken_again), indent=2)
+        if table.refaults is not None:
+            ink.put(ink.text(_refaults(table.refaults)), indent=2)
         if len(table.ranks) > 1:
             ink.put(ink.text(_scaling(table.scaling, len(table.ranks))), indent=2)
             if table.cross_check is not None:
                 ink.put(ink.text(_cross_check(table.cross_check), QUIET), indent=2)
 
 
-def memory_taken_again(table: TimeTable) -> str:
-    """Where page faults take a good part of the step, whoever waits for whom; empty where they do not."""
-    told = [
-        (row.kernel_us / row.step.mean_us, row.faults)
-        for row in table.ranks
-        if row.kernel_us is not None and row.faults is not None and may_be_faults(row.kernel_us, row.faults)
-    ]
-    share, faults = max(told, default=(0.0, 0))
-    if table.clock != "host" or share < _MUCH_KERNEL:
-        return ""
+def _refaults(refaults: Refaults) -> str:
     return (
-        f"up to {faults:,} page faults a step, {100 * share:.0f} % of the time in the kernel: memory is given back and "
-        f"taken again. With {KEEPS_MEMORY} glibc keeps it."
+        f"up to {refaults.faults:,} page faults a step, {100 * refaults.share:.0f} % of the time in the kernel: memory "
+        f"is given back and taken again. With {KEEPS_MEMORY} glibc keeps it."
     )
 
 

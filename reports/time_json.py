@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from ddpcheck.analysis.step_time.result import CrossCheck, RankTime, Scaling, Spent, Straggler, TimeTable
+from ddpcheck.analysis.step_time.result import (
+    CrossCheck,
+    RankTime,
+    Refaults,
+    Scaling,
+    Spent,
+    Straggler,
+    TimeTable,
+)
 
 
 def time_table(raw: Mapping[str, Any]) -> TimeTable:
@@ -16,6 +24,8 @@ def time_table(raw: Mapping[str, Any]) -> TimeTable:
     known["scaling"] = Scaling(**_known(Scaling, known["scaling"]))
     check = known.get("cross_check")
     known["cross_check"] = None if check is None else CrossCheck(**_known(CrossCheck, check))
+    refaults = known.get("refaults")
+    known["refaults"] = None if refaults is None else Refaults(**_known(Refaults, refaults))
     late = known.get("straggler")
     known["straggler"] = None if late is None else _straggler(late)
     return TimeTable(**known)

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
 from typing import Any
 
-import pytest
+from rich.console import Console
 from sample_measurements import measurements
+from sample_reports import stored
 
-from ddpcheck.reports.terminal_time import memory_taken_again
+from ddpcheck.reports.terminal import render
 from ddpcheck.reports.time_json import time_table
 
 
-def said(faults: int | None, kernel_us: int | None, clock: str = "host") -> str:
-    """Of a step of 12 ms, on rank 1 of two."""
-    raw: dict[str, Any] = {**measurements(ranks=2, late=1)["time"][0], "clock": clock}
-    raw["ranks"][1] |= {"faults": faults, "kernel_us": kernel_us}
-    return memory_taken_again(time_table(raw))
+def rendered(refaults: dict[str, Any] | None) -> str:
+    table = time_table({**measurements(ranks=2, late=1)["time"][0], "refaults": refaults})
+    console = Console(file=io.StringIO(), width=80)
+    render(replace(stored("1-learning-rate"), time=(table,)), console)
+    assert isinstance(console.file, io.StringIO)
+    return " ".join(console.file.getvalue().split())
 
 
-def test_much_of_the_step() -> None:
-    assert said(2_500, 6_000).startswith("up to 2,500 page faults a step, 50 % of the time in the kernel")
+def test_page_faults_that_take_much_of_the_step() -> None:
+    text = rendered({"rank": 1, "faults": 2_500, "share": 0.5})
+    assert "up to 2,500 page faults a step, 50 % of the time in the kernel" in text
+    assert "MALLOC_TRIM_THRESHOLD_" in text
 
 
-@pytest.mark.parametrize(
-    ("faults", "kernel_us", "clock"),
-    [(2_500, 1_000, "host"), (100, 6_000, "host"), (2_500, 6_000, "device"), (None, None, "host")],
-    ids=["little", "something else", "on a device", "not known"],
-)
-def test_nothing_worth_a_line(faults: int | None, kernel_us: int | None, clock: str) -> None:
-    assert said(faults, kernel_us, clock) == ""
+def test_nothing_is_said_where_they_do_not() -> None:
+    assert "page faults" not in rendered(None)

@@ -7,8 +7,9 @@ from typing import Any
 from ddpcheck.analysis.case import Case
 from ddpcheck.analysis.findings import Finding, Severity
 from ddpcheck.analysis.hardware.held_down import HeldDown, held_down
+from ddpcheck.analysis.step_time.refaults import KEEPS_MEMORY
 from ddpcheck.analysis.step_time.result import Straggler, TimeTable
-from ddpcheck.analysis.step_time.straggler import KEEPS_MEMORY, faults_memory_in, lacks_processors
+from ddpcheck.analysis.step_time.straggler import faults_memory_in, lacks_processors
 from ddpcheck.rank_ranges import name_ranks
 
 MOST_TOLD = 16

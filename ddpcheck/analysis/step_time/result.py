@@ -84,6 +84,16 @@ class CrossCheck:
 
 
 @dataclass(frozen=True)
+class Refaults:
+    """Memory that is given back and taken again in each step, on the rank that loses most to it."""
+
+    rank: int
+    # Page faults a step, and what of the step its training thread spends in the kernel.
+    faults: int
+    share: float
+
+
+@dataclass(frozen=True)
 class TimeTable:
     """Ranks that synchronise with each other, and the steps that were compared."""
 
@@ -103,3 +113,5 @@ class TimeTable:
     straggler: Straggler | None = None
     # None where DDP's clocks of some rank are missing.
     cross_check: CrossCheck | None = None
+    # None where they take little, and by the clock of a device.
+    refaults: Refaults | None = None

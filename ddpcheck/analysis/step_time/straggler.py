@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from statistics import mean, median
 
 from ddpcheck.analysis.step_time.rank_clock import BUSY
+from ddpcheck.analysis.step_time.refaults import may_be_faults
 from ddpcheck.analysis.step_time.result import Straggler
 from ddpcheck.analysis.step_time.together import Together
 
@@ -27,10 +28,6 @@ MOSTLY = 0.8
 STRETCHES = 4
 # Of the delay, so much must be explained by the rank's own work; and no more by a lack of processors.
 EXPLAINED = 0.5
-# A page is found, cleared and mapped in less, also on a virtual machine.
-MOST_US_A_FAULT = 10
-# What has glibc keep its memory: in the environment of the ranks.
-KEEPS_MEMORY = "MALLOC_TRIM_THRESHOLD_=8589934592 MALLOC_MMAP_THRESHOLD_=33554432"
 
 
 def straggler_in(together: Together) -> Straggler | None:
@@ -80,11 +77,6 @@ def faults_memory_in(straggler: Straggler) -> bool:
         and kernel > EXPLAINED * straggler.cost_us
         and may_be_faults(kernel, faults)
     )
-
-
-def may_be_faults(kernel_us: float, faults: float) -> bool:
-    """Whether so many page faults can be what the kernel was busy with, and not reading or sending."""
-    return faults * MOST_US_A_FAULT >= kernel_us
 
 
 def _long_enough(together: Together) -> bool:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from statistics import mean, median
 
 from ddpcheck.analysis.step_time.rank_clock import PARTS, RankClock
+from ddpcheck.analysis.step_time.refaults import refaults_in
 from ddpcheck.analysis.step_time.result import CrossCheck, RankTime, Scaling, Spent, TimeTable
 from ddpcheck.analysis.step_time.straggler import straggler_in
 from ddpcheck.analysis.step_time.together import Together, bring_together
@@ -34,6 +35,8 @@ def _table(group: tuple[int, ...], clocks: Mapping[int, RankClock]) -> TimeTable
     if together is None:
         return None
     last = together.last_arrivals()
+    on_device = all(clock.device for clock in clocks.values())
+    ranks = tuple(_rank(together, rank, last[rank], clocks[rank].ddp) for rank in together.ranks)
     return TimeTable(
         group=group,
         steps=len(together.steps),
@@ -41,12 +44,13 @@ def _table(group: tuple[int, ...], clocks: Mapping[int, RankClock]) -> TimeTable
         last_step=together.steps[-1],
         every=together.every,
         pauses=together.pauses,
-        clock="device" if all(clock.device for clock in clocks.values()) else "host",
+        clock="device" if on_device else "host",
         step_us=round(median(median(together.columns[rank]["total"]) for rank in together.ranks)),
-        ranks=tuple(_rank(together, rank, last[rank], clocks[rank].ddp) for rank in together.ranks),
+        ranks=ranks,
         scaling=_scaling(together),
         straggler=straggler_in(together),
         cross_check=_cross_check(together, clocks),
+        refaults=None if on_device else refaults_in(ranks),
     )
 
 
