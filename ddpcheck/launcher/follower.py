@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from ddpcheck.analysis.run import Run
@@ -84,10 +85,11 @@ class Follower:
             return True
         if self._show is not None and now - self._read_at >= REFRESH_SECONDS:
             return True
-        # A folder changes when a file comes into it, not with what is written to the file.
-        changed = self._run.path.stat().st_mtime_ns
-        if changed != self._folder_changed[0]:
-            self._folder_changed = (changed, now)
+        # A folder changes when a file comes into it, not with what is written to the file. One that is gone does not.
+        with contextlib.suppress(OSError):
+            changed = self._run.path.stat().st_mtime_ns
+            if changed != self._folder_changed[0]:
+                self._folder_changed = (changed, now)
         return now - self._folder_changed[1] < ALERT_SECONDS
 
     def _show_state(self) -> None:

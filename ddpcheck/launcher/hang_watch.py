@@ -19,8 +19,8 @@ from ddpcheck.launcher.node_log import NodeLog
 from ddpcheck.launcher.stillness import Sighting, State, state_of
 from ddpcheck.launcher.supervise import StopRequest
 
-# Time for answers beyond what a rank takes to hear the question.
-_ANSWER_SECONDS = 2.0
+# Time for answers beyond what a rank takes to hear the question: they are read once a second.
+_ANSWER_SECONDS = 3.0
 # A launcher that has not come round for this long was stopped itself, most often with its job.
 _AWAY_SECONDS = 5.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,12 @@ def test_with_fail_fast_records_are_read_at_every_turn(
     turns.reads_in(module.ALERT_SECONDS + 1)
     assert turns.reads_in(2) == 20
     turns.follow.close()
+
+
+def test_a_folder_that_vanishes_takes_nothing_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    turns = Turns(folder, monkeypatch)
+    turns.reads_in(module.ALERT_SECONDS + 1)
+    shutil.rmtree(folder)
+    assert turns.reads_in(3) == 3
