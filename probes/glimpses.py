@@ -9,7 +9,7 @@ import torch
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, direct_span
 
 # What is no larger is read again: most loops over gradients come by a small one, and there nothing escapes.
-READ_AGAIN = 1 << 20
+READ_AGAIN = 1 << 18
 WINDOWS = 16
 WINDOW = 64
 # Elements have no more bytes than this: what is small by their number is small for certain, and quickly told.
