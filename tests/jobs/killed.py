@@ -85,16 +85,6 @@ def _stacks(process: Any, path: Path) -> str:
     return path.read_text() or "it does not answer"
 
 
-def run_jobs(numbers: range) -> list[dict[str, Any]]:
-    """A job with ranks that do not end by themselves is run once more, for its report to be looked at."""
-    results = []
-    for number in numbers:
-        results.append(run_job(number))
-        if results[-1]["late"]:
-            results.append(run_job(number))
-    return results
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--jobs", type=int, default=20)
@@ -102,7 +92,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    results = run_jobs(range(options.first, options.first + options.jobs))
+    results = [run_job(number) for number in range(options.first, options.first + options.jobs)]
     options.out.write_text(json.dumps(results, indent=1))
     sys.exit(9)
 
