@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ddpcheck.probes.digest import combine
-from ddpcheck.probes.submission import submit
+from ddpcheck.probes.digest.submit import submit
 
 STEPS = 200
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from ddpcheck.agent.guard import GUARD
-from ddpcheck.agent.session import Session
+from ddpcheck.agent.rank_context import Session
 from ddpcheck.agent.timed_loader import timed
-from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
 from ddpcheck.config import Config
-from ddpcheck.probes.clocks import ClockProbe
 from ddpcheck.probes.probe import MOMENTS
+from ddpcheck.probes.step_timing import ClockProbe
 from ddpcheck.records.schema import Record, to_line
 
 # Rounds are short, so that most pass without another program in between.

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ddpcheck.analysis.run import Run  # noqa: E402
+from ddpcheck.analysis.run_reader import Run  # noqa: E402
 from tests.scale.generate import STORED_SEED, make_run  # noqa: E402
 from tests.scale.plan import Plan  # noqa: E402
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ddpcheck.agent.session import Session
-from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+from ddpcheck.agent.rank_context import Session
+from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
 from ddpcheck.config import Config
 from ddpcheck.probes.loss import LossProbe
 from ddpcheck.probes.probe import MOMENTS

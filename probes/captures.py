@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ddpcheck.probes.safetensors_file import tensor_bytes, writable, write_safetensors
+from ddpcheck.probes.tensor_dump import tensor_bytes, writable, write_safetensors
 from ddpcheck.records.schema import Of
 
 if TYPE_CHECKING:
-    from ddpcheck.probes.looks import Moment
+    from ddpcheck.probes.live_compare.snapshot import Moment
     from ddpcheck.probes.probe import Scene
 
 BUDGET = 16 << 20

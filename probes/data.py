@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 
-from ddpcheck.agent.watched_loader import MOST_EPOCHS, MOST_MAPS, Draws, Loaders, WatchedLoader
+from ddpcheck.agent.tracked_loader import MOST_EPOCHS, MOST_MAPS, Draws, Loaders, WatchedLoader
 from ddpcheck.probes.batch_fingerprint import NOTHING, Contents, Fingerprint, Taken, take
 from ddpcheck.probes.probe import Probe, Scene
 from ddpcheck.probes.randomness import States, drawn_from, states
 from ddpcheck.records.schema import BatchRecord
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.watched_module import WatchedModule
-    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.agent.tracked_module import WatchedModule
+    from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
 
 # What the loss leaves out, by the convention of torch and of transformers.
 IGNORED_LABEL = -100

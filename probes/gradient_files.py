@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ddpcheck.probes.safetensors_file import tensor_bytes, writable, write_safetensors
+from ddpcheck.probes.tensor_dump import tensor_bytes, writable, write_safetensors
 from ddpcheck.step_ranges import StepRanges, parse_steps
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.watched_module import WatchedModule
+    from ddpcheck.agent.tracked_module import WatchedModule
     from ddpcheck.probes.probe import Scene
 
 FOLDER = "gradients"

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddpcheck.probes.digest import combine
+from ddpcheck.probes.digest.submit import read_along, submit, submit_rest
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, has_memory
 from ddpcheck.probes.glimpses import glimpse
 from ddpcheck.probes.gradient_files import GradientFiles
-from ddpcheck.probes.looks import Look, Moment
+from ddpcheck.probes.live_compare.snapshot import Look, Moment
 from ddpcheck.probes.probe import Probe, Scene
-from ddpcheck.probes.samples import FIRST
 from ddpcheck.probes.sketches.book import SketchBook, can_keep
-from ddpcheck.probes.sketches.packing import pack
 from ddpcheck.probes.sketches.sketch import Sketch
-from ddpcheck.probes.submission import read_along, submit, submit_rest
+from ddpcheck.probes.write_detection import FIRST
 from ddpcheck.records.schema import AppliedRecord, BackwardRecord, Of, Stage
-from ddpcheck.records.shares import share_of
+from ddpcheck.records.sketch_codec import pack
+from ddpcheck.records.sketch_shares import share_of
 from ddpcheck.step_ranges import parse_steps
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.watched_module import WatchedModule
-    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.agent.tracked_module import WatchedModule
+    from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
     from ddpcheck.probes.digest import Ticket
 
 NO_GRADIENT = bytes(16)
@@ -118,7 +118,7 @@ class GradientProbe(Probe):
         """Compile now what a device needs, not in the first backward."""
         for device in {tensor.device for tensor in watched.tensors(watched.parameters)}:
             if device.type == "cuda":
-                from ddpcheck.probes.sketches.device import fused_kernel
+                from ddpcheck.probes.sketches.batch import fused_kernel
 
                 fused_kernel(device)
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from ddpcheck.probes.digest import combine
+from ddpcheck.probes.digest.submit import submit
 from ddpcheck.probes.probe import Probe, Scene
-from ddpcheck.probes.submission import submit
 from ddpcheck.records.schema import DigestRecord, Of, Stage
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.watched_module import WatchedModule
-    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.agent.tracked_module import WatchedModule
+    from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
 
 NOTHING = bytes(16)
 WIDTH = 8

@@ -14,8 +14,8 @@ from ddpcheck.probes.scalar import Scalar, read_scalar
 from ddpcheck.records.schema import LossRecord
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.watched_module import WatchedModule
-    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.agent.tracked_module import WatchedModule
+    from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
 
 # A line is written for so many steps, and at least this often.
 ROWS_A_RECORD = 16

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpcheck.probes.device_memory import DeviceMemory, awake, device_memory
 from ddpcheck.probes.memory_parts import gradient_bytes, held, parts_of
 from ddpcheck.probes.probe import Probe, Scene
-from ddpcheck.probes.process_counters import resident
+from ddpcheck.probes.process.device_memory import DeviceMemory, awake, device_memory
+from ddpcheck.probes.process.os_counters import resident
 from ddpcheck.records.schema import MemoryPartsRecord, MemoryRecord
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.watched_module import WatchedModule
-    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.agent.tracked_module import WatchedModule
+    from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
 
 # Every one of the first steps is written; later a change by this much, and else every so manieth.
 FIRST = 16

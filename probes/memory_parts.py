@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddpcheck.probes.device_memory import held_elsewhere
 from ddpcheck.probes.digest import plain_memory
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES
+from ddpcheck.probes.process.device_memory import held_elsewhere
 from ddpcheck.records.schema import MemoryPartsRecord
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.watched_module import WatchedModule
-    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.agent.tracked_module import WatchedModule
+    from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
 
 
 def parts_of(watched: WatchedModule, optimizer: WatchedOptimizer, kept: int, base: int) -> MemoryPartsRecord:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddpcheck.probes.digest import combine
+from ddpcheck.probes.digest.submit import submit
 from ddpcheck.probes.probe import Probe, Scene
-from ddpcheck.probes.submission import submit
-from ddpcheck.probes.user_line import user_line
+from ddpcheck.probes.process.callsite import user_line
 from ddpcheck.records.schema import DigestRecord, HyperRecord, Of, OptimizerRecord, SkipRecord, Stage
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.watched_module import WatchedModule
-    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.agent.tracked_module import WatchedModule
+    from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
 
 NO_STATE = bytes(16)
 

@@ -9,16 +9,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpcheck.probes.digest import combine
-from ddpcheck.probes.looks import Look, Moment
+from ddpcheck.probes.digest.submit import submit
+from ddpcheck.probes.live_compare.snapshot import Look, Moment
 from ddpcheck.probes.probe import Probe, Scene
-from ddpcheck.probes.samples import Marks, Sampler, version_of
-from ddpcheck.probes.submission import submit
+from ddpcheck.probes.write_detection import Marks, Sampler, version_of
 from ddpcheck.probes.writes import WriteWatch
 from ddpcheck.records.schema import LEFT_ALONE, STATISTICS, DigestRecord, Of, Stage
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.watched_module import WatchedModule
-    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.agent.tracked_module import WatchedModule
+    from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
     from ddpcheck.probes.digest import Ticket
 
 # Bytes of each leaf in a step's record: the root decides whether ranks agree, leaves only say where. Two

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from ddpcheck.agent.board import Board
-    from ddpcheck.agent.watched_module import WatchedModule
-    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.agent.shm_exchange import Board
+    from ddpcheck.agent.tracked_module import WatchedModule
+    from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
     from ddpcheck.config import Config
-    from ddpcheck.probes.disagreements import Disagreements
+    from ddpcheck.probes.live_compare.node import Disagreements
     from ddpcheck.records.schema import Record
 
 

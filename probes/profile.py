@@ -9,14 +9,14 @@ import torch
 
 from ddpcheck.agent.patches import Patches
 from ddpcheck.probes.probe import Probe, Scene
-from ddpcheck.probes.profilers import PROFILERS
+from ddpcheck.probes.process.profiler_conflict import PROFILERS
 from ddpcheck.probes.recording import Recording, warm_up
 from ddpcheck.records.schema import ReadyRecord, TraceRecord
 from ddpcheck.step_ranges import parse_steps
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.watched_module import WatchedModule
-    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.agent.tracked_module import WatchedModule
+    from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
     from ddpcheck.config import Config
 
 # A script may profile by itself at every step: what it exports is noted so many times.

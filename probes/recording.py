@@ -13,7 +13,7 @@ from typing import Any
 from torch.autograd.profiler import record_function
 from torch.profiler.profiler import _KinetoProfile
 
-from ddpcheck.probes.profilers import PROFILERS
+from ddpcheck.probes.process.profiler_conflict import PROFILERS
 
 FOLDER = "traces"
 # Kineto tells of every start and stop on stderr. It reads its level once, when the first profiler is made.

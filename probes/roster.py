@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from ddpcheck.probes.clocks import ClockProbe
 from ddpcheck.probes.data import DataProbe
 from ddpcheck.probes.gradients import GradientProbe
 from ddpcheck.probes.ignored import IgnoredProbe
 from ddpcheck.probes.loss import LossProbe
 from ddpcheck.probes.memory import MemoryProbe
 from ddpcheck.probes.optimizers import OptimizerProbe
+from ddpcheck.probes.param_set import StructureProbe
 from ddpcheck.probes.parameters import ParameterProbe
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.profile import ProfileProbe
-from ddpcheck.probes.standing import StandingProbe
+from ddpcheck.probes.stack_dump import StandingProbe
 from ddpcheck.probes.startup import StartupProbe
-from ddpcheck.probes.structure import StructureProbe
+from ddpcheck.probes.step_timing import ClockProbe
 
 # The clock before all others, whose time is not the job's. Then structure: it renews the list of tensors that the
 # others read.

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ddpcheck.agent.startup_watch import STARTUP, Begun
-from ddpcheck.probes.device_memory import device_memory
+from ddpcheck.agent.startup_tracer import STARTUP, Begun
 from ddpcheck.probes.probe import Probe, Scene
-from ddpcheck.probes.process_counters import resident
+from ddpcheck.probes.process.device_memory import device_memory
+from ddpcheck.probes.process.os_counters import resident
 from ddpcheck.records.schema import StartupRecord, StartupStage
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.watched_module import WatchedModule
-    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.agent.tracked_module import WatchedModule
+    from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
 
 
 class StartupProbe(Probe):

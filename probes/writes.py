@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.watched_module import WatchedModule
-    from ddpcheck.probes.samples import Marks
+    from ddpcheck.agent.tracked_module import WatchedModule
+    from ddpcheck.probes.write_detection import Marks
 
 BEFORE_FORWARD = "before the forward"
 IN_FORWARD = "inside the forward"

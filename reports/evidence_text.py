@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from ddpcheck.reports.ink import Ink
-from ddpcheck.reports.terminal_evidence import put_evidence
+from ddpcheck.reports.terminal.console import Ink
+from ddpcheck.reports.terminal.evidence import put_evidence
 
 _WIDTH = 100
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.findings import Finding
-from ddpcheck.rank_ranges import name_ranks
+from ddpcheck.analysis.finding import Finding
+from ddpcheck.formatting import name_ranks
 from ddpcheck.reports.evidence_text import evidence_text
 from ddpcheck.reports.safe_text import safe_line
 

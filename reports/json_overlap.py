@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from ddpcheck.analysis.overlap.result import (
+from ddpcheck.analysis.overlap.model import (
     BucketAdvice,
     BucketOverlap,
     BucketPart,

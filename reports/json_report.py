@@ -9,9 +9,8 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from ddpcheck.analysis.clock_offsets import HostClock
-from ddpcheck.analysis.findings import Finding, Severity
-from ddpcheck.analysis.result import (
+from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.report import (
     REPORT_SCHEMA,
     Attempt,
     Check,
@@ -21,6 +20,7 @@ from ddpcheck.analysis.result import (
     Report,
     Verdict,
 )
+from ddpcheck.analysis.timing.clock_offsets import HostClock
 from ddpcheck.errors import RunUnreadable
 from ddpcheck.reports.json_history import agreement_from, environment_from, gradients_from
 from ddpcheck.reports.json_overlap import overlap_from

@@ -6,7 +6,6 @@ from rich.console import Console
 from rich.text import Text
 
 from ddpcheck.analysis.live.state import LiveState
-from ddpcheck.reports.ink import LABEL, QUIET, Ink
 from ddpcheck.reports.live_text import (
     agreement_text,
     clock_text,
@@ -16,6 +15,7 @@ from ddpcheck.reports.live_text import (
     ranks_text,
 )
 from ddpcheck.reports.spark import SPARK, spark
+from ddpcheck.reports.terminal.console import LABEL, QUIET, Ink
 
 HEIGHT = 4
 _MOST_BARS = 24

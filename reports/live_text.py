@@ -6,7 +6,7 @@ from collections import Counter
 
 from ddpcheck.analysis.live.state import LiveState, Pace
 from ddpcheck.analysis.units import size_text
-from ddpcheck.rank_ranges import name_ranks
+from ddpcheck.formatting import name_ranks
 from ddpcheck.reports.trace_units import time_text
 from ddpcheck.reports.verdict import counted
 

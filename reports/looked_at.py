@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.result import Report
+from ddpcheck.analysis.report import Report
 
 # The check, as the report names it, without which a code cannot be raised.
 _AFTER_STEP = "parameters after each step"

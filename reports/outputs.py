@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from ddpcheck.analysis.result import Report
+from ddpcheck.analysis.report import Report
 from ddpcheck.errors import UserError
 from ddpcheck.reports.safe_text import safe_line
 from ddpcheck.reports.whole_file import write_whole
@@ -52,7 +52,7 @@ def write_outputs(
             sys.stderr.write(f"ddpcheck: {path} could not be made ({type(error).__name__}: {error})\n")
             well = False
     if asked.github:
-        from ddpcheck.reports.github import add_summary, workflow_commands
+        from ddpcheck.reports.ci.github import add_summary, workflow_commands
 
         stream.write(workflow_commands(report))
         stream.flush()
@@ -102,11 +102,11 @@ def _files(report: Report, asked: Outputs, folder: Path) -> Iterator[tuple[Path,
 
         yield page, lambda: to_html(report)
     if asked.junit is not None:
-        from ddpcheck.reports.junit import to_junit
+        from ddpcheck.reports.ci.junit import to_junit
 
         yield asked.junit, lambda: to_junit(report, asked.fail_on)
     if asked.markdown is not None:
-        from ddpcheck.reports.markdown import to_markdown
+        from ddpcheck.reports.ci.markdown import to_markdown
 
         yield asked.markdown, lambda: to_markdown(report)
     if asked.json is not None:

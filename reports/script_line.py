@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from ddpcheck.analysis.findings import Finding
-from ddpcheck.analysis.result import Report
+from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.report import Report
 
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "<string>")
 # Codes about the parameters and gradients of a module.

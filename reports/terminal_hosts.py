@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.clock_offsets import HostClock
-from ddpcheck.analysis.result import Report
-from ddpcheck.rank_ranges import rank_ranges
-from ddpcheck.reports.ink import LABEL, Ink, indented
+from ddpcheck.analysis.report import Report
+from ddpcheck.analysis.timing.clock_offsets import HostClock
+from ddpcheck.formatting import rank_ranges
+from ddpcheck.reports.terminal.console import LABEL, Ink, indented
 
 _MOST_ROWS = 8
 

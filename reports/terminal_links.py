@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ddpcheck.analysis.result import Report
+from ddpcheck.analysis.report import Report
 from ddpcheck.analysis.units import megabits_text
-from ddpcheck.reports.ink import LABEL, Ink, indented
+from ddpcheck.reports.terminal.console import LABEL, Ink, indented
 from ddpcheck.reports.trace_units import size_text
 
 _MOST_ROWS = 8

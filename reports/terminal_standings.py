@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from ddpcheck.rank_ranges import name_ranks
-from ddpcheck.reports.ink import Ink, indented
+from ddpcheck.formatting import name_ranks
+from ddpcheck.reports.terminal.console import Ink, indented
 
 _MOST_COLUMNS = 4
 _MOST_LINES = 10

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ddpcheck.analysis.result import Report
-from ddpcheck.reports.ink import LABEL, Ink, indented
+from ddpcheck.analysis.report import Report
+from ddpcheck.reports.terminal.console import LABEL, Ink, indented
 from ddpcheck.reports.trace_units import size_text
 
 _MOST_NODES = 8

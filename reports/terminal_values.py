@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
-from ddpcheck.rank_ranges import name_ranks, rank_ranges
-from ddpcheck.reports.ink import Ink
+from ddpcheck.formatting import name_ranks, rank_ranges
+from ddpcheck.reports.terminal.console import Ink
 
 # More columns than this are no longer "side by side"; equal ranks then share one.
 _MOST_RANKS = 8

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from ddpcheck.traces.result import Shares
+from ddpcheck.traces.model import Shares
 
 # Letters tell the parts apart where there is no colour; the legend names both.
 PARTS = (

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddpcheck.privacy import mask_text
-from ddpcheck.probes.device_memory import device_memory
-from ddpcheck.probes.process_counters import reads, resident
+from ddpcheck.probes.process.device_memory import device_memory
+from ddpcheck.probes.process.os_counters import reads, resident
 from ddpcheck.records.schema import StartupRecord, StartupStage
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.startup_watch import Begun
+    from ddpcheck.agent.startup_tracer import Begun
 
 VIA = "GdsFile.load_storage"
 MOST_FILES = 256

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.analysis.agreement import Disagreement
-from ddpcheck.analysis.attempt import Attempt, Rank
+from ddpcheck.analysis.aggregate.agreement import Disagreement
+from ddpcheck.analysis.aggregate.launch import Attempt, Rank
 from ddpcheck.analysis.captured import CapturedTensors
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.analysis.values import differing_elements, element_size, index_of, value
-from ddpcheck.records.leaves import unpack_leaves, unpack_samples
+from ddpcheck.analysis.tensor_values import differing_elements, element_size, index_of, value
+from ddpcheck.records.digest_codec import unpack_leaves, unpack_samples
 from ddpcheck.records.schema import CaptureRecord, DetailRecord, Of
 
 MOST_NAMES = 10

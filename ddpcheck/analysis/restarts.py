@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpcheck.analysis.attempt import Attempt
-from ddpcheck.analysis.result import RankStatus, RankSummary
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.report import RankStatus, RankSummary
 from ddpcheck.records.session_name import of_one_job
 
 _JOB = "TORCHELASTIC_RUN_ID"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.attempt import Attempt
+from ddpcheck.analysis.aggregate.launch import Attempt
 
 _ZERO = "ZeroRedundancyOptimizer"
 

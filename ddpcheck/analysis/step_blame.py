@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.agreement import Disagreement, groups_of, odd_ranks
-from ddpcheck.analysis.attempt import Attempt
+from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of, odd_ranks
+from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.rank_ranges import name_ranks
+from ddpcheck.formatting import name_ranks
 from ddpcheck.records.schema import AppliedRecord, Of, Stage
 
 

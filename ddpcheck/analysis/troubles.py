@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ddpcheck.analysis.result import RankStatus, RankSummary
+from ddpcheck.analysis.report import RankStatus, RankSummary
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ddpcheck.analysis.mean_check import check_parts
-from ddpcheck.analysis.sketch_table import Parts, SketchTable
-from ddpcheck.probes.sketches.packing import Packed
+from ddpcheck.analysis.allreduce.mean_check import check_parts
+from ddpcheck.analysis.allreduce.sketch_table import Parts, SketchTable
+from ddpcheck.records.sketch_codec import Packed
 
 
 class Compared(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ddpcheck.compare.side import Side
+from ddpcheck.diff.run_input import Side
 from ddpcheck.errors import NotComparable
 from ddpcheck.records.schema import (
     BackwardRecord,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ddpcheck.probes.sketches.packing import Packed
+from ddpcheck.records.sketch_codec import Packed
 
 
 class Ratio(NamedTuple):

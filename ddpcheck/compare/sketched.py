@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ddpcheck.probes.sketches.packing import Packed, unpack
 from ddpcheck.records.schema import BackwardRecord
+from ddpcheck.records.sketch_codec import Packed, unpack
 
 
 def local_sketches(record: BackwardRecord, names: Sequence[str]) -> dict[str, Packed]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from ddpcheck.doctor.board import Board
-from ddpcheck.doctor.scene import Clock
+from ddpcheck.doctor.context import Clock
+from ddpcheck.doctor.store_client import Board
 
 _TIMES = 5
 _SECONDS = 5.0

@@ -26,8 +26,8 @@ from ddpcheck.doctor.checks import (
     torch_build,
     variables,
 )
+from ddpcheck.doctor.context import Scene
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
-from ddpcheck.doctor.scene import Scene
 
 # In the order in which the report tells what is as it should be.
 CHECKS: tuple[ModuleType, ...] = (

@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.doctor.board import CannotMeet, open_board
-from ddpcheck.doctor.calls import Listener
-from ddpcheck.doctor.choice import gloo_choice
-from ddpcheck.doctor.facts.collect import collect
+from ddpcheck.doctor.connectivity import Listener
+from ddpcheck.doctor.context import Scene
+from ddpcheck.doctor.facts.machine import collect
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.facts.torch_build import torch_facts
-from ddpcheck.doctor.meeting import meet
-from ddpcheck.doctor.result import DoctorReport
-from ddpcheck.doctor.scene import Scene
+from ddpcheck.doctor.interface_selection import gloo_choice
+from ddpcheck.doctor.model import DoctorReport
+from ddpcheck.doctor.rendezvous import meet
+from ddpcheck.doctor.store_client import CannotMeet, open_board
 
 
 def report_as_rank(folder: Path, injection: dict[str, Any], seconds: float) -> tuple[DoctorReport, bool]:

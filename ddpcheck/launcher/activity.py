@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddpcheck.launcher.process_table import Process
+from ddpcheck.launcher.process.process_table import Process
 
 _CLOCK = "nanosleep"
 # Names that gloo and torch give to their threads.

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddpcheck.agent.board import make_board
+from ddpcheck.agent.shm_exchange import make_board
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 
 from ddpcheck.errors import CommandNotStarted
 from ddpcheck.links.heat_map import render_links
-from ddpcheck.links.result import LinksReport
+from ddpcheck.links.model import LinksReport
 
 SLOW = 10
 # Launchers that start Python by themselves.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ddpcheck.agent.board import Sign
-from ddpcheck.analysis.attempt import Attempt, Rank
+from ddpcheck.agent.shm_exchange import Sign
+from ddpcheck.analysis.aggregate.launch import Attempt, Rank
 from ddpcheck.launcher.activity import read_activity
-from ddpcheck.launcher.process_table import Process, all_processes, descendants, read_process
-from ddpcheck.launcher.stillness import Sighting
+from ddpcheck.launcher.hang.classifier import Sighting
+from ddpcheck.launcher.process.process_table import Process, all_processes, descendants, read_process
 
 # Probes without which a rank cannot be asked.
 _SPEAKERS = ("agent", "standing")

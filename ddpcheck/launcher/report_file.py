@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ddpcheck.analysis.result import Report
+from ddpcheck.analysis.report import Report
 
 
 def write_report(report: Report, folder: Path) -> None:

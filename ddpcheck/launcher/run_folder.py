@@ -15,8 +15,8 @@ from typing import Any
 from ddpcheck.config import Config
 from ddpcheck.errors import OutputFolderError
 from ddpcheck.launcher.job_id import job_id
-from ddpcheck.launcher.joining import may_join
-from ddpcheck.launcher.process_table import process_start
+from ddpcheck.launcher.multi_node.shared_run import may_join
+from ddpcheck.launcher.process.process_table import process_start
 from ddpcheck.launcher.run_name import run_name
 from ddpcheck.privacy import mask_arguments
 from ddpcheck.version import VERSION

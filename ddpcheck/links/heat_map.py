@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from ddpcheck.links.result import BETWEEN, WITHIN, Link, LinksReport, megabits
+from ddpcheck.links.model import BETWEEN, WITHIN, Link, LinksReport, megabits
 
 # From as fast as the others to far slower; the second of each is how much slower it may be at the most.
 _SHADES = ((" ", 1.2), ("░", 1.5), ("▒", 2.5), ("▓", 5.0), ("█", float("inf")))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from ddpcheck.links.fit import Cause, explain
+from ddpcheck.links.evaluate import Cause, explain
 from ddpcheck.links.hypotheses import Hypothesis, between_nodes, within_nodes
-from ddpcheck.links.result import BETWEEN, WITHIN, Explanation, Link, Node
+from ddpcheck.links.model import BETWEEN, WITHIN, Explanation, Link, Node
 
 
 def is_uneven(links: Sequence[Link], tolerance: float) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ddpcheck.links.courier import Courier
-from ddpcheck.links.result import AllReduce
+from ddpcheck.links.model import AllReduce
 
 _STOP = 0
 _LATENCY_SHARE = 0.1

@@ -13,7 +13,7 @@ import torch
 from ddpcheck.links.courier import Courier
 from ddpcheck.links.judge import is_uneven, judge
 from ddpcheck.links.measure import measure_pair, sweep_allreduce
-from ddpcheck.links.result import BETWEEN, WITHIN, Link, LinksReport, Node
+from ddpcheck.links.model import BETWEEN, WITHIN, Link, LinksReport, Node
 from ddpcheck.links.schedule import rounds
 
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ddpcheck.sampling import tcp_diag
-from ddpcheck.sampling.tcp_diag import Connection
+from ddpcheck.sampling import tcp
+from ddpcheck.sampling.tcp import Connection
 
 # Bytes acknowledged; microseconds that the network was busy with them; the same with what was not its doing;
 # packets sent again; the shortest round trip in microseconds; connections that are open.
@@ -70,7 +70,7 @@ class Connections:
             return {}
         began = time.thread_time()
         try:
-            found = tcp_diag.sockets()
+            found = tcp.sockets()
         except OSError:
             self._next = float("inf")  # a kernel or a sandbox that does not answer will not do so later
             return {}
@@ -90,7 +90,7 @@ class Connections:
     def _take(self, found: dict[int, bytes]) -> None:
         by_route: dict[tuple[str, str], dict[int, Connection]] = {pair: {} for pair in self._routes}
         for inode, body in found.items():
-            one = tcp_diag.parse(body) if self._mine.get(inode) else None
+            one = tcp.parse(body) if self._mine.get(inode) else None
             if one is not None and one.local != one.remote:
                 by_route.setdefault((one.local, one.remote), {})[inode] = one
         for pair, connections in by_route.items():

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.launcher.node_log import NodeLog
+from ddpcheck.records.node_log import NodeLog
+from ddpcheck.sampling.host import RankProcesses
 from ddpcheck.sampling.merging import merged
-from ddpcheck.sampling.processes import RankProcesses
 from ddpcheck.sampling.sources import Sources
 
 # The share of one core that samples may take: one that costs more is followed by a longer pause. With what it takes

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from ddpcheck.sampling import cpu, interface_facts
 from ddpcheck.sampling.connections import Connections
 from ddpcheck.sampling.gpu_source import GpuSource
+from ddpcheck.sampling.host import RankProcesses, network_namespace
 from ddpcheck.sampling.infiniband import InfinibandPorts
 from ddpcheck.sampling.interfaces import Interfaces
-from ddpcheck.sampling.processes import RankProcesses, network_namespace
 
 Made = TypeVar("Made")
 # Told even where it is nothing or 0; a node without InfiniBand, GPUs or neighbours has no more to say of them.

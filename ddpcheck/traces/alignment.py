@@ -8,8 +8,8 @@ from statistics import median
 
 from ddpcheck.traces.kernels import Kind
 from ddpcheck.traces.matching import Match
+from ddpcheck.traces.model import Clock
 from ddpcheck.traces.rank_trace import Collective, RankTrace
-from ddpcheck.traces.result import Clock
 
 # Nobody can leave these before everybody has arrived, so ranks end them together. A broadcast's root may go early.
 _END_TOGETHER = (Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL, Kind.BARRIER)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ddpcheck.traces import shares, summary
-from ddpcheck.traces.across_ranks import compared, last_arrivals, waits
 from ddpcheck.traces.alignment import clocks, on_one_clock
+from ddpcheck.traces.collectives import compared, last_arrivals, waits
 from ddpcheck.traces.intervals import Cover
 from ddpcheck.traces.matching import Match, matches
+from ddpcheck.traces.model import Clock, CollectiveResult, RankResult, TraceResult
 from ddpcheck.traces.rank_trace import RankTrace
-from ddpcheck.traces.result import Clock, CollectiveResult, RankResult, TraceResult
 
 
 def analyse(traces: Sequence[RankTrace]) -> TraceResult:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
+from ddpcheck.traces.event_filter import Launch, Mark, Thread
 from ddpcheck.traces.intervals import Cover, Interval
 from ddpcheck.traces.rank_trace import StepWindow
-from ddpcheck.traces.sieve import Launch, Mark, Thread
 
 # c10d's operation, its parameters and the backend's annotation enclose one launch; calls may nest once more.
 _MOST_NESTED = 8

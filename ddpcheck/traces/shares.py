@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from ddpcheck.traces.intervals import Cover, Interval
+from ddpcheck.traces.model import Shares, StepShares
 from ddpcheck.traces.rank_trace import RankTrace
-from ddpcheck.traces.result import Shares, StepShares
 
 
 def whole(trace: RankTrace, compute: Cover) -> Shares:

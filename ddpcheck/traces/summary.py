@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any
 
-from ddpcheck.traces.result import BucketSummary, CollectiveResult, Headline, OperationSummary, RankResult
+from ddpcheck.traces.model import BucketSummary, CollectiveResult, Headline, OperationSummary, RankResult
 
 
 def headline(ranks: Sequence[RankResult], collectives: Sequence[CollectiveResult]) -> Headline:

@@ -9,9 +9,9 @@ from typing import Protocol
 
 import torch
 
-from .multilinear import MultilinearDigester
-from .ticket import Ticket
-from .xxh3 import Reading, Xxh3Digester
+from ddpcheck.probes.digest.multilinear import MultilinearDigester
+from ddpcheck.probes.digest.ticket import Ticket
+from ddpcheck.probes.digest.xxh3 import Reading, Xxh3Digester
 
 # "multilinear" makes CPU ranks use the GPUs' algorithm, so that the two can be compared in one job.
 ENV_HASH = "DDPCHECK_HASH"

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import torch
 
-from .multilinear_torch import as_words, lane_sums
+from ddpcheck.probes.digest.multilinear_torch import as_words, lane_sums
 
 # Parameters, gradients and buffers of a few modules; each entry is one small tensor on the device.
 _TABLES_KEPT = 16
@@ -49,9 +49,9 @@ def _readable_in_place(memory: torch.Tensor) -> bool:
 def fused_hash(device: torch.device) -> FusedHash | None:
     """The fused hash where Triton is installed, compiles, and agrees with the torch version right here."""
     try:
-        from . import multilinear_triton
+        from ddpcheck.probes.digest import triton_launch
 
-        fused = FusedHash(multilinear_triton, device)
+        fused = FusedHash(triton_launch, device)
         sample = torch.arange(70_001, dtype=torch.int32, device=device) * 0x61C88647
         samples = [sample, sample[1:5]]
         if torch.equal(fused.lanes(samples), lane_sums(samples, device)):

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .device_copy import Copy, copy_to_host
-from .fused import FusedHash, fused_hash
-from .label import finish
-from .multilinear_torch import lane_sums
-from .outline import Outline, outline
-from .tensor_bytes import direct_span
-from .ticket import ReadyTicket, Ticket
-from .tree import UNSUPPORTED
+from ddpcheck.probes.digest.device_copy import Copy, copy_to_host
+from ddpcheck.probes.digest.flatten import Outline, outline
+from ddpcheck.probes.digest.fused import FusedHash, fused_hash
+from ddpcheck.probes.digest.multilinear_torch import lane_sums
+from ddpcheck.probes.digest.protocol import finish
+from ddpcheck.probes.digest.tensor_bytes import direct_span
+from ddpcheck.probes.digest.ticket import ReadyTicket, Ticket
+from ddpcheck.probes.digest.tree import UNSUPPORTED
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .label import describe, label_of, lane_starts, seed_of
+from ddpcheck.probes.digest.protocol import describe, label_of, lane_starts, seed_of
 
 # at::parallel_for stays on the calling thread up to this many elements. A digest may run on a thread of its
 # own, where a parallel region would start a second pool of OpenMP workers beside the user's.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from .label import digest_size
+from ddpcheck.probes.digest.protocol import digest_size
 
 # The leaf of a tensor whose bits cannot be read: the same everywhere, and never the leaf of one that can.
 UNSUPPORTED = b"\xff" * digest_size

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from .label import seed_of
-from .outline import outline
-from .tensor_bytes import Layout, direct_span, layout_of
-from .ticket import ReadyTicket
-from .tree import UNSUPPORTED
+from ddpcheck.probes.digest.flatten import outline
+from ddpcheck.probes.digest.protocol import seed_of
+from ddpcheck.probes.digest.tensor_bytes import Layout, direct_span, layout_of
+from ddpcheck.probes.digest.ticket import ReadyTicket
+from ddpcheck.probes.digest.tree import UNSUPPORTED
 
 
 class Reading:

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .sketch import Sketch, can_sketch, sketch, sketch_where_it_lies
+from ddpcheck.probes.sketches.sketch import Sketch, can_sketch, sketch, sketch_where_it_lies
 
 if TYPE_CHECKING:
     from ddpcheck.probes.digest import Reading
-
-    from .device import DevicePage
+    from ddpcheck.probes.sketches.batch import DevicePage
 
 
 def can_keep(tensor: torch.Tensor) -> bool:
@@ -40,7 +39,7 @@ class SketchBook:
             return True
         page = self._away.get(tensor.device)
         if page is None:
-            from .device import DevicePage
+            from ddpcheck.probes.sketches.batch import DevicePage
 
             page = self._away[tensor.device] = DevicePage(tensor.device)
         page.add(place, tensor)

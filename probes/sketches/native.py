@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from .weights import BLOCK, PIECE, sign_bits, weight
+from ddpcheck.records.sketch_signs import BLOCK, PIECE, sign_bits, weight
 
 # A name of its own for each dtype that the library knows.
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}

@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 import torch
 
-from ddpcheck.probes.digest.outline import plain_memory
+from ddpcheck.probes.digest.flatten import plain_memory
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, copy_serially, direct_span
-
-from .native import MOST_PIECES, NativeKernel, Totals, native_kernel
-from .weights import BLOCK, PIECE, signs, weight
+from ddpcheck.probes.sketches.native import MOST_PIECES, NativeKernel, Totals, native_kernel
+from ddpcheck.records.sketch_signs import BLOCK, PIECE, signs, weight
 
 # Norms between these are good to 1 part in 10,000 in float32: no square overflows, none that counts is lost.
 _NORM_MIN, _NORM_MAX = 1e-14, 1e17
@@ -84,11 +83,11 @@ def _sketch_any(tensor: torch.Tensor, along: Along | None) -> Sketch:
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.is_sparse:
-        from .sparse import sketch_sparse
+        from ddpcheck.probes.sketches.sparse import sketch_sparse
 
         return sketch_sparse(tensor)
     if not tensor.is_cpu:
-        from .device import DevicePage
+        from ddpcheck.probes.sketches.batch import DevicePage
 
         page = DevicePage(tensor.device)
         page.add(0, tensor)

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from ddpcheck.rank_ranges import name_ranks, rank_ranges
+from ddpcheck.formatting import name_ranks, rank_ranges
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.safe_text import shortened
-from ddpcheck.reports.terminal_evidence import elements_heading, spoken_evidence
+from ddpcheck.reports.terminal.evidence import elements_heading, spoken_evidence
 from ddpcheck.reports.terminal_values import column_header, equal_ranks, rank_order, spoken
 
 _MOST_COLUMNS = 16

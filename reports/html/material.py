@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddpcheck.analysis.result import Report
+from ddpcheck.analysis.report import Report
 from ddpcheck.reports.json_report import to_json
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 
-from ddpcheck.analysis.result import Report
+from ddpcheck.analysis.report import Report
 from ddpcheck.reports.html.markup import Html, joined, tag
 from ddpcheck.reports.html.material import Material, material
 from ddpcheck.reports.html.sections import (

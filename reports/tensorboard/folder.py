@@ -8,15 +8,15 @@ import shutil
 import time
 from pathlib import Path
 
-from ddpcheck.analysis.course.result import Course, Histogram
-from ddpcheck.analysis.result import Report
+from ddpcheck.analysis.report import Report
+from ddpcheck.analysis.timeseries.model import Course, Histogram
 from ddpcheck.errors import UsageError
 from ddpcheck.reports.tensorboard.event_file import EventFile
-from ddpcheck.reports.tensorboard.figures import safe_name
 from ddpcheck.reports.tensorboard.layout import layout_of
 from ddpcheck.reports.tensorboard.link_image import link_image
 from ddpcheck.reports.tensorboard.origin import MARK, mark_of
 from ddpcheck.reports.tensorboard.scalars import write_lines
+from ddpcheck.reports.tensorboard.tags import safe_name
 from ddpcheck.reports.tensorboard.texts import overlap_text, rank_text, verdict_text
 from ddpcheck.reports.tensorboard.traces import link_traces
 

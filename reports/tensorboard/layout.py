@@ -8,8 +8,8 @@ from typing import Any
 
 from tensorboard.plugins.custom_scalar.layout_pb2 import Category, Chart, Layout, MultilineChartContent
 
-from ddpcheck.analysis.course.result import Figure
-from ddpcheck.reports.tensorboard.figures import SHOWN
+from ddpcheck.analysis.timeseries.model import Figure
+from ddpcheck.reports.tensorboard.tags import SHOWN
 
 _CHARTS: tuple[tuple[str, tuple[tuple[str, tuple[Figure, ...]], ...]], ...] = (
     (

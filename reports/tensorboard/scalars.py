@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ddpcheck.analysis.course.result import Line
+from ddpcheck.analysis.timeseries.model import Line
 from ddpcheck.reports.tensorboard.event_file import EventFile
-from ddpcheck.reports.tensorboard.figures import SHOWN, tag_of
+from ddpcheck.reports.tensorboard.tags import SHOWN, tag_of
 
 
 def write_lines(file: EventFile, lines: Iterable[Line], when: Callable[[float], float]) -> None:

@@ -7,7 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
-from ddpcheck.analysis.overlap.result import Overlap
+from ddpcheck.analysis.overlap.model import Overlap
 
 # A worker, an optional number, and the ending: what the plugin takes for a trace.
 _WORKER = re.compile(r".+\.\d+\.pt\.trace\.json(\.gz)?")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from conftest import JOBS, RunWatched, Watched
 
-from ddpcheck.analysis.run import Run
-from ddpcheck.analysis.step_time.result import TimeTable
-from ddpcheck.analysis.step_time.table import time_tables
+from ddpcheck.analysis.run_reader import Run
+from ddpcheck.analysis.timing.model import TimeTable
+from ddpcheck.analysis.timing.table import time_tables
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import BIN, JOBS, Done, run_to_end
 
-from ddpcheck.compare.compare import compare_runs
-from ddpcheck.compare.comparison import Comparison, Method, Verdict, Where
+from ddpcheck.diff.compare import compare_runs
+from ddpcheck.diff.model import Comparison, Method, Verdict, Where
 
 pytestmark = pytest.mark.slow
 

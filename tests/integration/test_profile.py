@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from conftest import BIN, JOBS, Done, Watched, run_to_end
 
-from ddpcheck.analysis.attempt import Attempt
-from ddpcheck.analysis.case import Case
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.context import Case
 from ddpcheck.analysis.overlap.build import overlap_of
-from ddpcheck.analysis.overlap.result import Overlap
-from ddpcheck.analysis.rules.ddp401 import find
-from ddpcheck.analysis.run import NodeNotes, Run
+from ddpcheck.analysis.overlap.model import Overlap
+from ddpcheck.analysis.run_reader import NodeNotes, Run
+from ddpcheck.rules.performance.ddp401 import find
 
 CASES = ("exposed", "own_profiler", "short", "hidden")
 JOB = JOBS / "profile_cases.py"

@@ -67,7 +67,7 @@ def _wrong(
 # Stands in for an agent that cannot even be imported, in the process that imports torch.
 NO_AGENT = """
 import runpy, sys
-sys.modules["ddpcheck.agent.entry"] = None
+sys.modules["ddpcheck.agent.install"] = None
 sys.argv = sys.argv[1:]
 sys.path.insert(0, {jobs!r})
 runpy.run_path(sys.argv[0], run_name="__main__")
@@ -95,7 +95,7 @@ def test_a_rank_that_cannot_open_its_session(ddpcheck: RunWatched, tmp_path: Pat
     """Nothing is known of it but that, so the report calls itself incomplete."""
     script = tmp_path / "job.py"
     script.write_text(
-        "import torch.distributed as d, ddpcheck.agent.session as s\ns.Session = None\n"
+        "import torch.distributed as d, ddpcheck.agent.rank_context as s\ns.Session = None\n"
         "d.init_process_group('gloo')\nprint('trained')\n"
     )
     done = ddpcheck("torchrun", "--nproc-per-node", "1", script)

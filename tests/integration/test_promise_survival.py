@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from conftest import BIN, JOBS, Run, RunWatched, Watched, run_to_end
 
-from ddpcheck.analysis.analyse import analyse_run
+from ddpcheck.analysis.report_builder import analyse_run
 
 pytestmark = pytest.mark.slow
 

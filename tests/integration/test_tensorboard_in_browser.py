@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from conftest import BIN, JOBS, Watched, environment, run_to_end
 
-from ddpcheck.analysis.course.links import link_matrices
-from ddpcheck.analysis.links.join import Links
+from ddpcheck.analysis.network.connections import Links
+from ddpcheck.analysis.timeseries.links import link_matrices
 from ddpcheck.launcher.viewer import START
 from ddpcheck.reports.tensorboard.link_image import link_image
 from tests.browser.chromium import Tab, browser, opened

@@ -18,7 +18,7 @@ import pytest
 
 from ddpcheck.config import Config
 from ddpcheck.launcher.environment import command_environment
-from ddpcheck.launcher.process_table import read_process
+from ddpcheck.launcher.process.process_table import read_process
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from statistics import median
 
 from ddpcheck.analysis.hardware.sample import Sample
-from ddpcheck.analysis.links.decision import carrying, slow_link
-from ddpcheck.analysis.links.link import Link, SlowLink
-from ddpcheck.analysis.links.route_tally import RouteTallies
+from ddpcheck.analysis.network.model import Link, SlowLink
+from ddpcheck.analysis.network.route_counters import RouteTallies
+from ddpcheck.analysis.network.slow_link import carrying, slow_link
 from tests.commands import BIN, environment
 from tests.lab.lab import Ended, make_lab
 

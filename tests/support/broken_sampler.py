@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ddpcheck.__main__ import main
-from ddpcheck.sampling import connections, cpu, infiniband, interface_facts, interfaces, processes
+from ddpcheck.sampling import connections, cpu, host, infiniband, interface_facts, interfaces
 
 SOURCES: dict[str, tuple[Any, str, int]] = {
     "interfaces": (interfaces.Interfaces, "read", 2),
     "cpu": (cpu.Cpu, "read", 2),
     "memory": (cpu, "memory_used", 2),
-    "ranks": (processes.RankProcesses, "read", 2),
+    "ranks": (host.RankProcesses, "read", 2),
     "connections": (connections.Connections, "read", 2),
     "infiniband": (infiniband.InfinibandPorts, "read", 2),
     "interfaces described": (interface_facts, "describe", 0),

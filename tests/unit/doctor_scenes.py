@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ddpcheck.doctor.context import Call, Clock, Scene
 from ddpcheck.doctor.diagnose import CHECKS
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.scene import Call, Clock, Scene
 
 GIB = 1 << 30
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpcheck.agent.watched_module import WatchedModule
-from ddpcheck.agent.watcher import Watcher
+from ddpcheck.agent.dispatcher import Watcher
+from ddpcheck.agent.tracked_module import WatchedModule
 from ddpcheck.config import Config
-from ddpcheck.probes.disagreements import Disagreements
+from ddpcheck.probes.live_compare.node import Disagreements
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.roster import PROBES
 from ddpcheck.records.schema import DigestRecord, Record, Stage

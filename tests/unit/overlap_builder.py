@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddpcheck.analysis.overlap.result import (
+from ddpcheck.analysis.overlap.model import (
     BucketAdvice,
     BucketOverlap,
     BucketPart,

@@ -10,10 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.analysis.analyse import analyse_run
-from ddpcheck.analysis.findings import Finding
-from ddpcheck.analysis.result import Report
-from ddpcheck.probes.sketches.packing import pack
+from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.report import Report
+from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.probes.sketches.sketch import Sketch
 from ddpcheck.records.schema import (
     AppliedRecord,
@@ -31,7 +30,8 @@ from ddpcheck.records.schema import (
     Stage,
     to_line,
 )
-from ddpcheck.records.shares import deal
+from ddpcheck.records.sketch_codec import pack
+from ddpcheck.records.sketch_shares import deal
 
 NAMES = ("body.weight", "body.bias", "head.weight")
 # Which tensors are not what they are on the other ranks, by rank.

@@ -7,8 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.analysis.analyse import analyse_run
-from ddpcheck.analysis.findings import Finding, Severity
+from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.history.result import (
     AgreementHistory,
     AgreementStretch,
@@ -16,7 +15,8 @@ from ddpcheck.analysis.history.result import (
     EnvironmentValue,
     GradientHistory,
 )
-from ddpcheck.analysis.result import Attempt, Check, RankStatus, RankSummary, Report, Verdict
+from ddpcheck.analysis.report import Attempt, Check, RankStatus, RankSummary, Report, Verdict
+from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.reports.json_report import from_json, to_json
 
 STORED = Path(__file__).parent / "stored_runs"

@@ -8,8 +8,8 @@ import numpy
 import torch
 from run_builder import RunBuilder
 
-from ddpcheck.links.result import BETWEEN, Link, LinksReport, Node
-from ddpcheck.probes.safetensors_file import tensor_bytes, write_safetensors
+from ddpcheck.links.model import BETWEEN, Link, LinksReport, Node
+from ddpcheck.probes.tensor_dump import tensor_bytes, write_safetensors
 from ddpcheck.records.schema import ClockRecord, LossRecord, MemoryRecord
 
 RANKS = 3

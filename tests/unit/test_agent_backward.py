@@ -16,10 +16,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from ddpcheck.agent import backward
-from ddpcheck.agent.backward import BackwardWatch, Last, Reason
+from ddpcheck.agent import backward_tracker
+from ddpcheck.agent.backward_tracker import BackwardWatch, Last, Reason
 from ddpcheck.agent.guard import Guard
-from ddpcheck.agent.watched_module import WatchedModule
+from ddpcheck.agent.tracked_module import WatchedModule
 
 X = torch.ones(2, 3)
 
@@ -68,7 +68,7 @@ class Fails(torch.autograd.Function):
 def guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guard]:
     """The guard swallows what fails: nothing may have."""
     guard = Guard()
-    monkeypatch.setattr(backward, "GUARD", guard)
+    monkeypatch.setattr(backward_tracker, "GUARD", guard)
     yield guard
     assert not guard.off
     assert not guard._unreported

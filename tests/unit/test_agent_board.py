@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.agent import board as board_module
-from ddpcheck.agent.board import RING, Board, Sign, Told, ask, make_board, own_place, signs, troubles
+from ddpcheck.agent import shm_exchange as board_module
+from ddpcheck.agent.shm_exchange import RING, Board, Sign, Told, ask, make_board, own_place, signs, troubles
 
 # CPython warns of forks in a process with threads from 3.12 on; a fork is the quick way to another process.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

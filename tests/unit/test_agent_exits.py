@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcheck.agent.entry import Agent
+from ddpcheck.agent.install import Agent
 from ddpcheck.config import Config
 
 

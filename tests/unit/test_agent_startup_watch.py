@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from ddpcheck.agent import startup_watch
+from ddpcheck.agent import startup_tracer
 from ddpcheck.agent.guard import GUARD
-from ddpcheck.agent.startup_watch import MOST_RECORDS, StartupWatch
+from ddpcheck.agent.startup_tracer import MOST_RECORDS, StartupWatch
 from ddpcheck.analysis.startup.timeline import is_direct, timeline
 from ddpcheck.injection import CLOCK
-from ddpcheck.probes.process_counters import process_start
+from ddpcheck.probes.process.os_counters import process_start
 from ddpcheck.records.schema import StartupRecord, StartupStage
 
 ORIGINALS = {
@@ -131,7 +131,7 @@ def test_from_pretrained_of_any_class_holds_the_loads_inside(
 
 def test_a_copy_to_a_device(watch: StartupWatch, monkeypatch: pytest.MonkeyPatch) -> None:
     """`meta` stands in for a device: the only other one there is without a GPU."""
-    monkeypatch.setattr(startup_watch, "HOST", ("cpu",))
+    monkeypatch.setattr(startup_tracer, "HOST", ("cpu",))
     model = nn.Linear(10, 10)
     model.to("cpu")
     model.double()
@@ -163,7 +163,7 @@ def test_a_read_by_cufile(
     for name, fake in fakes.items():
         monkeypatch.setattr(torch._C, name, fake, raising=False)
     monkeypatch.setattr(os, "O_DIRECT", 0)  # which not every file system takes
-    monkeypatch.setattr(startup_watch, "HOST", ("cpu",))
+    monkeypatch.setattr(startup_tracer, "HOST", ("cpu",))
     file = torch.cuda.gds.GdsFile(str(path), os.O_RDONLY)
     for offset in (0, 2 << 20):
         file.load_storage(torch.empty(2 << 20, dtype=torch.uint8, device="meta").untyped_storage(), offset)
@@ -197,9 +197,9 @@ def test_a_read_by_cufile_into_the_host_is_not_direct(watch: StartupWatch) -> No
 
 def test_the_broadcast(watch: StartupWatch, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.BatchNorm1d(5)
-    sizes = [startup_watch._broadcast_size(model)]
-    sizes.append(startup_watch._broadcast_size(model, broadcast_buffers=False))
-    sizes.append(startup_watch._broadcast_size(model, params_and_buffers_to_ignore=["weight"]))
+    sizes = [startup_tracer._broadcast_size(model)]
+    sizes.append(startup_tracer._broadcast_size(model, broadcast_buffers=False))
+    sizes.append(startup_tracer._broadcast_size(model, params_and_buffers_to_ignore=["weight"]))
     assert sizes == [20 * 4 + 8, 10 * 4, 15 * 4 + 8]
 
 

@@ -10,7 +10,7 @@ import torch
 from fake_scene import watch
 from torch import nn
 
-from ddpcheck.agent.watched_module import Change, WatchedModule
+from ddpcheck.agent.tracked_module import Change, WatchedModule
 
 
 class Tied(nn.Module):

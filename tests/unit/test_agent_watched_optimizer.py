@@ -11,12 +11,7 @@ from fake_scene import FakeScene, Job, watch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ddpcheck.agent.watched_optimizer import (
-    groups_of,
-    inside_another_step,
-    signature,
-    steps_inside_backward,
-)
+from ddpcheck.agent.tracked_optimizer import groups_of, inside_another_step, signature, steps_inside_backward
 from ddpcheck.records.schema import Stage
 
 

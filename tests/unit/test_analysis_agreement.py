@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcheck.analysis.agreement import Agreement, groups_of, odd_ranks
+from ddpcheck.analysis.aggregate.agreement import Agreement, groups_of, odd_ranks
 from ddpcheck.records.schema import DigestRecord, Of, Stage
 
 FOUR = ((0, 1, 2, 3), 0)

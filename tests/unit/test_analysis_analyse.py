@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from run_builder import RunBuilder
 
-from ddpcheck.analysis import analyse
-from ddpcheck.analysis.analyse import analyse_run
-from ddpcheck.analysis.attempt import Attempt
-from ddpcheck.analysis.findings import Finding
-from ddpcheck.analysis.result import Report
+from ddpcheck.analysis import report_builder
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.report import Report
+from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.errors import RunNotFound, RunUnreadable
-from ddpcheck.launcher.watch import _fails
+from ddpcheck.launcher.run import _fails
 from ddpcheck.records.schema import Of, RankHeader, Stage
 
 ODD = {1: ["body.bias"]}
@@ -214,8 +214,8 @@ def test_a_rule_that_fails_costs_its_own_findings_only(
     def failing(case: object) -> list[Finding]:
         raise KeyError("no such thing")
 
-    failing.__module__ = "ddpcheck.analysis.rules.ddp201"
-    monkeypatch.setattr(analyse, "RULES", (failing, *analyse.RULES))
+    failing.__module__ = "ddpcheck.rules.divergence.ddp201"
+    monkeypatch.setattr(report_builder, "RULES", (failing, *report_builder.RULES))
     report = sound(tmp_path).report()
     [finding] = report.findings
     assert (finding.code, finding.severity.value) == ("DDP605", "warning")

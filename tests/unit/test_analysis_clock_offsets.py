@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from ddpcheck.analysis.clock_offsets import ClockOffsets
+from ddpcheck.analysis.timing.clock_offsets import ClockOffsets
 from ddpcheck.records.schema import BackwardRecord, RankHeader
 
 MODULE = ((0, 1, 2, 3), 0)
@@ -72,8 +72,8 @@ def test_hosts_whose_records_are_elsewhere_are_listed() -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpcheck.analysis.clock_offsets._MOST_OPEN", 16)
-    monkeypatch.setattr("ddpcheck.analysis.clock_offsets._MOST_KEPT", 32)
+    monkeypatch.setattr("ddpcheck.analysis.timing.clock_offsets._MOST_OPEN", 16)
+    monkeypatch.setattr("ddpcheck.analysis.timing.clock_offsets._MOST_KEPT", 32)
     found = clocks(2000, 0.5)
     assert len(found._open) <= 16
     _, second = found.hosts(HERE, {})

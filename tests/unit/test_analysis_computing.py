@@ -9,7 +9,7 @@ from trace_builder import all_reduce, described, kernel, step, write
 
 from ddpcheck.analysis.overlap.computing import MOST_RANKS, computing
 from ddpcheck.traces.analyse import analyse
-from ddpcheck.traces.reading import load
+from ddpcheck.traces.reader import load
 
 
 def test_pieces_count_from_the_origin_and_only_pauses_that_show_are_kept(tmp_path: Path) -> None:

@@ -10,16 +10,16 @@ from cluster import BYTES, START, Cluster, Interface
 from run_builder import NAMES, RunBuilder
 from tensorboard_run import LOCAL, PARTING, STEPS, WAITS, build
 
-from ddpcheck.analysis.analyse import analyse_run
-from ddpcheck.analysis.course.build import MOST_NAMED, MOST_RANKS
-from ddpcheck.analysis.course.links import link_matrices
-from ddpcheck.analysis.course.result import Course, Figure, Line
 from ddpcheck.analysis.course.thinning import MOST_POINTS, line
 from ddpcheck.analysis.history.differing_book import MOST_POINTS as MOST_DIFFERING
 from ddpcheck.analysis.history.differing_book import DifferingBook, differing
-from ddpcheck.analysis.history.loss_book import MOST_STEPS, LossBook
-from ddpcheck.analysis.links.join import Links
-from ddpcheck.analysis.links.link import Link, SlowLink
+from ddpcheck.analysis.network.connections import Links
+from ddpcheck.analysis.network.model import Link, SlowLink
+from ddpcheck.analysis.report_builder import analyse_run
+from ddpcheck.analysis.timeseries.build import MOST_NAMED, MOST_RANKS
+from ddpcheck.analysis.timeseries.links import link_matrices
+from ddpcheck.analysis.timeseries.loss import MOST_STEPS, LossBook
+from ddpcheck.analysis.timeseries.model import Course, Figure, Line
 from ddpcheck.records.schema import DigestRecord, LossRecord
 
 

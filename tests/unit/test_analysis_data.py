@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpcheck.analysis.batches import MOST_PENDING, Batches, ModuleBatches
-from ddpcheck.analysis.data_seen import DataSeen
-from ddpcheck.analysis.data_split import Pass, split, unpack
-from ddpcheck.analysis.same_batches import Sameness, sameness
+from ddpcheck.analysis.data.batches import MOST_PENDING, Batches, ModuleBatches
+from ddpcheck.analysis.data.collector import DataSeen
+from ddpcheck.analysis.data.same_batches import Sameness, sameness
+from ddpcheck.analysis.data.split import Pass, split, unpack
 from ddpcheck.records.schema import BatchRecord, EpochRecord, LoaderRecord
 
 MODULE = ((0, 1), 0)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from run_builder import sketch_of
 
-from ddpcheck.analysis import gradient_ledger
-from ddpcheck.analysis.gradient_ledger import GradientLedger, MeanTally
-from ddpcheck.probes.sketches.packing import pack
+from ddpcheck.analysis.allreduce import verify
+from ddpcheck.analysis.allreduce.verify import GradientLedger, MeanTally
 from ddpcheck.records.schema import BackwardRecord, ModuleRecord
-from ddpcheck.records.shares import shares
+from ddpcheck.records.sketch_codec import pack
+from ddpcheck.records.sketch_shares import shares
 
 NAMES = ("body.weight", "body.bias", "head.weight", "head.bias")
 HEALTHY = {0: [1.0, 2.0, -3.0, 0.5], 1: [3.0, -2.0, 5.0, 0.25]}
@@ -256,7 +256,7 @@ def test_nothing_piles_up_while_all_speak() -> None:
 
 @pytest.mark.parametrize("joined", [False, True])
 def test_nothing_piles_up_behind_a_silent_rank(monkeypatch: pytest.MonkeyPatch, joined: bool) -> None:
-    monkeypatch.setattr(gradient_ledger, "MOST_PENDING", 64)
+    monkeypatch.setattr(verify, "MOST_PENDING", 64)
     ranks = Ranks()
     if joined:
         ranks.ledger.joined.add(ranks.module)
@@ -270,9 +270,9 @@ def test_nothing_piles_up_behind_a_silent_rank(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_real_limit_leaves_room_for_ranks_that_are_read_in_turn() -> None:
-    from ddpcheck.analysis.run import MOST_AHEAD
+    from ddpcheck.analysis.run_reader import MOST_AHEAD
 
-    assert gradient_ledger.MOST_PENDING >= 4 * MOST_AHEAD
+    assert verify.MOST_PENDING >= 4 * MOST_AHEAD
 
 
 def test_part_of_the_model_stayed_as_it_was() -> None:

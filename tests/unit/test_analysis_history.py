@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from run_builder import RunBuilder
 
-from ddpcheck.analysis.history.agreement_book import MOST_STRETCHES, AgreementBook
-from ddpcheck.analysis.history.gradient_book import MOST_POINTS, OFF_MEAN, REDUCED, GradientBook
+from ddpcheck.analysis.allreduce.sketch_table import SketchTable
 from ddpcheck.analysis.history.result import AgreementStretch
-from ddpcheck.analysis.sketch_table import SketchTable
-from ddpcheck.probes.sketches.packing import pack
+from ddpcheck.analysis.timeseries.agreement import MOST_STRETCHES, AgreementBook
+from ddpcheck.analysis.timeseries.gradients import MOST_POINTS, OFF_MEAN, REDUCED, GradientBook
 from ddpcheck.probes.sketches.sketch import Sketch
+from ddpcheck.records.sketch_codec import pack
 
 GROUP = (0, 1, 2)
 

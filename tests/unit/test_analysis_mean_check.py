@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import torch
 
-from ddpcheck.analysis import mean_check as mean_check_module
-from ddpcheck.analysis.mean_check import Outcome, can_check, mean_check
-from ddpcheck.probes.sketches.packing import Packed, pack, unpack
+from ddpcheck.analysis.allreduce import mean_check as mean_check_module
+from ddpcheck.analysis.allreduce.mean_check import Outcome, can_check, mean_check
 from ddpcheck.probes.sketches.sketch import sketch
-from ddpcheck.probes.sketches.weights import BLOCK
+from ddpcheck.records.sketch_codec import Packed, pack, unpack
+from ddpcheck.records.sketch_signs import BLOCK
 
 ROOT = str(Path(__file__).parents[2])
 LARGEST = 100_000
@@ -368,7 +368,7 @@ def test_the_bounds_are_as_unlikely_as_they_say() -> None:
 
 
 def test_no_torch_is_needed() -> None:
-    script = "import sys, ddpcheck.analysis.mean_check; assert 'torch' not in sys.modules"
+    script = "import sys, ddpcheck.analysis.allreduce.mean_check; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=60)
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from run_builder import RunBuilder
 
-from ddpcheck.analysis.memory.growth import growth_of
+from ddpcheck.analysis.memory.checks import growth_of
+from ddpcheck.analysis.memory.collector import RankMemory
 from ddpcheck.analysis.memory.savings import savings_of
-from ddpcheck.analysis.memory.seen import RankMemory
-from ddpcheck.analysis.memory.series import MOST_POINTS, Series
 from ddpcheck.analysis.memory.table import curve
+from ddpcheck.analysis.timeseries.series import MOST_POINTS, Series
 from ddpcheck.records.schema import CommHookRecord, MemoryPartsRecord, MemoryRecord, OptimizerRecord
 
 MIB = 1 << 20

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.analysis.analyse import analyse_run
-from ddpcheck.analysis.findings import Finding
-from ddpcheck.analysis.result import RankStatus, Report
+from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.report import RankStatus, Report
+from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.records.schema import EndRecord, RankHeader, to_line
 
 JOB = "f" * 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.roll_call import RollCall
+from ddpcheck.analysis.aggregate.pending import RollCall
 
 GROUP = (0, 1, 2)
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from ddpcheck.analysis.saved_gradients import SHOWN, SavedGradients, saved_gradients
+from ddpcheck.analysis.allreduce.saved_gradients import SHOWN, SavedGradients, saved_gradients
 from ddpcheck.errors import RunNotFound
-from ddpcheck.probes.safetensors_file import tensor_bytes, write_safetensors
+from ddpcheck.probes.tensor_dump import tensor_bytes, write_safetensors
 
 LOCAL = {0: [1.0, 2.0], 1: [3.0, 6.0]}
 MEAN = [2.0, 4.0]

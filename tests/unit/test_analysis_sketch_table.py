@@ -8,10 +8,10 @@ from itertools import accumulate
 
 import pytest
 
-from ddpcheck.analysis.mean_check import check_parts, mean_check
-from ddpcheck.analysis.sketch_table import SketchTable, parts_of
-from ddpcheck.probes.sketches.packing import pack, unpack
+from ddpcheck.analysis.allreduce.mean_check import check_parts, mean_check
+from ddpcheck.analysis.allreduce.sketch_table import SketchTable, parts_of
 from ddpcheck.probes.sketches.sketch import Sketch
+from ddpcheck.records.sketch_codec import pack, unpack
 
 COLUMNS = 7
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from ddpcheck.analysis.links.decision import slow_link
-from ddpcheck.analysis.links.link import Link
+from ddpcheck.analysis.network.model import Link
+from ddpcheck.analysis.network.slow_link import slow_link
 
 SECONDS = 20.0
 

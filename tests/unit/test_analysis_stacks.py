@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcheck.analysis.stacks import Kind, Wait, in_debugger, place_of, wait_of
+from ddpcheck.analysis.hang.stacks import Kind, Wait, in_debugger, place_of, wait_of
 
 TORCH = "/env/lib/python3.11/site-packages/torch"
 C10D = f"{TORCH}/distributed/distributed_c10d.py"

@@ -9,7 +9,7 @@ from signal import SIGABRT, SIGKILL, SIGTERM
 import pytest
 from run_builder import RunBuilder
 
-from ddpcheck.analysis.result import RankStatus
+from ddpcheck.analysis.report import RankStatus
 from ddpcheck.records.schema import FaultRecord, RankHeader
 
 

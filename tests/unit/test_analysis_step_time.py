@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from run_builder import RunBuilder
 
-from ddpcheck.analysis.step_time.rank_clock import MOST_STEPS, RankClock
-from ddpcheck.analysis.step_time.result import TimeTable
-from ddpcheck.analysis.step_time.straggler import faults_memory_in, lacks_processors
-from ddpcheck.analysis.step_time.table import time_tables
+from ddpcheck.analysis.timing.model import TimeTable
+from ddpcheck.analysis.timing.rank_series import MOST_STEPS, RankClock
+from ddpcheck.analysis.timing.straggler import faults_memory_in, lacks_processors
+from ddpcheck.analysis.timing.table import time_tables
 from ddpcheck.records.schema import ClockRecord
 
 # Microseconds of each part on every rank, unless a test says otherwise.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from run_builder import leaves_of, packed
 
-from ddpcheck.analysis.run import Run
+from ddpcheck.analysis.run_reader import Run
 from ddpcheck.records.schema import (
     DigestRecord,
     EndRecord,

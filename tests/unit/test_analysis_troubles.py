@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.result import RankStatus, RankSummary
+from ddpcheck.analysis.report import RankStatus, RankSummary
 from ddpcheck.analysis.troubles import Trouble, place
 
 

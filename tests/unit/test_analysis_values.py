@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpcheck.analysis.values import differing_elements, element_size, index_of, value
+from ddpcheck.analysis.tensor_values import differing_elements, element_size, index_of, value
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import pytest
 from run_builder import RunBuilder
 from typer.testing import CliRunner
 
-from ddpcheck.analysis.analyse import analyse_run
+from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.cli.app import app
 from ddpcheck.errors import RunNotFound
-from ddpcheck.launcher.process_table import process_start
+from ddpcheck.launcher.process.process_table import process_start
 from ddpcheck.launcher.report_file import write_report
 
 

@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 
 from ddpcheck.__main__ import main
-from ddpcheck.analysis.result import Report, Verdict
-from ddpcheck.cli.run_folder import find_run
+from ddpcheck.analysis.report import Report, Verdict
+from ddpcheck.cli.run_lookup import find_run
 from ddpcheck.errors import RunNotFound, RunUnreadable, UsageError
 
 
@@ -79,9 +79,9 @@ def analysed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
             raise RunUnreadable("nothing in torn can be read")
         return Report(Verdict.FAILED, 2, 3, ("train",), 1, (), (), ())
 
-    module = ModuleType("ddpcheck.analysis.analyse")
+    module = ModuleType("ddpcheck.analysis.report_builder")
     module.analyse_run = analyse_run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "ddpcheck.analysis.analyse", module)
+    monkeypatch.setitem(sys.modules, "ddpcheck.analysis.report_builder", module)
     monkeypatch.chdir(tmp_path)
     make_runs(tmp_path / "ddpcheck-runs", "20260101-101500-train", "torn")
     return asked

@@ -19,7 +19,7 @@ class Launcher(ModuleType):
     """Stands for the real launcher and keeps what it was called with."""
 
     def __init__(self) -> None:
-        super().__init__("ddpcheck.launcher.watch")
+        super().__init__("ddpcheck.launcher.run")
         self.called: tuple[list[str], RunOptions] | None = None
         self.result: int | UserError = 0
 
@@ -33,7 +33,7 @@ class Launcher(ModuleType):
 @pytest.fixture
 def launcher(monkeypatch: pytest.MonkeyPatch) -> Launcher:
     launcher = Launcher()
-    monkeypatch.setitem(sys.modules, "ddpcheck.launcher.watch", launcher)
+    monkeypatch.setitem(sys.modules, "ddpcheck.launcher.run", launcher)
     return launcher
 
 

@@ -11,9 +11,9 @@ from run_builder import RunBuilder
 from typer.testing import CliRunner
 
 from ddpcheck.cli.app import app
-from ddpcheck.launcher import following
-from ddpcheck.launcher.following import Following
-from ddpcheck.launcher.process_table import process_start
+from ddpcheck.launcher.multi_node import remote_follow
+from ddpcheck.launcher.multi_node.remote_follow import Following
+from ddpcheck.launcher.process.process_table import process_start
 
 STORED = Path(__file__).parent / "stored_runs"
 
@@ -77,7 +77,7 @@ def test_following_goes_on_until_the_run_ends(tmp_path: Path, monkeypatch: pytes
             builder.description.update(ended="now", seconds=12.5, exit_code=0)
         builder.save()
 
-    monkeypatch.setattr(following.time, "sleep", go_on)
+    monkeypatch.setattr(remote_follow.time, "sleep", go_on)
     states = list(Following(tmp_path / "run"))
     assert [state.steps for state in states] == [2, 3, 4, 5]
     assert [state.ended for state in states] == [False, False, False, True]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from run_builder import NAMES, RunBuilder
 
-from ddpcheck.compare.compare import compare_runs
-from ddpcheck.compare.comparison import Comparison, Method, Verdict, Where
-from ddpcheck.compare.exact import MOST_AHEAD, RankWalk
-from ddpcheck.compare.pairs import Seat
-from ddpcheck.compare.side import read_side
+from ddpcheck.diff.compare import compare_runs
+from ddpcheck.diff.exact import MOST_AHEAD, RankWalk
+from ddpcheck.diff.model import Comparison, Method, Verdict, Where
+from ddpcheck.diff.record_diff import Seat
+from ddpcheck.diff.run_input import read_side
 from ddpcheck.errors import NotComparable
 from ddpcheck.records.schema import (
     BatchRecord,

@@ -6,8 +6,8 @@ import pytest
 from run_builder import sketch_of
 
 from ddpcheck.compare.ratios import common_ratio, named, ratio_of
-from ddpcheck.probes.sketches.packing import Packed, pack, unpack
 from ddpcheck.probes.sketches.sketch import Sketch
+from ddpcheck.records.sketch_codec import Packed, pack, unpack
 
 SLACK = 1e-4
 

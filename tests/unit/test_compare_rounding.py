@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from run_builder import NAMES, RunBuilder
 
-from ddpcheck.compare.compare import compare_runs
-from ddpcheck.compare.comparison import Comparison, Method, Verdict, Where
+from ddpcheck.diff.compare import compare_runs
+from ddpcheck.diff.model import Comparison, Method, Verdict, Where
 from ddpcheck.errors import NotComparable
 from ddpcheck.records.schema import BatchRecord, RankHeader
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from ddpcheck.probes.digest import keys, reference
-from ddpcheck.probes.digest.label import describe, label_of
 from ddpcheck.probes.digest.multilinear import MultilinearDigester
+from ddpcheck.probes.digest.protocol import describe, label_of
 
 BLOCK_BYTES = 4 * keys.BLOCK_WORDS
 SIZES = [

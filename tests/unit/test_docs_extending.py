@@ -16,7 +16,7 @@ from fake_scene import FakeScene
 from run_builder import RunBuilder
 from sample_reports import of_many_ranks
 
-from ddpcheck.analysis import analyse, case
+from ddpcheck.analysis import context, report_builder
 from ddpcheck.records.schema import RankHeader
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
@@ -55,8 +55,8 @@ def test_the_probe_writes_when_something_changes() -> None:
 def test_the_rule_names_the_odd_rank_and_is_silent_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(case, "title", lambda code: "Arguments differ across ranks")
-    monkeypatch.setattr(analyse, "RULES", (RULE["find"],))
+    monkeypatch.setattr(context, "title", lambda code: "Arguments differ across ranks")
+    monkeypatch.setattr(report_builder, "RULES", (RULE["find"],))
     sound = RunBuilder(tmp_path / "sound", 3).wrap().train(2).end()
     assert sound.findings() == []
     build = RunBuilder(tmp_path / "odd", 3)

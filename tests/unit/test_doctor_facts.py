@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 
 from ddpcheck.config import Config
+from ddpcheck.doctor.context import Scene
 from ddpcheck.doctor.diagnose import diagnose
 from ddpcheck.doctor.diagnosis import Level
 from ddpcheck.doctor.facts.cgroup import memory_limit, processor_limit
 from ddpcheck.doctor.facts.child import ask_child
-from ddpcheck.doctor.facts.collect import collect
 from ddpcheck.doctor.facts.identity import rank_numbers
 from ddpcheck.doctor.facts.injection import ENV_TRIAL, in_a_child
+from ddpcheck.doctor.facts.machine import collect
 from ddpcheck.doctor.facts.names import name_facts
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.facts.run_folder import folder_facts
-from ddpcheck.doctor.result import DoctorReport
-from ddpcheck.doctor.scene import Scene
+from ddpcheck.doctor.model import DoctorReport
 from ddpcheck.launcher.environment import BOOTSTRAP, command_environment
 from tests.support import nvml
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ddpcheck.doctor.context import Scene
 from ddpcheck.doctor.diagnosis import Level
-from ddpcheck.doctor.scene import Scene
 from tests.unit.doctor_scenes import (
     GIB,
     alone,

@@ -10,14 +10,14 @@ from datetime import timedelta
 
 import pytest
 
-from ddpcheck.doctor import meeting, rank
-from ddpcheck.doctor.board import Board, CannotMeet, open_board
-from ddpcheck.doctor.calls import MOST_CALLED, Listener, call_others, whom_to_call
+from ddpcheck.doctor import rank, rendezvous
 from ddpcheck.doctor.clock_watch import ask_time
+from ddpcheck.doctor.connectivity import MOST_CALLED, Listener, call_others, whom_to_call
 from ddpcheck.doctor.diagnosis import Level
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.meeting import meet
-from ddpcheck.doctor.result import DoctorReport
+from ddpcheck.doctor.model import DoctorReport
+from ddpcheck.doctor.rendezvous import meet
+from ddpcheck.doctor.store_client import Board, CannotMeet, open_board
 from tests.unit.doctor_scenes import job
 
 
@@ -77,7 +77,7 @@ def test_all_ranks_hear_the_same() -> None:
 
 
 def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_AFTERWARDS", 5.0)
+    monkeypatch.setattr(rendezvous, "_AFTERWARDS", 5.0)
     reports = meeting_of(list(job(1, 3).facts[:2]), seconds=0.3)
     for report in reports:
         assert report is not None
@@ -86,7 +86,7 @@ def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_no_rank_waits_for_ever_where_rank_0_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_AFTERWARDS", 0.2)
+    monkeypatch.setattr(rendezvous, "_AFTERWARDS", 0.2)
     assert meeting_of([job(1, 2).facts[1]], seconds=0.2) == [None]
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from ddpcheck.doctor.context import Scene
 from ddpcheck.doctor.diagnosis import Level
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.scene import Scene
 from tests.unit.doctor_scenes import (
     alone,
     card,

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from ddpcheck.__main__ import main
-from ddpcheck.doctor.choice import nccl_choice
-from ddpcheck.doctor.result import DoctorReport
-from ddpcheck.doctor.scene import Scene
-from ddpcheck.reports.doctor_terminal import as_text, render
+from ddpcheck.doctor.context import Scene
+from ddpcheck.doctor.interface_selection import nccl_choice
+from ddpcheck.doctor.model import DoctorReport
+from ddpcheck.reports.terminal.doctor import as_text, render
 from tests.unit.doctor_scenes import alone, card, job, loopback, machine
 
 

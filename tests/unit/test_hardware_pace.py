@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpcheck.analysis.hardware.pace import MOST_POINTS, Pace, StepLine
+from ddpcheck.analysis.hardware.step_times import MOST_POINTS, Pace, StepLine
 
 MODULE = ((0, 1), 0)
 

@@ -12,10 +12,10 @@ import pytest
 from cluster import BYTES, Cluster, Interface
 from rich.console import Console
 
-from ddpcheck.analysis.analyse import analyse_run
 from ddpcheck.analysis.hardware.expected import ring_share
+from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.reports.json_report import to_json
-from ddpcheck.reports.terminal import render
+from ddpcheck.reports.terminal.report import render
 
 GPU_FACTS = {
     "nvml": {

@@ -158,7 +158,7 @@ def test_the_bootstrap_is_standard_library_only() -> None:
         "import ddpcheck.__main__ as m\ntry: m.main(['explain'])\nexcept SystemExit: pass",
         "import ddpcheck.__main__ as m\ntry: m.main(['run', '--help'])\nexcept SystemExit: pass",
         "import ddpcheck.__main__ as m\ntry: m.main(['doctor', '--help'])\nexcept SystemExit: pass",
-        "import ddpcheck.reports.terminal, ddpcheck.reports.json_report",
+        "import ddpcheck.reports.terminal.report, ddpcheck.reports.json_report",
     ],
 )
 def test_start_up_is_light(statement: str) -> None:

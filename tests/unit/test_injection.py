@@ -17,13 +17,13 @@ ROOT = Path(__file__).parents[2]
 STUB = """
 import sys, types
 sys.path[:0] = [{root!r}, {fake!r}]
-entry = types.ModuleType("ddpcheck.agent.entry")
+entry = types.ModuleType("ddpcheck.agent.install")
 def install():
     print("install", hasattr(sys.modules["torch.nn.parallel.distributed"], "DistributedDataParallel"))
     {body}
 entry.install = install
 import ddpcheck.agent
-sys.modules["ddpcheck.agent.entry"] = entry
+sys.modules["ddpcheck.agent.install"] = entry
 from ddpcheck.injection import DdpImportFinder, arm
 hooks = lambda: sum(isinstance(f, DdpImportFinder) for f in sys.meta_path)
 """

@@ -9,7 +9,7 @@ import threading
 import time
 
 from ddpcheck.launcher.activity import Activity, read_activity
-from ddpcheck.launcher.process_table import descendants
+from ddpcheck.launcher.process.process_table import descendants
 
 
 def me(own: tuple[int, ...] = ()) -> Activity:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpcheck.launcher.exit_watch import ExitWatch
-from ddpcheck.launcher.process_table import descendants, process_start, read_process
+from ddpcheck.launcher.process.exit_watch import ExitWatch
+from ddpcheck.launcher.process.process_table import descendants, process_start, read_process
 
 
 @pytest.fixture(params=[True, False], ids=["pidfd", "polling"])

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from run_builder import RunBuilder
 
-from ddpcheck.analysis.run import Run
+from ddpcheck.analysis.run_reader import Run
 from ddpcheck.config import Config
-from ddpcheck.launcher import follower as module
-from ddpcheck.launcher.follower import Follower
-from ddpcheck.launcher.node_log import NodeLog
+from ddpcheck.launcher import monitor as module
+from ddpcheck.launcher.monitor import Follower
+from ddpcheck.records.node_log import NodeLog
 
 ODD = {1: ["body.bias"]}
 

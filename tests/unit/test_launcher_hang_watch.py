@@ -14,15 +14,16 @@ import pytest
 from run_builder import RunBuilder
 from test_analysis_stacks import BARRIER, MAIN, USER
 
-from ddpcheck.agent.board import Sign, make_board
-from ddpcheck.analysis.run import Run
+from ddpcheck.agent.shm_exchange import Sign, make_board
+from ddpcheck.analysis.run_reader import Run
 from ddpcheck.config import Config
-from ddpcheck.launcher import hang_watch, members
+from ddpcheck.launcher import members
 from ddpcheck.launcher.activity import Activity
-from ddpcheck.launcher.hang_watch import HangWatch
-from ddpcheck.launcher.node_log import NodeLog
-from ddpcheck.launcher.process_table import process_start
-from ddpcheck.launcher.supervise import StopRequest
+from ddpcheck.launcher.hang import detector
+from ddpcheck.launcher.hang.detector import HangWatch
+from ddpcheck.launcher.process.process_table import process_start
+from ddpcheck.launcher.process.supervise import StopRequest
+from ddpcheck.records.node_log import NodeLog
 from ddpcheck.records.schema import FaultRecord, StandingRecord, to_line
 
 TIMEOUT = 100.0
@@ -52,8 +53,8 @@ class Watched:
         for rank in range(2, world_size):
             del self.build.records[rank]
         self.build.save()
-        monkeypatch.setattr(hang_watch, "signs", lambda path: self.signs())
-        monkeypatch.setattr(hang_watch, "ask", lambda path, number: self.asked(number))
+        monkeypatch.setattr(detector, "signs", lambda path: self.signs())
+        monkeypatch.setattr(detector, "ask", lambda path, number: self.asked(number))
         monkeypatch.setattr(members, "read_activity", lambda pid, *_: self.activities[self.rank_of(pid)])
         config = Config(str(self.folder), "test", board=str(self.board), hang_timeout=TIMEOUT)
         self.run = Run(self.folder)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from run_builder import RunBuilder
 
-from ddpcheck.analysis.analyse import analyse_run
+from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.errors import NotOneJob, OutputFolderError, RunNotFound
-from ddpcheck.launcher.merging import merge
+from ddpcheck.launcher.multi_node.merge import merge
 from ddpcheck.records.schema import ApartRecord, NodesRecord, RankHeader
 
 ODD = {1: ["body.bias"]}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.launcher.node_log import NodeLog
+from ddpcheck.records.node_log import NodeLog
 
 
 def test_records(tmp_path: Path) -> None:

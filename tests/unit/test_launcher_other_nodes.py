@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from run_builder import RunBuilder
 
-from ddpcheck.analysis.run import Run
-from ddpcheck.launcher import other_nodes, pulse
-from ddpcheck.launcher.node_log import NodeLog
-from ddpcheck.launcher.other_nodes import (
+from ddpcheck.analysis.run_reader import Run
+from ddpcheck.launcher import pulse
+from ddpcheck.launcher.multi_node import coordination
+from ddpcheck.launcher.multi_node.coordination import (
     Launchers,
     NodeEnd,
     is_shared,
@@ -25,6 +25,7 @@ from ddpcheck.launcher.other_nodes import (
     wait_for_others,
     wait_for_report,
 )
+from ddpcheck.records.node_log import NodeLog
 
 
 def node(folder: Path, host: str, pid: int, **done: object) -> None:
@@ -58,7 +59,7 @@ def test_the_launcher_of_rank_0_reports(tmp_path: Path, monkeypatch: pytest.Monk
     run.poll()
     header = run.ordered()[-1].ranks[0].header
     assert not reports(run, True, {header.pid})  # another host
-    monkeypatch.setattr(other_nodes.os, "uname", lambda: type("Name", (), {"nodename": header.host}))
+    monkeypatch.setattr(coordination.os, "uname", lambda: type("Name", (), {"nodename": header.host}))
     assert reports(run, False, {header.pid})
     assert not reports(run, True, {header.pid + 1})
 
@@ -80,7 +81,7 @@ def test_others_are_waited_for_until_they_are_done_and_no_longer(tmp_path: Path)
 
 
 def test_a_report_that_does_not_come_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(other_nodes, "_REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(coordination, "_REPORT_SECONDS", 0.0)
     assert wait_for_report(tmp_path, 0.1) is None
     (tmp_path / "report.json").write_text(json.dumps({"findings": []}))
     assert wait_for_report(tmp_path, 0.1) == {"findings": []}
@@ -90,7 +91,7 @@ def test_a_report_that_does_not_come_is_given_up(tmp_path: Path, monkeypatch: py
 def test_a_report_is_waited_for_as_long_as_somebody_is_at_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(other_nodes, "_REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(coordination, "_REPORT_SECONDS", 0.0)
     monkeypatch.setattr(pulse, "SECONDS", 0.05)
     report = tmp_path / "report.json"
 
@@ -109,7 +110,7 @@ def test_a_report_is_waited_for_as_long_as_somebody_is_at_it(
 
 
 def test_a_pulse_that_stands_still_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(other_nodes, "_REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(coordination, "_REPORT_SECONDS", 0.0)
     (tmp_path / pulse.FILE).write_text("7\n")
     assert not pulse.claim(tmp_path)
     assert wait_for_report(tmp_path, 0.2) is None

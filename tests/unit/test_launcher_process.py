@@ -13,8 +13,8 @@ import pytest
 from ddpcheck.config import ENV_CONFIG, Config
 from ddpcheck.errors import CommandNotStarted
 from ddpcheck.launcher.environment import BOOTSTRAP, command_environment, prefixed_python_path
-from ddpcheck.launcher.process import ExitStatus, find_program
-from ddpcheck.launcher.signals import SignalInbox, signal_name
+from ddpcheck.launcher.process.command import ExitStatus, find_program
+from ddpcheck.launcher.process.signals import SignalInbox, signal_name
 from ddpcheck.launcher.witness import Witness
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from ddpcheck.config import Config
 from ddpcheck.errors import OutputFolderError
-from ddpcheck.launcher import joining
-from ddpcheck.launcher.joining import spans_nodes
+from ddpcheck.launcher.multi_node import shared_run
+from ddpcheck.launcher.multi_node.shared_run import spans_nodes
 from ddpcheck.launcher.run_folder import begin_run, finish_run, make_run_folder, read_run_file
 from ddpcheck.launcher.run_name import run_name
 
@@ -136,7 +136,7 @@ def test_nodes_of_one_job_share_a_folder(here: Path, monkeypatch: pytest.MonkeyP
     for other in (["torchrun", "--nnodes", "2", "eval.py"], ["torchrun", "train.py"]):
         with pytest.raises(OutputFolderError):
             make_run_folder(other, out=Path("shared"))
-    monkeypatch.setattr(joining, "process_start", lambda pid: -1)
+    monkeypatch.setattr(shared_run, "process_start", lambda pid: -1)
     with pytest.raises(OutputFolderError):
         make_run_folder(command, out=Path("shared"))
     finish_run(first, 0, 1.0)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpcheck.launcher import terminal
-from ddpcheck.launcher.terminal import wanted
+from ddpcheck.launcher.live import terminal
+from ddpcheck.launcher.live.terminal import wanted
 
 FIT = {"TERM": "xterm-256color"}
 

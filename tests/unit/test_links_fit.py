@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from ddpcheck.links.fit import explain
+from ddpcheck.links.evaluate import explain
 from ddpcheck.links.hypotheses import Cell, between_nodes, within_nodes
 
 Slow = Callable[[int, int], float]

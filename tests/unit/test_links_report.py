@@ -9,8 +9,8 @@ import pytest
 from ddpcheck.launcher.links import rank_command
 from ddpcheck.links.heat_map import render_links
 from ddpcheck.links.judge import is_uneven, judge
+from ddpcheck.links.model import BETWEEN, WITHIN, AllReduce, Link, LinksReport, Node
 from ddpcheck.links.options import check_seconds, check_tolerance, parse_sizes
-from ddpcheck.links.result import BETWEEN, WITHIN, AllReduce, Link, LinksReport, Node
 
 
 def survey(nodes: int, slow: str = "", per_node: int = 1) -> LinksReport:

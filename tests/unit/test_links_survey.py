@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ddpcheck.links import survey as module
-from ddpcheck.links.result import BETWEEN, Link, LinksReport, Node
+from ddpcheck.links.model import BETWEEN, Link, LinksReport, Node
 from ddpcheck.links.survey import SurveyOptions, survey
 
 NODES = [Node(f"host{number}", (number,)) for number in range(4)]

@@ -9,7 +9,7 @@ from run_builder import RunBuilder
 
 from ddpcheck.analysis.live.state import LiveState
 from ddpcheck.analysis.live.tracker import LATEST, LiveTracker
-from ddpcheck.analysis.run import Run
+from ddpcheck.analysis.run_reader import Run
 from ddpcheck.records.schema import ClockRecord, MemoryRecord, Stage
 
 MB = 1_000_000

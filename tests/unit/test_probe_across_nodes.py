@@ -12,10 +12,10 @@ import torch
 from fake_scene import FakeScene, watch
 from torch import nn
 
-from ddpcheck.agent.board import Board, make_board
-from ddpcheck.probes import across_nodes
-from ddpcheck.probes.across_nodes import AcrossNodes
-from ddpcheck.probes.looks import Look, Moment
+from ddpcheck.agent.shm_exchange import Board, make_board
+from ddpcheck.probes.live_compare import store
+from ddpcheck.probes.live_compare.snapshot import Look, Moment
+from ddpcheck.probes.live_compare.store import AcrossNodes
 from ddpcheck.records.schema import ApartRecord, NodesRecord, Of, Stage
 
 
@@ -61,7 +61,7 @@ def until(true: Callable[[], object]) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(across_nodes, "ASK_SECONDS", 0.02)
+    monkeypatch.setattr(store, "ASK_SECONDS", 0.02)
 
 
 def test_both_nodes_learn_of_a_difference_and_of_the_first_one(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_digests_of_different_kinds_are_not_compared(tmp_path: Path) -> None:
 
 
 def test_what_was_laid_down_is_taken_away_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(across_nodes, "MOST_KEPT", 4)
+    monkeypatch.setattr(store, "MOST_KEPT", 4)
     nodes = Nodes(tmp_path)
     for step in range(40):
         nodes.look(0, step)

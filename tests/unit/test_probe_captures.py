@@ -17,7 +17,7 @@ from unreadable_tensors import UNREADABLE, wrapper
 from ddpcheck.analysis.captured import CapturedTensors
 from ddpcheck.probes import captures
 from ddpcheck.probes.captures import write_capture
-from ddpcheck.probes.looks import Moment
+from ddpcheck.probes.live_compare.snapshot import Moment
 from ddpcheck.records.schema import Of, Stage
 
 KINDS = {

@@ -14,11 +14,11 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ddpcheck.agent.patches import Patches, calling
 from ddpcheck.agent.timed_loader import timed
-from ddpcheck.agent.watched_optimizer import WatchedOptimizer
-from ddpcheck.probes import clocks
-from ddpcheck.probes.clocks import ROWS_A_RECORD, ClockProbe
-from ddpcheck.probes.device_clock import DeviceClock, clock_for
+from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
+from ddpcheck.probes import step_timing
+from ddpcheck.probes.process.device_timing import DeviceClock, clock_for
 from ddpcheck.probes.processor_queue import ProcessorQueue
+from ddpcheck.probes.step_timing import ROWS_A_RECORD, ClockProbe
 from ddpcheck.records.schema import ClockRecord, to_line
 
 MILLI = 1_000_000
@@ -40,7 +40,7 @@ class Hands:
 @pytest.fixture
 def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
     made = Hands()
-    monkeypatch.setattr(clocks, "perf_counter_ns", made)
+    monkeypatch.setattr(step_timing, "perf_counter_ns", made)
     return made
 
 
@@ -339,9 +339,9 @@ def test_events_are_used_again(rank: Rank, event: type[Event]) -> None:
 def test_a_device_that_is_far_behind_is_given_up(rank: Rank, event: type[Event]) -> None:
     probe = on_device(rank)
     event.ready_until_ms = -1.0
-    for _ in range(clocks.MOST_PENDING + 10):
+    for _ in range(step_timing.MOST_PENDING + 10):
         device_step(rank)
-    assert len(probe._pending) <= clocks.MOST_PENDING
+    assert len(probe._pending) <= step_timing.MOST_PENDING
 
 
 def test_nothing_is_recorded_into_a_captured_graph(event: type[Event]) -> None:

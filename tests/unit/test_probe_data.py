@@ -21,8 +21,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
 from ddpcheck.agent.patches import Patches
-from ddpcheck.agent.watched_loader import MOST_MARKED, facts_of, observed, stride_for
-from ddpcheck.analysis.data_split import unpack
+from ddpcheck.agent.tracked_loader import MOST_MARKED, facts_of, observed, stride_for
+from ddpcheck.analysis.data.split import unpack
 from ddpcheck.probes.data import DataProbe, _columns, _mark
 from ddpcheck.records.schema import BatchRecord, EpochRecord, LoaderRecord, to_line
 

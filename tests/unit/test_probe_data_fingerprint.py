@@ -11,15 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddpcheck.probes.batch_fingerprint import (
-    BUDGET,
-    Contents,
-    Fingerprint,
-    Taken,
-    _as_bytes,
-    _thinned,
-    take,
-)
+from ddpcheck.probes.batch_fingerprint import BUDGET, Contents, Fingerprint, Taken, _as_bytes, _thinned, take
 from ddpcheck.probes.digest.device_copy import copy_to_host
 
 Pair = namedtuple("Pair", "x y")

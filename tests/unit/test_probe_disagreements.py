@@ -12,10 +12,10 @@ from fake_scene import FakeScene, Job
 from safetensors.torch import load_file
 from torch import nn
 
-from ddpcheck.agent.board import Board, make_board
-from ddpcheck.probes import disagreements
+from ddpcheck.agent.shm_exchange import Board, make_board
+from ddpcheck.probes.live_compare import node
 from ddpcheck.probes.parameters import ParameterProbe
-from ddpcheck.records.leaves import unpack_leaves, unpack_samples
+from ddpcheck.records.digest_codec import unpack_leaves, unpack_samples
 from ddpcheck.records.schema import CaptureRecord, DetailRecord, Of, Record
 
 
@@ -148,8 +148,8 @@ def test_a_disagreement_that_lasts_does_not_fill_the_disk(pair: Pair) -> None:
             pair.step(rank, odd=5.0 * rank)
     for rank in (0, 1):
         kept = pair.kept(rank)
-        assert len([r for r in kept if isinstance(r, DetailRecord)]) == disagreements.MOST_DETAILS
-        assert len([r for r in kept if isinstance(r, CaptureRecord)]) == disagreements.MOST_CAPTURES
+        assert len([r for r in kept if isinstance(r, DetailRecord)]) == node.MOST_DETAILS
+        assert len([r for r in kept if isinstance(r, CaptureRecord)]) == node.MOST_CAPTURES
 
 
 def test_memory_does_not_grow_with_steps(pair: Pair) -> None:
@@ -169,13 +169,13 @@ def test_fail_fast_holds_the_rank_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail_fast: bool
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(disagreements.time, "sleep", slept.append)
+    monkeypatch.setattr(node.time, "sleep", slept.append)
     pair = Pair(tmp_path, fail_fast=fail_fast)
     pair.wrap()
     for _ in range(3):
         for rank in (0, 1):
             pair.step(rank, odd=5.0 * rank)
-    assert slept == ([disagreements.HOLD_SECONDS] * 2 if fail_fast else [])
+    assert slept == ([node.HOLD_SECONDS] * 2 if fail_fast else [])
 
 
 def test_at_the_end_a_neighbour_gets_a_moment_to_catch_up(pair: Pair) -> None:

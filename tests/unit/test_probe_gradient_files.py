@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ddpcheck.probes.gradients import GradientProbe
-from ddpcheck.probes.safetensors_file import NAMES, tensor_bytes, write_safetensors
+from ddpcheck.probes.tensor_dump import NAMES, tensor_bytes, write_safetensors
 
 X = torch.tensor([[1.0, 2.0, 3.0]])
 

@@ -13,16 +13,16 @@ from fake_scene import FakeScene, Job
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from ddpcheck.agent.board import Board, make_board
-from ddpcheck.probes import gradients, submission
-from ddpcheck.probes.digest import combine
+from ddpcheck.agent.shm_exchange import Board, make_board
+from ddpcheck.probes import gradients
+from ddpcheck.probes.digest import combine, submit
 from ddpcheck.probes.glimpses import READ_AGAIN
 from ddpcheck.probes.gradients import FIRST_STEPS, GradientProbe
 from ddpcheck.probes.sketches import book
-from ddpcheck.probes.sketches.packing import unpack
 from ddpcheck.probes.sketches.sketch import sketch
 from ddpcheck.records.schema import AppliedRecord, BackwardRecord, to_line
-from ddpcheck.records.shares import deal
+from ddpcheck.records.sketch_codec import unpack
+from ddpcheck.records.sketch_shares import deal
 
 
 class Many(nn.Module):
@@ -118,7 +118,7 @@ class Counted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sketched: list[int] = []
         self.submitted: list[int] = []
-        real_submit = submission.submit
+        real_submit = submit.submit
 
         def counting(real_sketch: Callable[..., Any]) -> Callable[..., Any]:
             def sketch(tensor: torch.Tensor, along: Any = None) -> Any:
@@ -136,7 +136,7 @@ class Counted:
         monkeypatch.setattr(book, "sketch", counting(book.sketch))
         monkeypatch.setattr(book, "sketch_where_it_lies", counting(book.sketch_where_it_lies))
         monkeypatch.setattr(gradients, "submit", counting_submit)
-        monkeypatch.setattr(submission, "submit", counting_submit)
+        monkeypatch.setattr(submit, "submit", counting_submit)
 
 
 @pytest.mark.parametrize("clipped", [False, True])
@@ -201,7 +201,7 @@ def test_large_gradients_are_read_again_only_where_something_tells_of_a_write(
         write(module)
     counted.submitted.clear()
     large, small = (gradient_of(each).data_ptr() for each in module.parameters())
-    applied = submission.submit([gradient_of(each) for each in module.parameters()]).result()
+    applied = submit.submit([gradient_of(each) for each in module.parameters()]).result()
     counted.submitted.clear()
     watched.step()
     assert (large in counted.submitted) == (write is not None)

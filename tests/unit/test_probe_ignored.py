@@ -8,9 +8,9 @@ import torch
 from fake_scene import FakeScene, watch
 from torch import nn
 
-from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
 from ddpcheck.probes.ignored import IgnoredProbe
-from ddpcheck.records.leaves import unpack_leaves
+from ddpcheck.records.digest_codec import unpack_leaves
 from ddpcheck.records.schema import DigestRecord, Stage
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fake_scene import watch
 from torch import nn
 
-from ddpcheck.probes.looks import Moment, Recent
+from ddpcheck.probes.live_compare.snapshot import Moment, Recent
 from ddpcheck.records.schema import Of, Stage
 
 

@@ -13,10 +13,11 @@ from fake_scene import FakeScene, Job
 from torch import nn
 from unreadable_tensors import fake, wrapper
 
-from ddpcheck.probes import device_memory, memory
+from ddpcheck.probes import memory
 from ddpcheck.probes.memory import AT_LEAST_EVERY, FIRST, MemoryProbe
 from ddpcheck.probes.memory_parts import held
-from ddpcheck.probes.process_counters import Resident, most_resident, reads, resident
+from ddpcheck.probes.process import device_memory
+from ddpcheck.probes.process.os_counters import Resident, most_resident, reads, resident
 from ddpcheck.records.schema import MemoryPartsRecord, MemoryRecord
 
 

@@ -10,7 +10,7 @@ import torch
 from fake_scene import FakeScene, Job
 from torch import nn
 
-from ddpcheck.records.leaves import unpack_leaves
+from ddpcheck.records.digest_codec import unpack_leaves
 from ddpcheck.records.schema import HyperRecord, OptimizerRecord, SkipRecord, Stage, to_line
 
 

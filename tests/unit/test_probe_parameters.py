@@ -15,7 +15,7 @@ from torch import nn
 
 from ddpcheck.agent.writer import RecordWriter
 from ddpcheck.probes.digest import combine, make_digester
-from ddpcheck.records.leaves import unpack_leaves
+from ddpcheck.records.digest_codec import unpack_leaves
 from ddpcheck.records.schema import DigestRecord, EndRecord, ModuleRecord, Of, Stage
 
 

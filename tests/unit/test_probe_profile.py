@@ -18,8 +18,8 @@ from ddpcheck.agent.own_marks import OWN, marked
 from ddpcheck.agent.patches import Patches
 from ddpcheck.config import Config
 from ddpcheck.probes.gradients import GradientProbe
+from ddpcheck.probes.process.profiler_conflict import PROFILERS
 from ddpcheck.probes.profile import ProfileProbe, _limits
-from ddpcheck.probes.profilers import PROFILERS
 from ddpcheck.records.schema import BackwardRecord, ReadyRecord, TraceRecord
 
 

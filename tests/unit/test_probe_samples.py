@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from unreadable_tensors import UNREADABLE, wrapper
 
-from ddpcheck.analysis.values import value
-from ddpcheck.probes.samples import FIRST, Marks, Sampler
-from ddpcheck.records.leaves import unpack_samples
+from ddpcheck.analysis.tensor_values import value
+from ddpcheck.probes.write_detection import FIRST, Marks, Sampler
+from ddpcheck.records.digest_codec import unpack_samples
 
 
 def take(*tensors: torch.Tensor) -> Marks:

@@ -20,13 +20,13 @@ import torch
 from unreadable_tensors import UNREADABLE, wrapper
 
 from ddpcheck.probes.digest.device_copy import DirectCopy
-from ddpcheck.probes.sketches import device, native
+from ddpcheck.probes.sketches import batch, native
 from ddpcheck.probes.sketches import sketch as by_pieces
+from ddpcheck.probes.sketches.batch import sketch_row
 from ddpcheck.probes.sketches.book import SketchBook
-from ddpcheck.probes.sketches.device import sketch_row
 from ddpcheck.probes.sketches.native import BlockWeights, Totals, native_kernel
 from ddpcheck.probes.sketches.sketch import Sketch, can_sketch, sketch
-from ddpcheck.probes.sketches.weights import BLOCK, LARGEST_WEIGHT, PIECE, signs, weight
+from ddpcheck.records.sketch_signs import BLOCK, LARGEST_WEIGHT, PIECE, signs, weight
 
 ROOT = str(Path(__file__).parents[2])
 SIZES = [0, 1, 2, 999, PIECE - 1, PIECE, PIECE + 1, BLOCK, BLOCK + 1, 2 * BLOCK + 5]
@@ -409,7 +409,7 @@ def test_a_book_fetches_from_a_device_once_and_is_not_ready_before(monkeypatch: 
         return SlowCopy(rows)
 
     monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda _: False))
-    monkeypatch.setattr(device, "copy_to_host", copy_to_host)
+    monkeypatch.setattr(batch, "copy_to_host", copy_to_host)
     book = SketchBook()
     for place, size in enumerate((10, 50000)):
         assert book.add(place, normal(size))

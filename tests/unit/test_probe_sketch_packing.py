@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpcheck.probes.sketches.packing import _SCALES, pack, unpack
 from ddpcheck.probes.sketches.sketch import Sketch
+from ddpcheck.records.sketch_codec import _SCALES, pack, unpack
 
 norms = st.floats(min_value=1e-140, max_value=1e140)
 

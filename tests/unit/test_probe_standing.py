@@ -14,10 +14,10 @@ import torch
 from fake_scene import FakeScene, Job
 from torch import nn
 
-from ddpcheck.agent.board import Board, ask, make_board, signs
 from ddpcheck.agent.guard import GUARD
-from ddpcheck.probes import standing
-from ddpcheck.probes.standing import StandingProbe, frames_of
+from ddpcheck.agent.shm_exchange import Board, ask, make_board, signs
+from ddpcheck.probes import stack_dump
+from ddpcheck.probes.stack_dump import StandingProbe, frames_of
 from ddpcheck.records.schema import StandingRecord
 
 
@@ -101,7 +101,9 @@ def test_without_a_board_or_a_timeout_there_is_no_thread(board: Path, config: di
 def test_the_thread_of_a_session_that_is_over_ends(board: Path) -> None:
     scene = scene_on(board)
     probe = StandingProbe(scene)
-    [thread] = [t for t in threading.enumerate() if isinstance(t, standing._Listener) and t._probe() is probe]
+    [thread] = [
+        t for t in threading.enumerate() if isinstance(t, stack_dump._Listener) and t._probe() is probe
+    ]
     del probe
     GUARD.entry_points.pop("standing.listen")
     GUARD.entry_points.pop("standing.begin")
@@ -116,7 +118,9 @@ def test_the_thread_ends_with_its_session_though_somebody_holds_the_probe(board:
     """A module of the group before may live on, and with it all that watched it."""
     scene = scene_on(board)
     probe = StandingProbe(scene)
-    [thread] = [t for t in threading.enumerate() if isinstance(t, standing._Listener) and t._probe() is probe]
+    [thread] = [
+        t for t in threading.enumerate() if isinstance(t, stack_dump._Listener) and t._probe() is probe
+    ]
     scene.over = True
     thread.join(10)
     assert not thread.is_alive()
@@ -126,7 +130,7 @@ def test_a_system_without_threads_costs_this_probe_only(board: Path, monkeypatch
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(standing._Listener, "start", refuse)
+    monkeypatch.setattr(stack_dump._Listener, "start", refuse)
     monkeypatch.setattr(GUARD, "off", set())
     monkeypatch.setattr(GUARD, "_unreported", [])
     scene = scene_on(board)
@@ -139,7 +143,7 @@ def test_a_deep_stack_is_kept_from_both_ends() -> None:
         return frames_of(threading.get_ident()) if depth == 0 else dive(depth - 1)
 
     frames = dive(100)
-    assert len(frames) == standing.MOST_INNER + standing.MOST_OUTER
+    assert len(frames) == stack_dump.MOST_INNER + stack_dump.MOST_OUTER
     assert frames[1][2] == "dive"
     assert frames[-1][2] != "dive"
 

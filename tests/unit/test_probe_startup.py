@@ -7,7 +7,7 @@ import torch
 from fake_scene import FakeScene, Job
 from torch import nn
 
-from ddpcheck.agent.startup_watch import StartupWatch
+from ddpcheck.agent.startup_tracer import StartupWatch
 from ddpcheck.probes import startup
 from ddpcheck.probes.startup import StartupProbe
 from ddpcheck.records.schema import StartupRecord

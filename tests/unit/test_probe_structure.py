@@ -9,8 +9,8 @@ import torch
 from fake_scene import FakeScene, Job
 from torch import nn
 
-from ddpcheck.probes import structure
-from ddpcheck.records.leaves import unpack_leaves
+from ddpcheck.probes import param_set
+from ddpcheck.records.digest_codec import unpack_leaves
 from ddpcheck.records.schema import JoinRecord, ModuleRecord, Stage, StructureRecord
 
 
@@ -55,9 +55,9 @@ def test_nothing_is_said_of_a_module_that_stays(scene: FakeScene) -> None:
 def test_a_job_that_swaps_parameters_at_every_step_does_not_fill_the_disk(
     scene: FakeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(structure, "MOST_CHANGES", 10)
+    monkeypatch.setattr(param_set, "MOST_CHANGES", 10)
     module = nn.Linear(2, 2)
-    job = Job(module, scene, [structure.StructureProbe]).wrapped()
+    job = Job(module, scene, [param_set.StructureProbe]).wrapped()
     # All of them live on, as DDP's reducer lets the first one: none takes the place of another in memory.
     biases = [nn.Parameter(torch.zeros(2)) for _ in range(50)]
     for bias in biases:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.probes import user_line as module
-from ddpcheck.probes.user_line import user_line
+from ddpcheck.probes.process import callsite as module
+from ddpcheck.probes.process.callsite import user_line
 
 HERE = Path(__file__).resolve()
 

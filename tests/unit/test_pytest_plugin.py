@@ -13,7 +13,7 @@ from sample_reports import stored
 
 from ddpcheck import pytest as plugin
 from ddpcheck import pytest_rank
-from ddpcheck.analysis.result import Report, Verdict
+from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.reports.json_report import to_json
 
 

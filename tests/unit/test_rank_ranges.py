@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcheck.rank_ranges import name_ranks, rank_ranges
+from ddpcheck.formatting import name_ranks, rank_ranges
 
 
 @pytest.mark.parametrize(

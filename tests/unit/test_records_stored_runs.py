@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.analysis.analyse import analyse_run
-from ddpcheck.analysis.result import Report
+from ddpcheck.analysis.report import Report
+from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.records.schema import SCHEMA
 
 STORED = Path(__file__).parent / "stored_runs"

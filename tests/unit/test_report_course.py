@@ -11,9 +11,9 @@ from sample_measurements import measurements
 from sample_reports import stored
 
 from ddpcheck.analysis.history.result import GradientHistory
-from ddpcheck.analysis.result import Report
-from ddpcheck.reports.ink import Ink
-from ddpcheck.reports.terminal_course import put_course
+from ddpcheck.analysis.report import Report
+from ddpcheck.reports.terminal.console import Ink
+from ddpcheck.reports.terminal.timeseries import put_course
 from ddpcheck.reports.time_json import time_table
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
-from ddpcheck.compare.comparison import Comparison, Growth, Method, Parting, RunSide, Value, Verdict, Where
-from ddpcheck.reports.diff import render
+from ddpcheck.diff.model import Comparison, Growth, Method, Parting, RunSide, Value, Verdict, Where
 from ddpcheck.reports.diff_json import to_json
+from ddpcheck.reports.terminal.diff import render
 
 SIDE = RunSide("ddpcheck-runs/one", 0, 1, 24, "2.13.0", "cpu", ("torchrun", "train.py"))
 FIRST = Parting(

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from sample_reports import attacking, stored
 
-from ddpcheck.analysis.findings import Finding, Severity
+from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.history.result import AgreementHistory
-from ddpcheck.analysis.result import Report
-from ddpcheck.reports.github import add_summary, workflow_commands
+from ddpcheck.analysis.report import Report
+from ddpcheck.reports.ci.github import add_summary, workflow_commands
 from ddpcheck.reports.script_line import script_line
 
 HANG = {

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from rich.console import Console
 
-from ddpcheck.analysis.saved_gradients import SavedGradients, SavedParameter, Side
-from ddpcheck.reports.gradients import render_gradients
+from ddpcheck.analysis.allreduce.saved_gradients import SavedGradients, SavedParameter, Side
+from ddpcheck.reports.terminal.saved_gradients import render_gradients
 
 
 def side(*values: float | str) -> Side:

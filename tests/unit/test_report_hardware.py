@@ -11,9 +11,9 @@ from cluster import BYTES, Cluster, Interface
 from rich.cells import cell_len
 from rich.console import Console
 
-from ddpcheck.analysis.analyse import analyse_run
+from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.reports.html.page import to_html
-from ddpcheck.reports.terminal import render
+from ddpcheck.reports.terminal.report import render
 
 GPU = {"memory": 1 << 30, "busy": 40, "clock": 900, "temperature": 71, "power": 250_500, "pcie_link": [4, 8]}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from run_builder import RunBuilder
 
-from ddpcheck.analysis.clock_offsets import HostClock
-from ddpcheck.reports.terminal import render
+from ddpcheck.analysis.timing.clock_offsets import HostClock
+from ddpcheck.reports.terminal.report import render
 
 
 def shown(folder: Path, *hosts: HostClock) -> str:

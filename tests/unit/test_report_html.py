@@ -12,7 +12,7 @@ import pytest
 from sample_reports import ATTACK, attacking, of_many_ranks, stored
 
 from ddpcheck.analysis.history.result import AgreementHistory, AgreementStretch, GradientHistory
-from ddpcheck.analysis.result import Report, Verdict
+from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.reports.html.markup import embedded, tag
 from ddpcheck.reports.html.page import to_html
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from cluster import Cluster, Interface
 
-from ddpcheck.analysis.analyse import analyse_run
-from ddpcheck.analysis.findings import Finding, Severity
-from ddpcheck.analysis.result import Attempt, Check, RankStatus, RankSummary, Report, Verdict
+from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.report import Attempt, Check, RankStatus, RankSummary, Report, Verdict
+from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.errors import RunUnreadable
 from ddpcheck.reports.json_report import from_json, to_json
 

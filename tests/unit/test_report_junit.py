@@ -9,10 +9,10 @@ from xml.etree import ElementTree
 import pytest
 from sample_reports import attacking, of_many_ranks, stored
 
-from ddpcheck.analysis.findings import Finding, Severity
-from ddpcheck.analysis.result import Report, Verdict
+from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.explanations import codes
-from ddpcheck.reports.junit import to_junit
+from ddpcheck.reports.ci.junit import to_junit
 
 SCHEMA = Path(__file__).parent / "junit-10.xsd"
 UNKNOWN = Report(Verdict.INCOMPLETE, 0, 0, ("x\x00\ufffe",), None, (), (), ())

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from ddpcheck.analysis.findings import Finding, Severity
+from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.live.state import Agreement, LiveRank, LiveState, Pace
-from ddpcheck.reports.ink import Ink
 from ddpcheck.reports.live_panel import HEIGHT, panel_lines
 from ddpcheck.reports.live_text import clock_text
-from ddpcheck.reports.live_view import live_view, standing_out
+from ddpcheck.reports.terminal.console import Ink
+from ddpcheck.reports.terminal.live import live_view, standing_out
 
 PARTS = {"data": 1000, "forward": 2000, "backward": 4000, "optimizer": 1000, "other": 0, "wait": 2000}
 

@@ -9,9 +9,9 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from sample_reports import attacking, of_many_ranks, stored
 
-from ddpcheck.analysis.findings import Finding, Severity
-from ddpcheck.analysis.result import Report
-from ddpcheck.reports.markdown import to_markdown
+from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.report import Report
+from ddpcheck.reports.ci.markdown import to_markdown
 
 
 def tokens(report: Report) -> list[Token]:

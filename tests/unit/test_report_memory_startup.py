@@ -12,10 +12,10 @@ from rich.console import Console
 from run_builder import RunBuilder
 from test_analysis_startup import load, way
 
-from ddpcheck.analysis.result import Report
+from ddpcheck.analysis.report import Report
 from ddpcheck.records.schema import MemoryPartsRecord, MemoryRecord, StartupRecord
 from ddpcheck.reports.json_report import from_json, to_json
-from ddpcheck.reports.terminal import render
+from ddpcheck.reports.terminal.report import render
 
 MB = 10**6
 SCHEMA = Path(__file__).parents[2] / "docs" / "report.schema.json"

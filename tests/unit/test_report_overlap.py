@@ -11,10 +11,10 @@ import pytest
 from overlap_builder import advice, overlap
 from rich.console import Console
 
-from ddpcheck.analysis.overlap.result import Overlap
-from ddpcheck.analysis.result import Report, Verdict
+from ddpcheck.analysis.overlap.model import Overlap
+from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.reports.json_report import from_json, to_json
-from ddpcheck.reports.terminal import render
+from ddpcheck.reports.terminal.report import render
 
 
 def report(seen: Overlap | None) -> Report:

@@ -27,14 +27,14 @@ from tensorboard.plugins.scalar import metadata as scalar
 from tensorboard.util import tensor_util
 from tensorboard_run import PARTING, STEPS, WAITS, build
 
-from ddpcheck.analysis.analyse import analyse_run
-from ddpcheck.analysis.course.result import Course, Figure, LinkMatrix
-from ddpcheck.analysis.overlap.result import RankStep
+from ddpcheck.analysis.overlap.model import RankStep
+from ddpcheck.analysis.report_builder import analyse_run
+from ddpcheck.analysis.timeseries.model import Course, Figure, LinkMatrix
 from ddpcheck.errors import UsageError
-from ddpcheck.reports.tensorboard.figures import SHOWN, safe_name
 from ddpcheck.reports.tensorboard.folder import write_tensorboard
 from ddpcheck.reports.tensorboard.link_image import link_image
 from ddpcheck.reports.tensorboard.origin import is_current
+from ddpcheck.reports.tensorboard.tags import SHOWN, safe_name
 from ddpcheck.reports.tensorboard.texts import plain_text, verdict_text
 from ddpcheck.reports.trace_units import percent_text
 

@@ -10,9 +10,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from ddpcheck.analysis.findings import Finding, Severity
-from ddpcheck.analysis.result import Attempt, Check, RankStatus, RankSummary, Report, Verdict
-from ddpcheck.reports.terminal import render
+from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.report import Attempt, Check, RankStatus, RankSummary, Report, Verdict
+from ddpcheck.reports.terminal.report import render
 
 DIVERGENCE_EVIDENCE: dict[str, Any] = {
     "groups": [

@@ -10,7 +10,7 @@ from rich.console import Console
 from sample_measurements import measurements
 from sample_reports import stored
 
-from ddpcheck.reports.terminal import render
+from ddpcheck.reports.terminal.report import render
 from ddpcheck.reports.time_json import time_table
 
 

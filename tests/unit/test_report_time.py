@@ -13,7 +13,7 @@ from test_analysis_step_time import clocks, say
 
 from ddpcheck.records.schema import ClockRecord
 from ddpcheck.reports.json_report import from_json, to_json
-from ddpcheck.reports.terminal import render
+from ddpcheck.reports.terminal.report import render
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "report.schema.json"
 

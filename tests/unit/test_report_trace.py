@@ -12,13 +12,13 @@ from rich.console import Console
 from test_traces_merged import RANKS, traces
 from trace_builder import all_reduce, described, kernel, write
 
+from ddpcheck.reports.terminal.trace import render
 from ddpcheck.reports.trace_bars import bar
 from ddpcheck.reports.trace_json import to_json
-from ddpcheck.reports.trace_terminal import render
 from ddpcheck.reports.trace_units import rate_text, size_text, time_text
 from ddpcheck.traces.analyse import analyse
-from ddpcheck.traces.reading import load
-from ddpcheck.traces.result import Shares, TraceResult
+from ddpcheck.traces.model import Shares, TraceResult
+from ddpcheck.traces.reader import load
 
 
 def result_of(tmp_path: Path, offset_us: float = 0.0) -> TraceResult:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.analysis.findings import Finding, Severity
-from ddpcheck.analysis.result import Check, Report, Verdict
+from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.report import Check, Report, Verdict
 from ddpcheck.reports.verdict import verdict_sentence
 
 AGREE = Check("parameters after each step", 480, "agree")

@@ -10,7 +10,7 @@ import pytest
 from run_builder import RunBuilder
 from test_analysis_data import packed
 
-from ddpcheck.analysis.findings import Finding
+from ddpcheck.analysis.finding import Finding
 from ddpcheck.records.schema import BatchRecord, EpochRecord, JoinRecord, LoaderRecord, LossRecord
 
 HEALTHY = {"shuffle": True, "replicas": 2, "seed": 0, "mark": "m"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from run_builder import RunBuilder
 
-from ddpcheck.analysis import attempt
+from ddpcheck.analysis.aggregate import launch
 from ddpcheck.records.schema import FaultRecord, Of, Stage
 
 ODD = {1: ["body.bias"]}
@@ -37,7 +37,7 @@ def test_values_are_those_of_the_step_at_which_they_parted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many changes came after it."""
-    monkeypatch.setattr(attempt, "MOST_HYPER_CHANGES", 1000)
+    monkeypatch.setattr(launch, "MOST_HYPER_CHANGES", 1000)
     build = RunBuilder(tmp_path, 2).wrap().optimizer()
     for step in range(2500):
         build.hyper(step, {0: {"0.lr": 1.0 + step}, 1: {"0.lr": 1.0 + step if step < 100 else -1.0 - step}})

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from overlap_builder import overlap
 
-from ddpcheck.analysis.attempt import Attempt
-from ddpcheck.analysis.case import Case
-from ddpcheck.analysis.findings import Finding, Severity
-from ddpcheck.analysis.overlap.result import Overlap
-from ddpcheck.analysis.rules.ddp401 import find
-from ddpcheck.analysis.run import NodeNotes
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.overlap.model import Overlap
+from ddpcheck.analysis.run_reader import NodeNotes
+from ddpcheck.rules.performance.ddp401 import find
 
 
 def found(seen: Overlap | None) -> list[Finding]:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from cluster import Cluster, Interface
 
-from ddpcheck.analysis.analyse import analyse_run
-from ddpcheck.analysis.findings import Finding
+from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.records.schema import ClockRecord, Record
 
 STEPS = 60

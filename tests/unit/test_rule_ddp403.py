@@ -13,12 +13,12 @@ from cluster import Cluster, Interface
 from rich.cells import cell_len
 from rich.console import Console
 
-from ddpcheck.analysis.analyse import analyse_run
-from ddpcheck.analysis.findings import Finding
-from ddpcheck.analysis.result import Report
+from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.report import Report
+from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.reports.html.page import to_html
 from ddpcheck.reports.json_report import from_json, to_json
-from ddpcheck.reports.terminal import render
+from ddpcheck.reports.terminal.report import render
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "report.schema.json"
 USUAL = 800.0

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from overlap_builder import advice, overlap
 
-from ddpcheck.analysis.attempt import Attempt
-from ddpcheck.analysis.case import Case
-from ddpcheck.analysis.findings import Finding, Severity
-from ddpcheck.analysis.overlap.result import BucketAdvice
-from ddpcheck.analysis.rules.ddp404 import find
-from ddpcheck.analysis.run import NodeNotes
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.overlap.model import BucketAdvice
+from ddpcheck.analysis.run_reader import NodeNotes
 from ddpcheck.records.schema import ModuleRecord, RankHeader
+from ddpcheck.rules.performance.ddp404 import find
 
 
 def found(advised: BucketAdvice | None) -> list[Finding]:

@@ -9,7 +9,7 @@ import pytest
 from run_builder import NAMES, RunBuilder
 from test_analysis_stacks import BACKWARD, BARRIER, BUFFERS, C10D, LOGGER, MAIN, USER
 
-from ddpcheck.analysis.findings import Finding
+from ddpcheck.analysis.finding import Finding
 from ddpcheck.records.schema import ModuleRecord, StandingRecord
 
 ALL_REDUCE = [[C10D, 3252, "all_reduce"], [LOGGER, 83, "wrapper"], USER, MAIN]

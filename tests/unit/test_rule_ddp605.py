@@ -38,7 +38,7 @@ def test_a_process_that_never_became_a_rank(tmp_path: Path) -> None:
     (tmp_path / "fault-77.jsonl").write_bytes(
         to_line(FaultRecord("bootstrap", "install", "OSError: x", "", 77))
     )
-    from ddpcheck.analysis.analyse import analyse_run
+    from ddpcheck.analysis.report_builder import analyse_run
 
     (finding,) = analyse_run(tmp_path).findings
     assert (finding.code, finding.ranks) == ("DDP605", ())

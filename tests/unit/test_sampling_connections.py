@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import pytest
 
 from ddpcheck.sampling import connections as connections_module
-from ddpcheck.sampling import tcp_diag
+from ddpcheck.sampling import tcp
 from ddpcheck.sampling.connections import NAMES, Connections
-from ddpcheck.sampling.tcp_diag import Connection, messages, parse, sockets
+from ddpcheck.sampling.tcp import Connection, messages, parse, sockets
 
 SIZE = 8 << 20
 
@@ -89,8 +89,8 @@ class Kernel:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.found: dict[int, Connection] = {}
         self.held = {1: {11, 12}}
-        monkeypatch.setattr(tcp_diag, "sockets", lambda: {inode: b"%d" % inode for inode in self.found})
-        monkeypatch.setattr(tcp_diag, "parse", lambda body: self.found[int(body)])
+        monkeypatch.setattr(tcp, "sockets", lambda: {inode: b"%d" % inode for inode in self.found})
+        monkeypatch.setattr(tcp, "parse", lambda body: self.found[int(body)])
         monkeypatch.setattr(connections_module, "_sockets", lambda pid: self.held.get(pid, set()))
         monkeypatch.setattr(connections_module, "LEAST_BYTES", 1)
         monkeypatch.setattr(connections_module, "LEAST_GROWTH", 1)
@@ -176,12 +176,12 @@ def test_a_kernel_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyP
         asked.append(1)
         raise OSError(93, "Protocol not supported")
 
-    monkeypatch.setattr(tcp_diag, "sockets", refuse)
+    monkeypatch.setattr(tcp, "sockets", refuse)
     source = Connections()
     assert (source.read([1]), source.read([1])) == ({}, {})
     assert len(asked) == 1
 
 
 def test_without_ranks_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_diag, "sockets", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(tcp, "sockets", lambda: pytest.fail("asked"))
     assert Connections().read([]) == {}

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.sampling import cpu, interface_facts, interfaces
+from ddpcheck.sampling.host import RankProcesses, network_namespace
 from ddpcheck.sampling.infiniband import InfinibandPorts
-from ddpcheck.sampling.processes import RankProcesses, network_namespace
 
 DEV = """\
 Inter-|   Receive                                                |  Transmit

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.sampling import cpu, gpu_source, infiniband, interface_facts, interfaces, nvml, processes
+from ddpcheck.sampling import cpu, gpu_source, host, infiniband, interface_facts, interfaces, nvml
 from ddpcheck.sampling import sampler as module
 from ddpcheck.sampling.sampler import Sampler
 
@@ -81,7 +81,7 @@ SOURCES: dict[str, tuple[object, str]] = {
     "interfaces": (interfaces.Interfaces, "read"),
     "cpu": (cpu.Cpu, "read"),
     "memory": (cpu, "memory_used"),
-    "ranks": (processes.RankProcesses, "read"),
+    "ranks": (host.RankProcesses, "read"),
     "infiniband": (infiniband.InfinibandPorts, "read"),
     "gpus": (nvml.Gpus, "read"),
 }

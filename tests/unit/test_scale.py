@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.analysis.analyse import analyse_run
-from ddpcheck.analysis.result import Report, Verdict
+from ddpcheck.analysis.report import Report, Verdict
+from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.records.reader import RecordFile
 from ddpcheck.reports.json_report import to_json
 from ddpcheck.reports.verdict import verdict_sentence

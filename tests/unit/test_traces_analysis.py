@@ -13,9 +13,9 @@ from trace_builder import BACKWARD_THREAD, Event, all_reduce, described, kernel,
 from ddpcheck.errors import TraceIsTimeline, TraceUnreadable, TraceWithoutCommunication
 from ddpcheck.traces.analyse import analyse
 from ddpcheck.traces.merged import write_merged
+from ddpcheck.traces.model import TraceResult
 from ddpcheck.traces.rank_trace import RankTrace
-from ddpcheck.traces.reading import Loaded, load
-from ddpcheck.traces.result import TraceResult
+from ddpcheck.traces.reader import Loaded, load
 
 
 def only(path: Path) -> RankTrace:

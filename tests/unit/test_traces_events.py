@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpcheck.errors import TraceUnreadable
+from ddpcheck.traces.event_filter import Sieve
 from ddpcheck.traces.events import EventReader
-from ddpcheck.traces.sieve import Sieve
 from ddpcheck.traces.thinning import Thinner
 
 NOTHING_DROPPED = Thinner([])

@@ -8,7 +8,7 @@ from trace_builder import Event, all_reduce, described, kernel, span, step, writ
 
 from ddpcheck.traces.analyse import analyse
 from ddpcheck.traces.exposure import Exposure, exposures
-from ddpcheck.traces.reading import load
+from ddpcheck.traces.reader import load
 
 
 def rank_events(arrives: float, *more: Event) -> list[Event]:

@@ -16,7 +16,7 @@ from ddpcheck.errors import UserError
 from ddpcheck.traces.alignment import on_one_clock
 from ddpcheck.traces.analyse import analyse
 from ddpcheck.traces.merged import write_merged
-from ddpcheck.traces.reading import load
+from ddpcheck.traces.reader import load
 
 RANKS = 4
 

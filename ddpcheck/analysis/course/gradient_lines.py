@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpcheck.analysis.course.result import Figure, Line
 from ddpcheck.analysis.course.thinning import line, there
 from ddpcheck.analysis.history.result import GradientHistory
+from ddpcheck.analysis.timeseries.model import Figure, Line
 
 
 def job_gradients(histories: Sequence[GradientHistory], room: int) -> tuple[Line, ...]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from ddpcheck.analysis.attempt import Attempt
-from ddpcheck.analysis.course.result import Figure, Line
+from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.course.thinning import line, there
-from ddpcheck.analysis.history.loss_book import LossBook
+from ddpcheck.analysis.timeseries.loss import LossBook
+from ddpcheck.analysis.timeseries.model import Figure, Line
 
 
 def rank_loss(attempt: Attempt, rank: int, room: int) -> tuple[Line, ...]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.attempt import Attempt
-from ddpcheck.analysis.course.result import Figure, Line
+from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.course.thinning import line, there
-from ddpcheck.analysis.memory.series import Series
+from ddpcheck.analysis.timeseries.model import Figure, Line
+from ddpcheck.analysis.timeseries.series import Series
 
 
 def rank_memory(attempt: Attempt, rank: int, room: int) -> tuple[Line, ...]:

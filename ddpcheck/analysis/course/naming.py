@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.attempt import Attempt
-from ddpcheck.analysis.history.build import MOST_MODULES
+from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.analysis.timeseries.history import MOST_MODULES
 
 
 def modules_shown(attempt: Attempt) -> list[ModuleKey]:

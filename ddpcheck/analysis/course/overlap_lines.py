@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.course.result import Figure, Line
 from ddpcheck.analysis.course.thinning import MOST_POINTS, line, there
-from ddpcheck.analysis.overlap.result import Overlap
+from ddpcheck.analysis.overlap.model import Overlap
+from ddpcheck.analysis.timeseries.model import Figure, Line
 
 
 def job_overlap(overlap: Overlap | None) -> tuple[Line, ...]:

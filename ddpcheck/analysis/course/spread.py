@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from statistics import median
 
-from ddpcheck.analysis.course.result import Figure, Line
+from ddpcheck.analysis.timeseries.model import Figure, Line
 
 LEAST, MEDIAN, MOST = "least", "median", "most"
 Key = tuple[Figure, str]

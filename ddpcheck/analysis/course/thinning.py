@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ddpcheck.analysis.course.result import Figure, Line
+from ddpcheck.analysis.timeseries.model import Figure, Line
 
 # TensorBoard itself shows no more of a line.
 MOST_POINTS = 1000

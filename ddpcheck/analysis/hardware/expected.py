@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddpcheck.analysis.attempt import Attempt
+from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.module_key import ModuleKey
 
 _SIZES = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.hardware.facts import GpuFacts
-from ddpcheck.analysis.hardware.tally import GpuTally
+from ddpcheck.analysis.hardware.statistics import GpuTally
 
 # Samples of a GPU at work before its PCIe generation is judged: the link takes a moment to wake up.
 _FEWEST_AT_WORK = 4

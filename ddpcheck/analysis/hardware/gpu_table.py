@@ -8,7 +8,7 @@ from typing import Any
 from ddpcheck.analysis.hardware.facts import GpuFacts
 from ddpcheck.analysis.hardware.gpu_remarks import remarks_on
 from ddpcheck.analysis.hardware.sample import Gpu
-from ddpcheck.analysis.hardware.tally import GpuTally
+from ddpcheck.analysis.hardware.statistics import GpuTally
 
 
 def gpu_row(facts: GpuFacts, tally: GpuTally, ranks: Mapping[int, str]) -> dict[str, Any]:

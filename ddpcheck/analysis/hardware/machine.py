@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddpcheck.analysis.attempt import Attempt
-from ddpcheck.analysis.hardware.node_samples import NodeSamples, Window, read_nodes
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.hardware.samples import NodeSamples, Window, read_nodes
 from ddpcheck.analysis.hardware.traffic import Traffic, traffic_of
-from ddpcheck.analysis.links.join import Links, links_of
+from ddpcheck.analysis.network.connections import Links, links_of
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddpcheck.analysis.attempt import Attempt
+from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.hardware.expected import Expected, expect
 from ddpcheck.analysis.hardware.facts import InterfaceFacts, PortFacts
-from ddpcheck.analysis.hardware.node_samples import NodeSamples
 from ddpcheck.analysis.hardware.sample import Sample
+from ddpcheck.analysis.hardware.samples import NodeSamples
 
 # Steps between two samples below which a share of a step too many or too few would tell on the figures.
 FEWEST_STEPS = 10.0

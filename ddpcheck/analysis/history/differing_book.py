@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ddpcheck.records.leaves import unpack_leaves
+from ddpcheck.records.digest_codec import unpack_leaves
 from ddpcheck.records.schema import DigestRecord
 
 MOST_POINTS = 1024

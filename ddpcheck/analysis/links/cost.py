@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddpcheck.analysis.links.link import SlowLink
-from ddpcheck.analysis.step_time.result import TimeTable
+from ddpcheck.analysis.network.model import SlowLink
+from ddpcheck.analysis.timing.model import TimeTable
 
 
 @dataclass(frozen=True)

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddpcheck.analysis.attempt import Attempt
-from ddpcheck.analysis.case import Case
-from ddpcheck.analysis.findings import Finding
-from ddpcheck.analysis.rules import (
-    ddp101,
-    ddp103,
-    ddp104,
-    ddp201,
-    ddp202,
-    ddp203,
-    ddp205,
-    ddp206,
-    ddp208,
-    ddp210,
-)
-from ddpcheck.analysis.rules.roster import Rule
-from ddpcheck.analysis.run import NodeNotes
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.run_reader import NodeNotes
+from ddpcheck.rules.divergence import ddp201, ddp202, ddp203, ddp205, ddp206, ddp208, ddp210
+from ddpcheck.rules.registry import Rule
+from ddpcheck.rules.wrapping import ddp101, ddp103, ddp104
 
 # Those that hold however the job goes on: others count, or wait for the end.
 _RULES: tuple[Rule, ...] = tuple(

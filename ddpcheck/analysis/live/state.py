@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ddpcheck.analysis.findings import Finding
+from ddpcheck.analysis.finding import Finding
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import mean, median
 
-from ddpcheck.analysis.attempt import Attempt, first_apart
+from ddpcheck.analysis.aggregate.launch import Attempt, first_apart
 from ddpcheck.analysis.live.finding import LiveFindings
 from ddpcheck.analysis.live.state import Agreement, LiveRank, LiveState, Pace
-from ddpcheck.analysis.run import Run
-from ddpcheck.analysis.step_time.rank_clock import PARTS, RankClock
+from ddpcheck.analysis.run_reader import Run
+from ddpcheck.analysis.timing.rank_series import PARTS, RankClock
 from ddpcheck.records.schema import Of, Stage
 
 # Steps that medians are taken over.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddpcheck.analysis.memory.seen import RankMemory
+from ddpcheck.analysis.memory.collector import RankMemory
 
 # Less than this, or than this share of what the rank holds, is not worth a word.
 LEAST = 64 << 20

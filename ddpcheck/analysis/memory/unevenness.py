@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median_low
 
-from ddpcheck.analysis.memory.seen import RankMemory
+from ddpcheck.analysis.memory.collector import RankMemory
 
 LEAST_STEPS = 20
 LEAST_SHARE = 0.25

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 
-from ddpcheck.analysis.attempt import Attempt
-from ddpcheck.analysis.overlap.advice import bucket_advice
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.overlap.bucket_advice import bucket_advice
 from ddpcheck.analysis.overlap.computing import computing
-from ddpcheck.analysis.overlap.result import (
+from ddpcheck.analysis.overlap.model import (
     BucketOverlap,
     BucketPart,
     Overlap,
@@ -19,13 +19,13 @@ from ddpcheck.analysis.overlap.result import (
     StepOverlap,
 )
 from ddpcheck.errors import UserError
-from ddpcheck.rank_ranges import name_ranks
+from ddpcheck.formatting import name_ranks
 from ddpcheck.records.schema import TraceRecord
 from ddpcheck.traces.analyse import analyse
 from ddpcheck.traces.exposure import Exposure, exposures
+from ddpcheck.traces.model import CollectiveResult, RankResult
 from ddpcheck.traces.rank_trace import RankTrace
-from ddpcheck.traces.reading import load
-from ddpcheck.traces.result import CollectiveResult, RankResult
+from ddpcheck.traces.reader import load
 
 OURS, THEIRS = "ddpcheck", "user"
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from ddpcheck.traces.alignment import on_one_clock
 from ddpcheck.traces.intervals import Cover, Interval
+from ddpcheck.traces.model import TraceResult
 from ddpcheck.traces.rank_trace import RankTrace
-from ddpcheck.traces.result import TraceResult
 
 # Of a step: shorter pauses would not show, and every one of thousands of operators would be written down.
 FINEST = 1 / 150

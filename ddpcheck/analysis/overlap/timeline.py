@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddpcheck.analysis.overlap.build import traces_of
-from ddpcheck.analysis.run import Run
+from ddpcheck.analysis.run_reader import Run
 from ddpcheck.errors import TraceUnreadable
 from ddpcheck.traces.rank_trace import RankTrace
 

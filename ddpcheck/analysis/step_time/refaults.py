@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpcheck.analysis.step_time.result import RankTime, Refaults
+from ddpcheck.analysis.timing.model import RankTime, Refaults
 
 # Of a step, in the kernel: what a job does not notice is not worth a word.
 LEAST_SHARE = 0.15

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.units import seconds_text
+from ddpcheck.doctor.context import Scene
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
-from ddpcheck.doctor.scene import Scene
 
 NAME = "clocks"
 # Hosts that ask a time server agree to some milliseconds.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ddpcheck.doctor.context import Host, Scene
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.scene import Host, Scene
 from ddpcheck.doctor.visible import VARIABLE, visible_gpus
-from ddpcheck.rank_ranges import name_ranks
+from ddpcheck.formatting import name_ranks
 
 NAME = "GPUs of ranks"
 

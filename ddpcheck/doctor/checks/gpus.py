@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from ddpcheck.analysis.hardware.tally import THROTTLING
+from ddpcheck.analysis.hardware.statistics import THROTTLING
 from ddpcheck.analysis.units import size_text
+from ddpcheck.doctor.context import Scene
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.scene import Scene
 
 NAME = "GPUs"
 # An idle driver holds some memory, and so does a display.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 
-from ddpcheck.doctor.choice import GLOO_VARIABLE, gloo_choice
+from ddpcheck.doctor.context import Scene
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.scene import Scene
+from ddpcheck.doctor.interface_selection import GLOO_VARIABLE, gloo_choice
 
 NAME = "host name"
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ddpcheck.doctor.choice import (
+from ddpcheck.doctor.context import Scene
+from ddpcheck.doctor.diagnosis import Diagnosis, Level
+from ddpcheck.doctor.facts.record import Facts
+from ddpcheck.doctor.interface_selection import (
     GLOO_VARIABLE,
     NCCL_VARIABLE,
     Choice,
@@ -12,9 +15,6 @@ from ddpcheck.doctor.choice import (
     nccl_choice,
     speed_text,
 )
-from ddpcheck.doctor.diagnosis import Diagnosis, Level
-from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.scene import Scene
 
 NAME = "interfaces"
 # Less than this between two speeds is not worth a word.

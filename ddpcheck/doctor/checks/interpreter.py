@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ddpcheck.doctor.context import Scene
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.scene import Scene
 
 NAME = "python"
 _OLDEST = (3, 10)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ddpcheck.analysis.agreement import groups_of, odd_ranks
+from ddpcheck.analysis.aggregate.agreement import groups_of, odd_ranks
 from ddpcheck.analysis.hardware.routes import Route, open_to_all
 from ddpcheck.analysis.hardware.traffic import Link, NodeTraffic
-from ddpcheck.doctor.choice import GLOO_VARIABLE, NCCL_VARIABLE, Choice, gloo_choice, speed_text
+from ddpcheck.doctor.context import Host, Scene
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
-from ddpcheck.doctor.scene import Host, Scene
+from ddpcheck.doctor.interface_selection import GLOO_VARIABLE, NCCL_VARIABLE, Choice, gloo_choice, speed_text
 
 NAME = "networks"
 _TIMES_FASTER = 2.0

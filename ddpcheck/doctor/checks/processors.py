@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from ddpcheck.doctor.context import Host, Scene
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.scene import Host, Scene
 
 NAME = "processors"
 _VARIABLE = "OMP_NUM_THREADS"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ddpcheck.doctor.context import Call, Scene
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
-from ddpcheck.doctor.scene import Call, Scene
 
 NAME = "connections"
 _MOST_TOLD = 4

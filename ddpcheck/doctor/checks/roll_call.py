@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from ddpcheck.doctor.context import Scene
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
-from ddpcheck.doctor.scene import Scene
-from ddpcheck.rank_ranges import name_ranks
+from ddpcheck.formatting import name_ranks
 
 NAME = "ranks"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from ddpcheck.analysis.history.result import AgreementHistory, AgreementStretch
-from ddpcheck.rank_ranges import name_ranks, rank_ranges
+from ddpcheck.formatting import name_ranks, rank_ranges
 from ddpcheck.reports.html.chart import chart
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.html.material import Material

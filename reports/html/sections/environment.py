@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpcheck.analysis.history.result import EnvironmentRow
-from ddpcheck.rank_ranges import name_ranks
+from ddpcheck.formatting import name_ranks
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.html.material import Material
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpcheck.reports.html.chart import chart
-from ddpcheck.reports.html.folded_table import folded_nodes
 from ddpcheck.reports.html.gpu_tables import gpu_tables
 from ddpcheck.reports.html.markup import Html, joined, tag
 from ddpcheck.reports.html.material import Material
 from ddpcheck.reports.html.series_table import series_table
+from ddpcheck.reports.html.table import folded_nodes
 from ddpcheck.reports.trace_units import size_text
 
 _MOST_DRAWN = 4

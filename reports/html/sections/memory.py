@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpcheck.reports.html.chart import chart
-from ddpcheck.reports.html.folded_table import folded_table
 from ddpcheck.reports.html.markup import Html, joined
 from ddpcheck.reports.html.material import Material
 from ddpcheck.reports.html.series_table import series_table
+from ddpcheck.reports.html.table import folded_table
 
 _FIRST_CHOSEN = 4
 _PARTS = ("before", "parameters", "gradients", "buckets", "optimizer_state", "buffers", "rest", "most")

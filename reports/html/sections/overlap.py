@@ -7,9 +7,9 @@ from typing import Any
 
 from ddpcheck.reports.html.chart import chart
 from ddpcheck.reports.html.few_ranks import MOST_ROWS, pages
-from ddpcheck.reports.html.folded_table import folded_table
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.html.material import Material
+from ddpcheck.reports.html.table import folded_table
 from ddpcheck.reports.trace_units import percent_text, rate_text, size_text, time_text
 
 _MOST_STEPS = 16

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.result import Attempt, RankSummary
-from ddpcheck.rank_ranges import rank_ranges
+from ddpcheck.analysis.report import Attempt, RankSummary
+from ddpcheck.formatting import rank_ranges
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.html.material import Material
-from ddpcheck.reports.terminal_ranks import rank_groups, standing
+from ddpcheck.reports.terminal.ranks import rank_groups, standing
 from ddpcheck.reports.verdict import counted
 
 _MOST_SINGLE = 2048

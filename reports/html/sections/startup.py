@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddpcheck.rank_ranges import rank_ranges
+from ddpcheck.formatting import rank_ranges
 from ddpcheck.reports.html.chart import chart
 from ddpcheck.reports.html.few_ranks import Row, pages
 from ddpcheck.reports.html.markup import Html, joined, table

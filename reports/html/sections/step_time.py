@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from ddpcheck.rank_ranges import name_ranks
+from ddpcheck.formatting import name_ranks
 from ddpcheck.reports.html.chart import chart
 from ddpcheck.reports.html.few_ranks import Row, pages
 from ddpcheck.reports.html.markup import Html, joined, table, tag

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ddpcheck.rank_ranges import rank_ranges
-from ddpcheck.reports.html.folded_table import folded_nodes
+from ddpcheck.formatting import rank_ranges
 from ddpcheck.reports.html.markup import Html, joined, tag
 from ddpcheck.reports.html.material import Material
+from ddpcheck.reports.html.table import folded_nodes
 from ddpcheck.reports.trace_units import size_text
 
 

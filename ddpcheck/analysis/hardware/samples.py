@@ -1,0 +1,147 @@
+"""The samples of each node, read line by line: what was notable, and where the counters stood around the steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddpcheck.analysis.hardware.checked import number
+from ddpcheck.analysis.hardware.facts import NodeFacts, facts_from
+from ddpcheck.analysis.hardware.sample import Sample, sample_from
+from ddpcheck.analysis.hardware.statistics import GpuTally, NodeTally
+from ddpcheck.analysis.network.route_counters import RouteTallies
+from ddpcheck.analysis.node_lines import node_lines
+
+# Beyond so many nodes, series for drawing stay in the node logs.
+MOST_DRAWN = 16
+MOST_POINTS = 120
+MOST_CLOSELY = 1000
+FEW_POINTS = 8
+_KINDS = ("hardware", "sample", "sampled")
+Window = tuple[float, float]
+
+
+@dataclass
+class Thinned:
+    """So many samples at the most: every second, fourth, … of a long job."""
+
+    most: int
+    samples: list[Sample] = field(default_factory=list)
+    _seen: int = 0
+    _stride: int = 1
+
+    def add(self, sample: Sample) -> None:
+        if self._seen % self._stride == 0:
+            self.samples.append(sample)
+        self._seen += 1
+        if len(self.samples) > self.most:
+            self.samples = self.samples[::2]
+            self._stride *= 2
+
+
+@dataclass
+class NodeSamples:
+    """What one launcher sampled; bounded, however long the job was."""
+
+    host: str
+    facts: NodeFacts = field(default_factory=NodeFacts)
+    # Processor time that sampling took; None where the launcher did not come to its end.
+    cpu_seconds: float | None = None
+    count: int = 0
+    first: Sample | None = None
+    last: Sample | None = None
+    # The first and the last sample inside the window of the steps.
+    opening: Sample | None = None
+    closing: Sample | None = None
+    tally: NodeTally = field(default_factory=NodeTally)
+    # What its ranks sent to other addresses inside that window.
+    routes: RouteTallies = field(default_factory=RouteTallies)
+    # The same of other launchers on this node, who saw only ranks of their own.
+    more_routes: list[RouteTallies] = field(default_factory=list)
+    # By place of the GPU: inside the window of the steps alone.
+    stepping: list[GpuTally] = field(default_factory=list)
+    # For drawing, and closer for those who have room for more.
+    drawn: Thinned = field(default_factory=lambda: Thinned(MOST_POINTS))
+    closely: Thinned = field(default_factory=lambda: Thinned(MOST_CLOSELY))
+
+    @property
+    def series(self) -> list[Sample]:
+        """For drawing."""
+        return self.drawn.samples
+
+    def tally_of(self, place: int) -> GpuTally:
+        """Of the GPU at a place of the samples."""
+        return self.tally.gpus[place] if place < len(self.tally.gpus) else GpuTally()
+
+    def gpu_index(self, place: int) -> int:
+        """The index by which NVML knows the GPU at a place of the samples."""
+        return self.facts.gpus[place].index if place < len(self.facts.gpus) else place
+
+    def add(self, sample: Sample, window: Window | None) -> None:
+        self.tally.add(self.last, sample)
+        self.first = self.first or sample
+        self.last = sample
+        if window is not None and window[0] <= sample.time <= window[1]:
+            self.opening = self.opening or sample
+            self.closing = sample
+            self.routes.add(sample)
+            self.stepping += [GpuTally() for _ in sample.gpus[len(self.stepping) :]]
+            for tally, gpu in zip(self.stepping, sample.gpus, strict=False):
+                tally.add(gpu)
+        self.drawn.add(sample)
+        self.closely.add(sample)
+        self.count += 1
+
+
+def read_nodes(folder: Path, windows: Mapping[str, Window]) -> list[NodeSamples]:
+    """`windows`: by host, when its ranks stepped.
+
+    One for each node: launchers that share a host and a network namespace see the same, and count once.
+    """
+    found: dict[tuple[str, int], NodeSamples] = {}
+    for host, raw in _lines(folder):
+        pid = raw.get("pid")
+        key = (host, pid if isinstance(pid, int) else 0)
+        node = found.get(key)
+        if node is None:
+            node = found[key] = NodeSamples(host)
+            if len(found) > MOST_DRAWN:
+                node.drawn, node.closely = Thinned(FEW_POINTS), Thinned(FEW_POINTS)
+        if raw["kind"] == "hardware":
+            node.facts = facts_from(raw)
+        elif raw["kind"] == "sampled":
+            node.cpu_seconds = number(raw.get("cpu_seconds"))
+        else:
+            sample = sample_from(raw)
+            if sample is not None:
+                node.add(sample, windows.get(host))
+    return _distinct([node for node in found.values() if node.count])
+
+
+def _distinct(launchers: Sequence[NodeSamples]) -> list[NodeSamples]:
+    """One of each node's launchers: all see the same of it, but for ranks that only one of them knows."""
+    distinct: dict[tuple[str, str], NodeSamples] = {}
+    for node in launchers:
+        first = distinct.setdefault((node.host, node.facts.namespace), node)
+        if node is not first and first.tally.ranks.keys().isdisjoint(node.tally.ranks):
+            first.more_routes.append(node.routes)
+    return list(distinct.values())
+
+
+def _lines(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    hosts: dict[str, str] = {}
+    for name, line in node_lines(folder):
+        try:
+            raw = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(raw, dict):
+            continue
+        if raw.get("kind") == "node":
+            # A file's name may have lost letters of the host's.
+            hosts[name] = str(raw.get("host", ""))
+        elif raw.get("kind") in _KINDS:
+            yield hosts.get(name) or name.removeprefix("node-").removesuffix(".jsonl"), raw

@@ -1,0 +1,60 @@
+"""Agreement over the steps: of the whole job, and of each rank with the majority."""
+
+from __future__ import annotations
+
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.course.naming import module_label, modules_shown
+from ddpcheck.analysis.course.thinning import line, there
+from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.analysis.timeseries.agreement import AgreementBook
+from ddpcheck.analysis.timeseries.model import Figure, Line
+
+
+def job_agreement(attempt: Attempt, room: int) -> tuple[Line, ...]:
+    """1 or 0, and how many parameters differ."""
+    found: list[Line | None] = []
+    for module in _modules(attempt):
+        book = attempt.agreement.books[module].differing
+        steps = [number * book.every for number in sorted(book.points)]
+        counts = [float(book.points[number]) for number in sorted(book.points)]
+        of = module_label(attempt, module)
+        found.append(line(Figure.AGREEMENT, steps, [float(not count) for count in counts], room, of))
+        found.append(line(Figure.DIFFERING, steps, counts, room, of))
+    return there(found)
+
+
+def rank_agreement(attempt: Attempt, rank: int, room: int) -> tuple[Line, ...]:
+    """1 where this rank holds what the majority does."""
+    found: list[Line | None] = []
+    for module in _modules(attempt):
+        if rank not in module[0]:
+            continue
+        book = attempt.agreement.books[module]
+        every = book.differing.every
+        odd, absent = _stretches_of(book, rank, every)
+        numbers = [
+            number for number in sorted(book.differing.points) if number in odd or number not in absent
+        ]
+        values = [float(number not in odd) for number in numbers]
+        steps = [number * every for number in numbers]
+        found.append(line(Figure.AGREEMENT, steps, values, room, module_label(attempt, module)))
+    return there(found)
+
+
+def _modules(attempt: Attempt) -> list[ModuleKey]:
+    """Those whose replicas are to agree at every step."""
+    books = attempt.agreement.books
+    return [each for each in modules_shown(attempt) if each in books and not attempt.loose(each)]
+
+
+def _stretches_of(book: AgreementBook, rank: int, every: int) -> tuple[set[int], set[int]]:
+    """Points at which the rank was odd, and at which it said nothing."""
+    odd: set[int] = set()
+    absent: set[int] = set()
+    for stretch in book.stretches:
+        points = range(max(0, stretch.first) // every, stretch.last // every + 1)
+        if rank in stretch.odd:
+            odd.update(points)
+        elif rank in stretch.absent:
+            absent.update(points)
+    return odd, absent

@@ -1,0 +1,110 @@
+"""From one attempt, its machines and its profile to lines over the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.course.gradient_lines import job_gradients, rank_gradients
+from ddpcheck.analysis.course.loss_lines import job_loss, rank_loss
+from ddpcheck.analysis.course.memory_lines import rank_memory
+from ddpcheck.analysis.course.overlap_lines import job_overlap, rank_overlap
+from ddpcheck.analysis.course.spread import spread_of
+from ddpcheck.analysis.course.thinning import room_for
+from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.hardware.samples import MOST_DRAWN, NodeSamples
+from ddpcheck.analysis.hardware.step_times import StepLine
+from ddpcheck.analysis.history.result import GradientHistory
+from ddpcheck.analysis.network.connections import Links
+from ddpcheck.analysis.overlap.model import Overlap
+from ddpcheck.analysis.timeseries.agreement_lines import job_agreement, rank_agreement
+from ddpcheck.analysis.timeseries.histograms import gradient_histograms
+from ddpcheck.analysis.timeseries.history import gradient_history
+from ddpcheck.analysis.timeseries.lines import Shortest, job_time, rank_time, shortest_waits
+from ddpcheck.analysis.timeseries.links import link_matrices
+from ddpcheck.analysis.timeseries.model import Course, Line
+from ddpcheck.analysis.timeseries.nodes import job_nodes, rank_gpus
+
+# With more ranks than this nobody finds anything in a chart of them all.
+MOST_RANKS = 64
+MOST_NAMED = 16
+
+
+class CourseBuilder:
+    """What the lines of an attempt are drawn from."""
+
+    def __init__(self, attempt: Attempt, nodes: Sequence[NodeSamples], overlap: Overlap | None) -> None:
+        self._attempt = attempt
+        self._nodes = nodes[:MOST_DRAWN]
+        self._overlap = overlap
+        self._gradients: tuple[GradientHistory, ...] = gradient_history(attempt)
+        self._shortest: Shortest = shortest_waits(attempt)
+        self._pace = _first_pace(attempt)
+
+    def job(self, room: int) -> tuple[Line, ...]:
+        nodes = job_nodes(self._nodes, self._pace, room) if self._pace else ()
+        return (
+            *job_agreement(self._attempt, room),
+            *job_gradients(self._gradients, room),
+            *job_loss(self._attempt, room),
+            *job_time(self._shortest, room),
+            *job_overlap(self._overlap),
+            *nodes,
+        )
+
+    def rank(self, rank: int, room: int) -> tuple[Line, ...]:
+        clock = self._attempt.clocks.get(rank)
+        return (
+            *rank_agreement(self._attempt, rank, room),
+            *rank_gradients(self._gradients, rank, room),
+            *rank_loss(self._attempt, rank, room),
+            *(rank_time(clock, rank, self._shortest, room) if clock else ()),
+            *rank_memory(self._attempt, rank, room),
+            *rank_overlap(self._overlap, rank),
+            *self._gpus(rank, room),
+        )
+
+    def when(self, step: float) -> float:
+        return self._pace.when(step) if self._pace else 0.0
+
+    def _gpus(self, rank: int, room: int) -> tuple[Line, ...]:
+        host, pace = self._attempt.ranks[rank].header.host, self._attempt.pace.of(rank)
+        node = next((node for node in self._nodes if node.host == host), None)
+        return rank_gpus(node, rank, pace, room) if node and pace else ()
+
+
+def course_of(
+    attempt: Attempt,
+    nodes: Sequence[NodeSamples],
+    overlap: Overlap | None,
+    findings: Iterable[Finding],
+    links: Links,
+    folder: Path,
+) -> Course:
+    """Everything over the steps; empty where nothing was recorded."""
+    builder = CourseBuilder(attempt, nodes, overlap)
+    everyone = sorted(attempt.ranks)
+    shown = everyone if len(everyone) <= MOST_RANKS else _named(findings, everyone)
+    room = room_for(len(everyone))
+    lines = {rank: builder.rank(rank, room) for rank in everyone}
+    return Course(
+        job=builder.job(room_for(1)),
+        ranks={rank: lines[rank] for rank in shown},
+        spread=spread_of(lines.values()) if len(shown) < len(everyone) else {},
+        histograms=gradient_histograms(folder, shown),
+        links=link_matrices(links, folder),
+        when=builder.when,
+    )
+
+
+def _named(findings: Iterable[Finding], everyone: Sequence[int]) -> list[int]:
+    """The ranks that findings are about, of each the first few; where none is, the first rank of all."""
+    named = dict.fromkeys(rank for finding in findings for rank in finding.ranks[:MOST_NAMED])
+    found = [rank for rank in named if rank in set(everyone)][:MOST_NAMED]
+    return sorted(found or everyone[:1])
+
+
+def _first_pace(attempt: Attempt) -> StepLine | None:
+    """Steps by the clock of the first rank: all ranks take them together."""
+    return next((line for line in map(attempt.pace.of, sorted(attempt.ranks)) if line), None)
