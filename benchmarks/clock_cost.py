@@ -14,7 +14,7 @@ import torch
 
 from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.rank_context import Session
-from ddpcheck.agent.timed_loader import timed
+from ddpcheck.agent.tracked_loader import timed
 from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
 from ddpcheck.config import Config
 from ddpcheck.probes.probe import MOMENTS

@@ -42,7 +42,7 @@ OURS = """
 import sys
 from pathlib import Path
 from ddpcheck.traces.analyse import analyse
-from ddpcheck.traces.reading import load
+from ddpcheck.traces.reader import load
 def once():
     return analyse(load([Path(sys.argv[1])]).traces).ranks[0].shares.overlap_pct
 """
@@ -59,7 +59,7 @@ WHOLE = """
 import sys
 from pathlib import Path
 from ddpcheck.traces.analyse import analyse
-from ddpcheck.traces.reading import load
+from ddpcheck.traces.reader import load
 shares = analyse(load([Path(sys.argv[1])]).traces).ranks[0].shares
 print(shares.comm_ns, shares.overlap_ns)
 """

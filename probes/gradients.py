@@ -15,13 +15,12 @@ import torch
 from ddpcheck.probes.digest import combine
 from ddpcheck.probes.digest.submit import read_along, submit, submit_rest
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, has_memory
-from ddpcheck.probes.glimpses import glimpse
 from ddpcheck.probes.gradient_files import GradientFiles
 from ddpcheck.probes.live_compare.snapshot import Look, Moment
 from ddpcheck.probes.probe import Probe, Scene
-from ddpcheck.probes.sketches.book import SketchBook, can_keep
+from ddpcheck.probes.sketches.batch import SketchBook, can_keep
 from ddpcheck.probes.sketches.sketch import Sketch
-from ddpcheck.probes.write_detection import FIRST
+from ddpcheck.probes.write_detection import FIRST, glimpse
 from ddpcheck.records.schema import AppliedRecord, BackwardRecord, Of, Stage
 from ddpcheck.records.sketch_codec import pack
 from ddpcheck.records.sketch_shares import share_of

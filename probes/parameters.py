@@ -12,8 +12,7 @@ from ddpcheck.probes.digest import combine
 from ddpcheck.probes.digest.submit import submit
 from ddpcheck.probes.live_compare.snapshot import Look, Moment
 from ddpcheck.probes.probe import Probe, Scene
-from ddpcheck.probes.write_detection import Marks, Sampler, version_of
-from ddpcheck.probes.writes import WriteWatch
+from ddpcheck.probes.write_detection import Marks, Sampler, WriteWatch, version_of
 from ddpcheck.records.schema import LEFT_ALONE, STATISTICS, DigestRecord, Of, Stage
 
 if TYPE_CHECKING:

@@ -7,18 +7,24 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from ddpcheck.probes.page_faults import PageFaults
 from ddpcheck.probes.probe import Probe, Scene
-from ddpcheck.probes.process.device_timing import (
+from ddpcheck.probes.process.os_counters import PageFaults, ProcessorQueue
+from ddpcheck.probes.process.step_phases import (
+    BACKWARD,
+    BUFFERS,
+    DATA,
+    FINISH,
+    FORWARD,
     MOST_PENDING,
+    OPTIMIZER,
     UNKNOWN,
     DeviceClock,
     DeviceRow,
     Marks,
+    Row,
+    StepClock,
     clock_for,
 )
-from ddpcheck.probes.processor_queue import ProcessorQueue
-from ddpcheck.probes.step_clock import BACKWARD, BUFFERS, DATA, FINISH, FORWARD, OPTIMIZER, Row, StepClock
 from ddpcheck.records.schema import ClockRecord
 
 if TYPE_CHECKING:

@@ -4,11 +4,38 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, has_memory
+from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, direct_span, has_memory
+from ddpcheck.records.schema import WriteWindow
+
+if TYPE_CHECKING:
+    from ddpcheck.agent.tracked_module import WatchedModule
+
+
+# What is no larger is read again: most loops over gradients come by a small one, and there nothing escapes.
+READ_AGAIN = 1 << 18
+WINDOWS = 16
+WINDOW = 64
+# Elements have no more bytes than this: what is small by their number is small for certain, and quickly told.
+LARGEST_ELEMENT = 16
+
+
+def glimpse(gradient: torch.Tensor | None) -> bytes:
+    """Empty for what is to be read again: small gradients, those on a device, and what is no plain memory."""
+    if gradient is None or type(gradient) not in PLAIN_TYPES or not gradient.is_cpu:
+        return b""
+    span = direct_span(gradient) if gradient.numel() > READ_AGAIN // LARGEST_ELEMENT else None
+    if span is None or span[0].nbytes <= READ_AGAIN:
+        return b""
+    layout, address = span
+    # The first and the last bytes are among them.
+    last = layout.nbytes - WINDOW
+    starts = [address + last * number // (WINDOWS - 1) for number in range(WINDOWS)]
+    return b"".join([ctypes.string_at(start, WINDOW) for start in starts])
+
 
 # Eight float32 values from the start, four from the middle.
 FIRST = 32
@@ -89,3 +116,45 @@ def _window(tensor: torch.Tensor) -> Window:
         return Window(place, first, _NOTHING)
     middle = (ctypes.c_char * MIDDLE).from_address(address + size // 2)
     return Window(place, first, middle)
+
+
+class Seen(NamedTuple):
+    """How parameters stood when a forward began, and which one it was."""
+
+    number: int
+    marks: Marks
+
+
+class WriteWatch:
+    """Samples at the forward and at the backward, but only of modules that were written to before.
+
+    Who writes once mostly does so at every step, so the second time tells; all others pay nothing for it.
+    """
+
+    def __init__(self) -> None:
+        self._modules: set[int] = set()
+        self._forwards: dict[int, Seen] = {}
+        self._backwards: dict[int, Marks] = {}
+
+    def awaits(self, watched: WatchedModule) -> bool:
+        return watched.index in self._modules
+
+    def forward(self, watched: WatchedModule, marks: Marks) -> None:
+        self._forwards.setdefault(watched.index, Seen(watched.forwards, marks))
+
+    def backward(self, watched: WatchedModule, marks: Marks) -> None:
+        self._backwards.setdefault(watched.index, marks)
+
+    def when(self, watched: WatchedModule, before: Marks | None) -> str:
+        """When a write came that a step has found; "" where that cannot be told."""
+        self._modules.add(watched.index)
+        seen = self._forwards.pop(watched.index, None)
+        at_backward = self._backwards.pop(watched.index, None)
+        if seen is None or before is None:
+            return ""
+        if seen.marks != before:
+            return WriteWindow.BEFORE_FORWARD
+        # Several forwards: the write may have come in any of them.
+        if at_backward is None or watched.forwards > seen.number + 1:
+            return ""
+        return WriteWindow.IN_FORWARD if at_backward != seen.marks else WriteWindow.AFTER_BACKWARD

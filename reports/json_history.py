@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from ddpcheck.analysis.history.result import (
+from ddpcheck.analysis.timeseries.model import (
     AgreementHistory,
     AgreementStretch,
     EnvironmentRow,

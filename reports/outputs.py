@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,22 @@ from typing import TextIO
 from ddpcheck.analysis.report import Report
 from ddpcheck.errors import UserError
 from ddpcheck.reports.safe_text import safe_line
-from ddpcheck.reports.whole_file import write_whole
+
+
+def write_whole(path: Path, content: str, mode: int = 0o666) -> None:
+    """Under another name first: half a report would be worse for its readers than none."""
+    # Nodes that share a folder may have processes of the same number.
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
 
 PAGE = "report.html"
 TENSORBOARD = "tensorboard"

@@ -5,14 +5,39 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+
+import torch
 
 from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.patches import Patches, calling, hide_from_compiler, leave_out_wrappers, skip_frame
 from ddpcheck.agent.startup_tracer import STARTUP
-from ddpcheck.agent.user_modes import set_aside
 from ddpcheck.config import Config
 from ddpcheck.injection import write_fault_line
+
+
+def set_aside() -> AbstractContextManager[Any]:
+    """Until the end of the block no mode of the user's, and no `__torch_function__`, hears of anything."""
+    if not torch._C._len_torch_dispatch_stack():
+        disabled: AbstractContextManager[Any] = torch._C.DisableTorchFunction()
+        return disabled
+    return _dispatch_modes_too()
+
+
+@contextmanager
+def _dispatch_modes_too() -> Iterator[None]:
+    # Taken off one by one: torch's own way of doing it imports its tracer first, which takes a second.
+    from torch.utils._python_dispatch import _pop_mode, _push_mode
+
+    with torch._C.DisableTorchFunction():
+        modes = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
+        try:
+            yield
+        finally:
+            for mode in reversed(modes):
+                _push_mode(mode)
 
 
 class Agent:
@@ -124,8 +149,7 @@ class Agent:
 
     def _watch_loaders(self) -> None:
         """Indices are drawn in the rank's own process, with workers too."""
-        from ddpcheck.agent.timed_loader import timed
-        from ddpcheck.agent.tracked_loader import observed
+        from ddpcheck.agent.tracked_loader import observed, timed
 
         loaders = sys.modules.get("torch.utils.data.dataloader")
         iterators = getattr(loaders, "_BaseDataLoaderIter", None)

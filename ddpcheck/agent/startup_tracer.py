@@ -10,13 +10,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
-from ddpcheck.agent import cufile_reads
-from ddpcheck.agent.cufile_reads import CufileReads
 from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.patches import Patches, around, calling
 from ddpcheck.injection import CLOCK
@@ -53,6 +52,66 @@ class Begun(NamedTuple):
     there: int
 
 
+VIA = "GdsFile.load_storage"
+CUFILE_READS_MOST_FILES = 256
+
+
+@dataclass
+class _File:
+    """What was read of one file so far."""
+
+    time: float
+    seconds: float = 0.0
+    bytes: int = 0
+    read: int = 0
+    storage: int = 0
+    staged: int = 0
+    moved: int = 0
+
+
+class CufileReads:
+    """Adds up the calls for each file until somebody takes them."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, _File] = {}
+
+    def add(self, begun: Begun, file: Any, storage: Any, on_device: bool) -> None:
+        path = str(getattr(file, "filename", ""))
+        if path not in self._files and len(self._files) >= CUFILE_READS_MOST_FILES:
+            return
+        known = self._files.setdefault(path, _File(begun.time))
+        now, size = reads(), int(storage.nbytes())
+        known.seconds += time.monotonic() - begun.clock
+        known.bytes += size
+        known.read += now.asked - begun.reads.asked
+        known.storage += now.storage - begun.reads.storage
+        known.staged += max(0, resident().whole - begun.host)
+        # The room on the device was there before: what counts is where the bytes went.
+        known.moved += size if on_device else 0
+
+    def take(self) -> list[StartupRecord]:
+        """One record a file; what comes later of the same file begins anew."""
+        files, self._files = self._files, {}
+        return [_record(path, file) for path, file in files.items()]
+
+
+def _record(path: str, file: _File) -> StartupRecord:
+    return StartupRecord(
+        stage=StartupStage.LOAD.value,
+        time=round(file.time, 4),
+        seconds=round(file.seconds, 4),
+        via=VIA,
+        bytes=file.bytes,
+        files=[[mask_text(os.path.abspath(path)), file.bytes, "cufile"]],
+        read=file.read,
+        storage=file.storage,
+        host=resident().whole,
+        staged=file.staged,
+        device=device_memory().allocated,
+        moved=file.moved,
+    )
+
+
 class StartupWatch:
     """One a process. Stretches of one kind that lie inside another are part of it."""
 
@@ -80,7 +139,7 @@ class StartupWatch:
         self._watch(modules, "to", StartupStage.COPY, "Module.to")
         self._watch(modules, "cuda", StartupStage.COPY, "Module.cuda")
         cufile = getattr(sys.modules.get("torch.cuda.gds"), "GdsFile", None)
-        self._watch(cufile, "load_storage", StartupStage.LOAD, cufile_reads.VIA)
+        self._watch(cufile, "load_storage", StartupStage.LOAD, VIA)
         ddp = sys.modules["torch.nn.parallel.distributed"]
         self._watch(ddp, "_verify_param_shape_across_processes", StartupStage.MEET)
         self._watch(ddp, "_sync_module_states", StartupStage.BROADCAST)
@@ -211,7 +270,7 @@ class StartupWatch:
         if self.over:
             return None
         self.watch_libraries()
-        if via != cufile_reads.VIA:
+        if via != VIA:
             self._take_cufile_reads()
         begun = self.begin(stage, via, _on_a_device(args[0]) if stage is StartupStage.COPY else 0)
         if via == "torch.load":
@@ -228,7 +287,7 @@ class StartupWatch:
                 self.drop(begun)
         elif begun is not None and begun.stage is StartupStage.BROADCAST:
             size = _broadcast_size(*args, **kwargs)
-        elif begun is not None and begun.via == cufile_reads.VIA:
+        elif begun is not None and begun.via == VIA:
             self._add_cufile_read(begun, *args, **kwargs)
         self.finish(begun, size)
 

@@ -12,6 +12,25 @@ from typing import Any
 
 from ddpcheck.records.schema import EpochRecord, LoaderRecord
 
+Next = Callable[[Any], Any]
+
+
+def timed(original: Next, asking: Next, got: Next, ran_out: Next) -> Next:
+    """`__next__` of a data loader's iterator, with observers that see nothing of the batch."""
+
+    def __next__(iterator: Any) -> Any:
+        asking(iterator)
+        try:
+            batch = original(iterator)
+        except StopIteration:
+            ran_out(iterator)
+            raise
+        got(iterator)
+        return batch
+
+    return __next__
+
+
 # Samples whose drawing is kept apart, one bit each. Of a larger dataset only every so-manieth is.
 MOST_MARKED = 1 << 14
 HEAD = 64

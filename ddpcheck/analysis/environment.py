@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.analysis.aggregate.agreement import groups_of
 from ddpcheck.analysis.aggregate.launch import Attempt
-from ddpcheck.analysis.history.result import EnvironmentRow, EnvironmentValue
+from ddpcheck.analysis.timeseries.model import EnvironmentRow, EnvironmentValue
 
 _FIELDS = {"python": "Python", "torch": "torch", "backend": "backend", "algorithm": "digests"}
 # Different on every rank by their nature.

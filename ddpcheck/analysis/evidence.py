@@ -7,9 +7,8 @@ from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement
 from ddpcheck.analysis.aggregate.launch import Attempt, Rank
-from ddpcheck.analysis.captured import CapturedTensors
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.analysis.tensor_values import differing_elements, element_size, index_of, value
+from ddpcheck.analysis.tensor_values import CapturedTensors, differing_elements, element_size, index_of, value
 from ddpcheck.records.digest_codec import unpack_leaves, unpack_samples
 from ddpcheck.records.schema import CaptureRecord, DetailRecord, Of
 

@@ -8,8 +8,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from ddpcheck.analysis.finding import Finding
-from ddpcheck.analysis.history.result import AgreementHistory, EnvironmentRow, GradientHistory
 from ddpcheck.analysis.overlap.model import Overlap
+from ddpcheck.analysis.timeseries.model import AgreementHistory, EnvironmentRow, GradientHistory
 from ddpcheck.analysis.timing.clock_offsets import HostClock
 from ddpcheck.analysis.timing.model import TimeTable
 

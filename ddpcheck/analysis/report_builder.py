@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +13,57 @@ from ddpcheck.analysis.data.table import data_table
 from ddpcheck.analysis.environment import environment_rows
 from ddpcheck.analysis.exit_status import summaries
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.hardware.machine import machine_of
+from ddpcheck.analysis.hardware.machine import machine_of, traffic_table
 from ddpcheck.analysis.hardware.table import hardware_table
-from ddpcheck.analysis.hardware.traffic_table import traffic_table
 from ddpcheck.analysis.memory.table import memory_table
 from ddpcheck.analysis.network.table import links_table
 from ddpcheck.analysis.overlap.build import overlap_or_why
 from ddpcheck.analysis.report import Attempt as AttemptSummary
 from ddpcheck.analysis.report import RankStatus, RankSummary, Report, Verdict
-from ddpcheck.analysis.restarts import made_good_by
-from ddpcheck.analysis.run_reader import Run, read_description, read_notes
+from ddpcheck.analysis.run_reader import Run, place, read_description, read_notes
 from ddpcheck.analysis.startup.table import startup_table
 from ddpcheck.analysis.timeseries.build import course_of
 from ddpcheck.analysis.timeseries.history import agreement_history, gradient_history
 from ddpcheck.analysis.timing.table import time_tables
-from ddpcheck.analysis.troubles import place
 from ddpcheck.records.schema import FaultRecord
+from ddpcheck.records.session_name import of_one_job
 from ddpcheck.rules.job.ddp605 import failed_rule
 from ddpcheck.rules.registry import RULES, Rule
+
+_JOB = "TORCHELASTIC_RUN_ID"
+
+
+def made_good_by(attempts: Sequence[Attempt], rows: Sequence[Sequence[RankSummary]]) -> list[int | None]:
+    """For each attempt the number of the restart in which all ranks finished; None where there was none."""
+    return [_made_good_by(number, attempts, rows) for number in range(len(attempts))]
+
+
+def _made_good_by(
+    number: int, attempts: Sequence[Attempt], rows: Sequence[Sequence[RankSummary]]
+) -> int | None:
+    for later in range(number + 1, len(attempts)):
+        if not _restarts(attempts[later - 1], attempts[later]):
+            return None
+        if all(row.status is RankStatus.FINISHED for row in rows[later]):
+            return later
+    return None
+
+
+def _restarts(earlier: Attempt, later: Attempt) -> bool:
+    """Whether one torchrun started both; another job in the same run, however alike, makes nothing good."""
+    if of_one_job(earlier.session, later.session):
+        return True
+    # Older torchruns make a new store for every attempt.
+    same_job = _jobs(earlier) == _jobs(later) != {""}
+    return same_job and _restart(later) > _restart(earlier)
+
+
+def _jobs(attempt: Attempt) -> set[str]:
+    return {rank.header.environment.get(_JOB, "") for rank in attempt.ranks.values()}
+
+
+def _restart(attempt: Attempt) -> int:
+    return max((rank.header.restart for rank in attempt.ranks.values()), default=0)
 
 
 def analyse_run(path: Path, *, course: bool = False) -> Report:

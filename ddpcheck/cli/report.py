@@ -129,7 +129,7 @@ def _names_a_timeline(text: str) -> bool:
 def _write_timeline(path: Path, out: Path) -> None:
     if not _names_a_timeline(str(out)):
         raise UsageError(f"--trace {out}: the name must end in .json or .json.gz")
-    from ddpcheck.analysis.overlap.timeline import traces_of_run
+    from ddpcheck.analysis.overlap.build import traces_of_run
     from ddpcheck.traces.analyse import analyse
     from ddpcheck.traces.merged import write_merged
 

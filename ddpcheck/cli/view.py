@@ -54,7 +54,7 @@ def view(
 def _events(run: Path, spare: Path) -> Path:
     """The folder that TensorBoard is to read, made where needed; in `spare` where the run folder cannot be written."""
     from ddpcheck.reports.outputs import TENSORBOARD
-    from ddpcheck.reports.tensorboard.origin import is_current
+    from ddpcheck.reports.tensorboard.folder import is_current
 
     out = run / TENSORBOARD
     if is_current(run, out):

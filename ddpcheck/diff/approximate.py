@@ -4,18 +4,121 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from ddpcheck.compare.outline import Outline
-from ddpcheck.compare.ratios import Ratio, common_ratio, named, ratio_of
-from ddpcheck.compare.sketched import about_norm
-from ddpcheck.compare.tolerance import Tolerance
 from ddpcheck.diff.initial_parameters import compare_starts
 from ddpcheck.diff.model import AFTERMATH, ORDER, Growth, Parting, Value, Where
-from ddpcheck.diff.run_input import Side
+from ddpcheck.diff.record_diff import about_norm
+from ddpcheck.diff.run_input import Outline, Side
 from ddpcheck.diff.run_steps import RunStep, run_steps
 from ddpcheck.records.schema import ModuleRecord
+from ddpcheck.records.sketch_codec import Packed
+
+# Unit roundoff of the formats in which gradients are computed.
+_ROUNDOFF = {
+    "float64": 2.0**-53,
+    "complex128": 2.0**-53,
+    "float32": 2.0**-24,
+    "complex64": 2.0**-24,
+    "float16": 2.0**-11,
+    "complex32": 2.0**-11,
+    "bfloat16": 2.0**-8,
+}
+# Roundings that a gradient may be off by after one step. Sums and depth alone need some dozens; the rest is for
+# units that stand at a threshold, where one rounding turns a ReLU on or off and the gradient jumps, and for autocast
+# to bfloat16, which no record shows: for float32 this is one rounding of bfloat16. docs/diff.md tells what sound
+# jobs were measured at.
+_ROUNDINGS = 2.0**16
+# Records hold sketches in steps of 2**-26 norms, whatever the dtype.
+_RESOLUTION = 2.0**-20
+# Beyond this, runs are not the same in any sense, however long they were.
+LARGEST = 0.1
+
+
+class Tolerance:
+    """The relative difference that is allowed at a step."""
+
+    def __init__(self, fixed: float | None, dtypes: Iterable[str], half: bool) -> None:
+        """`fixed` is what the user asked for; `half`: a GradScaler tells that fp16 is computed in."""
+        self._fixed = fixed
+        roundoffs = [_ROUNDOFF.get(dtype, 2.0**-8) for dtype in dtypes] + [2.0**-11] * half
+        # What a step may add.
+        self._a_step = max(_RESOLUTION, _ROUNDINGS * max(roundoffs, default=2.0**-24))
+
+    @property
+    def roughly(self) -> float:
+        """Within this, a gradient is a multiple of another one, whatever the user allows."""
+        return min(LARGEST, self._a_step)
+
+    def at(self, step: int) -> float:
+        """It grows with the steps: each adds roundings of its own to parameters that are off already."""
+        if self._fixed is not None:
+            return self._fixed
+        return min(LARGEST, self._a_step * (step + 1))
+
+
+class Ratio(NamedTuple):
+    """B over A, and what that number is, where it is a simple one."""
+
+    value: float
+    meaning: str
+
+    def __str__(self) -> str:
+        number = f"{self.value:.1f}" if float(self.value).is_integer() else f"{self.value:.6g}"
+        return number + (f" (= {self.meaning})" if self.meaning else "")
+
+
+def common_ratio(pairs: Sequence[tuple[Packed, Packed]], slack: float) -> float | None:
+    """The one factor by which all of B's gradients are A's, within `slack`; None where there is none."""
+    known = [(a, b) for a, b in pairs if a.known and b.known]
+    squares = math.fsum(a.value**2 for a, _ in known)
+    if not squares or len(known) < len(pairs):
+        return None
+    ratio = math.fsum(a.value * b.value for a, b in known) / squares
+    if not ratio:
+        return None
+    for a, b in known:
+        allowed = slack * max(abs(ratio) * a.norm, b.norm) + abs(ratio) * a.error + b.error
+        fits = b.norm_low <= abs(ratio) * a.norm * (1 + slack) and abs(ratio) * a.norm_low <= b.norm * (
+            1 + slack
+        )
+        if abs(b.value - ratio * a.value) > allowed or not fits:
+            return None
+    return ratio
+
+
+def named(ratio: float, quantities: Mapping[str, float], slack: float) -> Ratio:
+    """`ratio` with the quantity of the job that it equals, or one over it; else rounded to a small number."""
+    size = abs(ratio)
+    for name, quantity in quantities.items():
+        if quantity <= 1:
+            continue
+        if _equal(size, quantity, slack):
+            return Ratio(math.copysign(quantity, ratio), name)
+        if _equal(size, 1 / quantity, slack):
+            return Ratio(math.copysign(1 / quantity, ratio), f"1 / {name}")
+    for whole in range(1 if ratio < 0 else 2, 65):
+        if _equal(size, whole, slack):
+            return Ratio(math.copysign(whole, ratio), "")
+        if _equal(size, 1 / whole, slack):
+            return Ratio(math.copysign(1 / whole, ratio), "")
+    return Ratio(ratio, "")
+
+
+def ratio_of(a: object, b: object) -> float | None:
+    """Of two numbers, where they are numbers that have one."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return None
+    if not isinstance(a, (int, float)) or not isinstance(b, (int, float)) or not a or not b:
+        return None
+    return b / a if math.isfinite(a) and math.isfinite(b) else None
+
+
+def _equal(a: float, b: float, slack: float) -> bool:
+    return abs(a - b) <= slack * b
+
 
 # A difference that is this many times the last one did not grow, it came.
 SUDDEN = 30.0

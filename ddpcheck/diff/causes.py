@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddpcheck.compare.outline import Outline
 from ddpcheck.diff.model import Method, Parting, Value, Where
 from ddpcheck.diff.record_diff import MOVED, SKETCHED
+from ddpcheck.diff.run_input import Outline
 
 _EXACT = {
     Where.INIT: "The runs start from different parameters: another seed, another checkpoint, or another way of "

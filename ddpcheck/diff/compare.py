@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ddpcheck.compare.outline import Outline, check_models, outline
 from ddpcheck.diff.approximate import RoundingResult, compare_within_rounding
 from ddpcheck.diff.causes import cause_of, of_the_split
 from ddpcheck.diff.environment_diff import suspects
 from ddpcheck.diff.exact import compare_exactly
 from ddpcheck.diff.model import AFTERMATH, Comparison, Growth, Method, Parting, RunSide, Verdict, Where
-from ddpcheck.diff.run_input import Side, read_side
+from ddpcheck.diff.run_input import Outline, Side, check_models, outline, read_side
 from ddpcheck.diff.run_steps import run_steps
 from ddpcheck.errors import NotComparable
 from ddpcheck.formatting import name_ranks

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
-from ddpcheck.compare.outline import Outline
 from ddpcheck.diff.model import Value
-from ddpcheck.diff.run_input import Side
+from ddpcheck.diff.run_input import Outline, Side
 
 # Another one for every start of a job, or told already by the world size.
 _ALWAYS_OTHER = frozenset(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpcheck.compare.sketched import local_sketches, reduced_sketches
+from ddpcheck.diff.record_diff import local_sketches, reduced_sketches
 from ddpcheck.diff.run_input import Side
 from ddpcheck.records.schema import (
     AppliedRecord,

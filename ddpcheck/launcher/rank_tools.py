@@ -4,20 +4,55 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from ddpcheck.config import Config
 from ddpcheck.doctor.context import Scene
-from ddpcheck.doctor.facts.child import ask_child
-from ddpcheck.doctor.facts.injection import ENV_TRIAL, in_a_child
+from ddpcheck.doctor.facts.injection import ENV_TRIAL, ask_child, in_a_child
 from ddpcheck.doctor.facts.machine import collect
 from ddpcheck.doctor.model import DoctorReport
 from ddpcheck.errors import CommandNotStarted, LauncherFailed
 from ddpcheck.launcher.environment import BOOTSTRAP, command_environment
-from ddpcheck.launcher.links import rank_command
+from ddpcheck.links.heat_map import render_links
+from ddpcheck.links.model import LinksReport
+
+SLOW = 10
+# Launchers that start Python by themselves.
+_PYTHON_LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
+
+
+def measure_links(command: Sequence[str], arguments: Sequence[str], out: Path, backend: str) -> int:
+    """The exit status of `ddpcheck links`."""
+    # What an earlier measurement left must not be taken for this one's.
+    out.unlink(missing_ok=True)
+    asked = [*arguments, "--json", str(out), "--quiet", "--exit-zero"]
+    asked += ["--backend", backend] if backend else []
+    try:
+        status = subprocess.run(rank_command(command, asked), check=False).returncode
+    except OSError as error:
+        raise CommandNotStarted(f"{command[0]} could not be started: {error.strerror}", 127) from error
+    if status:
+        return status if status > 0 else 128 - status
+    try:
+        report = LinksReport.from_json(out.read_text())
+    except (OSError, ValueError, KeyError) as error:
+        sys.stderr.write(f"ddpcheck: no rank of this node has written {out} ({error})\n")
+        return 1
+    encoding = (sys.stdout.encoding or "").lower()
+    sys.stdout.write(render_links(report, ascii_only=not encoding.startswith("utf")))
+    return SLOW if report.slow else 0
+
+
+def rank_command(command: Sequence[str], arguments: Sequence[str], name: str = "ddpcheck.links") -> list[str]:
+    """The launcher with our module behind it, in the way that kind of launcher wants it."""
+    module = ["-m", name, *arguments]
+    if any(PurePath(word).name in _PYTHON_LAUNCHERS for word in command):
+        return [*command, *module]
+    return [*command, sys.executable, *module]
 
 
 def look_at_machine(python: str, out: Path) -> DoctorReport:

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpcheck.agent.shm_exchange import signs, troubles
+from ddpcheck.agent.shm_exchange import make_board, signs, troubles
 from ddpcheck.analysis.finding import Severity
 from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.analysis.report_builder import conclude
 from ddpcheck.analysis.run_reader import Run, read_description
 from ddpcheck.config import Config
 from ddpcheck.errors import RunNotFound
-from ddpcheck.launcher.board_file import board_file
 from ddpcheck.launcher.environment import command_environment
 from ddpcheck.launcher.live.view import live_show
 from ddpcheck.launcher.monitor import Follower
 from ddpcheck.launcher.multi_node.coordination import (
     REPORT_FILE,
+    beating,
+    claim,
     is_shared,
     others,
     reports,
@@ -32,15 +36,35 @@ from ddpcheck.launcher.multi_node.coordination import (
 )
 from ddpcheck.launcher.process.command import ExitStatus, leave_as
 from ddpcheck.launcher.process.supervise import supervise
-from ddpcheck.launcher.pulse import beating, claim
-from ddpcheck.launcher.report_file import write_report
-from ddpcheck.launcher.run_folder import RunFolder, begin_run, finish_run, make_run_folder
+from ddpcheck.launcher.run_folder import RunFolder, begin_run, finish_run, make_run_folder, write_report
 from ddpcheck.records.node_log import NodeLog
 from ddpcheck.reports.outputs import page_of, write_outputs
 from ddpcheck.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from ddpcheck.cli.run_options import RunOptions
+
+
+@contextlib.contextmanager
+def board_file() -> Iterator[Path | None]:
+    """A board that only this user can open; None where there is no room for one.
+
+    Never in the run folder: that may lie on a network file system, where a shared mapping can fail in ways
+    that kill a process.
+    """
+    path: Path | None = None
+    for folder in ("/dev/shm", tempfile.gettempdir()):
+        candidate = Path(folder) / f"ddpcheck-{os.getuid()}-{uuid.uuid4().hex[:12]}"
+        with contextlib.suppress(OSError):
+            make_board(candidate)
+            path = candidate
+            break
+    try:
+        yield path
+    finally:
+        if path is not None:
+            path.unlink(missing_ok=True)
+
 
 FOUND_SOMETHING = 10
 NOT_JUDGED = 1

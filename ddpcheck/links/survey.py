@@ -6,15 +6,33 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from ddpcheck.links.courier import Courier
-from ddpcheck.links.judge import is_uneven, judge
-from ddpcheck.links.measure import measure_pair, sweep_allreduce
+from ddpcheck.links.evaluate import is_uneven, judge
+from ddpcheck.links.measure import Courier, measure_pair, sweep_allreduce
 from ddpcheck.links.model import BETWEEN, WITHIN, Link, LinksReport, Node
-from ddpcheck.links.schedule import rounds
+
+Unit = TypeVar("Unit")
+
+
+def rounds(units: Sequence[Unit]) -> list[list[tuple[Unit, Unit]]]:
+    """A round-robin by the circle method: N - 1 rounds of N / 2 pairs, N rounds where N is odd.
+
+    Nobody shares a cable with another pair of its round, and time grows with N, not with the number of pairs.
+    """
+    if len(units) < 2:
+        return []
+    circle: list[Unit | None] = [*units, *([None] if len(units) % 2 else [])]
+    half = len(circle) // 2
+    result = []
+    for _ in range(len(circle) - 1):
+        facing = zip(circle[:half], reversed(circle[half:]), strict=True)
+        result.append([(a, b) for a, b in facing if a is not None and b is not None])
+        # The first stays, all others move on by one place.
+        circle = [circle[0], circle[-1], *circle[1:-1]]
+    return result
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,21 @@ import json
 import os
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+
+def node_lines(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Each with the name of its file; one that cannot be read has none."""
+    for path in sorted(folder.glob("node-*.jsonl")):
+        try:
+            with path.open("rb") as file:
+                for line in file:
+                    yield path.name, line
+        except OSError:
+            continue
+
 
 # Version of node-*.jsonl. 1 (2026-11): first version.
 NODE_SCHEMA = 1

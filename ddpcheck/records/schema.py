@@ -53,6 +53,14 @@ class Of(str, Enum):
     IGNORED = "ignored"
 
 
+class WriteWindow(str, Enum):
+    """The part of a step in which parameters were written by something else than the optimizer."""
+
+    BEFORE_FORWARD = "before the forward"
+    IN_FORWARD = "inside the forward"
+    AFTER_BACKWARD = "between backward and step"
+
+
 class StartupStage(str, Enum):
     """The stretches of a rank's way from its process to its first step."""
 

@@ -2,7 +2,53 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import cache
+
+LANES = 2
+# Words of four bytes in a level-1 block. 1024 lets one GPU program hold every key of both lanes in registers.
+BLOCK_WORDS = 1024
+
+MASK32 = (1 << 32) - 1
+MASK64 = (1 << 64) - 1
+
+GAMMA = 0x9E3779B97F4A7C15
+MIX_1 = 0xBF58476D1CE4E5B9
+MIX_2 = 0x94D049BB133111EB
+
+
+def _seed(name: str) -> int:
+    """A seed nobody chose: it follows from its name."""
+    return int.from_bytes(hashlib.blake2b(f"ddpcheck {name}".encode(), digest_size=8).digest(), "little")
+
+
+WORD_SEEDS = tuple(_seed(f"words, lane {lane}") for lane in range(LANES))
+BLOCK_SEEDS = tuple(_seed(f"blocks, lane {lane}") for lane in range(LANES))
+
+
+def splitmix64(seed: int, index: int) -> int:
+    """Output number `index` of the splitmix64 stream that starts at `seed`."""
+    z = (seed + (index + 1) * GAMMA) & MASK64
+    z = ((z ^ (z >> 30)) * MIX_1) & MASK64
+    z = ((z ^ (z >> 27)) * MIX_2) & MASK64
+    return z ^ (z >> 31)
+
+
+def word_key(lane: int, index: int) -> int:
+    """The key of word `index` of a block."""
+    return splitmix64(WORD_SEEDS[lane], index)
+
+
+def block_key(lane: int, index: int) -> int:
+    """Keys 2b and 2b + 1 belong to the low and the high half of block b's sum."""
+    return splitmix64(BLOCK_SEEDS[lane], index)
+
+
+def signed64(value: int) -> int:
+    """The int64 with the bits of `value`: torch multiplies and adds in int64, which wraps the same way."""
+    value &= MASK64
+    return value - (1 << 64) if value >> 63 else value
+
 
 # Elements worked on at once. Below 32768, where torch would wake its OpenMP threads; a multiple of 64 keeps
 # every piece of the signs aligned for vector instructions.
@@ -47,6 +93,5 @@ def weight(block: int) -> float:
 
 def _random_word(seed: int, index: int) -> int:
     # Its package imports torch, and those who only want the constants above may not have it.
-    from ddpcheck.probes.digest.keys import splitmix64
 
     return splitmix64(seed, index)

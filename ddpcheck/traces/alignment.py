@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
+from ddpcheck.traces.collectives import Match
 from ddpcheck.traces.kernels import Kind
-from ddpcheck.traces.matching import Match
 from ddpcheck.traces.model import Clock
 from ddpcheck.traces.rank_trace import Collective, RankTrace
 

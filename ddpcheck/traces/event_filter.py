@@ -7,12 +7,10 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ddpcheck.traces.events import NO_ARGS, Args, Event
+from ddpcheck.traces.events import NO_ARGS, Args, Event, Thinner, nanoseconds
 from ddpcheck.traces.intervals import Interval
 from ddpcheck.traces.kernels import communicates
 from ddpcheck.traces.messages import Message, message_in
-from ddpcheck.traces.nanoseconds import nanoseconds
-from ddpcheck.traces.thinning import Thinner
 
 Thread = tuple[Any, Any]
 # A kernel or a copy: start, end, and the id that leads to the call that started it. There are too many of them

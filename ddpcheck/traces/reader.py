@@ -3,20 +3,135 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+import gzip
+import re
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import IO, Any, cast
 
 from ddpcheck.errors import TraceIsTimeline, TraceUnreadable, TraceWithoutCommunication, UserError
 from ddpcheck.traces.build import Identity, build
 from ddpcheck.traces.event_filter import Sieve
 from ddpcheck.traces.events import EventReader
 from ddpcheck.traces.rank_trace import RankTrace
-from ddpcheck.traces.ranks import rank_of, world_size_of
-from ddpcheck.traces.sources import Source, in_order, sources
+
+_TRACE = (".json", ".json.gz")
+_ARCHIVE = (".tar", ".tar.gz", ".tgz")
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file with events: where it is, in words, and how to open it, as often as needed."""
+
+    name: str
+    open: Callable[[], IO[bytes]]
+    # What the user pointed at by name must be a trace; of a folder's files some may be something else.
+    asked_for: bool = True
+
+
+def sources(given: Sequence[Path]) -> Iterator[Source]:
+    """Every trace that the paths lead to, in the order of their names."""
+    for path in given:
+        if path.is_dir():
+            yield from _in_folder(path)
+        elif not path.exists():
+            raise TraceUnreadable(f"there is no file {path}")
+        elif path.name.endswith(_ARCHIVE):
+            yield from _in_archive(path)
+        else:
+            yield Source(str(path), _opener(path))
+
+
+def _in_folder(folder: Path) -> Iterator[Source]:
+    inside = [path for path in folder.iterdir() if path.is_file() and _is_trace(path.name)]
+    if not inside:
+        raise TraceUnreadable(f"there is no trace in the folder {folder}: no file ends in .json or .json.gz")
+    for path in sorted(inside, key=lambda path: in_order(path.name)):
+        yield Source(str(path), _opener(path), asked_for=False)
+
+
+def _opener(path: Path) -> Callable[[], IO[bytes]]:
+    def opened() -> IO[bytes]:
+        try:
+            with path.open("rb") as file:
+                compressed = _is_compressed(file)
+            return cast(IO[bytes], gzip.open(path)) if compressed else path.open("rb")
+        except OSError as error:
+            raise TraceUnreadable(f"{path} cannot be read: {error.strerror or error}") from None
+
+    return opened
+
+
+def _is_compressed(file: IO[bytes]) -> bool:
+    """By what it holds, whatever its name says."""
+    compressed = file.read(2) == _GZIP
+    file.seek(0)
+    return compressed
+
+
+def _in_archive(path: Path) -> Iterator[Source]:
+    """As they lie in the archive, while it is open: jumping about in a compressed one costs a run each."""
+    found = False
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                if member.isfile() and _is_trace(member.name):
+                    found = True
+                    yield Source(f"{path}:{member.name}", _member_opener(archive, member), asked_for=False)
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise TraceUnreadable(f"{path} is not a whole tar archive ({error})") from None
+    if not found:
+        raise TraceUnreadable(f"there is no trace in {path}: nothing in it ends in .json or .json.gz")
+
+
+def _is_trace(name: str) -> bool:
+    # macOS adds an entry of its own, which begins with ._, for each file.
+    return name.endswith(_TRACE) and not Path(name).name.startswith("._")
+
+
+def _member_opener(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Callable[[], IO[bytes]]:
+    def opened() -> IO[bytes]:
+        file = archive.extractfile(member)
+        if file is None:
+            raise TraceUnreadable(f"{member.name} in the archive is not a file")
+        try:
+            compressed = _is_compressed(file)
+        except (tarfile.TarError, EOFError, zlib.error) as error:
+            raise TraceUnreadable(f"{member.name} in the archive is cut off ({error})") from None
+        return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if compressed else file
+
+    return opened
+
+
+def in_order(name: str) -> list[tuple[int, str]]:
+    """A key that puts rank 10 after rank 9."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+_IN_NAMES = re.compile(r"(?:rank|worker|(?<![a-z])r)[-_.]?(\d+)", re.IGNORECASE)
+
+
+def rank_of(file: str, info: Any, in_args: int | None) -> int | None:
+    """The rank, or None where nothing tells it."""
+    if isinstance(info, Mapping) and isinstance(info.get("rank"), int):
+        return int(info["rank"])
+    if in_args is not None:
+        return in_args
+    named = _IN_NAMES.search(PurePath(file).name)
+    return int(named[1]) if named else None
+
+
+def world_size_of(info: Any) -> int | None:
+    """How many ranks the job had, where the trace says so."""
+    size = info.get("world_size") if isinstance(info, Mapping) else None
+    return size if isinstance(size, int) else None
+
 
 _UNKNOWN_RANK = -1
 

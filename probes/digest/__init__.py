@@ -2,9 +2,7 @@
 
 from ddpcheck.probes.digest.digester import ENV_HASH, Digester, make_digester
 from ddpcheck.probes.digest.flatten import is_supported, plain_memory
-from ddpcheck.probes.digest.protocol import digest_size
-from ddpcheck.probes.digest.ticket import ReadyTicket, Ticket
-from ddpcheck.probes.digest.tree import UNSUPPORTED, combine
+from ddpcheck.probes.digest.protocol import UNSUPPORTED, ReadyTicket, Ticket, combine, digest_size
 from ddpcheck.probes.digest.xxh3 import Reading
 
 __all__ = [

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from ddpcheck.probes.digest.multilinear import MultilinearDigester
-from ddpcheck.probes.digest.ticket import Ticket
+from ddpcheck.probes.digest.protocol import Ticket
 from ddpcheck.probes.digest.xxh3 import Reading, Xxh3Digester
 
 # "multilinear" makes CPU ranks use the GPUs' algorithm, so that the two can be compared in one job.

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ddpcheck.probes.digest.protocol import label_of
+from ddpcheck.probes.digest.protocol import combine, label_of
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, dense, has_memory, layout_of
-from ddpcheck.probes.digest.tree import combine
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,10 @@ import torch
 
 from ddpcheck.probes.digest.device_copy import Copy, copy_to_host
 from ddpcheck.probes.digest.flatten import Outline, outline
-from ddpcheck.probes.digest.fused import FusedHash, fused_hash
 from ddpcheck.probes.digest.multilinear_torch import lane_sums
-from ddpcheck.probes.digest.protocol import finish
+from ddpcheck.probes.digest.protocol import UNSUPPORTED, ReadyTicket, Ticket, finish
 from ddpcheck.probes.digest.tensor_bytes import direct_span
-from ddpcheck.probes.digest.ticket import ReadyTicket, Ticket
-from ddpcheck.probes.digest.tree import UNSUPPORTED
+from ddpcheck.probes.digest.triton_launch import FusedHash, fused_hash
 
 
 @dataclass(slots=True)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ddpcheck.probes.digest.keys import (
+from ddpcheck.probes.digest.tensor_bytes import SERIAL_ELEMENTS, copy_serially, span_view
+from ddpcheck.records.sketch_signs import (
     BLOCK_SEEDS,
     BLOCK_WORDS,
     GAMMA,
@@ -17,7 +18,6 @@ from ddpcheck.probes.digest.keys import (
     WORD_SEEDS,
     signed64,
 )
-from ddpcheck.probes.digest.tensor_bytes import SERIAL_ELEMENTS, copy_serially, span_view
 
 # Blocks worked on at once: on CPU few enough to stay on one thread and in its cache, elsewhere enough to fill
 # a device, at the price of 32 MB of scratch.

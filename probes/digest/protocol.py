@@ -4,10 +4,37 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
-from ddpcheck.probes.digest.keys import LANES, MASK64
+from ddpcheck.records.sketch_signs import LANES, MASK64
+
+
+class Ticket(Protocol):
+    """Digests under way."""
+
+    def ready(self) -> bool:
+        """Whether `result` would return without waiting; never waits itself."""
+
+    def result(self) -> list[bytes]:
+        """One leaf per tensor, in the order they were submitted; waits for the device where it has to."""
+
+
+class ReadyTicket:
+    """Digests that were finished before the ticket was written."""
+
+    __slots__ = ("_leaves",)
+
+    def __init__(self, leaves: list[bytes]) -> None:
+        self._leaves = leaves
+
+    def ready(self) -> bool:
+        return True
+
+    def result(self) -> list[bytes]:
+        return self._leaves
+
 
 digest_size = 16
 
@@ -41,3 +68,13 @@ def finish(label: bytes, lanes: Sequence[int]) -> bytes:
     """The leaf, from the lanes' sums as int64 and the label they were not started from."""
     pairs = zip(lanes, lane_starts(label), strict=True)
     return b"".join(((lane + start) & MASK64).to_bytes(8, "little") for lane, start in pairs)
+
+
+# The leaf of a tensor whose bits cannot be read: the same everywhere, and never the leaf of one that can.
+UNSUPPORTED = b"\xff" * digest_size
+
+
+def combine(leaves: Sequence[bytes]) -> bytes:
+    """The root of `leaves`; depends on each of them, on their order and on their number."""
+    # A running hash of equal-sized items: no two lists give the same input, so no separators are needed.
+    return hashlib.blake2b(b"".join(leaves), digest_size=digest_size, person=b"ddpcheck tree").digest()

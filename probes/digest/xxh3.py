@@ -9,10 +9,8 @@ from typing import Any
 import torch
 
 from ddpcheck.probes.digest.flatten import outline
-from ddpcheck.probes.digest.protocol import seed_of
+from ddpcheck.probes.digest.protocol import UNSUPPORTED, ReadyTicket, seed_of
 from ddpcheck.probes.digest.tensor_bytes import Layout, direct_span, layout_of
-from ddpcheck.probes.digest.ticket import ReadyTicket
-from ddpcheck.probes.digest.tree import UNSUPPORTED
 
 
 class Reading:

@@ -7,8 +7,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ddpcheck.probes.captures import write_capture
 from ddpcheck.probes.live_compare.snapshot import Look, Recent
+from ddpcheck.probes.tensor_dump import write_capture
 from ddpcheck.records.schema import CaptureRecord, DetailRecord, Of, Stage
 
 if TYPE_CHECKING:

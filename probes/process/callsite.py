@@ -17,7 +17,7 @@ _OTHERS = tuple(
     for place in (
         os.path.abspath(os.__file__),
         os.path.abspath(ddpcheck.__file__),
-        os.path.realpath(__file__),
+        os.path.dirname(os.path.realpath(__file__)),
     )
 )
 

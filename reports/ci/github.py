@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import Report
 from ddpcheck.reports.ci.markdown import to_markdown
-from ddpcheck.reports.finding_text import finding_place
+from ddpcheck.reports.finding_text import finding_place, script_line
 from ddpcheck.reports.safe_text import safe_line
-from ddpcheck.reports.script_line import script_line
 from ddpcheck.reports.verdict import in_order
 
 _COMMANDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}

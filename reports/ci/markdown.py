@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.formatting import rank_ranges
-from ddpcheck.reports.evidence_text import evidence_text
-from ddpcheck.reports.finding_text import finding_place
+from ddpcheck.reports.finding_text import evidence_text, finding_place
 from ddpcheck.reports.safe_text import safe_line
 from ddpcheck.reports.terminal.ranks import rank_groups, standing
 from ddpcheck.reports.verdict import counted, in_order, verdict_sentence

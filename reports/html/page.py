@@ -9,8 +9,8 @@ from functools import cache
 from importlib.resources import files
 
 from ddpcheck.analysis.report import Report
+from ddpcheck.reports.html.context import Material, material
 from ddpcheck.reports.html.markup import Html, joined, tag
-from ddpcheck.reports.html.material import Material, material
 from ddpcheck.reports.html.sections import (
     agreement,
     checks,

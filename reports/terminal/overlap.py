@@ -6,9 +6,9 @@ from rich.text import Text
 
 from ddpcheck.analysis.overlap.model import Overlap, RankOverlap
 from ddpcheck.analysis.report import Report
+from ddpcheck.formatting import percent_text, time_text
 from ddpcheck.reports.terminal.console import LABEL, QUIET, Ink, indented
-from ddpcheck.reports.trace_bars import bar, legend
-from ddpcheck.reports.trace_units import percent_text, time_text
+from ddpcheck.reports.terminal.timing import bar, legend
 from ddpcheck.traces.model import Shares
 
 _MOST_RANKS = 8

@@ -14,16 +14,13 @@ from ddpcheck.formatting import name_ranks
 from ddpcheck.reports.terminal.console import LABEL, QUIET, Ink, indented
 from ddpcheck.reports.terminal.data import put_data
 from ddpcheck.reports.terminal.evidence import put_evidence
-from ddpcheck.reports.terminal.hardware import put_hardware
+from ddpcheck.reports.terminal.hardware import put_hardware, put_links, put_traffic
 from ddpcheck.reports.terminal.memory import put_memory
 from ddpcheck.reports.terminal.overlap import put_overlap
-from ddpcheck.reports.terminal.ranks import rank_table
+from ddpcheck.reports.terminal.ranks import put_hosts, rank_table
 from ddpcheck.reports.terminal.startup import put_startup
 from ddpcheck.reports.terminal.timeseries import put_course
 from ddpcheck.reports.terminal.timing import put_time
-from ddpcheck.reports.terminal_hosts import put_hosts
-from ddpcheck.reports.terminal_links import put_links
-from ddpcheck.reports.terminal_traffic import put_traffic
 from ddpcheck.reports.verdict import counted, in_order, verdict_sentence
 
 _MOST_FINDINGS = 10

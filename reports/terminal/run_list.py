@@ -8,7 +8,7 @@ from typing import Protocol
 
 from rich.console import Console
 
-from ddpcheck.analysis.units import size_text
+from ddpcheck.formatting import size_text
 from ddpcheck.reports.terminal.console import Ink
 
 _MOST_CODES = 8

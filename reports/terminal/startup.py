@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpcheck.analysis.report import Report
-from ddpcheck.analysis.units import seconds_text, size_text
+from ddpcheck.formatting import seconds_text, size_text
 from ddpcheck.reports.terminal.console import LABEL, Ink, indented
 
 if TYPE_CHECKING:

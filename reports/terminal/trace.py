@@ -8,10 +8,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ddpcheck.formatting import name_ranks
+from ddpcheck.formatting import name_ranks, percent_text, rate_text, time_text, trace_units_size_text
 from ddpcheck.reports.terminal.console import LABEL, QUIET, Ink
-from ddpcheck.reports.trace_bars import bar, legend
-from ddpcheck.reports.trace_units import percent_text, rate_text, size_text, time_text
+from ddpcheck.reports.terminal.timing import bar, legend
 from ddpcheck.traces.model import RankResult, TraceResult
 
 _MOST_RANKS = 16
@@ -123,7 +122,7 @@ def _buckets(ink: Ink, result: TraceResult) -> None:
     rows = [
         (
             str(each.bucket),
-            size_text(each.bytes),
+            trace_units_size_text(each.bytes),
             f"{each.count}x",
             time_text(each.queued_ns),
             time_text(each.duration_ns),
@@ -143,7 +142,7 @@ def _operations(ink: Ink, result: TraceResult) -> None:
     rows = [
         (
             each.kind,
-            size_text(each.bytes),
+            trace_units_size_text(each.bytes),
             f"{each.count}x",
             time_text(each.duration_ns),
             time_text(each.transfer_ns),

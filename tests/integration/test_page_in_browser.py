@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.analysis.report import Report
-from ddpcheck.reports.html.material import Material, material
+from ddpcheck.reports.html.context import Material, material
 from ddpcheck.reports.html.page import render, to_html
 from tests.browser.chromium import Tab, browser, opened
 

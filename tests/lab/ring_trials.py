@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from ddpcheck.analysis.hardware.sample import Sample
+from ddpcheck.analysis.hardware.statistics import Sample
 from ddpcheck.analysis.network.model import Link, SlowLink
 from ddpcheck.analysis.network.route_counters import RouteTallies
 from ddpcheck.analysis.network.slow_link import carrying, slow_link

@@ -6,14 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from ddpcheck.__main__ import main
-from ddpcheck.sampling import connections, cpu, host, infiniband, interface_facts, interfaces
+from ddpcheck.sampling import host, infiniband, interfaces, tcp
+from ddpcheck.sampling import host as cpu
+from ddpcheck.sampling import interfaces as interface_facts
 
 SOURCES: dict[str, tuple[Any, str, int]] = {
     "interfaces": (interfaces.Interfaces, "read", 2),
     "cpu": (cpu.Cpu, "read", 2),
     "memory": (cpu, "memory_used", 2),
     "ranks": (host.RankProcesses, "read", 2),
-    "connections": (connections.Connections, "read", 2),
+    "connections": (tcp.Connections, "read", 2),
     "infiniband": (infiniband.InfinibandPorts, "read", 2),
     "interfaces described": (interface_facts, "describe", 0),
 }

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from ddpcheck.doctor.context import Call, Clock, Scene
-from ddpcheck.doctor.diagnose import CHECKS
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
+from ddpcheck.doctor.model import CHECKS
 
 GIB = 1 << 30
 

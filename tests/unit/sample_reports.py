@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.history.result import (
+from ddpcheck.analysis.report import Attempt, Check, RankStatus, RankSummary, Report, Verdict
+from ddpcheck.analysis.report_builder import analyse_run
+from ddpcheck.analysis.timeseries.model import (
     AgreementHistory,
     AgreementStretch,
     EnvironmentRow,
     EnvironmentValue,
     GradientHistory,
 )
-from ddpcheck.analysis.report import Attempt, Check, RankStatus, RankSummary, Report, Verdict
-from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.reports.json_report import from_json, to_json
 
 STORED = Path(__file__).parent / "stored_runs"

@@ -9,7 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddpcheck.agent.user_modes import set_aside
+from ddpcheck.agent.install import set_aside
 
 
 class Functions(TorchFunctionMode):

@@ -7,9 +7,7 @@ import pytest
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.overlap import bucket_advice as advice_of_buckets
 from ddpcheck.analysis.overlap.bucket_advice import MIB, bucket_advice
-from ddpcheck.analysis.overlap.bucket_layout import Bucket, Gradient, laid_out
-from ddpcheck.analysis.overlap.gloo_link import GlooLink
-from ddpcheck.analysis.overlap.link import Link
+from ddpcheck.analysis.overlap.link_model import Bucket, GlooLink, Gradient, Link, laid_out
 from ddpcheck.analysis.overlap.model import BucketOverlap, BucketPart
 from ddpcheck.records.schema import ModuleRecord, RankHeader, ReadyRecord
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trace_builder import all_reduce, described, kernel, step, write
 
-from ddpcheck.analysis.overlap.computing import MOST_RANKS, computing
+from ddpcheck.analysis.overlap.build import MOST_RANKS, computing
 from ddpcheck.traces.analyse import analyse
 from ddpcheck.traces.reader import load
 

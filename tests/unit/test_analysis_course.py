@@ -10,16 +10,16 @@ from cluster import BYTES, START, Cluster, Interface
 from run_builder import NAMES, RunBuilder
 from tensorboard_run import LOCAL, PARTING, STEPS, WAITS, build
 
-from ddpcheck.analysis.course.thinning import MOST_POINTS, line
-from ddpcheck.analysis.history.differing_book import MOST_POINTS as MOST_DIFFERING
-from ddpcheck.analysis.history.differing_book import DifferingBook, differing
 from ddpcheck.analysis.network.connections import Links
 from ddpcheck.analysis.network.model import Link, SlowLink
 from ddpcheck.analysis.report_builder import analyse_run
+from ddpcheck.analysis.timeseries.agreement import MOST_POINTS as MOST_DIFFERING
+from ddpcheck.analysis.timeseries.agreement import DifferingBook, differing
 from ddpcheck.analysis.timeseries.build import MOST_NAMED, MOST_RANKS
 from ddpcheck.analysis.timeseries.links import link_matrices
 from ddpcheck.analysis.timeseries.loss import MOST_STEPS, LossBook
 from ddpcheck.analysis.timeseries.model import Course, Figure, Line
+from ddpcheck.analysis.timeseries.series import THINNING_MOST_POINTS, line
 from ddpcheck.records.schema import DigestRecord, LossRecord
 
 
@@ -189,11 +189,11 @@ def test_no_more_ranks_are_named_than_can_be_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_long_line_keeps_the_same_steps_on_every_rank() -> None:
-    whole = line(Figure.LOSS, range(5000), [float(step) for step in range(5000)], MOST_POINTS)
-    late = line(Figure.LOSS, range(3, 5000), [float(step) for step in range(3, 5000)], MOST_POINTS)
+    whole = line(Figure.LOSS, range(5000), [float(step) for step in range(5000)], THINNING_MOST_POINTS)
+    late = line(Figure.LOSS, range(3, 5000), [float(step) for step in range(3, 5000)], THINNING_MOST_POINTS)
     assert whole is not None
     assert late is not None
-    assert len(whole.steps) <= MOST_POINTS + 1
+    assert len(whole.steps) <= THINNING_MOST_POINTS + 1
     assert list(whole.steps)[1:] == list(late.steps)
     assert (whole.steps[-1], whole.values[-1]) == (4999, 4999.0)
     odd = line(Figure.LOSS, range(1, 8001, 8), [1.0] * 1000, 100)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcheck.analysis.overlap.bucket_layout import Bucket
-from ddpcheck.analysis.overlap.gloo_link import GlooLink
-from ddpcheck.analysis.overlap.link import Link
+from ddpcheck.analysis.overlap.link_model import Bucket, GlooLink, Link
 
 MS = 1_000_000
 MIB = 1 << 20

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.analysis.gradient_change import how_changed
+from ddpcheck.rules.divergence.ddp205 import how_changed
 
 THEIRS = [0.5, -0.25, 2.0, -0.125, 1.5]
 

@@ -9,9 +9,9 @@ import pytest
 from run_builder import RunBuilder
 
 from ddpcheck.analysis.allreduce.sketch_table import SketchTable
-from ddpcheck.analysis.history.result import AgreementStretch
 from ddpcheck.analysis.timeseries.agreement import MOST_STRETCHES, AgreementBook
 from ddpcheck.analysis.timeseries.gradients import MOST_POINTS, OFF_MEAN, REDUCED, GradientBook
+from ddpcheck.analysis.timeseries.model import AgreementStretch
 from ddpcheck.probes.sketches.sketch import Sketch
 from ddpcheck.records.sketch_codec import pack
 

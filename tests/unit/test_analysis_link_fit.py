@@ -7,10 +7,7 @@ from statistics import median, stdev
 
 import pytest
 
-from ddpcheck.analysis.overlap.bucket_layout import Bucket
-from ddpcheck.analysis.overlap.gloo_link import GlooLink
-from ddpcheck.analysis.overlap.link import Link
-from ddpcheck.analysis.overlap.link_model import Seen, fitted
+from ddpcheck.analysis.overlap.link_model import Bucket, GlooLink, Link, Seen, fitted
 
 MS = 1_000_000
 MIB = 1 << 20

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ddpcheck.analysis.loss_by_count import MOST_STEPS, CountBook
+from ddpcheck.analysis.data.batches import MOST_STEPS, CountBook
 
 RANKS = range(3)
 

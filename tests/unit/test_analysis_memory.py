@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from run_builder import RunBuilder
 
-from ddpcheck.analysis.memory.checks import growth_of
-from ddpcheck.analysis.memory.collector import RankMemory
-from ddpcheck.analysis.memory.savings import savings_of
+from ddpcheck.analysis.memory.checks import savings_of
+from ddpcheck.analysis.memory.collector import RankMemory, growth_of
 from ddpcheck.analysis.memory.table import curve
 from ddpcheck.analysis.timeseries.series import MOST_POINTS, Series
 from ddpcheck.records.schema import CommHookRecord, MemoryPartsRecord, MemoryRecord, OptimizerRecord

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcheck.analysis.step_time.refaults import refaults_in
 from ddpcheck.analysis.timing.model import RankTime, Refaults, Spent
+from ddpcheck.analysis.timing.straggler import refaults_in
 
 
 def row(rank: int, faults: int | None, kernel_us: int | None, step_us: int = 12_000) -> RankTime:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from ddpcheck.analysis.hardware.sample import Sample, sample_from
+from ddpcheck.analysis.hardware.statistics import Sample, sample_from
 from ddpcheck.analysis.network.route_counters import MOST_STRETCHES, RouteTallies
 
 PAIR = "10.0.0.1 10.0.0.2"

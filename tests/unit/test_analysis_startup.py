@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from run_builder import NAMES, RunBuilder
 
-from ddpcheck.analysis.startup.by_node import reads_by_node, told_by_node
+from ddpcheck.analysis.startup.scenario import reads_by_node, told_by_node
 from ddpcheck.analysis.startup.table import StartupTable
 from ddpcheck.analysis.startup.timeline import is_direct, timeline
 from ddpcheck.records.schema import RankHeader, StartupRecord

@@ -55,7 +55,7 @@ def write_run(
 MEASURE = """
 import sys
 from pathlib import Path
-from ddpcheck.analysis.analyse import analyse_run
+from ddpcheck.analysis.report_builder import analyse_run
 
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.report import RankStatus, RankSummary
-from ddpcheck.analysis.troubles import Trouble, place
+from ddpcheck.analysis.run_reader import Trouble, place
 
 
 def row(rank: int, pid: int) -> RankSummary:

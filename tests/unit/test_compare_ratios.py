@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from run_builder import sketch_of
 
-from ddpcheck.compare.ratios import common_ratio, named, ratio_of
+from ddpcheck.diff.approximate import common_ratio, named, ratio_of
 from ddpcheck.probes.sketches.sketch import Sketch
 from ddpcheck.records.sketch_codec import Packed, pack, unpack
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcheck.compare.tolerance import LARGEST, Tolerance
+from ddpcheck.diff.approximate import LARGEST, Tolerance
 
 
 @pytest.mark.parametrize(

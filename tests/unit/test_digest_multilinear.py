@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddpcheck.probes.digest import keys, reference
+from ddpcheck.probes.digest import reference
 from ddpcheck.probes.digest.multilinear import MultilinearDigester
 from ddpcheck.probes.digest.protocol import describe, label_of
+from ddpcheck.records import sketch_signs
 
-BLOCK_BYTES = 4 * keys.BLOCK_WORDS
+BLOCK_BYTES = 4 * sketch_signs.BLOCK_WORDS
 SIZES = [
     0,
     1,
@@ -57,7 +58,7 @@ def expected(tensor: torch.Tensor, data: bytes) -> bytes:
 
 
 def test_splitmix64_gives_the_published_values() -> None:
-    outputs = [keys.splitmix64(1234567, index) for index in range(3)]
+    outputs = [sketch_signs.splitmix64(1234567, index) for index in range(3)]
     assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
@@ -65,9 +66,11 @@ def test_the_definition_written_out_for_one_small_input() -> None:
     label = bytes(range(16))
     lanes = []
     for lane in range(2):
-        total = keys.word_key(lane, 0) * 0x04030201 + keys.word_key(lane, 1) * 0x00000005
+        total = sketch_signs.word_key(lane, 0) * 0x04030201 + sketch_signs.word_key(lane, 1) * 0x00000005
         total %= 2**64
-        hashed = keys.block_key(lane, 0) * (total % 2**32) + keys.block_key(lane, 1) * (total // 2**32)
+        hashed = sketch_signs.block_key(lane, 0) * (total % 2**32) + sketch_signs.block_key(lane, 1) * (
+            total // 2**32
+        )
         start = int.from_bytes(label[8 * lane : 8 * lane + 8], "little")
         lanes.append(((hashed + start) % 2**64).to_bytes(8, "little"))
     assert reference.multilinear_128(bytes([1, 2, 3, 4, 5]), label) == b"".join(lanes)
@@ -75,8 +78,10 @@ def test_the_definition_written_out_for_one_small_input() -> None:
 
 def test_no_word_key_lets_a_change_of_one_word_vanish() -> None:
     # One word's difference has at most 31 trailing zero bits: with fewer than 33 in the key, no product is 0.
-    drawn = {keys.word_key(lane, index) for lane in range(2) for index in range(keys.BLOCK_WORDS)}
-    assert len(drawn) == 2 * keys.BLOCK_WORDS
+    drawn = {
+        sketch_signs.word_key(lane, index) for lane in range(2) for index in range(sketch_signs.BLOCK_WORDS)
+    }
+    assert len(drawn) == 2 * sketch_signs.BLOCK_WORDS
     assert all(key % 2**33 for key in drawn)
 
 
@@ -114,8 +119,8 @@ def test_torch_agrees_at_an_address_that_is_no_multiple_of_four() -> None:
 TRITON_SCRIPT = """
 import contextlib, json, sys, types
 import torch
-from ddpcheck.probes.digest import fused, multilinear_triton
-from ddpcheck.probes.digest.label import describe, finish, label_of
+from ddpcheck.probes.digest import triton_kernel, triton_launch
+from ddpcheck.probes.digest.protocol import describe, finish, label_of
 
 # The CUDA calls around the launch, stood in for: the interpreter works on CPU memory.
 torch.cuda.device = lambda device: contextlib.nullcontext()
@@ -127,14 +132,14 @@ for text, offset in json.load(sys.stdin):
     data = bytearray.fromhex(text)
     whole = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
     tensors.append(whole[offset:])
-hash_all = fused.FusedHash(multilinear_triton, torch.device("cpu"))
+hash_all = triton_launch.FusedHash(triton_kernel, torch.device("cpu"))
 first = hash_all.lanes(tensors).tolist()
 assert hash_all.lanes(tensors).tolist() == first
 labels = [label_of(describe(t.dtype, t.shape, t.stride())) for t in tensors]
 leaves = [finish(label, lanes).hex() for label, lanes in zip(labels, first)]
-checked = fused.fused_hash(torch.device("cpu")) is not None
-multilinear_triton.launch = lambda table, tensors: torch.ones((tensors, 2), dtype=torch.int64)
-json.dump([leaves, checked, fused.fused_hash(torch.device("cpu")) is None], sys.stdout)
+checked = triton_launch.fused_hash(torch.device("cpu")) is not None
+triton_kernel.launch = lambda table, tensors: torch.ones((tensors, 2), dtype=torch.int64)
+json.dump([leaves, checked, triton_launch.fused_hash(torch.device("cpu")) is None], sys.stdout)
 """
 
 

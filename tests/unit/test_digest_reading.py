@@ -9,7 +9,7 @@ import torch
 
 from ddpcheck.probes.digest import submit
 from ddpcheck.probes.digest.multilinear import MultilinearDigester
-from ddpcheck.probes.sketches.book import SketchBook
+from ddpcheck.probes.sketches.batch import SketchBook
 from ddpcheck.probes.sketches.sketch import sketch
 from ddpcheck.records.sketch_signs import BLOCK, PIECE
 

@@ -14,17 +14,12 @@ import pytest
 
 from ddpcheck.config import Config
 from ddpcheck.doctor.context import Scene
-from ddpcheck.doctor.diagnose import diagnose
 from ddpcheck.doctor.diagnosis import Level
-from ddpcheck.doctor.facts.cgroup import memory_limit, processor_limit
-from ddpcheck.doctor.facts.child import ask_child
 from ddpcheck.doctor.facts.identity import rank_numbers
-from ddpcheck.doctor.facts.injection import ENV_TRIAL, in_a_child
-from ddpcheck.doctor.facts.machine import collect
-from ddpcheck.doctor.facts.names import name_facts
+from ddpcheck.doctor.facts.injection import ENV_TRIAL, ask_child, in_a_child
+from ddpcheck.doctor.facts.machine import collect, folder_facts, memory_limit, name_facts, processor_limit
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.facts.run_folder import folder_facts
-from ddpcheck.doctor.model import DoctorReport
+from ddpcheck.doctor.model import DoctorReport, diagnose
 from ddpcheck.launcher.environment import BOOTSTRAP, command_environment
 from tests.support import nvml
 
@@ -176,10 +171,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # The library is found when a process starts.
 _GPUS = """
 import json
-from ddpcheck.doctor.diagnose import CHECKS
-from ddpcheck.doctor.facts.gpus import gpu_facts
+from ddpcheck.doctor.model import CHECKS
+from ddpcheck.doctor.facts.machine import gpu_facts
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.scene import Scene
+from ddpcheck.doctor.context import Scene
 from ddpcheck.privacy import allowed_environment
 import os
 facts = Facts("node0", gpus=gpu_facts(), environment=allowed_environment(os.environ))

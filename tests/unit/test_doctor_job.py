@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from ddpcheck.doctor.context import Scene
-from ddpcheck.doctor.diagnose import CHECKS, diagnose
 from ddpcheck.doctor.diagnosis import Level
 from ddpcheck.doctor.facts.record import Facts
+from ddpcheck.doctor.model import CHECKS, diagnose
 from tests.unit.doctor_scenes import (
     alone,
     job,

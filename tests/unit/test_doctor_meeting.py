@@ -11,12 +11,11 @@ from datetime import timedelta
 import pytest
 
 from ddpcheck.doctor import rank, rendezvous
-from ddpcheck.doctor.clock_watch import ask_time
 from ddpcheck.doctor.connectivity import MOST_CALLED, Listener, call_others, whom_to_call
 from ddpcheck.doctor.diagnosis import Level
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.model import DoctorReport
-from ddpcheck.doctor.rendezvous import meet
+from ddpcheck.doctor.rendezvous import ask_time, meet
 from ddpcheck.doctor.store_client import Board, CannotMeet, open_board
 from tests.unit.doctor_scenes import job
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.hardware.sample import Gpu, Sample, sample_from
 from ddpcheck.analysis.hardware.samples import MOST_POINTS, NodeSamples
+from ddpcheck.analysis.hardware.statistics import Gpu, Sample, sample_from
 
 
 def moment(time: float, cpu: float = 10.0, **gpu: int) -> Sample:

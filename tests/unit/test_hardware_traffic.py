@@ -12,7 +12,7 @@ import pytest
 from cluster import BYTES, Cluster, Interface
 from rich.console import Console
 
-from ddpcheck.analysis.hardware.expected import ring_share
+from ddpcheck.analysis.hardware.traffic import ring_share
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.reports.json_report import to_json
 from ddpcheck.reports.terminal.report import render

@@ -8,8 +8,7 @@ import sys
 import threading
 import time
 
-from ddpcheck.launcher.activity import Activity, read_activity
-from ddpcheck.launcher.process.process_table import descendants
+from ddpcheck.launcher.process.process_table import Activity, descendants, read_activity
 
 
 def me(own: tuple[int, ...] = ()) -> Activity:

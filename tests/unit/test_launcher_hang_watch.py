@@ -17,11 +17,10 @@ from test_analysis_stacks import BARRIER, MAIN, USER
 from ddpcheck.agent.shm_exchange import Sign, make_board
 from ddpcheck.analysis.run_reader import Run
 from ddpcheck.config import Config
-from ddpcheck.launcher import members
-from ddpcheck.launcher.activity import Activity
 from ddpcheck.launcher.hang import detector
+from ddpcheck.launcher.hang import detector as members
 from ddpcheck.launcher.hang.detector import HangWatch
-from ddpcheck.launcher.process.process_table import process_start
+from ddpcheck.launcher.process.process_table import Activity, process_start
 from ddpcheck.launcher.process.supervise import StopRequest
 from ddpcheck.records.node_log import NodeLog
 from ddpcheck.records.schema import FaultRecord, StandingRecord, to_line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcheck.launcher.job_id import job_id
+from ddpcheck.launcher.run_folder import job_id
 
 SLURM = {"SLURM_JOB_ID": "42", "SLURM_STEP_ID": "1"}
 

@@ -12,8 +12,8 @@ import pytest
 from run_builder import RunBuilder
 
 from ddpcheck.analysis.run_reader import Run
-from ddpcheck.launcher import pulse
 from ddpcheck.launcher.multi_node import coordination
+from ddpcheck.launcher.multi_node import coordination as pulse
 from ddpcheck.launcher.multi_node.coordination import (
     Launchers,
     NodeEnd,

@@ -14,8 +14,7 @@ from ddpcheck.config import ENV_CONFIG, Config
 from ddpcheck.errors import CommandNotStarted
 from ddpcheck.launcher.environment import BOOTSTRAP, command_environment, prefixed_python_path
 from ddpcheck.launcher.process.command import ExitStatus, find_program
-from ddpcheck.launcher.process.signals import SignalInbox, signal_name
-from ddpcheck.launcher.witness import Witness
+from ddpcheck.launcher.process.signals import SignalInbox, Witness, signal_name
 
 
 def test_status_from_wait() -> None:
@@ -90,7 +89,7 @@ def test_inbox_keeps_order_and_restores() -> None:
 def test_witness_sees_what_the_group_gets() -> None:
     code = (
         "import os, signal, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from ddpcheck.launcher.witness import Witness\n"
+        "from ddpcheck.launcher.process.signals import Witness\n"
         "for number in (signal.SIGTERM, signal.SIGWINCH): signal.signal(number, lambda *_: None)\n"
         "w = Witness(); first = w.pid\n"
         "os.kill(os.getpid(), signal.SIGTERM); print(w.saw(signal.SIGTERM), w.pid == first)\n"

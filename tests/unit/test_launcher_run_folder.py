@@ -13,8 +13,7 @@ from ddpcheck.config import Config
 from ddpcheck.errors import OutputFolderError
 from ddpcheck.launcher.multi_node import shared_run
 from ddpcheck.launcher.multi_node.shared_run import spans_nodes
-from ddpcheck.launcher.run_folder import begin_run, finish_run, make_run_folder, read_run_file
-from ddpcheck.launcher.run_name import run_name
+from ddpcheck.launcher.run_folder import begin_run, finish_run, make_run_folder, read_run_file, run_name
 
 COMMAND = ["torchrun", "--nproc", "4", "train.py", "--token", "abc"]
 

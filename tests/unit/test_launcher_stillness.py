@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from test_analysis_stacks import BACKWARD, BARRIER, MAIN, USER
 
-from ddpcheck.launcher.activity import TICKS_A_SECOND, Activity
 from ddpcheck.launcher.hang.classifier import Sighting, State, state_of
+from ddpcheck.launcher.process.process_table import TICKS_A_SECOND, Activity
 from ddpcheck.records.schema import StandingRecord
 
 SECONDS = 150.0

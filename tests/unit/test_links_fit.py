@@ -8,8 +8,7 @@ from random import Random
 
 import pytest
 
-from ddpcheck.links.evaluate import explain
-from ddpcheck.links.hypotheses import Cell, between_nodes, within_nodes
+from ddpcheck.links.evaluate import Cell, between_nodes, explain, within_nodes
 
 Slow = Callable[[int, int], float]
 USUAL = 1e9

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from ddpcheck.launcher.links import rank_command
+from ddpcheck.launcher.rank_tools import rank_command
+from ddpcheck.links.evaluate import is_uneven, judge
 from ddpcheck.links.heat_map import render_links
-from ddpcheck.links.judge import is_uneven, judge
 from ddpcheck.links.model import BETWEEN, WITHIN, AllReduce, Link, LinksReport, Node
 from ddpcheck.links.options import check_seconds, check_tolerance, parse_sizes
 

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from ddpcheck.links.schedule import rounds
+from ddpcheck.links.survey import rounds
 
 
 @pytest.mark.parametrize("count", range(9))

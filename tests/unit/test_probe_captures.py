@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from torch import nn
 from unreadable_tensors import UNREADABLE, wrapper
 
-from ddpcheck.analysis.captured import CapturedTensors
-from ddpcheck.probes import captures
-from ddpcheck.probes.captures import write_capture
+from ddpcheck.analysis.tensor_values import CapturedTensors
+from ddpcheck.probes import tensor_dump
 from ddpcheck.probes.live_compare.snapshot import Moment
+from ddpcheck.probes.tensor_dump import write_capture
 from ddpcheck.records.schema import Of, Stage
 
 KINDS = {
@@ -102,7 +102,7 @@ def test_only_the_user_can_read_it(scene: FakeScene, module: nn.Module, tmp_path
 
 
 def test_the_budget_cuts(scene: FakeScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captures, "BUDGET", 100)
+    monkeypatch.setattr(tensor_dump, "BUDGET", 100)
     module = nn.ParameterList([torch.arange(15.0), torch.arange(20.0).view(4, 5), torch.arange(3.0)])
     name, whole, cut = write_capture(scene, moment(module), [0, 1, 2])
     assert (whole, cut) == ([0], [1])

@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ddpcheck.agent.patches import Patches, calling
-from ddpcheck.agent.timed_loader import timed
+from ddpcheck.agent.tracked_loader import timed
 from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
 from ddpcheck.probes import step_timing
-from ddpcheck.probes.process.device_timing import DeviceClock, clock_for
-from ddpcheck.probes.processor_queue import ProcessorQueue
+from ddpcheck.probes.process.os_counters import ProcessorQueue
+from ddpcheck.probes.process.step_phases import DeviceClock, clock_for
 from ddpcheck.probes.step_timing import ROWS_A_RECORD, ClockProbe
 from ddpcheck.records.schema import ClockRecord, to_line
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from unreadable_tensors import UNREADABLE
 
-from ddpcheck.probes import glimpses
-from ddpcheck.probes.glimpses import READ_AGAIN, WINDOW, WINDOWS, glimpse
+from ddpcheck.probes import write_detection
+from ddpcheck.probes.write_detection import READ_AGAIN, WINDOW, WINDOWS, glimpse
 
 COUNT = READ_AGAIN // 4 + 100
 
@@ -60,5 +60,5 @@ def test_what_is_read_again(gradient: torch.Tensor | None) -> None:
 def test_what_has_no_memory_to_look_at(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], torch.Tensor]
 ) -> None:
-    monkeypatch.setattr(glimpses, "READ_AGAIN", -1)  # they are small
+    monkeypatch.setattr(write_detection, "READ_AGAIN", -1)  # they are small
     assert glimpse(make()) == b""

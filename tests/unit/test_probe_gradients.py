@@ -16,10 +16,10 @@ from torch.testing._internal.two_tensor import TwoTensor
 from ddpcheck.agent.shm_exchange import Board, make_board
 from ddpcheck.probes import gradients
 from ddpcheck.probes.digest import combine, submit
-from ddpcheck.probes.glimpses import READ_AGAIN
 from ddpcheck.probes.gradients import FIRST_STEPS, GradientProbe
-from ddpcheck.probes.sketches import book
+from ddpcheck.probes.sketches import batch
 from ddpcheck.probes.sketches.sketch import sketch
+from ddpcheck.probes.write_detection import READ_AGAIN
 from ddpcheck.records.schema import AppliedRecord, BackwardRecord, to_line
 from ddpcheck.records.sketch_codec import unpack
 from ddpcheck.records.sketch_shares import deal
@@ -133,8 +133,8 @@ class Counted:
             self.submitted += [tensor.data_ptr() for tensor in tensors]
             return real_submit(tensors)
 
-        monkeypatch.setattr(book, "sketch", counting(book.sketch))
-        monkeypatch.setattr(book, "sketch_where_it_lies", counting(book.sketch_where_it_lies))
+        monkeypatch.setattr(batch, "sketch", counting(batch.sketch))
+        monkeypatch.setattr(batch, "sketch_where_it_lies", counting(batch.sketch_where_it_lies))
         monkeypatch.setattr(gradients, "submit", counting_submit)
         monkeypatch.setattr(submit, "submit", counting_submit)
 
@@ -452,14 +452,14 @@ class Behind:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.arrived = False
         self.may_wait = False
-        real = book.SketchBook.sketches
+        real = batch.SketchBook.sketches
 
-        def sketches(of: book.SketchBook) -> dict[int, Any]:
+        def sketches(of: batch.SketchBook) -> dict[int, Any]:
             assert self.arrived or self.may_wait or not of, "the training loop waited for the device"
             return real(of)
 
-        monkeypatch.setattr(book.SketchBook, "ready", lambda _: self.arrived)
-        monkeypatch.setattr(book.SketchBook, "sketches", sketches)
+        monkeypatch.setattr(batch.SketchBook, "ready", lambda _: self.arrived)
+        monkeypatch.setattr(batch.SketchBook, "sketches", sketches)
 
 
 def test_nothing_waits_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,7 @@ import pytest
 import torch
 from fake_scene import FakeScene, Job
 
-from ddpcheck.probes.loss import MOST_PENDING, ROWS_A_RECORD, LossProbe
-from ddpcheck.probes.scalar import read_scalar
+from ddpcheck.probes.loss import MOST_PENDING, ROWS_A_RECORD, LossProbe, read_scalar
 from ddpcheck.records.schema import LossRecord
 
 

@@ -14,8 +14,7 @@ from torch import nn
 from unreadable_tensors import fake, wrapper
 
 from ddpcheck.probes import memory
-from ddpcheck.probes.memory import AT_LEAST_EVERY, FIRST, MemoryProbe
-from ddpcheck.probes.memory_parts import held
+from ddpcheck.probes.memory import AT_LEAST_EVERY, FIRST, MemoryProbe, held
 from ddpcheck.probes.process import device_memory
 from ddpcheck.probes.process.os_counters import Resident, most_resident, reads, resident
 from ddpcheck.records.schema import MemoryPartsRecord, MemoryRecord

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from ddpcheck.probes import page_faults
-from ddpcheck.probes.page_faults import UNKNOWN, PageFaults
+from ddpcheck.probes.process import os_counters
+from ddpcheck.probes.process.os_counters import UNKNOWN, PageFaults
 
 PAGES = 512
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts by thread")
@@ -59,6 +59,6 @@ def test_another_thread_begins_anew() -> None:
 
 
 def test_a_system_that_does_not_count_by_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_faults, "_OF_THIS_THREAD", None)
+    monkeypatch.setattr(os_counters, "_OF_THIS_THREAD", None)
     faults = PageFaults()
     assert [faults.since_last(), faults.since_last()] == [UNKNOWN, UNKNOWN]

@@ -14,8 +14,8 @@ import torch
 from fake_scene import FakeScene, Job
 from torch import nn
 
-from ddpcheck.agent.own_marks import OWN, marked
 from ddpcheck.agent.patches import Patches
+from ddpcheck.agent.rank_context import OWN, marked
 from ddpcheck.config import Config
 from ddpcheck.probes.gradients import GradientProbe
 from ddpcheck.probes.process.profiler_conflict import PROFILERS

@@ -135,7 +135,7 @@ def test_a_smaller_tensor_at_the_same_address_is_not_read_past_its_end() -> None
     """Where the larger one was there may be no memory any more."""
     program = """
 import ctypes, mmap, torch
-from ddpcheck.probes.samples import Sampler
+from ddpcheck.probes.write_detection import Sampler
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p

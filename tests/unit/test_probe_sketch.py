@@ -22,8 +22,7 @@ from unreadable_tensors import UNREADABLE, wrapper
 from ddpcheck.probes.digest.device_copy import DirectCopy
 from ddpcheck.probes.sketches import batch, native
 from ddpcheck.probes.sketches import sketch as by_pieces
-from ddpcheck.probes.sketches.batch import sketch_row
-from ddpcheck.probes.sketches.book import SketchBook
+from ddpcheck.probes.sketches.batch import SketchBook, sketch_row
 from ddpcheck.probes.sketches.native import BlockWeights, Totals, native_kernel
 from ddpcheck.probes.sketches.sketch import Sketch, can_sketch, sketch
 from ddpcheck.records.sketch_signs import BLOCK, LARGEST_WEIGHT, PIECE, signs, weight
@@ -432,8 +431,8 @@ TRITON_SCRIPT = """
 import contextlib, math
 import numpy
 import torch
-from ddpcheck.probes.sketches import device, fused_triton
-from ddpcheck.probes.sketches.weights import BLOCK
+from ddpcheck.probes.sketches import batch, triton_kernel
+from ddpcheck.records.sketch_signs import BLOCK
 
 # The CUDA calls around the launch, stood in for: the interpreter works on CPU memory.
 torch.cuda.device = lambda device: contextlib.nullcontext()
@@ -442,20 +441,20 @@ for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch
     for size in (1, 16 * 1024, 16 * 1024 + 1) + (BLOCK + 5,) * (dtype is torch.float32):
         tensor = torch.randn(size).to(dtype)
         torch.testing.assert_close(
-            device._row_by_kernel(fused_triton, tensor), device.row_by_torch(tensor), rtol=1e-12, atol=1e-9
+            batch._row_by_kernel(triton_kernel, tensor), batch.row_by_torch(tensor), rtol=1e-12, atol=1e-9
         )
 turned = torch.randn(300, 7).t()
 torch.testing.assert_close(
-    device._row_by_kernel(fused_triton, turned), device.row_by_torch(turned), rtol=1e-12, atol=1e-12
+    batch._row_by_kernel(triton_kernel, turned), batch.row_by_torch(turned), rtol=1e-12, atol=1e-12
 )
 numpy.seterr(invalid="ignore")  # the interpreter's own arithmetic
 wrong = torch.ones(40_000)
 wrong[[3, 20_000, 39_999]] = torch.tensor([math.nan, math.inf, -math.inf])
-assert device._row_by_kernel(fused_triton, wrong)[2].item() == 3
-assert device.fused_kernel(torch.device("cpu")) is fused_triton
-device.fused_kernel.cache_clear()
-fused_triton.launch = lambda flat, signs, weights: torch.ones(3, dtype=torch.float64)
-assert device.fused_kernel(torch.device("cpu")) is None
+assert batch._row_by_kernel(triton_kernel, wrong)[2].item() == 3
+assert batch.fused_kernel(torch.device("cpu")) is triton_kernel
+batch.fused_kernel.cache_clear()
+triton_kernel.launch = lambda flat, signs, weights: torch.ones(3, dtype=torch.float64)
+assert batch.fused_kernel(torch.device("cpu")) is None
 """
 
 

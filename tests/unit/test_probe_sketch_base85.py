@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpcheck.probes.sketches.base85 import decode85
+from ddpcheck.records.sketch_codec import decode85
 
 
 @given(st.binary(max_size=300))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddpcheck.probes.whereabouts import Whereabouts
+from ddpcheck.probes.live_compare.store import Whereabouts
 
 RANKS = 6
 

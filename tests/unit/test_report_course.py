@@ -10,8 +10,8 @@ from rich.console import Console
 from sample_measurements import measurements
 from sample_reports import stored
 
-from ddpcheck.analysis.history.result import GradientHistory
 from ddpcheck.analysis.report import Report
+from ddpcheck.analysis.timeseries.model import GradientHistory
 from ddpcheck.reports.terminal.console import Ink
 from ddpcheck.reports.terminal.timeseries import put_course
 from ddpcheck.reports.time_json import time_table

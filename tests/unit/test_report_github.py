@@ -10,10 +10,10 @@ import pytest
 from sample_reports import attacking, stored
 
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.history.result import AgreementHistory
 from ddpcheck.analysis.report import Report
+from ddpcheck.analysis.timeseries.model import AgreementHistory
 from ddpcheck.reports.ci.github import add_summary, workflow_commands
-from ddpcheck.reports.script_line import script_line
+from ddpcheck.reports.finding_text import script_line
 
 HANG = {
     "standings": [

@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 import pytest
 from sample_reports import ATTACK, attacking, of_many_ranks, stored
 
-from ddpcheck.analysis.history.result import AgreementHistory, AgreementStretch, GradientHistory
 from ddpcheck.analysis.report import Report, Verdict
+from ddpcheck.analysis.timeseries.model import AgreementHistory, AgreementStretch, GradientHistory
 from ddpcheck.reports.html.markup import embedded, tag
 from ddpcheck.reports.html.page import to_html
 

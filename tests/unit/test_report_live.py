@@ -11,10 +11,8 @@ from rich.console import Console
 
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.live.state import Agreement, LiveRank, LiveState, Pace
-from ddpcheck.reports.live_panel import HEIGHT, panel_lines
-from ddpcheck.reports.live_text import clock_text
 from ddpcheck.reports.terminal.console import Ink
-from ddpcheck.reports.terminal.live import live_view, standing_out
+from ddpcheck.reports.terminal.live import HEIGHT, clock_text, live_view, panel_lines, standing_out
 
 PARTS = {"data": 1000, "forward": 2000, "backward": 4000, "optimizer": 1000, "other": 0, "wait": 2000}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcheck.reports.spark import spark
+from ddpcheck.reports.terminal.timeseries import spark
 
 
 @pytest.mark.parametrize(

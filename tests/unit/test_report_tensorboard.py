@@ -31,12 +31,11 @@ from ddpcheck.analysis.overlap.model import RankStep
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.analysis.timeseries.model import Course, Figure, LinkMatrix
 from ddpcheck.errors import UsageError
-from ddpcheck.reports.tensorboard.folder import write_tensorboard
+from ddpcheck.formatting import percent_text
+from ddpcheck.reports.tensorboard.folder import is_current, write_tensorboard
 from ddpcheck.reports.tensorboard.link_image import link_image
-from ddpcheck.reports.tensorboard.origin import is_current
 from ddpcheck.reports.tensorboard.tags import SHOWN, safe_name
 from ddpcheck.reports.tensorboard.texts import plain_text, verdict_text
-from ddpcheck.reports.trace_units import percent_text
 
 
 def read(folder: Path) -> EventAccumulator:

@@ -12,10 +12,10 @@ from rich.console import Console
 from test_traces_merged import RANKS, traces
 from trace_builder import all_reduce, described, kernel, write
 
+from ddpcheck.formatting import rate_text, time_text, trace_units_size_text
+from ddpcheck.reports.terminal.timing import bar
 from ddpcheck.reports.terminal.trace import render
-from ddpcheck.reports.trace_bars import bar
 from ddpcheck.reports.trace_json import to_json
-from ddpcheck.reports.trace_units import rate_text, size_text, time_text
 from ddpcheck.traces.analyse import analyse
 from ddpcheck.traces.model import Shares, TraceResult
 from ddpcheck.traces.reader import load
@@ -90,7 +90,7 @@ def test_units() -> None:
         "1.50 s",
         "",
     ]
-    assert [size_text(size) for size in (424, 212_480, 8_196_000, None)] == [
+    assert [trace_units_size_text(size) for size in (424, 212_480, 8_196_000, None)] == [
         "424 B",
         "212.5 kB",
         "8.2 MB",

@@ -12,7 +12,7 @@ from ddpcheck import explanations, rules
 from ddpcheck.rules.registry import RULES
 
 FOLDER = Path(next(iter(rules.__path__)))
-FILES = sorted(path.stem for path in FOLDER.glob("ddp*.py"))
+FILES = sorted(path.stem for path in FOLDER.rglob("ddp*.py"))
 
 
 def test_every_rule_file_is_listed_once() -> None:
@@ -26,7 +26,8 @@ def test_every_code_has_a_page_and_every_page_a_rule() -> None:
 
 def test_a_rule_raises_its_own_code_alone() -> None:
     for name in FILES:
-        source = (FOLDER / f"{name}.py").read_text()
+        [path] = FOLDER.rglob(f"{name}.py")
+        source = path.read_text()
         module = importlib.import_module(f"ddpcheck.rules.{name}")
         assert (module.__doc__ or "").startswith(f"{name.upper()}: ")
         assert set(re.findall(r'finding\(\s*"(DDP\d{3})"', source)) == {name.upper()}

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpcheck.sampling import connections as connections_module
 from ddpcheck.sampling import tcp
-from ddpcheck.sampling.connections import NAMES, Connections
-from ddpcheck.sampling.tcp import Connection, messages, parse, sockets
+from ddpcheck.sampling import tcp as connections_module
+from ddpcheck.sampling.tcp import NAMES, Connection, Connections, messages, parse, sockets
 
 SIZE = 8 << 20
 

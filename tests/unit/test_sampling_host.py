@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.sampling import cpu, interface_facts, interfaces
+from ddpcheck.sampling import host, interfaces
+from ddpcheck.sampling import interfaces as interface_facts
 from ddpcheck.sampling.host import RankProcesses, network_namespace
 from ddpcheck.sampling.infiniband import InfinibandPorts
 
@@ -100,13 +101,13 @@ def test_no_infiniband(tmp_path: Path) -> None:
 
 
 def test_processors_at_work() -> None:
-    share = cpu.Cpu()
+    share = host.Cpu()
     until = time.monotonic() + 0.2
     while time.monotonic() < until:
         pass
     assert 0 < share.read() <= 100
-    facts = cpu.describe()
-    assert 0 < cpu.memory_used() < facts["memory"]
+    facts = host.describe()
+    assert 0 < host.memory_used() < facts["memory"]
     assert facts["cpus"] == os.cpu_count()
 
 

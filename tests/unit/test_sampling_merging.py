@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpcheck.sampling.merging import merged
+from ddpcheck.sampling.sampler import merged
 
 
 def test_totals_are_the_latest_and_gauges_the_worst() -> None:

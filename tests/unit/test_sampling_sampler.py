@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.sampling import cpu, gpu_source, host, infiniband, interface_facts, interfaces, nvml
+from ddpcheck.sampling import gpu_source, host, infiniband, interfaces, nvml
+from ddpcheck.sampling import host as cpu
+from ddpcheck.sampling import interfaces as interface_facts
 from ddpcheck.sampling import sampler as module
 from ddpcheck.sampling.sampler import Sampler
 

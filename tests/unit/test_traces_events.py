@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from ddpcheck.errors import TraceUnreadable
 from ddpcheck.traces.event_filter import Sieve
-from ddpcheck.traces.events import EventReader
-from ddpcheck.traces.thinning import Thinner
+from ddpcheck.traces.events import EventReader, Thinner
 
 NOTHING_DROPPED = Thinner([])
 

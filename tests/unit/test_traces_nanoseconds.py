@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpcheck.traces.nanoseconds import nanoseconds
+from ddpcheck.traces.events import nanoseconds
 
 
 @pytest.mark.parametrize(

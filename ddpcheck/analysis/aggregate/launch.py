@@ -13,7 +13,7 @@ from ddpcheck.analysis.hardware.step_times import Pace
 from ddpcheck.analysis.memory.collector import MemorySeen
 from ddpcheck.analysis.module_key import ModuleKey, module_key
 from ddpcheck.analysis.overlap.collector import Window
-from ddpcheck.analysis.startup.seen import StartupSeen
+from ddpcheck.analysis.startup.timeline import StartupSeen
 from ddpcheck.analysis.timeseries.loss import LossBook
 from ddpcheck.analysis.timing.clock_offsets import ClockOffsets, HostClock
 from ddpcheck.analysis.timing.rank_series import RankClock

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.analysis.captured import CapturedTensors
-from ddpcheck.analysis.tensor_values import element_size, value
+from ddpcheck.analysis.tensor_values import CapturedTensors, element_size, value
 from ddpcheck.errors import RunNotFound
 
 FOLDER = "gradients"

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 
 from ddpcheck.analysis.aggregate.agreement import comparable
 from ddpcheck.analysis.aggregate.pending import RollCall
-from ddpcheck.analysis.allreduce.mean_check import Outcome, can_check, check_parts
+from ddpcheck.analysis.allreduce.mean_check import Compared, Outcome, can_check, check_parts, what_instead
 from ddpcheck.analysis.allreduce.sketch_table import NOTHING, Parts, SketchTable
 from ddpcheck.analysis.module_key import ModuleKey, members
 from ddpcheck.analysis.timeseries.gradients import GradientBook
-from ddpcheck.analysis.wrong_mean import Compared, what_instead
 from ddpcheck.records.schema import BackwardRecord, ModuleRecord
 from ddpcheck.records.sketch_shares import shares
 

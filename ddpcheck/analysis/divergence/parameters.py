@@ -5,16 +5,56 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of
+from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of, odd_ranks
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.divergence.gradients import SYNCED, gradient_divergence
 from ddpcheck.analysis.divergence.optimizers import held_places
 from ddpcheck.analysis.evidence import differing_places, tensor_rows
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.analysis.step_blame import blame_for_a_step
 from ddpcheck.formatting import name_ranks
-from ddpcheck.probes.writes import BEFORE_FORWARD
-from ddpcheck.records.schema import DigestRecord, Of, Stage
+from ddpcheck.records.schema import AppliedRecord, DigestRecord, Of, Stage, WriteWindow
+
+
+def blame_for_a_step(attempt: Attempt, module: ModuleKey, root: Disagreement) -> tuple[str, tuple[int, ...]]:
+    """In words, and the ranks; all of them where nothing tells who is right."""
+    return _by_backwards(attempt, module, root) or _by_majority(root)
+
+
+def _by_backwards(
+    attempt: Attempt, module: ModuleKey, root: Disagreement
+) -> tuple[str, tuple[int, ...]] | None:
+    """All ranks reduce together. Who applies more reductions at once has left a step out; who applies none
+    has taken one too many."""
+    applied = attempt.agreement.tally(module, Stage.APPLIED, Of.GRADIENTS).first
+    if applied is None or (applied.moment.step, applied.moment.optimizer) != (
+        root.moment.step,
+        root.moment.optimizer,
+    ):
+        return None
+    reduced = {
+        r: record.synced for r, record in applied.sightings.items() if isinstance(record, AppliedRecord)
+    }
+    fewest = min(reduced.values())
+    if fewest == max(reduced.values()):
+        return None
+    ranks = tuple(
+        sorted(r for r, count in reduced.items() if (count == 0 if fewest == 0 else count > fewest))
+    )
+    return f"a step was {'added' if fewest == 0 else 'left out'} on {name_ranks(ranks)}", ranks
+
+
+def _by_majority(root: Disagreement) -> tuple[str, tuple[int, ...]]:
+    forwards = {rank: record.forward or 0 for rank, record in root.sightings.items()}
+    groups = groups_of({rank: str(count) for rank, count in forwards.items()})
+    odd = odd_ranks([ranks for _, ranks in groups])
+    behind = tuple(rank for rank in odd if forwards[rank] > min(forwards.values()))
+    ahead = tuple(rank for rank in odd if forwards[rank] < max(forwards.values()))
+    if len(odd) < len(forwards) and behind and not ahead:
+        return f"a step was left out on {name_ranks(behind)}", odd
+    if len(odd) < len(forwards) and ahead and not behind:
+        return f"a step was added on {name_ranks(ahead)}", odd
+    return f"a step was left out on {name_ranks(behind)}, or added on {name_ranks(ahead)}", odd
+
 
 # In the name of torch's optimizer that keeps on each rank the state of other parameters.
 SHARDED = "ZeroRedundancy"
@@ -121,7 +161,7 @@ def _rewritten(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Dive
 def _when(attempt: Attempt, root: Disagreement) -> str:
     module = root.moment.module
     seen: set[str] = {rank.writes[module] for rank in _ranks(attempt, module) if module in rank.writes}
-    if len(seen) == 1 and seen != {BEFORE_FORWARD}:
+    if len(seen) == 1 and seen != {WriteWindow.BEFORE_FORWARD}:
         return seen.pop()
     return "between two steps" if root.moment.step > 0 else "between wrapping and the first step"
 

@@ -2,14 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ddpcheck.analysis.hardware.facts import InterfaceFacts
-from ddpcheck.analysis.hardware.gpu_table import gpu_row
-from ddpcheck.analysis.hardware.samples import MOST_DRAWN, NodeSamples
-from ddpcheck.analysis.hardware.series import series_of
+from ddpcheck.analysis.hardware.facts import GpuFacts, InterfaceFacts
+from ddpcheck.analysis.hardware.samples import MOST_DRAWN, NodeSamples, series_of
+from ddpcheck.analysis.hardware.statistics import Gpu, GpuTally
+
+# Samples of a GPU at work before its PCIe generation is judged: the link takes a moment to wake up.
+_FEWEST_AT_WORK = 4
+
+
+def remarks_on(facts: GpuFacts, tally: GpuTally) -> list[str]:
+    """In words, without the GPU's name; most GPUs have none."""
+    lost = [f"lost ({tally.lost})"] if tally.lost else []
+    held = [f"{reason} in {100 * share:.0f} % of the samples" for reason, share in tally.throttling().items()]
+    cut = [f"cut in {len(facts.mig)} MIG slices"] if facts.mig else []
+    return lost + held + _memory_errors(tally) + _narrow(facts, tally) + cut
+
+
+def _memory_errors(tally: GpuTally) -> list[str]:
+    """Only those that came while the job ran."""
+    kinds = zip(("corrected", "uncorrected"), tally.last.ecc, strict=False)
+    return [f"{count} {kind} memory error{'s' if count > 1 else ''}" for kind, count in kinds if count]
+
+
+def _narrow(facts: GpuFacts, tally: GpuTally) -> list[str]:
+    if len(facts.pcie) != 2:
+        return []
+    generation, width = facts.pcie
+    found = []
+    if len(tally.last.pcie_link) == 2 and tally.last.pcie_link[1] < width:
+        # The generation sinks when the link is idle; the width does not.
+        found.append(f"PCIe runs x{tally.last.pcie_link[1]} of x{width}")
+    if tally.at_work >= _FEWEST_AT_WORK and tally.generation < generation:
+        found.append(f"PCIe runs at generation {tally.generation} of {generation} under load")
+    return found
+
+
+def gpu_row(facts: GpuFacts, tally: GpuTally, ranks: Mapping[int, str]) -> dict[str, Any]:
+    """`ranks`: by process id."""
+    last = tally.last
+    return {
+        "index": facts.index,
+        "name": facts.name,
+        "uuid": facts.uuid,
+        "bus": facts.bus,
+        "memory": {"total": facts.memory, "most": tally.memory},
+        "busy": tally.busy.row(),
+        "memory_busy": tally.memory_busy.row(),
+        "clock": {
+            "highest": facts.clock,
+            "mean": None if (clock := tally.clock.row()) is None else clock["mean"],
+            "lowest_seen": tally.lowest_clock,
+            "memory_lowest_seen": tally.lowest_memory_clock,
+        },
+        "throttled": tally.throttling(),
+        "temperature": tally.temperature,
+        "power_watts": None if tally.power is None else round(tally.power / 1000, 2),
+        "ecc": {"corrected": last.ecc[0], "uncorrected": last.ecc[1]} if len(last.ecc) == 2 else None,
+        "nvlinks": len(facts.nvlinks),
+        "nvlink": _moved(last.nvlink),
+        "nvlink_by_link": _by_link(facts, last),
+        "pcie": _moved(last.pcie),
+        "pcie_link": {
+            "most": _link(facts.pcie),
+            "now": _link(last.pcie_link),
+            "generation_at_work": tally.generation or None,
+        },
+        "processes": [
+            {
+                "pid": pid,
+                "rank": int(rank) if (rank := ranks.get(pid, "")).isdecimal() else None,
+                "most": most,
+            }
+            for pid, most in sorted(tally.processes.items())
+        ],
+        "mig": [
+            {"uuid": uuid, "memory": memory, "most": tally.mig[place] if place < len(tally.mig) else None}
+            for place, (uuid, memory) in enumerate(facts.mig)
+        ],
+        "unsupported": list(facts.unsupported),
+        "lost": tally.lost,
+        "remarks": remarks_on(facts, tally),
+    }
+
+
+def _by_link(facts: GpuFacts, last: Gpu) -> list[dict[str, int]]:
+    if len(facts.nvlinks) != len(last.links):
+        return []
+    return [
+        {"link": link, "sent": sent, "received": received}
+        for link, (sent, received) in zip(facts.nvlinks, last.links, strict=True)
+    ]
+
+
+def _link(numbers: tuple[int, ...]) -> dict[str, int] | None:
+    return {"generation": numbers[0], "width": numbers[1]} if len(numbers) == 2 else None
+
+
+def _moved(pair: tuple[int, int] | None) -> dict[str, int] | None:
+    return None if pair is None else {"sent": pair[0], "received": pair[1]}
 
 
 def hardware_table(nodes: Sequence[NodeSamples]) -> dict[str, Any]:

@@ -1,68 +1,103 @@
-"""Does memory grow without end? Only growth that is steady, large and not slowing down counts.
-
-Memory of a healthy job grows too: in the first steps, as libraries load and allocators learn the sizes, and
-later in jumps, or ever more slowly, as longer inputs come by. What is asked of a leak is that eight stretches of
-the job, after its warm-up, each hold clearly more than the one before, the later ones as much as the earlier.
-"""
+"""What an option would spare each rank, in bytes, reckoned from what its tensors hold."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from statistics import median_low
 
-from ddpcheck.analysis.timeseries.series import Series
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.memory.collector import RankMemory
 
-LEAST_STEPS = 60
-# Left out at the beginning: this share, and no fewer than this many steps.
-WARM_UP_SHARE, WARM_UP_STEPS = 0.2, 10
-STRETCHES = 8
-LEAST_TOTAL = 64 << 20
-LEAST_SHARE = 0.05
-LEAST_A_STEP = 4 << 10
-# Each stretch must add this share of what stretches add on average, and the second half of the first's.
-STEADY = 0.25
-NOT_SLOWING = 0.6
+LEAST_STEPS = 20
+UNEVENNESS_LEAST_SHARE = 0.25
+# A device that is full ends the job; the host's memory is shared, and one rank often has more to do there.
+LEAST_ON_DEVICE, LEAST_ON_HOST = 256 << 20, 512 << 20
+
+PARTS = ("parameters", "gradients", "buckets", "state", "buffers")
 
 
 @dataclass(frozen=True)
-class Growth:
-    """From one step to another."""
+class Uneven:
+    """A rank that holds more than the others do."""
 
-    first_step: int
-    last_step: int
-    first: int
-    last: int
-
-    @property
-    def total(self) -> int:
-        return self.last - self.first
-
-    @property
-    def per_step(self) -> float:
-        return self.total / (self.last_step - self.first_step)
+    rank: int
+    level: int
+    usual: int
+    # The part that differs most, where one accounts for most of it.
+    part: str
 
 
-def growth_of(series: Series) -> Growth | None:
-    """None where it is not sure."""
-    if not len(series) or series.steps[-1] + 1 < LEAST_STEPS:
-        return None
-    end = series.steps[-1]
-    begin = max(WARM_UP_STEPS, WARM_UP_SHARE * (end + 1))
-    width = (end - begin) / STRETCHES
-    levels = [
-        series.median(begin + number * width, begin + (number + 1) * width) for number in range(STRETCHES)
+def uneven_ranks(ranks: Mapping[int, RankMemory], sharded: bool) -> list[Uneven]:
+    """`sharded`: optimizer state is dealt out to the ranks, and rightly differs."""
+    settled = {rank: memory for rank, memory in ranks.items() if memory.steps >= LEAST_STEPS}
+    if len(settled) < 2 or len(settled) < len(ranks) or len({m.on_device for m in settled.values()}) > 1:
+        return []
+    levels = {rank: _level(memory, sharded) for rank, memory in settled.items()}
+    usual = median_low(levels.values())
+    least = LEAST_ON_DEVICE if next(iter(settled.values())).on_device else LEAST_ON_HOST
+    bound = usual + max(least, UNEVENNESS_LEAST_SHARE * usual)
+    return [
+        Uneven(rank, level, usual, _part(settled, rank, level - usual))
+        for rank, level in sorted(levels.items())
+        if level >= bound
     ]
-    if not _steady(levels):
-        return None
-    first, last = begin + width / 2, end - width / 2
-    growth = Growth(round(first), round(last), round(levels[0]), round(levels[-1]))
-    enough = growth.total >= max(LEAST_TOTAL, LEAST_SHARE * levels[0]) and growth.per_step >= LEAST_A_STEP
-    return growth if enough else None
 
 
-def _steady(levels: list[float]) -> bool:
-    added = [after - before for before, after in pairwise(levels)]
-    mean = sum(added) / len(added)
-    half = len(added) // 2
-    earlier, later = sum(added[:half]) / half, sum(added[-half:]) / half
-    return mean > 0 and min(added) >= STEADY * mean and later >= NOT_SLOWING * earlier
+def _level(memory: RankMemory, sharded: bool) -> int:
+    return memory.level - (memory.part("state") if sharded else 0)
+
+
+def _part(ranks: Mapping[int, RankMemory], odd: int, excess: int) -> str:
+    for name in PARTS:
+        usual = median_low(memory.part(name) for memory in ranks.values())
+        if ranks[odd].part(name) - usual > excess / 2:
+            return "optimizer state" if name == "state" else name
+    return ""
+
+
+_ZERO = "ZeroRedundancyOptimizer"
+
+
+def sharded(attempt: Attempt) -> bool:
+    """By its class: state that happens to differ would look the same in the records."""
+    return any(record.name == _ZERO for rank in attempt.ranks.values() for record in rank.optimizers.values())
+
+
+# Less than this, or than this share of what the rank holds, is not worth a word.
+LEAST = 64 << 20
+LEAST_SHARE = 0.05
+# Gradients count as kept if most of them were still there when the next backward began.
+MOST_KEPT = 0.5
+
+
+@dataclass(frozen=True)
+class Saving:
+    """One option."""
+
+    option: str
+    bytes: int
+    how: str
+
+
+def savings_of(memory: RankMemory, group_size: int, sharded: bool, hooked: bool) -> list[Saving]:
+    """The largest first; none that is not worth a word. `hooked`: somebody else handles the gradients."""
+    gradients, buckets, state = memory.part("gradients"), memory.part("buckets"), memory.part("state")
+    found = []
+    if not memory.views and group_size > 1 and not hooked:
+        size = min(gradients, buckets)
+        how = "gradients lie in DDP's buckets instead of beside them"
+        found.append(Saving("gradient_as_bucket_view=True", size, how))
+    kept = memory.part("kept")
+    if kept >= MOST_KEPT * gradients:
+        how = (
+            "zero_grad(set_to_none=True), before the forward, frees the gradients while activations are there"
+        )
+        found.append(Saving("set_to_none=True", kept, how))
+    if not sharded and group_size > 1:
+        size = state - state // group_size
+        found.append(
+            Saving("ZeroRedundancyOptimizer", size, f"each of {group_size} ranks keeps a share of the state")
+        )
+    least = max(LEAST, LEAST_SHARE * memory.most)
+    return sorted((saving for saving in found if saving.bytes >= least), key=lambda saving: -saving.bytes)

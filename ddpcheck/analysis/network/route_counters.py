@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ddpcheck.analysis.hardware.sample import Sample
+from ddpcheck.analysis.hardware.statistics import Sample
 from ddpcheck.analysis.network.model import Stretch
 
 MOST_STRETCHES = 128
@@ -13,7 +13,7 @@ _MICRO = 1e-6
 
 @dataclass
 class RouteTally:
-    """Between the first and the last sample that told of it. Columns are those of `ddpcheck.sampling.connections`."""
+    """Between the first and the last sample that told of it. Columns are those of `ddpcheck.sampling.tcp`."""
 
     began: float
     first: tuple[int, ...]

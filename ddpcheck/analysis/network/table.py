@@ -7,9 +7,8 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from ddpcheck.analysis.links.cost import cost_of
 from ddpcheck.analysis.network.connections import Links
-from ddpcheck.analysis.network.model import Link, SlowLink
+from ddpcheck.analysis.network.model import Link, SlowLink, cost_of
 from ddpcheck.analysis.network.slow_link import carrying
 from ddpcheck.analysis.timing.model import TimeTable
 

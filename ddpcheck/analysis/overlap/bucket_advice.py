@@ -8,10 +8,7 @@ from statistics import median, stdev
 
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.analysis.overlap.bucket_layout import Bucket, Gradient, laid_out
-from ddpcheck.analysis.overlap.gloo_link import GlooLink
-from ddpcheck.analysis.overlap.link import Link
-from ddpcheck.analysis.overlap.link_model import Seen, fitted
+from ddpcheck.analysis.overlap.link_model import Bucket, GlooLink, Gradient, Link, Seen, fitted, laid_out
 from ddpcheck.analysis.overlap.model import BucketAdvice, BucketOverlap, Layout
 from ddpcheck.records.schema import ReadyRecord
 

@@ -6,8 +6,15 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from ddpcheck.analysis.aggregate.launch import Attempt
-from ddpcheck.analysis.startup.by_node import NodeReads, reads_by_node, told_by_node
-from ddpcheck.analysis.startup.scenario import readers_of, repeated_bytes, scenario_of, told
+from ddpcheck.analysis.startup.scenario import (
+    NodeReads,
+    readers_of,
+    reads_by_node,
+    repeated_bytes,
+    scenario_of,
+    told,
+    told_by_node,
+)
 from ddpcheck.analysis.startup.timeline import RankTimeline, timeline
 from ddpcheck.records.schema import Of, Stage
 

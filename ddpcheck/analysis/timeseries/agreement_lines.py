@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.aggregate.launch import Attempt
-from ddpcheck.analysis.course.naming import module_label, modules_shown
-from ddpcheck.analysis.course.thinning import line, there
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.timeseries.agreement import AgreementBook
+from ddpcheck.analysis.timeseries.history import MOST_MODULES
 from ddpcheck.analysis.timeseries.model import Figure, Line
+from ddpcheck.analysis.timeseries.series import line, there
+
+
+def modules_shown(attempt: Attempt) -> list[ModuleKey]:
+    return attempt.modules()[:MOST_MODULES]
+
+
+def module_label(attempt: Attempt, module: ModuleKey) -> str:
+    """Nothing where there is but one."""
+    modules = attempt.modules()
+    return f"module {modules.index(module)}" if len(modules) > 1 else ""
 
 
 def job_agreement(attempt: Attempt, room: int) -> tuple[Line, ...]:

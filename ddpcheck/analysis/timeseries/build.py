@@ -2,29 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 
 from ddpcheck.analysis.aggregate.launch import Attempt
-from ddpcheck.analysis.course.gradient_lines import job_gradients, rank_gradients
-from ddpcheck.analysis.course.loss_lines import job_loss, rank_loss
-from ddpcheck.analysis.course.memory_lines import rank_memory
-from ddpcheck.analysis.course.overlap_lines import job_overlap, rank_overlap
-from ddpcheck.analysis.course.spread import spread_of
-from ddpcheck.analysis.course.thinning import room_for
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.hardware.samples import MOST_DRAWN, NodeSamples
 from ddpcheck.analysis.hardware.step_times import StepLine
-from ddpcheck.analysis.history.result import GradientHistory
 from ddpcheck.analysis.network.connections import Links
 from ddpcheck.analysis.overlap.model import Overlap
 from ddpcheck.analysis.timeseries.agreement_lines import job_agreement, rank_agreement
 from ddpcheck.analysis.timeseries.histograms import gradient_histograms
 from ddpcheck.analysis.timeseries.history import gradient_history
-from ddpcheck.analysis.timeseries.lines import Shortest, job_time, rank_time, shortest_waits
+from ddpcheck.analysis.timeseries.lines import (
+    Shortest,
+    job_gradients,
+    job_loss,
+    job_overlap,
+    job_time,
+    rank_gradients,
+    rank_loss,
+    rank_memory,
+    rank_overlap,
+    rank_time,
+    shortest_waits,
+)
 from ddpcheck.analysis.timeseries.links import link_matrices
-from ddpcheck.analysis.timeseries.model import Course, Line
+from ddpcheck.analysis.timeseries.model import Course, Figure, GradientHistory, Line
 from ddpcheck.analysis.timeseries.nodes import job_nodes, rank_gpus
+from ddpcheck.analysis.timeseries.series import room_for
+
+LEAST, MEDIAN, MOST = "least", "median", "most"
+Key = tuple[Figure, str]
+Pick = Callable[[list[float]], float]
+
+
+def spread_of(ranks: Iterable[tuple[Line, ...]]) -> Mapping[str, tuple[Line, ...]]:
+    """Of each figure that ranks have."""
+    gathered: dict[Key, dict[int, list[float]]] = {}
+    for lines in ranks:
+        for each in lines:
+            by_step = gathered.setdefault((each.figure, each.of), {})
+            for step, value in zip(each.steps, each.values, strict=True):
+                by_step.setdefault(step, []).append(value)
+    picks: dict[str, Pick] = {LEAST: min, MEDIAN: median, MOST: max}
+    return {name: tuple(_line(key, gathered[key], pick) for key in gathered) for name, pick in picks.items()}
+
+
+def _line(key: Key, by_step: Mapping[int, list[float]], pick: Pick) -> Line:
+    steps = sorted(by_step)
+    return Line(key[0], steps, [pick(by_step[step]) for step in steps], key[1])
+
 
 # With more ranks than this nobody finds anything in a chart of them all.
 MOST_RANKS = 64

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpcheck.analysis.allreduce.saved_gradients import Saved, saved_files
-from ddpcheck.analysis.captured import CapturedTensors
+from ddpcheck.analysis.tensor_values import CapturedTensors
 from ddpcheck.analysis.timeseries.model import Histogram
 
 if TYPE_CHECKING:

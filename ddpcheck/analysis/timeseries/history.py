@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ddpcheck.analysis.aggregate.launch import Attempt
-from ddpcheck.analysis.history.result import AgreementHistory, GradientHistory
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.timeseries.gradients import OFF_MEAN, REDUCED, GradientBook
+from ddpcheck.analysis.timeseries.model import AgreementHistory, GradientHistory
 from ddpcheck.records.schema import OptimizerRecord
 
 MOST_MODULES = 8

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ddpcheck.analysis.course.thinning import line, there
-from ddpcheck.analysis.hardware.sample import Gpu, Sample
-from ddpcheck.analysis.hardware.samples import NodeSamples
-from ddpcheck.analysis.hardware.series import rates_of
+from ddpcheck.analysis.hardware.samples import NodeSamples, rates_of
+from ddpcheck.analysis.hardware.statistics import Gpu, Sample
 from ddpcheck.analysis.hardware.step_times import StepLine
 from ddpcheck.analysis.timeseries.model import Figure, Line
+from ddpcheck.analysis.timeseries.series import line, there
 
 Totals = Callable[[Sample], tuple[int, ...]]
 

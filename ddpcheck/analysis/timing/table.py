@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import mean, median
 
-from ddpcheck.analysis.step_time.refaults import refaults_in
 from ddpcheck.analysis.timing.aligned import Together, bring_together
 from ddpcheck.analysis.timing.model import CrossCheck, RankTime, Scaling, Spent, TimeTable
 from ddpcheck.analysis.timing.rank_series import PARTS, RankClock
-from ddpcheck.analysis.timing.straggler import straggler_in
+from ddpcheck.analysis.timing.straggler import refaults_in, straggler_in
 
 COMPUTE = ("forward", "backward", "optimizer")
 # Points of each rank's course, and of all ranks together.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.units import seconds_text
 from ddpcheck.doctor.context import Scene
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
+from ddpcheck.formatting import seconds_text
 
 NAME = "clocks"
 # Hosts that ask a time server agree to some milliseconds.

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpcheck.analysis.hardware.statistics import THROTTLING
-from ddpcheck.analysis.units import size_text
 from ddpcheck.doctor.context import Scene
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
+from ddpcheck.formatting import size_text
 
 NAME = "GPUs"
 # An idle driver holds some memory, and so does a display.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpcheck.analysis.units import size_text
 from ddpcheck.doctor.context import Scene
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
+from ddpcheck.formatting import size_text
 
 NAME = "limits"
 _FEW_FILES, _SOME_FILES = 1024, 4096

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.units import size_text
 from ddpcheck.doctor.context import Scene
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
+from ddpcheck.formatting import size_text
 
 NAME = "shared memory"
 _LITTLE = 256 << 20

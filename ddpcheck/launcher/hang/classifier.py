@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ddpcheck.analysis.hang.stacks import Kind, in_debugger, wait_of
-from ddpcheck.launcher.activity import TICKS_A_SECOND, Activity
+from ddpcheck.launcher.process.process_table import TICKS_A_SECOND, Activity
 from ddpcheck.records.schema import StandingRecord
 
 # A thread that waits uses no processor at all; a tick may be charged to it for what it did just before.

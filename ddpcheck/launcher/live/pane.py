@@ -2,16 +2,115 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from ddpcheck.launcher.live.terminal import Terminal
-from ddpcheck.launcher.reserved_rows import give_back, give_back_anywhere, let_go, reserve, rewrite
-from ddpcheck.launcher.terminal_guard import TerminalGuard
+
+_SAVE, _RESTORE = "\x1b7", "\x1b8"
+# Off with whatever the job has set that would bend our text; restoring the cursor brings all of it back. The first
+# of these moves the cursor.
+_PLAIN = "\x1b[?6l\x1b(B\x0f\x1b[m"
+_WHOLE_SCREEN = "\x1b[r"
+_ERASE_REST = "\x1b[J"
+_ERASE_LINES_BELOW = f"\x1b[m\x1b[B\r{_ERASE_REST}"
+_ERASE_LINE = "\x1b[K"
+# In a terminal that has become narrower without our knowing, a line that wraps would make the screen scroll.
+_CUT_LINES, _WRAP_LINES = "\x1b[?7l", "\x1b[?7h"
+# One row down, scrolling where that is the last one; unlike a newline it stays in its column.
+_DOWN = "\x1bD"
+
+
+def reserve(rows: int, lines: Sequence[str]) -> bytes:
+    """Take the last rows of a terminal of `rows` rows and write `lines` there.
+
+    The line the cursor is on moves up if it has to. What stood below it is erased: nothing, or our own lines at
+    the place where a terminal of another size had them.
+    """
+    count = len(lines)
+    make_room = f"{_SAVE}{_WHOLE_SCREEN}{_RESTORE}{_DOWN * count}\x1b[{count}A"
+    region = f"{_SAVE}{_ERASE_LINES_BELOW}{_PLAIN}\x1b[1;{rows - count}r"
+    return f"{make_room}{region}{_written(rows, lines)}{_RESTORE}".encode()
+
+
+def rewrite(rows: int, lines: Sequence[str]) -> bytes:
+    """Write `lines` anew."""
+    return f"{_SAVE}{_PLAIN}{_written(rows, lines)}{_RESTORE}".encode()
+
+
+def give_back(rows: int, count: int) -> bytes:
+    """Erase our rows and let the whole screen scroll again."""
+    return f"{_SAVE}{_PLAIN}{_WHOLE_SCREEN}\x1b[{rows - count + 1};1H{_ERASE_REST}{_RESTORE}".encode()
+
+
+def give_back_anywhere() -> bytes:
+    """The same in a terminal whose size has changed since: our lines are somewhere below the cursor's."""
+    below = f"{_DOWN}\x1b[A{_SAVE}{_ERASE_LINES_BELOW}{_RESTORE}"
+    return f"{_SAVE}{_WHOLE_SCREEN}{_RESTORE}{below}".encode()
+
+
+def let_go() -> bytes:
+    """Let the whole screen scroll again and erase nothing: a program has taken the screen for itself."""
+    return f"{_SAVE}{_WHOLE_SCREEN}{_RESTORE}".encode()
+
+
+def _written(rows: int, lines: Sequence[str]) -> str:
+    first = rows - len(lines) + 1
+    drawn = "".join(f"\x1b[{first + place};1H{line}\x1b[m{_ERASE_LINE}" for place, line in enumerate(lines))
+    return f"{_CUT_LINES}{drawn}{_WRAP_LINES}"
+
+
+# It ends when told so; at the end of its standard input ddpcheck has gone without a word.
+_WAIT = """
+import os, sys
+if not os.read(0, 1):
+    rows = os.get_terminal_size(1).lines
+    first = max(1, rows - int(sys.argv[1]) + 1)
+    os.write(1, f"\\x1b7\\x1b[?6l\\x1b[r\\x1b[{first};1H\\x1b[J\\x1b8".encode())
+"""
+
+
+class TerminalGuard:
+    """One small process, in a session of its own so that what kills the job's group does not kill it."""
+
+    def __init__(self, terminal: int, rows: int) -> None:
+        read_end, self._lifeline = os.pipe()
+        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            self._pid = os.posix_spawn(
+                sys.executable,
+                # No site, no environment: nothing of the user's, and nothing of ddpcheck's, runs in it.
+                [sys.executable, "-I", "-S", "-c", _WAIT, str(rows)],
+                {},
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, read_end, 0),
+                    (os.POSIX_SPAWN_DUP2, terminal, 1),
+                    (os.POSIX_SPAWN_DUP2, null, 2),
+                ],
+                setsid=True,
+                setsigmask=signal.valid_signals(),
+            )
+        except BaseException:
+            os.close(self._lifeline)
+            raise
+        finally:
+            os.close(read_end)
+            os.close(null)
+
+    def dismiss(self) -> None:
+        """All is given back; there is nothing left to guard."""
+        with contextlib.suppress(OSError):
+            os.write(self._lifeline, b".")
+        os.close(self._lifeline)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
 
 # Smaller terminals belong to the job alone.
 LEAST_ROWS = 12

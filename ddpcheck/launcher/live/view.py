@@ -24,7 +24,7 @@ class LiveShow:
     def __init__(self, run: Run, name: str, pane: LivePane) -> None:
         from rich.console import Console
 
-        from ddpcheck.reports.live_panel import panel_lines
+        from ddpcheck.reports.terminal.live import panel_lines
 
         self.pane = pane
         self._tracker = LiveTracker(run, name, time.monotonic())
@@ -61,7 +61,7 @@ def live_show(run: Run, name: str, asked: bool | None, quiet: bool) -> Iterator[
 
 
 def _pane() -> LivePane | None:
-    from ddpcheck.reports.live_panel import HEIGHT
+    from ddpcheck.reports.terminal.live import HEIGHT
 
     try:
         terminal = Terminal()

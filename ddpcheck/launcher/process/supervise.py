@@ -12,8 +12,7 @@ from typing import Protocol
 from ddpcheck.launcher.process.command import ExitStatus, start
 from ddpcheck.launcher.process.orphans import PATIENCE_SECONDS, Leftovers, Orphans, adopt_orphans, signal_all
 from ddpcheck.launcher.process.process_table import descendants
-from ddpcheck.launcher.process.signals import SignalInbox, signal_name, stop_self
-from ddpcheck.launcher.witness import Witness
+from ddpcheck.launcher.process.signals import SignalInbox, Witness, signal_name, stop_self
 from ddpcheck.records.node_log import NodeLog
 
 STOP_SECONDS = 10.0  # between SIGTERM and SIGKILL when ddpcheck stops the job

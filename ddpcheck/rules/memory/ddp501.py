@@ -6,12 +6,9 @@ from collections.abc import Mapping
 
 from ddpcheck.analysis.context import Case
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.memory.checks import Growth
-from ddpcheck.analysis.memory.collector import RankMemory
-from ddpcheck.analysis.memory.unevenness import uneven_ranks
-from ddpcheck.analysis.sharding import sharded
-from ddpcheck.analysis.units import size_text
-from ddpcheck.formatting import name_ranks
+from ddpcheck.analysis.memory.checks import sharded, uneven_ranks
+from ddpcheck.analysis.memory.collector import Growth, RankMemory
+from ddpcheck.formatting import name_ranks, size_text
 
 LEAST_ELSEWHERE = 64 << 20
 MOST_TOLD = 16

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from ddpcheck.analysis.context import Case
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.memory.savings import savings_of
-from ddpcheck.analysis.sharding import sharded
-from ddpcheck.analysis.units import size_text
+from ddpcheck.analysis.memory.checks import savings_of, sharded
+from ddpcheck.formatting import size_text
 
 
 def find(case: Case) -> list[Finding]:

@@ -7,9 +7,8 @@ from typing import Any
 from ddpcheck.analysis.context import Case
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.hardware.throttling import HeldDown, held_down
-from ddpcheck.analysis.step_time.refaults import KEEPS_MEMORY
 from ddpcheck.analysis.timing.model import Straggler, TimeTable
-from ddpcheck.analysis.timing.straggler import faults_memory_in, lacks_processors
+from ddpcheck.analysis.timing.straggler import KEEPS_MEMORY, faults_memory_in, lacks_processors
 from ddpcheck.formatting import name_ranks
 
 MOST_TOLD = 16

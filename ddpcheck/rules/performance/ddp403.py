@@ -6,10 +6,9 @@ from typing import Any
 
 from ddpcheck.analysis.context import Case
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.links.cost import Cost, cost_of
 from ddpcheck.analysis.network.infiniband import SlowPort
-from ddpcheck.analysis.network.model import Link, SlowLink
-from ddpcheck.analysis.units import megabits_text
+from ddpcheck.analysis.network.model import Cost, Link, SlowLink, cost_of
+from ddpcheck.formatting import megabits_text
 
 # Of a step: below, nobody would notice the link.
 LEAST_SHARE = 0.05

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from ddpcheck.analysis.history.result import AgreementHistory, AgreementStretch
+from ddpcheck.analysis.timeseries.model import AgreementHistory, AgreementStretch
 from ddpcheck.formatting import name_ranks, rank_ranges
 from ddpcheck.reports.html.chart import chart
+from ddpcheck.reports.html.context import Material
 from ddpcheck.reports.html.markup import Html, joined, table, tag
-from ddpcheck.reports.html.material import Material
 
 _MOST_ROWS = 200
 _KEY = (

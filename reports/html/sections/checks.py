@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ddpcheck.reports.html.context import Material
 from ddpcheck.reports.html.markup import Html, table, tag
-from ddpcheck.reports.html.material import Material
 
 
 def section(made: Material) -> Html | None:

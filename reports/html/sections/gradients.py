@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.history.result import GradientHistory
-from ddpcheck.reports.html.chart import chart
+from ddpcheck.analysis.timeseries.model import GradientHistory
+from ddpcheck.reports.html.chart import chart, series_table
+from ddpcheck.reports.html.context import Material
 from ddpcheck.reports.html.markup import Html, joined
-from ddpcheck.reports.html.material import Material
-from ddpcheck.reports.html.series_table import series_table
 
 _FIRST_CHOSEN = 4
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddpcheck.reports.html.chart import chart
+from ddpcheck.reports.html.chart import chart, series_table
+from ddpcheck.reports.html.context import Material
 from ddpcheck.reports.html.markup import Html, joined
-from ddpcheck.reports.html.material import Material
-from ddpcheck.reports.html.series_table import series_table
 from ddpcheck.reports.html.table import folded_table
 
 _FIRST_CHOSEN = 4

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ddpcheck.analysis.report import Attempt, RankSummary
 from ddpcheck.formatting import rank_ranges
+from ddpcheck.reports.html.context import Material
 from ddpcheck.reports.html.markup import Html, joined, table, tag
-from ddpcheck.reports.html.material import Material
 from ddpcheck.reports.terminal.ranks import rank_groups, standing
 from ddpcheck.reports.verdict import counted
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from ddpcheck.formatting import name_ranks
 from ddpcheck.reports.html.chart import chart
-from ddpcheck.reports.html.few_ranks import Row, pages
+from ddpcheck.reports.html.context import Material
 from ddpcheck.reports.html.markup import Html, joined, table, tag
-from ddpcheck.reports.html.material import Material
+from ddpcheck.reports.html.table import Row, pages
 
 # Of a step: what a rank takes longer shows in the darkest colour from here on. Less is no delay worth a look.
 _DARKEST = 0.05

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
+from ddpcheck.reports.html.context import Material
 from ddpcheck.reports.html.markup import Html, joined, tag
-from ddpcheck.reports.html.material import Material
 from ddpcheck.reports.verdict import counted, verdict_sentence
 
 

@@ -10,7 +10,100 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ddpcheck.probes.step_clock import BACKWARD, BUFFERS, FINISH, FORWARD, OPTIMIZER, PARTS
+# What begins and ends. Buffers are synchronised inside a forward, a reduction is finished inside a backward.
+DATA, FORWARD, BUFFERS, BACKWARD, FINISH, OPTIMIZER = range(6)
+PARTS = 6
+
+
+class Row(NamedTuple):
+    """One optimizer step, in microseconds; `total` is without the time that ddpcheck itself took."""
+
+    step: int
+    total: int
+    data: int
+    forward: int
+    backward: int
+    # For communication: the parts of forward and backward in which DDP synchronises.
+    wait: int
+    optimizer: int
+    watching: int
+    # In line for a processor; -1: not known.
+    queued: int
+    # Page faults of the training thread, and the kernel's time; -1: not known.
+    faults: int = -1
+    kernel: int = -1
+
+
+class StepClock:
+    """Told of the begin and end of parts in nanoseconds; several of one part in a step are added up."""
+
+    def __init__(self) -> None:
+        self._since = [0] * PARTS
+        self._spent = [0] * PARTS
+        # Batches that were fetched and not yet trained on.
+        self._fetched = 0
+        self._began = 0
+        self._watched = 0
+
+    def begin(self, part: int, now: int) -> None:
+        self._since[part] = now
+
+    def end(self, part: int, now: int) -> None:
+        """An end without a begin, as after an exception, says nothing."""
+        since = self._since[part]
+        if since:
+            self._since[part] = 0
+            self._spent[part] += now - since
+
+    def under_way(self, part: int) -> bool:
+        return self._since[part] != 0
+
+    def got_batch(self, now: int) -> None:
+        since = self._since[DATA]
+        if since:
+            self._since[DATA] = 0
+            self._fetched += now - since
+
+    def ran_out(self) -> None:
+        """A loader came to its end: what was fetched since the last forward was no training data."""
+        self._since[DATA] = 0
+        self._fetched = 0
+
+    def feed(self) -> None:
+        """A training forward: what was fetched before it counts."""
+        self._spent[DATA] += self._fetched
+        self._fetched = 0
+
+    def close(
+        self, step: int, now: int, watched: int, queued: int, faults: int = -1, kernel: int = -1
+    ) -> Row | None:
+        """A step is done and the next begins; None for the first, whose begin nobody saw."""
+        began, self._began = self._began, now
+        before, self._watched = self._watched, watched
+        spent, self._spent = self._spent, [0] * PARTS
+        self._since = [0] * PARTS
+        if not began:
+            return None
+        forward = max(0, spent[FORWARD] - spent[BUFFERS])
+        backward = max(0, spent[BACKWARD] - spent[FINISH])
+        return Row(
+            step=step,
+            total=_step_clock_micro(now - began),
+            data=_step_clock_micro(spent[DATA]),
+            forward=_step_clock_micro(forward),
+            backward=_step_clock_micro(backward),
+            wait=_step_clock_micro(spent[BUFFERS] + spent[FINISH]),
+            optimizer=_step_clock_micro(spent[OPTIMIZER]),
+            watching=_step_clock_micro(watched - before),
+            queued=queued,
+            faults=faults,
+            kernel=kernel,
+        )
+
+
+def _step_clock_micro(nanoseconds: int) -> int:
+    return (nanoseconds + 500) // 1000
+
 
 # Steps whose events may be on their way; of a device that is further behind the oldest are given up.
 MOST_PENDING = 64
