@@ -15,8 +15,8 @@ from tests.browser.chromium import Tab, browser, opened
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
-from sample_measurements import measurements
-from sample_reports import ATTACK, attacked, attacking, of_many_ranks, stored
+from tests.helpers.sample_measurements import measurements
+from tests.helpers.sample_reports import ATTACK, attacked, attacking, of_many_ranks, stored
 
 pytestmark = [
     pytest.mark.slow,

@@ -25,7 +25,7 @@ from tests.browser.chromium import Tab, browser, opened
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
-from tensorboard_run import links
+from tests.helpers.tensorboard_run import links
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers.paths import ROOT
+
 PACKAGE = ROOT / "ddpcheck"
 
 # Rooms whose code runs inside the user's ranks, under the user's Python and with the user's packages.

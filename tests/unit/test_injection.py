@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers.paths import ROOT
 
 # Instead of the agent: says when it was let in and what it could see then.
 STUB = """
