@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from ddpcheck.agent.guard import GUARD
-from ddpcheck.agent.rank_context import Session
+from ddpcheck.agent.rank_context import RankContext
 from ddpcheck.agent.tracked_loader import timed
-from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
+from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 from ddpcheck.config import Config
 from ddpcheck.probes.probe import MOMENTS
-from ddpcheck.probes.step_timing import ClockProbe
+from ddpcheck.probes.step_timing import StepTimingProbe
 from ddpcheck.records.schema import Record, to_line
 
 # Rounds are short, so that most pass without another program in between.
@@ -28,7 +28,7 @@ PARAMETERS = 100
 MOST_MICROSECONDS = 50.0
 
 
-class Alone(Session):
+class Alone(RankContext):
     """A session that has the clocks for its only probe, and turns records into lines without a file."""
 
     def __init__(self) -> None:
@@ -37,13 +37,13 @@ class Alone(Session):
         self._moments = {moment: [] for moment in MOMENTS}
 
     def enlist(self) -> None:
-        self._enlist(ClockProbe(self))
+        self._enlist(StepTimingProbe(self))
 
     def write(self, record: Record) -> None:
         to_line(record)
 
 
-def one_step(session: Alone, take: Any, watched: Any, optimizer: WatchedOptimizer, parameters: int) -> None:
+def one_step(session: Alone, take: Any, watched: Any, optimizer: TrackedOptimizer, parameters: int) -> None:
     tell = session.tell
     take(None)
     tell("forward", watched)
@@ -70,7 +70,7 @@ def measure(parameters: int) -> float:
         m: GUARD.protect("agent", m, lambda i, m=m: session.tell(m, i)) for m in ("asking", "got", "ran_out")
     }
     take = timed(lambda iterator: None, relay["asking"], relay["got"], relay["ran_out"])
-    optimizer = WatchedOptimizer(0, "SGD", lambda: None, ())  # type: ignore[arg-type]
+    optimizer = TrackedOptimizer(0, "SGD", lambda: None, ())  # type: ignore[arg-type]
     watched: Any = type("Watched", (), {"ddp": lambda self: None})()
     rounds = []
     for _ in range(ROUNDS):

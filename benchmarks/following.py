@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ddpcheck.analysis.run_reader import Run  # noqa: E402
+from ddpcheck.analysis.run_reader import RunReader  # noqa: E402
 from tests.scale.generate import STORED_SEED, make_run  # noqa: E402
 from tests.scale.plan import Plan  # noqa: E402
 
@@ -26,7 +26,7 @@ def measure(ranks: int, steps: int, host: str) -> tuple[float, float, float]:
     """Microseconds for each step of a rank; milliseconds of a first look, and of one that finds nothing."""
     with tempfile.TemporaryDirectory() as folder:
         make_run(Path(folder) / "run", STORED_SEED, Plan(ranks=ranks, steps=steps))
-        run = Run(Path(folder) / "run", host)
+        run = RunReader(Path(folder) / "run", host)
         began = time.process_time()
         run.poll()
         first = time.process_time() - began

@@ -9,17 +9,17 @@ import torch
 
 from ddpcheck.probes.digest import plain_memory
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES
-from ddpcheck.probes.probe import Probe, Scene
+from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.process.device_memory import DeviceMemory, awake, device_memory, held_elsewhere
 from ddpcheck.probes.process.os_counters import resident
 from ddpcheck.records.schema import MemoryPartsRecord, MemoryRecord
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.tracked_module import WatchedModule
-    from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
+    from ddpcheck.agent.tracked_module import TrackedModule
+    from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 
 
-def parts_of(watched: WatchedModule, optimizer: WatchedOptimizer, kept: int, base: int) -> MemoryPartsRecord:
+def parts_of(watched: TrackedModule, optimizer: TrackedOptimizer, kept: int, base: int) -> MemoryPartsRecord:
     """Taken between backward and step, when everything but the activations is there."""
     parameters = watched.tensors(watched.parameters)
     gradients = [tensor.grad for tensor in parameters if tensor.grad is not None]
@@ -44,7 +44,7 @@ def parts_of(watched: WatchedModule, optimizer: WatchedOptimizer, kept: int, bas
     )
 
 
-def gradient_bytes(watched: WatchedModule) -> int:
+def gradient_bytes(watched: TrackedModule) -> int:
     """What the gradients hold now."""
     return held(tensor.grad for tensor in watched.tensors(watched.parameters) if tensor.grad is not None)
 
@@ -76,14 +76,14 @@ def _sizes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
 
 
-def _reduced_bytes(watched: WatchedModule, parameters: list[torch.Tensor]) -> int:
+def _reduced_bytes(watched: TrackedModule, parameters: list[torch.Tensor]) -> int:
     """DDP's buckets are flat copies of the gradients it reduces, without gaps."""
     places = watched.backward.places if watched.backward is not None else range(len(parameters))
     reduced = [parameters[place] for place in places if place < len(parameters)]
     return sum(tensor.nbytes for tensor in reduced if tensor.requires_grad)
 
 
-def _state(optimizer: WatchedOptimizer, parameters: list[torch.Tensor]) -> Iterable[torch.Tensor]:
+def _state(optimizer: TrackedOptimizer, parameters: list[torch.Tensor]) -> Iterable[torch.Tensor]:
     held_by: Any = optimizer.ref()
     # ZeRO steps an inner optimizer, which holds this rank's share of the state.
     inner = getattr(held_by, "optim", held_by)
@@ -108,7 +108,7 @@ class MemoryProbe(Probe):
 
     name = "memory"
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ProbeContext) -> None:
         super().__init__(scene)
         self._high = 0
         self._last = MemoryRecord(-1)
@@ -118,7 +118,7 @@ class MemoryProbe(Probe):
         # The optimizer whose steps count; of several, the first that stepped.
         self._counting: int | None = None
 
-    def wrapped(self, watched: WatchedModule) -> None:
+    def wrapped(self, watched: TrackedModule) -> None:
         """What was there before the job took shape: interpreter, libraries, data, and DDP's first buckets."""
         tensors = [*watched.tensors(watched.parameters), *watched.tensors(watched.buffers)]
         on_device = any(tensor.is_cuda for tensor in tensors)
@@ -127,14 +127,14 @@ class MemoryProbe(Probe):
         # On the host a bucket is no memory before it is written to.
         self._base[watched.index] = max(0, now - held(tensors) - (buckets if on_device else 0))
 
-    def backward_begun(self, watched: WatchedModule) -> None:
+    def backward_begun(self, watched: TrackedModule) -> None:
         """Activations are all there: about the most that a step holds."""
         self._high = max(self._high, resident().own)
         first = watched.backward is not None and not watched.backward.window.synced
         if first and watched.steps in PARTS_AT:
             self._kept[watched.index] = gradient_bytes(watched)
 
-    def before_step(self, optimizer: WatchedOptimizer) -> None:
+    def before_step(self, optimizer: TrackedOptimizer) -> None:
         if optimizer.steps not in PARTS_AT:
             return
         for watched in optimizer.modules:
@@ -145,7 +145,7 @@ class MemoryProbe(Probe):
                 self._parts[place] = parts
                 self.scene.write(parts)
 
-    def after_step(self, optimizer: WatchedOptimizer) -> None:
+    def after_step(self, optimizer: TrackedOptimizer) -> None:
         if self._counting is None:
             self._counting = optimizer.index
         if optimizer.index != self._counting or optimizer.steps % self.scene.config.every:

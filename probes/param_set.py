@@ -8,23 +8,23 @@ from ddpcheck.probes.probe import Probe
 from ddpcheck.records.schema import LOOSE, CommHookRecord, JoinRecord, StructureRecord
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.tracked_module import WatchedModule
-    from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
+    from ddpcheck.agent.tracked_module import TrackedModule
+    from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 
 # A job that swaps parameters at every step must not fill the disk.
 MOST_CHANGES = 1000
 
 
-class StructureProbe(Probe):
+class ParamSetProbe(Probe):
     """Compares the module with its catalogue: identities and flags only, no tensor is read."""
 
     name = "structure"
     _written = 0
 
-    def wrapped(self, watched: WatchedModule) -> None:
+    def wrapped(self, watched: TrackedModule) -> None:
         self._look(watched)
 
-    def forward(self, watched: WatchedModule) -> None:
+    def forward(self, watched: TrackedModule) -> None:
         self._look(watched)
         ddp = watched.ddp()
         # Private, and young: a torch without it has no join().
@@ -38,11 +38,11 @@ class StructureProbe(Probe):
             self.scene.write(CommHookRecord(watched.index, name, watched.steps))
         watched.comm_hooks = len(hooks)
 
-    def before_step(self, optimizer: WatchedOptimizer) -> None:
+    def before_step(self, optimizer: TrackedOptimizer) -> None:
         for watched in optimizer.modules:
             self._look(watched)
 
-    def _look(self, watched: WatchedModule) -> None:
+    def _look(self, watched: TrackedModule) -> None:
         revision = watched.revision
         changes = watched.changes()
         if watched.revision == revision or self._written > MOST_CHANGES:

@@ -15,14 +15,14 @@ from torch.autograd.profiler import record_function
 from torch.profiler.profiler import _KinetoProfile
 
 from ddpcheck.agent.patches import Patches
-from ddpcheck.probes.probe import Probe, Scene
+from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.process.profiler_conflict import PROFILERS
 from ddpcheck.records.schema import ReadyRecord, TraceRecord
 from ddpcheck.step_ranges import parse_steps
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.tracked_module import WatchedModule
-    from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
+    from ddpcheck.agent.tracked_module import TrackedModule
+    from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
     from ddpcheck.config import Config
 
 
@@ -32,7 +32,7 @@ _LOG_LEVEL = "KINETO_LOG_LEVEL"
 _SILENT = "99"
 
 
-class Recording:
+class ProfilerSession:
     """Under way from the moment it is made; nothing of it lies inside a span of ours, which could not end in time."""
 
     # For how long threads of this rank could have run and had no processor: on a machine that is too busy, what
@@ -134,12 +134,12 @@ class ProfileProbe(Probe):
     def wanted(cls, config: Config) -> bool:
         return bool(config.profile)
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ProbeContext) -> None:
         super().__init__(scene)
         steps = parse_steps(scene.config.profile)
         self._first, self._end = steps.ranges[0] if steps else (0, 0)
         self._step = -1
-        self._recording: Recording | None = None
+        self._recording: ProfilerSession | None = None
         # By module, the moments at which gradients of the backward under way were ready.
         self._ready: dict[int, list[tuple[int, int]]] = {}
         self._exports = 0
@@ -148,11 +148,11 @@ class ProfileProbe(Probe):
             PROFILERS.watch_exports(self._patches)
             PROFILERS.step_aside, PROFILERS.exported = self._step_aside, self._exported
 
-    def forward(self, watched: WatchedModule) -> None:
+    def forward(self, watched: TrackedModule) -> None:
         if self._step < 0:
             self._enter(watched.steps)
 
-    def after_step(self, optimizer: WatchedOptimizer) -> None:
+    def after_step(self, optimizer: TrackedOptimizer) -> None:
         self._enter(optimizer.steps + 1)
 
     def _enter(self, step: int) -> None:
@@ -166,7 +166,7 @@ class ProfileProbe(Probe):
             if step < self._first:
                 warm_up()
             else:
-                self._recording = Recording(step)
+                self._recording = ProfilerSession(step)
 
     def _go_on(self, step: int) -> None:
         if self._recording is not None and step < (self._end or 0):
@@ -210,16 +210,16 @@ class ProfileProbe(Probe):
         if self._exports <= MOST_EXPORTS:
             self.scene.write(TraceRecord(file=path, own=False))
 
-    def backward_begun(self, watched: WatchedModule) -> None:
+    def backward_begun(self, watched: TrackedModule) -> None:
         if self._recording is not None:
             self._ready[watched.index] = []
 
-    def gradient_ready(self, watched: WatchedModule, place: int, gradient: torch.Tensor) -> None:
+    def gradient_ready(self, watched: TrackedModule, place: int, gradient: torch.Tensor) -> None:
         ready = self._ready.get(watched.index)
         if ready is not None:
             ready.append((place, time.time_ns()))
 
-    def reduced(self, watched: WatchedModule) -> None:
+    def reduced(self, watched: TrackedModule) -> None:
         done = time.time_ns()
         ready = self._ready.pop(watched.index, None)
         if not ready or self._recording is None or watched.backward is None:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from ddpcheck.agent import guard
 from ddpcheck.agent.guard import GUARD
 from ddpcheck.privacy import mask_text
-from ddpcheck.probes.probe import Probe, Scene
-from ddpcheck.records.schema import StandingRecord
+from ddpcheck.probes.probe import Probe, ProbeContext
+from ddpcheck.records.schema import StackRecord
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.tracked_module import WatchedModule
-    from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
+    from ddpcheck.agent.tracked_module import TrackedModule
+    from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 
 # A deeper stack is kept from both ends: where it stands, and how it came there.
 MOST_INNER = 40
@@ -32,12 +32,12 @@ OWN_THREADS = "ddpcheck"
 _OWN_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(guard.__file__))), "")
 
 
-class StandingProbe(Probe):
+class StackDumpProbe(Probe):
     """Without a board there is nobody who could ask, and nothing is done."""
 
     name = "standing"
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ProbeContext) -> None:
         super().__init__(scene)
         self._board = scene.board if scene.config.hang_timeout else None
         self._beats = 0
@@ -58,28 +58,28 @@ class StandingProbe(Probe):
             self._answered = self._board.question()
             _Listener(self, self.scene.config.listen_seconds).start()
 
-    def entering(self, watched: WatchedModule) -> None:
+    def entering(self, watched: TrackedModule) -> None:
         self._came_to("entering")
 
-    def wrapped(self, watched: WatchedModule) -> None:
+    def wrapped(self, watched: TrackedModule) -> None:
         self._came_to("wrapped")
 
-    def forward(self, watched: WatchedModule) -> None:
+    def forward(self, watched: TrackedModule) -> None:
         self._came_to("forward")
 
-    def buffers_synced(self, watched: WatchedModule) -> None:
+    def buffers_synced(self, watched: TrackedModule) -> None:
         self._came_to("buffers_synced")
 
-    def backward_begun(self, watched: WatchedModule) -> None:
+    def backward_begun(self, watched: TrackedModule) -> None:
         self._came_to("backward_begun")
 
-    def reduced(self, watched: WatchedModule) -> None:
+    def reduced(self, watched: TrackedModule) -> None:
         self._came_to("reduced")
 
-    def before_step(self, optimizer: WatchedOptimizer) -> None:
+    def before_step(self, optimizer: TrackedOptimizer) -> None:
         self._came_to("before_step")
 
-    def after_step(self, optimizer: WatchedOptimizer) -> None:
+    def after_step(self, optimizer: TrackedOptimizer) -> None:
         self._step = max(self._step, optimizer.steps + 1)
         self._came_to("after_step")
 
@@ -116,8 +116,8 @@ class StandingProbe(Probe):
             self._answered = asked
             self.scene.write(self._standing(asked))
 
-    def _standing(self, look: int) -> StandingRecord:
-        return StandingRecord(
+    def _standing(self, look: int) -> StackRecord:
+        return StackRecord(
             look=look,
             time=time.time(),
             frames=frames_of(self._thread),
@@ -132,7 +132,7 @@ class StandingProbe(Probe):
 class _Listener(threading.Thread):
     """Holds on to no probe: the one of a session that is over must be able to go."""
 
-    def __init__(self, probe: StandingProbe, seconds: float) -> None:
+    def __init__(self, probe: StackDumpProbe, seconds: float) -> None:
         # A daemon: a process that ends must not wait for us.
         super().__init__(name=f"{OWN_THREADS}-standing", daemon=True)
         self._probe = weakref.ref(probe)

@@ -7,7 +7,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from ddpcheck.probes.probe import Probe, Scene
+from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.process.os_counters import PageFaults, ProcessorQueue
 from ddpcheck.probes.process.step_phases import (
     BACKWARD,
@@ -18,18 +18,18 @@ from ddpcheck.probes.process.step_phases import (
     MOST_PENDING,
     OPTIMIZER,
     UNKNOWN,
-    DeviceClock,
-    DeviceRow,
-    Marks,
-    Row,
-    StepClock,
+    DevicePhaseTimer,
+    DevicePhaseTimes,
+    HostPhaseTimer,
+    PhaseEvents,
+    PhaseTimes,
     clock_for,
 )
 from ddpcheck.records.schema import ClockRecord
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.tracked_module import WatchedModule
-    from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
+    from ddpcheck.agent.tracked_module import TrackedModule
+    from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 
 # A line is written for so many steps, and at least this often: a rank that is killed loses no more.
 ROWS_A_RECORD = 16
@@ -45,24 +45,24 @@ DDP_AVERAGES = {
 }
 
 
-class ClockProbe(Probe):
+class StepTimingProbe(Probe):
     """Its clock stands still while ddpcheck works: first in the roster, it is told before the others begin."""
 
     name = "clocks"
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ProbeContext) -> None:
         super().__init__(scene)
-        self._clock = StepClock()
-        self._device: DeviceClock | None = None
-        self._modules: list[WatchedModule] = []
+        self._clock = HostPhaseTimer()
+        self._device: DevicePhaseTimer | None = None
+        self._modules: list[TrackedModule] = []
         # Loaders may be read by threads beside the one that trains: those cost the step nothing.
         self._thread = 0
         self._backwards = 0
         # The optimizer whose steps are ours, and how often others stepped since.
         self._main: int | None = None
         self._others: dict[int, int] = {}
-        self._pending: deque[tuple[Row, Marks]] = deque()
-        self._rows: list[tuple[Row, DeviceRow | None]] = []
+        self._pending: deque[tuple[PhaseTimes, PhaseEvents]] = deque()
+        self._rows: list[tuple[PhaseTimes, DevicePhaseTimes | None]] = []
         self._written = perf_counter_ns()
         self._queue = ProcessorQueue()
         self._faults = PageFaults()
@@ -80,12 +80,12 @@ class ClockProbe(Probe):
         if self._device is not None:
             self._device.end(part)
 
-    def wrapped(self, watched: WatchedModule) -> None:
+    def wrapped(self, watched: TrackedModule) -> None:
         self._modules.append(watched)
         if self._device is None:
             self._device = clock_for(watched.tensors(watched.parameters))
 
-    def forgetting(self, watched: WatchedModule) -> None:
+    def forgetting(self, watched: TrackedModule) -> None:
         if watched in self._modules:
             self._modules.remove(watched)
 
@@ -101,7 +101,7 @@ class ClockProbe(Probe):
         if self._thread in (0, get_ident()):
             self._clock.ran_out()
 
-    def forward(self, watched: WatchedModule) -> None:
+    def forward(self, watched: TrackedModule) -> None:
         self._thread = get_ident()
         self._backwards = 0
         self._clock.feed()
@@ -109,10 +109,10 @@ class ClockProbe(Probe):
         # Buffers, where there are any, are synchronised before anything is computed.
         self._begin(BUFFERS)
 
-    def buffers_synced(self, watched: WatchedModule) -> None:
+    def buffers_synced(self, watched: TrackedModule) -> None:
         self._end(BUFFERS)
 
-    def forward_done(self, watched: WatchedModule) -> None:
+    def forward_done(self, watched: TrackedModule) -> None:
         self._end(FORWARD)
 
     def backward_called(self, root: Any = None) -> None:
@@ -121,12 +121,12 @@ class ClockProbe(Probe):
         if self._backwards == 1:
             self._begin(BACKWARD)
 
-    def computed(self, watched: WatchedModule) -> None:
+    def computed(self, watched: TrackedModule) -> None:
         # Of several modules in one backward the first: DDP may finish it before it tells of the next.
         if not self._clock.under_way(FINISH):
             self._begin(FINISH)
 
-    def reduced(self, watched: WatchedModule) -> None:
+    def reduced(self, watched: TrackedModule) -> None:
         self._end(FINISH)
 
     def backward_returned(self) -> None:
@@ -134,10 +134,10 @@ class ClockProbe(Probe):
         if self._backwards == 0:
             self._end(BACKWARD)
 
-    def before_step(self, optimizer: WatchedOptimizer) -> None:
+    def before_step(self, optimizer: TrackedOptimizer) -> None:
         self._begin(OPTIMIZER)
 
-    def after_step(self, optimizer: WatchedOptimizer) -> None:
+    def after_step(self, optimizer: TrackedOptimizer) -> None:
         self._end(OPTIMIZER)
         if self._ends_a_step(optimizer.index):
             self._close(optimizer.steps)
@@ -204,7 +204,7 @@ class ClockProbe(Probe):
             rows = rows[length:]
 
 
-def record_of(rows: list[tuple[Row, DeviceRow | None]]) -> ClockRecord:
+def record_of(rows: list[tuple[PhaseTimes, DevicePhaseTimes | None]]) -> ClockRecord:
     host = [row for row, _ in rows]
     device = [row for _, row in rows if row is not None]
     return ClockRecord(
@@ -219,11 +219,11 @@ def record_of(rows: list[tuple[Row, DeviceRow | None]]) -> ClockRecord:
         queued=[row.queued for row in host],
         faults=[row.faults for row in host],
         kernel=[row.kernel for row in host],
-        device={name: [getattr(row, name) for row in device] for name in DeviceRow._fields if device},
+        device={name: [getattr(row, name) for row in device] for name in DevicePhaseTimes._fields if device},
     )
 
 
-def averages_of(modules: list[WatchedModule]) -> dict[str, int]:
+def averages_of(modules: list[TrackedModule]) -> dict[str, int]:
     """What DDP measured by itself, in microseconds over all modules; private in torch, so asked with care."""
     averages: dict[str, int] = {}
     for watched in modules:

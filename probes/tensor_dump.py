@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddpcheck.probes.digest import plain_memory
-from ddpcheck.records.schema import Of
+from ddpcheck.records.schema import TensorKind
 
 if TYPE_CHECKING:
-    from ddpcheck.probes.live_compare.snapshot import Moment
-    from ddpcheck.probes.probe import Scene
+    from ddpcheck.probes.live_compare.snapshot import SnapshotKey
+    from ddpcheck.probes.probe import ProbeContext
 
 
 # The format's own names; a dtype it does not know cannot be written.
@@ -79,12 +79,14 @@ BUDGET = 16 << 20
 FOLDER = "captures"
 
 
-def write_capture(scene: Scene, moment: Moment, places: list[int]) -> tuple[str, list[int], list[int]]:
+def dump_tensors(
+    scene: ProbeContext, moment: SnapshotKey, places: list[int]
+) -> tuple[str, list[int], list[int]]:
     """Write the tensors at `places`; returns the file's name and which were written whole or cut."""
     watched = moment.watched
-    slots = watched.buffers if moment.of is Of.BUFFERS else watched.parameters
+    slots = watched.buffers if moment.of is TensorKind.BUFFERS else watched.parameters
     tensors: list[torch.Tensor | None] = list(watched.tensors(slots))
-    if moment.of is Of.GRADIENTS:
+    if moment.of is TensorKind.GRADIENTS:
         tensors = [tensor.grad if tensor is not None else None for tensor in tensors]
     parts: dict[str, tuple[torch.dtype, list[int], bytes]] = {}
     whole: list[int] = []
@@ -104,7 +106,7 @@ def write_capture(scene: Scene, moment: Moment, places: list[int]) -> tuple[str,
     return name, whole, cut
 
 
-def _file_stem(moment: Moment) -> str:
+def _file_stem(moment: SnapshotKey) -> str:
     """All that tells moments apart: a file must not be overwritten by that of another one."""
     parts = [f"m{moment.watched.index}", moment.stage.value, moment.of.value, str(moment.step)]
     if moment.optimizer is not None:

@@ -12,7 +12,7 @@ from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, direct_span, has_me
 from ddpcheck.records.schema import WriteWindow
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.tracked_module import WatchedModule
+    from ddpcheck.agent.tracked_module import TrackedModule
 
 
 # What is no larger is read again: most loops over gradients come by a small one, and there nothing escapes.
@@ -23,7 +23,7 @@ WINDOW = 64
 LARGEST_ELEMENT = 16
 
 
-def glimpse(gradient: torch.Tensor | None) -> bytes:
+def sample_windows(gradient: torch.Tensor | None) -> bytes:
     """Empty for what is to be read again: small gradients, those on a device, and what is no plain memory."""
     if gradient is None or type(gradient) not in PLAIN_TYPES or not gradient.is_cpu:
         return b""
@@ -44,7 +44,7 @@ MIDDLE = 16
 _NOTHING = (ctypes.c_char * 0)()
 
 
-class Marks(NamedTuple):
+class TensorSamples(NamedTuple):
     """How tensors stood at one moment, as far as that can be told without reading them whole.
 
     Version counters show every write that autograd can see. Writes through `.data` pass them by; nearly all
@@ -60,7 +60,7 @@ class Marks(NamedTuple):
         return b"".join([bytes((len(data),)) + data for data in self.first])
 
 
-class Window(NamedTuple):
+class SampleWindow(NamedTuple):
     """Where to look in a tensor, good for as long as its memory stays where it is."""
 
     place: tuple[int, int]
@@ -68,20 +68,20 @@ class Window(NamedTuple):
     middle: ctypes.Array[ctypes.c_char]
 
 
-class Sampler:
+class TensorSampler:
     """Samples one list of tensors again and again; what it knows of their memory is checked each time."""
 
     def __init__(self) -> None:
-        self._windows: list[Window] = []
+        self._windows: list[SampleWindow] = []
 
-    def take(self, tensors: Sequence[torch.Tensor]) -> Marks:
+    def take(self, tensors: Sequence[torch.Tensor]) -> TensorSamples:
         if len(self._windows) != len(tensors):
             self._windows = [_window(tensor) for tensor in tensors]
         windows = self._windows
         for place, tensor in enumerate(tensors):
             if _place(tensor) != windows[place].place:
                 windows[place] = _window(tensor)
-        return Marks(
+        return TensorSamples(
             [version_of(tensor) for tensor in tensors],
             [window.first.raw for window in windows],
             [window.middle.raw for window in windows],
@@ -107,25 +107,25 @@ def _place(tensor: torch.Tensor) -> tuple[int, int]:
         return 0, 0  # sparse and the like
 
 
-def _window(tensor: torch.Tensor) -> Window:
+def _window(tensor: torch.Tensor) -> SampleWindow:
     address, size = place = _place(tensor)
     if address == 0 or size == 0:
-        return Window(place, _NOTHING, _NOTHING)
+        return SampleWindow(place, _NOTHING, _NOTHING)
     first = (ctypes.c_char * min(FIRST, size)).from_address(address)
     if size < 2 * FIRST:
-        return Window(place, first, _NOTHING)
+        return SampleWindow(place, first, _NOTHING)
     middle = (ctypes.c_char * MIDDLE).from_address(address + size // 2)
-    return Window(place, first, middle)
+    return SampleWindow(place, first, middle)
 
 
-class Seen(NamedTuple):
+class ForwardSamples(NamedTuple):
     """How parameters stood when a forward began, and which one it was."""
 
     number: int
-    marks: Marks
+    marks: TensorSamples
 
 
-class WriteWatch:
+class WriteDetector:
     """Samples at the forward and at the backward, but only of modules that were written to before.
 
     Who writes once mostly does so at every step, so the second time tells; all others pay nothing for it.
@@ -133,19 +133,19 @@ class WriteWatch:
 
     def __init__(self) -> None:
         self._modules: set[int] = set()
-        self._forwards: dict[int, Seen] = {}
-        self._backwards: dict[int, Marks] = {}
+        self._forwards: dict[int, ForwardSamples] = {}
+        self._backwards: dict[int, TensorSamples] = {}
 
-    def awaits(self, watched: WatchedModule) -> bool:
+    def awaits(self, watched: TrackedModule) -> bool:
         return watched.index in self._modules
 
-    def forward(self, watched: WatchedModule, marks: Marks) -> None:
-        self._forwards.setdefault(watched.index, Seen(watched.forwards, marks))
+    def forward(self, watched: TrackedModule, marks: TensorSamples) -> None:
+        self._forwards.setdefault(watched.index, ForwardSamples(watched.forwards, marks))
 
-    def backward(self, watched: WatchedModule, marks: Marks) -> None:
+    def backward(self, watched: TrackedModule, marks: TensorSamples) -> None:
         self._backwards.setdefault(watched.index, marks)
 
-    def when(self, watched: WatchedModule, before: Marks | None) -> str:
+    def when(self, watched: TrackedModule, before: TensorSamples | None) -> str:
         """When a write came that a step has found; "" where that cannot be told."""
         self._modules.add(watched.index)
         seen = self._forwards.pop(watched.index, None)

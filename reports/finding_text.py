@@ -13,7 +13,7 @@ from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.report import Report
 from ddpcheck.formatting import name_ranks
 from ddpcheck.reports.safe_text import safe_line
-from ddpcheck.reports.terminal.console import Ink
+from ddpcheck.reports.terminal.console import ReportConsole
 from ddpcheck.reports.terminal.evidence import put_evidence
 
 _WIDTH = 100
@@ -25,7 +25,7 @@ def evidence_text(evidence: Mapping[str, Any]) -> str:
     console = Console(
         file=sink, width=_WIDTH, color_system=None, force_terminal=False, legacy_windows=False, _environ={}
     )
-    put_evidence(Ink(console), evidence, indent=0)
+    put_evidence(ReportConsole(console), evidence, indent=0)
     return sink.getvalue().strip("\n")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import (
     REPORT_SCHEMA,
-    Attempt,
+    AttemptSummary,
     Check,
     DataEpoch,
     RankStatus,
@@ -106,10 +106,10 @@ def _finding(raw: Mapping[str, Any]) -> Finding:
     return Finding(**known)
 
 
-def _attempt(raw: Mapping[str, Any]) -> Attempt:
-    known = _known(Attempt, raw)
+def _attempt(raw: Mapping[str, Any]) -> AttemptSummary:
+    known = _known(AttemptSummary, raw)
     known["ranks"] = tuple(_rank(item) for item in known["ranks"])
-    return Attempt(**known)
+    return AttemptSummary(**known)
 
 
 def _rank(raw: Mapping[str, Any]) -> RankSummary:

@@ -16,13 +16,13 @@ from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.patches import hide_from_compiler
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.tracked_module import WatchedModule
+    from ddpcheck.agent.tracked_module import TrackedModule
 
 
 _FUNCTION_FILE = sys.modules[torch.autograd.Function.__module__].__file__
 
 
-class Last(str, Enum):
+class BackwardState(str, Enum):
     """What became of the last backward before a step."""
 
     NONE = "none"
@@ -42,21 +42,21 @@ class Reason(str, Enum):
 
 
 @dataclass
-class Window:
+class BackwardWindow:
     """Forwards and backwards of a module since its last step."""
 
     armed: int = 0
     unarmed: int = 0
     synced: int = 0
     unsynced: int = 0
-    last: Last = Last.NONE
+    last: BackwardState = BackwardState.NONE
     reason: Reason | None = None
     # Places of parameters whose gradient never came in a backward that DDP waited to reduce.
     waiting: tuple[int, ...] = ()
     closed: bool = False
 
 
-class BackwardWatch:
+class BackwardTracker:
     """Hooks that fire when a gradient has been accumulated, just before DDP's reducer takes it.
 
     DDP arms its reducer in a forward with gradients and outside no_sync, and disarms it when all buckets are
@@ -64,8 +64,8 @@ class BackwardWatch:
     inside a callback comes after it, and sees reduced gradients.
     """
 
-    def __init__(self, watched: WatchedModule, tell: Callable[..., None]) -> None:
-        self.window = Window()
+    def __init__(self, watched: TrackedModule, tell: Callable[..., None]) -> None:
+        self.window = BackwardWindow()
         self.number = 0
         self._watched = watched
         self._tell = tell
@@ -138,7 +138,7 @@ class BackwardWatch:
         self._synced = False
         waiting = self._waiting()
         if waiting:
-            self.window.last = Last.UNFINISHED
+            self.window.last = BackwardState.UNFINISHED
             self.window.waiting = waiting
         else:
             # Only nested backwards had gradients to show: their end was not the end of the reduction.
@@ -146,7 +146,7 @@ class BackwardWatch:
 
     def came_to(self) -> str:
         """What became of the last backward: how it went astray, where that is known."""
-        reason = self.window.reason if self.window.last is Last.UNSYNCED else None
+        reason = self.window.reason if self.window.last is BackwardState.UNSYNCED else None
         return self.window.last.value if reason is None else reason.value
 
     def close_window(self) -> None:
@@ -155,7 +155,7 @@ class BackwardWatch:
 
     def _open_window(self) -> None:
         if self.window.closed:
-            self.window = Window()
+            self.window = BackwardWindow()
 
     def _on_ready(self, parameter: torch.Tensor, place: int) -> None:
         task = _graph_task()
@@ -193,7 +193,7 @@ class BackwardWatch:
         window = self.window
         if not self._synced:
             window.unsynced += 1
-            window.last = Last.UNSYNCED
+            window.last = BackwardState.UNSYNCED
             window.reason = self._why_unsynced()
         elif task not in self._nested and not self._waiting():
             self._synced = False
@@ -203,7 +203,7 @@ class BackwardWatch:
     def _reduced(self) -> None:
         self._armed = False
         self.window.synced += 1
-        self.window.last = Last.SYNCED
+        self.window.last = BackwardState.SYNCED
 
     def _waiting(self) -> tuple[int, ...]:
         """What the reducer still waits for; nothing where it was told to find out by itself."""

@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-from ddpcheck.agent.backward_tracker import BackwardWatch
+from ddpcheck.agent.backward_tracker import BackwardTracker
 from ddpcheck.agent.guard import GUARD
-from ddpcheck.agent.rank_context import Session
-from ddpcheck.agent.tracked_module import WatchedModule
+from ddpcheck.agent.rank_context import RankContext
+from ddpcheck.agent.tracked_module import TrackedModule
 from ddpcheck.agent.tracked_optimizer import (
-    WatchedOptimizer,
+    TrackedOptimizer,
     first_step,
     groups_of,
     inside_another_step,
     signature,
     steps_inside_backward,
 )
-from ddpcheck.probes.process.callsite import user_line
+from ddpcheck.probes.process.callsite import user_callsite
 
 _OPTIONS = (
     "find_unused_parameters",
@@ -34,14 +34,14 @@ _OPTIONS = (
 )
 
 
-class Watcher:
+class Dispatcher:
     """Knows the DDP modules and optimizers of this rank; holds none of them alive."""
 
-    def __init__(self, session: Session, ddp_init: Callable[..., None]) -> None:
+    def __init__(self, session: RankContext, ddp_init: Callable[..., None]) -> None:
         self.session = session
         self._signature = inspect.signature(ddp_init)
-        self._modules: weakref.WeakKeyDictionary[torch.nn.Module, WatchedModule] = weakref.WeakKeyDictionary()
-        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, WatchedOptimizer | None]
+        self._modules: weakref.WeakKeyDictionary[torch.nn.Module, TrackedModule] = weakref.WeakKeyDictionary()
+        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, TrackedOptimizer | None]
         self._optimizers = weakref.WeakKeyDictionary()
         # Optimizers that step no DDP module, as far as that could be told when they had this signature.
         self._unknown: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, ...]]
@@ -61,7 +61,7 @@ class Watcher:
         group = _group_ranks(given)
         ordinal = self._numbers.get(group, 0)
         self._numbers[group] = ordinal + 1
-        watched = WatchedModule(
+        watched = TrackedModule(
             index=self._count,
             ordinal=ordinal,
             group=group,
@@ -70,14 +70,14 @@ class Watcher:
             ignored=_ignored(module, given),
             name=type(module).__name__,
             options={name: given[name] for name in _OPTIONS if name in given},
-            where=user_line(),
+            where=user_callsite(),
         )
         self._count += 1
         weakref.finalize(ddp, self._forgotten, watched).atexit = False
         self._modules[ddp] = watched
         self.session.tell("entering", watched)
 
-    def _forget(self, watched: WatchedModule) -> None:
+    def _forget(self, watched: TrackedModule) -> None:
         """The wrapper is gone; what it wrapped is still there, for a last look."""
         self.session.tell("forgetting", watched)
         watched.forget()
@@ -88,7 +88,7 @@ class Watcher:
             return
         self.session.tell("wrapped", watched)
         if self.session.config.gradients != "off":
-            watched.backward = BackwardWatch(watched, self.session.tell)
+            watched.backward = BackwardTracker(watched, self.session.tell)
             watched.backward.attach()
 
     def forward(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -181,7 +181,7 @@ class Watcher:
 
     _steps_before = 0
 
-    def _watched(self, optimizer: torch.optim.Optimizer) -> WatchedOptimizer | None:
+    def _watched(self, optimizer: torch.optim.Optimizer) -> TrackedOptimizer | None:
         """The optimizer's entry, made or renewed where its or a module's set of parameters has changed."""
         modules = list(self._modules.values())
         now = signature(optimizer, modules)
@@ -197,7 +197,7 @@ class Watcher:
             return known
         if known is None:
             name = type(optimizer).__name__
-            known = WatchedOptimizer(self._optimizer_count, name, weakref.ref(optimizer), now)
+            known = TrackedOptimizer(self._optimizer_count, name, weakref.ref(optimizer), now)
             known.steps = max(first_step(watched, groups[watched.index]) for watched in stepped)
             self._optimizer_count += 1
             self._optimizers[optimizer] = known

@@ -99,12 +99,12 @@ class Agent:
         if self._watcher is not None:
             self._watcher.session.close("exit")
         self._group_gone = False
-        from ddpcheck.agent.dispatcher import Watcher
-        from ddpcheck.agent.rank_context import Session
+        from ddpcheck.agent.dispatcher import Dispatcher
+        from ddpcheck.agent.rank_context import RankContext
 
-        session = Session(self._config, self._sessions)
+        session = RankContext(self._config, self._sessions)
         self._sessions += 1
-        self._watcher = Watcher(session, self._ddp_init)
+        self._watcher = Dispatcher(session, self._ddp_init)
         if self._sessions == 1:
             os.register_at_fork(after_in_child=self._forked)
             self._watch_exits()

@@ -14,12 +14,12 @@ from torch.autograd import profiler
 
 from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.identity import header, job_store, session_id
-from ddpcheck.agent.shm_exchange import Board, own_place
+from ddpcheck.agent.shm_exchange import ShmExchange, own_place
 from ddpcheck.agent.writer import RecordWriter
 from ddpcheck.config import Config
 from ddpcheck.probes.digest import make_digester
-from ddpcheck.probes.live_compare.node import Disagreements
-from ddpcheck.probes.live_compare.store import AcrossNodes
+from ddpcheck.probes.live_compare.node import NodeCompare
+from ddpcheck.probes.live_compare.store import StoreCompare
 from ddpcheck.probes.probe import MOMENTS, Probe
 from ddpcheck.probes.profile import ProfileProbe
 from ddpcheck.probes.roster import PROBES
@@ -41,7 +41,7 @@ def marked(entry: Callable[..., Any]) -> Callable[..., None]:
     return call
 
 
-class Session:
+class RankContext:
     """Holds the file, the board and the probes of this rank."""
 
     def __init__(self, config: Config, number: int) -> None:
@@ -61,11 +61,11 @@ class Session:
         self.write(header(self.session, algorithm))
         self.board = self._open_board(config)
         GUARD.report_to(self._fault)
-        self.disagreements: Disagreements | None = None
+        self.disagreements: NodeCompare | None = None
         if self.board is not None:
             # Guarded by itself: a system that is out of threads must not cost the comparison on this node.
             across = GUARD.protect("across_nodes", "begin", self._across_nodes)(config, algorithm)
-            self.disagreements = Disagreements(self, self.board, across)
+            self.disagreements = NodeCompare(self, self.board, across)
         self._moments: dict[str, list[Any]] = {moment: [] for moment in MOMENTS}
         for kind in PROBES:
             if kind.wanted(config):
@@ -81,7 +81,7 @@ class Session:
                     protected = marked(protected)
                 self._moments[moment].append(protected)
 
-    def _open_board(self, config: Config) -> Board | None:
+    def _open_board(self, config: Config) -> ShmExchange | None:
         try:
             return own_place(Path(config.board), self.rank) if config.board else None
         except OSError as error:
@@ -89,12 +89,12 @@ class Session:
             self.write(FaultRecord("board", "open", f"{type(error).__name__}: {error}", "", os.getpid()))
             return None
 
-    def _across_nodes(self, config: Config, algorithm: str) -> AcrossNodes | None:
+    def _across_nodes(self, config: Config, algorithm: str) -> StoreCompare | None:
         """Where all ranks are on one board, or there is no store that can do it, there is nobody to ask."""
         if self.world_size == 1 or os.environ.get("LOCAL_WORLD_SIZE") == str(self.world_size):
             return None
         store = job_store()
-        return None if store is None else AcrossNodes(self, store, config.board, algorithm)
+        return None if store is None else StoreCompare(self, store, config.board, algorithm)
 
     def tell(self, moment: str, *what: Any) -> None:
         began = perf_counter_ns()

@@ -44,14 +44,14 @@ CAPTURED = 1
 
 
 @dataclass(frozen=True)
-class Sign:
+class Heartbeat:
     """What the launcher sees of a rank: its signs of progress so far, and threads that are not the user's."""
 
     beats: int
     own_threads: frozenset[int] = frozenset()
 
 
-class Told(NamedTuple):
+class HeartbeatState(NamedTuple):
     """What a rank could not write to its file, and could still say here."""
 
     rank: int
@@ -70,7 +70,7 @@ class Entry:
     captured: bool
 
 
-def make_board(path: Path) -> None:
+def create_exchange(path: Path) -> None:
     """Create an empty board. Space is taken slot by slot as ranks come, so an idle board costs one page."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -79,7 +79,7 @@ def make_board(path: Path) -> None:
         os.close(descriptor)
 
 
-class Board:
+class ShmExchange:
     """One rank's view of the board."""
 
     def __init__(self, path: Path, rank: int) -> None:
@@ -219,10 +219,10 @@ class Board:
         os.close(self._file)
 
 
-_held: dict[tuple[int, Path], Board] = {}
+_held: dict[tuple[int, Path], ShmExchange] = {}
 
 
-def own_place(path: Path, rank: int) -> Board:
+def own_place(path: Path, rank: int) -> ShmExchange:
     """The one place of this process, whatever number of process groups it makes, held until it ends.
 
     A second view could never be let go: closing any descriptor of the file gives up all locks of the process.
@@ -232,26 +232,26 @@ def own_place(path: Path, rank: int) -> Board:
     if key in _held:
         _held[key].begin_again(rank)
     else:
-        _held[key] = Board(path, rank)
+        _held[key] = ShmExchange(path, rank)
     return _held[key]
 
 
-def troubles(path: Path) -> list[Told]:
+def troubles(path: Path) -> list[HeartbeatState]:
     """What ranks could not write to their files, read by the launcher."""
-    found: list[Told] = []
+    found: list[HeartbeatState] = []
     with path.open("rb") as file:
         for slot in range(SLOTS):
             file.seek(slot * _SLOT)
             rank, pid, _, _, _, trouble = _HEADER.unpack(file.read(_HEADER.size))
             text = trouble.rstrip(b"\0").decode(errors="replace")
             if rank and text:
-                found.append(Told(rank - 1, pid, text))
+                found.append(HeartbeatState(rank - 1, pid, text))
     return found
 
 
-def signs(path: Path) -> dict[int, Sign]:
+def signs(path: Path) -> dict[int, Heartbeat]:
     """Signs of ranks by process id, read by the launcher."""
-    found: dict[int, Sign] = {}
+    found: dict[int, Heartbeat] = {}
     with path.open("rb") as file:
         for slot in range(SLOTS):
             file.seek(slot * _SLOT)
@@ -260,7 +260,7 @@ def signs(path: Path) -> dict[int, Sign]:
             if not rank:
                 break
             threads = frozenset(_OWN_THREADS.unpack_from(data, _OWN_THREADS_AT))
-            found[pid] = Sign(_NUMBER.unpack_from(data, _BEAT_AT)[0], threads - {0})
+            found[pid] = Heartbeat(_NUMBER.unpack_from(data, _BEAT_AT)[0], threads - {0})
     return found
 
 

@@ -36,7 +36,7 @@ _MANY = (StartupStage.LOAD, StartupStage.COPY)
 Sink = Callable[[StartupRecord], None]
 
 
-class Begun(NamedTuple):
+class StageStart(NamedTuple):
     """A stretch under way, and what the counters were when it began."""
 
     stage: StartupStage
@@ -75,7 +75,7 @@ class CufileReads:
     def __init__(self) -> None:
         self._files: dict[str, _File] = {}
 
-    def add(self, begun: Begun, file: Any, storage: Any, on_device: bool) -> None:
+    def add(self, begun: StageStart, file: Any, storage: Any, on_device: bool) -> None:
         path = str(getattr(file, "filename", ""))
         if path not in self._files and len(self._files) >= CUFILE_READS_MOST_FILES:
             return
@@ -112,17 +112,17 @@ def _record(path: str, file: _File) -> StartupRecord:
     )
 
 
-class StartupWatch:
+class StartupTracer:
     """One a process. Stretches of one kind that lie inside another are part of it."""
 
     def __init__(self) -> None:
         self._patches = Patches()
-        self._open: list[Begun] = []
+        self._open: list[StageStart] = []
         self._kept: list[StartupRecord] = []
         self._sink: Sink | None = None
         self._written = 0
         self._cufile = CufileReads()
-        self._marked: dict[StartupStage, Begun | None] = {}
+        self._marked: dict[StartupStage, StageStart | None] = {}
         self.over = False
         GUARD.early.add("startup")
         self._begin = GUARD.protect("startup", "begin", self._on_begin)
@@ -187,12 +187,12 @@ class StartupWatch:
         self._patches.unbind(torch, "load")
         self._patches.remove()
 
-    def begin(self, stage: StartupStage, via: str = "", there: int = 0) -> Begun | None:
+    def begin(self, stage: StartupStage, via: str = "", there: int = 0) -> StageStart | None:
         """The first of nested stretches opens; `wrap` and `group` hold others that are told apart."""
         inside = bool(self._open) and self._open[-1].stage in _MANY
         if self.over or inside or (stage in _MANY and self._written >= MOST_RECORDS):
             return None
-        begun = Begun(
+        begun = StageStart(
             stage,
             via,
             time.time(),
@@ -206,7 +206,7 @@ class StartupWatch:
         self._open.append(begun)
         return begun
 
-    def finish(self, begun: Begun | None, size: int = 0) -> None:
+    def finish(self, begun: StageStart | None, size: int = 0) -> None:
         """Write a stretch down; one that was open when the start-up ended is nobody's any more."""
         if begun is None or begun not in self._open:
             return
@@ -231,7 +231,7 @@ class StartupWatch:
             )
         )
 
-    def drop(self, begun: Begun | None) -> None:
+    def drop(self, begun: StageStart | None) -> None:
         """Forget a stretch that came to nothing."""
         if begun in self._open:
             self._open.remove(begun)
@@ -255,7 +255,7 @@ class StartupWatch:
         self._kept = [record for record in self._kept if record.time + record.seconds >= born]
 
     def _watch(self, owner: Any, name: str, stage: StartupStage, via: str = "") -> None:
-        def begin(*args: Any, **kwargs: Any) -> Begun | None:
+        def begin(*args: Any, **kwargs: Any) -> StageStart | None:
             return self._begin(stage, via, args, kwargs)
 
         self._patches.replace(owner, name, lambda original: around(original, begin, self._end))
@@ -266,7 +266,7 @@ class StartupWatch:
         via: str = "",
         args: tuple[Any, ...] = (),
         kwargs: Any = MappingProxyType({}),
-    ) -> Begun | None:
+    ) -> StageStart | None:
         if self.over:
             return None
         self.watch_libraries()
@@ -278,7 +278,7 @@ class StartupWatch:
         return begun
 
     def _on_end(
-        self, begun: Begun | None, args: tuple[Any, ...] = (), kwargs: Any = MappingProxyType({})
+        self, begun: StageStart | None, args: tuple[Any, ...] = (), kwargs: Any = MappingProxyType({})
     ) -> None:
         size = 0
         if begun is not None and begun.stage is StartupStage.COPY:
@@ -291,7 +291,7 @@ class StartupWatch:
             self._add_cufile_read(begun, *args, **kwargs)
         self.finish(begun, size)
 
-    def _add_cufile_read(self, begun: Begun, file: Any, storage: Any, offset: int = 0) -> None:
+    def _add_cufile_read(self, begun: StageStart, file: Any, storage: Any, offset: int = 0) -> None:
         self._cufile.add(begun, file, storage, storage.device.type not in HOST)
         self.drop(begun)
 
@@ -338,4 +338,4 @@ def _broadcast_size(module: torch.nn.Module, *args: Any, **kwargs: Any) -> int:
     return sum(tensor.nbytes for name, tensor in named if name not in ignored)
 
 
-STARTUP = StartupWatch()
+STARTUP = StartupTracer()

@@ -59,10 +59,10 @@ def observed(original: Draw, drawn: Callable[[Any, Any], object], exhausted: Cal
     return next_index
 
 
-class Draws:
+class SampleDraws:
     """What one pass over a loader has drawn so far."""
 
-    def __init__(self, loader: WatchedLoader, number: int, iterator: Any, whole: bool) -> None:
+    def __init__(self, loader: TrackedLoader, number: int, iterator: Any, whole: bool) -> None:
         self.loader = loader
         self.number = number
         self.iterator: weakref.ref[Any] = weakref.ref(iterator)
@@ -140,7 +140,7 @@ class Draws:
         )
 
 
-class WatchedLoader:
+class TrackedLoader:
     """One dataset with one kind of sampler; a loader that is built anew for every epoch is still one."""
 
     def __init__(self, ordinal: int, iterator: Any, world_size: int) -> None:
@@ -150,15 +150,15 @@ class WatchedLoader:
         self.length = -1 if self.iterable else _length(iterator._dataset)
         self.stride = stride_for(self.length, world_size)
         self.epochs = 0
-        self.open: list[Draws] = []
+        self.open: list[SampleDraws] = []
         self.written = 0
         self.described: LoaderRecord | None = None
 
     def facts(self, iterator: Any) -> dict[str, Any]:
         return facts_of(getattr(iterator, "_index_sampler", None))
 
-    def begin(self, iterator: Any, whole: bool) -> Draws:
-        draws = Draws(self, self.epochs, iterator, whole)
+    def begin(self, iterator: Any, whole: bool) -> SampleDraws:
+        draws = SampleDraws(self, self.epochs, iterator, whole)
         self.epochs += 1
         self.open.append(draws)
         return draws
@@ -181,20 +181,20 @@ class WatchedLoader:
         )
 
 
-class Loaders:
+class LoaderRegistry:
     """Finds the loader behind an iterator; keeps nothing of the user's alive."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self._known: dict[tuple[int, str], tuple[weakref.ref[Any], WatchedLoader]] = {}
-        self._passes: weakref.WeakKeyDictionary[Any, Draws] = weakref.WeakKeyDictionary()
-        self.all: list[WatchedLoader] = []
+        self._known: dict[tuple[int, str], tuple[weakref.ref[Any], TrackedLoader]] = {}
+        self._passes: weakref.WeakKeyDictionary[Any, SampleDraws] = weakref.WeakKeyDictionary()
+        self.all: list[TrackedLoader] = []
 
-    def draws(self, iterator: Any) -> Draws | None:
+    def draws(self, iterator: Any) -> SampleDraws | None:
         """The pass under way on `iterator`, if any was seen."""
         return self._passes.get(iterator)
 
-    def begun(self, iterator: Any) -> tuple[Draws, bool] | None:
+    def begun(self, iterator: Any) -> tuple[SampleDraws, bool] | None:
         """The pass that a draw belongs to, and whether this is its first; None: too many were seen."""
         draws = self._passes.get(iterator)
         # Persistent workers: the same iterator goes round again.
@@ -210,7 +210,7 @@ class Loaders:
         draws = self._passes[iterator] = loader.begin(iterator, whole)
         return draws, True
 
-    def _loader(self, iterator: Any) -> WatchedLoader | None:
+    def _loader(self, iterator: Any) -> TrackedLoader | None:
         sampler = getattr(iterator, "_index_sampler", None)
         names = facts_of(sampler)["names"]
         for anchor in (getattr(iterator, "_dataset", None), sampler, iterator):
@@ -223,7 +223,7 @@ class Loaders:
                 return known[1]
             if len(self.all) >= MOST_LOADERS:
                 return None
-            loader = WatchedLoader(len(self.all), iterator, self._world_size)
+            loader = TrackedLoader(len(self.all), iterator, self._world_size)
             self._known[id(anchor), names] = (reference, loader)
             self.all.append(loader)
             return loader

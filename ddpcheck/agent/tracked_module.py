@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ddpcheck.agent.backward_tracker import BackwardWatch
+from ddpcheck.agent.backward_tracker import BackwardTracker
 from ddpcheck.records.schema import ModuleRecord
 
 Holder = dict[str, Any]  # a submodule's own dict of parameters or buffers
@@ -27,7 +27,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Change:
+class ParamSetChange:
     """A way in which the set of parameters is not what DDP was told of."""
 
     change: str
@@ -54,7 +54,7 @@ class Holders:
 
 
 @dataclass(eq=False)
-class WatchedModule:
+class TrackedModule:
     """One DDP module. `ordinal` counts those wrapped in the same process group, so ranks agree on it."""
 
     index: int
@@ -76,7 +76,7 @@ class WatchedModule:
     # Replicas are meant to differ between averagings (post-localSGD): nothing to compare at each step.
     loose: bool = False
     # Follows the backwards, once the module is wrapped.
-    backward: BackwardWatch | None = None
+    backward: BackwardTracker | None = None
     parameters: list[Slot] = field(default_factory=list)
     buffers: list[Slot] = field(default_factory=list)
     # By optimizer, the places of the parameters it steps.
@@ -115,7 +115,7 @@ class WatchedModule:
         self._wanted = [tensor.requires_grad for tensor in self._tensors]
         self.revision += 1
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[ParamSetChange]:
         """What changed since the last call and matters to the reducer; after any change lists anew."""
         if not self._changed():
             return []
@@ -135,18 +135,18 @@ class WatchedModule:
             or [tensor.requires_grad for tensor in self._tensors] != self._wanted
         )
 
-    def _compare(self, before: dict[str, Any], wanted: dict[str, bool]) -> Iterable[Change]:
+    def _compare(self, before: dict[str, Any], wanted: dict[str, bool]) -> Iterable[ParamSetChange]:
         for slot in self.parameters:
             tensor = slot.holder[slot.key]
             if not tensor.requires_grad or id(tensor) in self._reduced:
                 continue
             old = before.get(slot.name)
             if old is None:
-                yield Change("added", slot.name)
+                yield ParamSetChange("added", slot.name)
             elif old is not tensor:
-                yield Change("replaced", slot.name)
+                yield ParamSetChange("replaced", slot.name)
             elif not wanted[slot.name]:
-                yield Change("unfrozen", slot.name)
+                yield ParamSetChange("unfrozen", slot.name)
 
     def strangers(self) -> set[int]:
         """Places at which another tensor stands now than the reducer was built from."""

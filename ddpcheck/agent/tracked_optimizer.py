@@ -10,13 +10,13 @@ from types import FrameType
 
 import torch
 
-from ddpcheck.agent.tracked_module import WatchedModule
+from ddpcheck.agent.tracked_module import TrackedModule
 
 _OPTIMIZER_FILE = sys.modules[torch.optim.Optimizer.__module__].__file__
 
 
 @dataclass(eq=False)
-class WatchedOptimizer:
+class TrackedOptimizer:
     """One optimizer; `steps` names the step under way: its finished ones, after those of a predecessor."""
 
     index: int
@@ -29,27 +29,27 @@ class WatchedOptimizer:
     scale: float | None = None
     # Short digest of the hyperparameters in force, for the step's record.
     hyper: str = ""
-    modules: list[WatchedModule] = field(default_factory=list)
+    modules: list[TrackedModule] = field(default_factory=list)
     # Per module index: per group, the places of its parameters in the module's list.
     groups: dict[int, list[list[int]]] = field(default_factory=dict)
 
-    def owned(self, watched: WatchedModule) -> set[int]:
+    def owned(self, watched: TrackedModule) -> set[int]:
         return {place for group in self.groups[watched.index] for place in group if place >= 0}
 
 
-def signature(optimizer: torch.optim.Optimizer, modules: Iterable[WatchedModule]) -> tuple[int, ...]:
+def signature(optimizer: torch.optim.Optimizer, modules: Iterable[TrackedModule]) -> tuple[int, ...]:
     """Changes whenever the optimizer's or a module's set of parameters does."""
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     return (*sizes, -1, *(watched.revision for watched in modules))
 
 
-def groups_of(optimizer: torch.optim.Optimizer, watched: WatchedModule) -> list[list[int]]:
+def groups_of(optimizer: torch.optim.Optimizer, watched: TrackedModule) -> list[list[int]]:
     """Per group, where its parameters stand in the module's list; -1 for those of others."""
     places = {id(tensor): place for place, tensor in enumerate(watched.tensors(watched.parameters))}
     return [[places.get(id(p), -1) for p in group["params"]] for group in optimizer.param_groups]
 
 
-def first_step(watched: WatchedModule, groups: list[list[int]]) -> int:
+def first_step(watched: TrackedModule, groups: list[list[int]]) -> int:
     """The number of a new optimizer's first step: a job that makes its optimizer anew goes on counting.
 
     One that steps other parameters works beside the optimizers before it, and joins the step they took last.

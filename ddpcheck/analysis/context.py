@@ -13,7 +13,7 @@ from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.hardware.samples import NodeSamples
 from ddpcheck.analysis.hardware.traffic import Traffic
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.analysis.network.connections import Links
+from ddpcheck.analysis.network.connections import NodeLinks
 from ddpcheck.analysis.overlap.model import Overlap
 from ddpcheck.analysis.report import RankStatus, RankSummary
 from ddpcheck.analysis.run_reader import NodeNotes
@@ -23,7 +23,7 @@ from ddpcheck.records.schema import FaultRecord
 
 
 @dataclass(frozen=True)
-class Case:
+class RuleContext:
     """Handed to every rule. A run in which no rank reported has one case with an empty attempt."""
 
     attempt: Attempt
@@ -42,7 +42,7 @@ class Case:
     traffic: Traffic | None = None
     nodes: tuple[NodeSamples, ...] = ()
     # Between its nodes, likewise.
-    links: Links | None = None
+    links: NodeLinks | None = None
     # What the profiled steps show, where there are any.
     overlap: Overlap | None = None
     # Where the time of a step goes, for each set of ranks that synchronise.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from ddpcheck.analysis.aggregate.launch import Attempt, first_apart
 from ddpcheck.analysis.report import Check
-from ddpcheck.records.schema import Of, Stage
+from ddpcheck.records.schema import Stage, TensorKind
 
 _LOOKS = (
-    ("parameters after wrapping", Stage.INIT_AFTER, Of.PARAMETERS),
-    ("buffers after wrapping", Stage.INIT_AFTER, Of.BUFFERS),
-    ("buffers after each synchronisation", Stage.BUFFERS, Of.BUFFERS),
-    ("parameters after each step", Stage.PARAMS, Of.PARAMETERS),
-    ("gradients as applied", Stage.APPLIED, Of.GRADIENTS),
-    ("optimizer state", Stage.STATE, Of.STATE),
+    ("parameters after wrapping", Stage.INIT_AFTER, TensorKind.PARAMETERS),
+    ("buffers after wrapping", Stage.INIT_AFTER, TensorKind.BUFFERS),
+    ("buffers after each synchronisation", Stage.BUFFERS, TensorKind.BUFFERS),
+    ("parameters after each step", Stage.PARAMS, TensorKind.PARAMETERS),
+    ("gradients as applied", Stage.APPLIED, TensorKind.GRADIENTS),
+    ("optimizer state", Stage.STATE, TensorKind.STATE),
 )
 
 
@@ -38,7 +38,7 @@ def _across_nodes(attempt: Attempt) -> list[Check]:
     return [Check(name, attempt.compared_across, "agree", detail)]
 
 
-def _check(attempt: Attempt, name: str, stage: Stage, of: Of) -> Check:
+def _check(attempt: Attempt, name: str, stage: Stage, of: TensorKind) -> Check:
     tallies = [
         (module, tally)
         for (module, found_stage, found_of), tally in attempt.agreement.tallies.items()
@@ -50,16 +50,16 @@ def _check(attempt: Attempt, name: str, stage: Stage, of: Of) -> Check:
         return Check(name, 0, "not checked", _why_not(attempt, stage))
     differing = sum(tally.differing for _, tally in tallies)
     tensors = sum(_tensors(attempt, module, of) for module, _ in tallies)
-    what = "buffers" if of is Of.BUFFERS else "parameters"
+    what = "buffers" if of is TensorKind.BUFFERS else "parameters"
     detail = f"{compared} x {attempt.world_size} ranks, {tensors} {what}"
     if differing:
         detail += f", {differing} differ"
     return Check(name, compared, "differ" if differing else "agree", detail)
 
 
-def _tensors(attempt: Attempt, module: tuple[tuple[int, ...], int], of: Of) -> int:
+def _tensors(attempt: Attempt, module: tuple[tuple[int, ...], int], of: TensorKind) -> int:
     records = [rank.latest[module] for rank in attempt.of_module(module).values()]
-    return max((len(r.buffers if of is Of.BUFFERS else r.parameters) for r in records), default=0)
+    return max((len(r.buffers if of is TensorKind.BUFFERS else r.parameters) for r in records), default=0)
 
 
 def _why_not(attempt: Attempt, stage: Stage) -> str:
@@ -90,7 +90,7 @@ def _means(attempt: Attempt) -> Check:
     if not checked:
         return Check(name, 0, "not checked", _why_not(attempt, Stage.APPLIED))
     missed = sum(tally.missed for tally in tallies.values())
-    tensors = sum(_tensors(attempt, module, Of.PARAMETERS) for module in tallies)
+    tensors = sum(_tensors(attempt, module, TensorKind.PARAMETERS) for module in tallies)
     detail = f"{checked} backwards x {attempt.world_size} ranks, {tensors} parameters"
     return Check(
         name, checked, "differ" if missed else "agree", detail + (f", {missed} off" if missed else "")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
 
-from ddpcheck.analysis.aggregate.launch import Attempt, Rank
+from ddpcheck.analysis.aggregate.launch import Attempt, RankData
 from ddpcheck.analysis.report import RankStatus, RankSummary
 from ddpcheck.analysis.run_reader import NodeNotes
 
@@ -67,14 +67,14 @@ def lost_a_partner(error: str) -> bool:
     return bool(_LOST_A_PARTNER.search(error))
 
 
-def crash_at_exit(rank: Rank, notes: NodeNotes) -> str:
+def crash_at_exit(rank: RankData, notes: NodeNotes) -> str:
     """The signal that ended a process which had done its work and said goodbye; empty for none."""
     if rank.end is None or rank.end.error:
         return ""
     return _CRASH.get(notes.signals.get(_process(rank), 0), "")
 
 
-def _number(rank: Rank, name: str) -> int:
+def _number(rank: RankData, name: str) -> int:
     try:
         return int(rank.header.environment.get(name, ""))
     except ValueError:
@@ -118,14 +118,14 @@ def _statuses(attempt: Attempt, notes: NodeNotes, over: bool) -> Mapping[int, Ra
     return statuses
 
 
-def _was_muted(number: int, rank: Rank, notes: NodeNotes) -> bool:
+def _was_muted(number: int, rank: RankData, notes: NodeNotes) -> bool:
     """Whether it left in order but could not write so: a full disk, or a fault of our own at the exit."""
     left = _process(rank) in notes.exits and notes.signals.get(_process(rank), 0) == 0
     told = any(trouble.is_of(number, _process(rank)) for trouble in notes.troubles)
     return (told and left) or any(fault.probe == "exit" for fault in rank.faults)
 
 
-def _process(rank: Rank) -> tuple[str, int]:
+def _process(rank: RankData) -> tuple[str, int]:
     return rank.header.host, rank.header.pid
 
 

@@ -16,7 +16,7 @@ from ddpcheck.analysis.timing.model import TimeTable
 if TYPE_CHECKING:
     from ddpcheck.analysis.memory.table import MemoryTable
     from ddpcheck.analysis.startup.table import StartupTable
-    from ddpcheck.analysis.timeseries.model import Course
+    from ddpcheck.analysis.timeseries.model import RunTimeSeries
 
 # Version of report.json, which other programs read. 1 (2026-11): first version.
 REPORT_SCHEMA = 1
@@ -70,7 +70,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class AttemptSummary:
     """One start of the job: elastic restarts and jobs in sequence each make one."""
 
     number: int
@@ -111,7 +111,7 @@ class Report:
     command: tuple[str, ...]
     exit_code: int | None
     findings: tuple[Finding, ...]
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[AttemptSummary, ...]
     checks: tuple[Check, ...]
     # The last attempt's, the first epochs of it.
     data: tuple[DataEpoch, ...] = ()
@@ -134,7 +134,7 @@ class Report:
     # Of the last attempt, where it ran on several.
     hosts: tuple[HostClock, ...] = ()
     # Figures over the steps, for reports that draw them; made where one is asked for, and no part of report.json.
-    course: Course | None = field(default=None, compare=False, repr=False)
+    course: RunTimeSeries | None = field(default=None, compare=False, repr=False)
     # path, name, id, started (ISO 8601), seconds, ddpcheck and torch versions, hosts
     run: Mapping[str, Any] = field(default_factory=dict)
     schema: int = REPORT_SCHEMA

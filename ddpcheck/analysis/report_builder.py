@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.analysis.aggregate.launch import Attempt
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.coverage import checks_of
 from ddpcheck.analysis.data.table import data_table
 from ddpcheck.analysis.environment import environment_rows
@@ -18,11 +18,11 @@ from ddpcheck.analysis.hardware.table import hardware_table
 from ddpcheck.analysis.memory.table import memory_table
 from ddpcheck.analysis.network.table import links_table
 from ddpcheck.analysis.overlap.build import overlap_or_why
-from ddpcheck.analysis.report import Attempt as AttemptSummary
+from ddpcheck.analysis.report import AttemptSummary as AttemptSummary
 from ddpcheck.analysis.report import RankStatus, RankSummary, Report, Verdict
-from ddpcheck.analysis.run_reader import Run, place, read_description, read_notes
+from ddpcheck.analysis.run_reader import RunReader, place, read_description, read_notes
 from ddpcheck.analysis.startup.table import startup_table
-from ddpcheck.analysis.timeseries.build import course_of
+from ddpcheck.analysis.timeseries.build import build_timeseries
 from ddpcheck.analysis.timeseries.history import agreement_history, gradient_history
 from ddpcheck.analysis.timing.table import time_tables
 from ddpcheck.records.schema import FaultRecord
@@ -69,11 +69,11 @@ def _restart(attempt: Attempt) -> int:
 def analyse_run(path: Path, *, course: bool = False) -> Report:
     """Read a stored run from beginning to end and judge it."""
     description = read_description(path)
-    run = Run(path)
-    return conclude(run, description, course=course)
+    run = RunReader(path)
+    return build_report(run, description, course=course)
 
 
-def conclude(run: Run, description: dict[str, Any], *, course: bool = False) -> Report:
+def build_report(run: RunReader, description: dict[str, Any], *, course: bool = False) -> Report:
     """Judge a run whose records have been read as far as they were there; reads the rest.
 
     `course`: with all figures over the steps, for a report that draws them.
@@ -92,7 +92,7 @@ def conclude(run: Run, description: dict[str, Any], *, course: bool = False) -> 
     overlaps = [overlap_or_why(attempt, run.path) for attempt in attempts]
     times = [time_tables(attempt.clocks, [module[0] for module in attempt.modules()]) for attempt in attempts]
     cases = [
-        Case(
+        RuleContext(
             attempt=attempt,
             number=number,
             folder=run.path,
@@ -143,14 +143,14 @@ def conclude(run: Run, description: dict[str, Any], *, course: bool = False) -> 
         gradients=gradient_history(last),
         environment=environment_rows(last),
         hosts=last.hosts(),
-        course=course_of(last, machine.nodes, overlaps[-1], findings, machine.links, run.path)
+        course=build_timeseries(last, machine.nodes, overlaps[-1], findings, machine.links, run.path)
         if course
         else None,
         run=_about(run, description),
     )
 
 
-def _findings(rule: Rule, case: Case) -> list[Finding]:
+def _findings(rule: Rule, case: RuleContext) -> list[Finding]:
     """A rule that fails costs its own findings, never the report."""
     try:
         return rule(case)
@@ -174,7 +174,7 @@ def _placed(strays: list[FaultRecord], ranks: list[tuple[RankSummary, ...]]) -> 
     return [tuple(faults) for faults in placed]
 
 
-def _is_partial(cases: list[Case]) -> bool:
+def _is_partial(cases: list[RuleContext]) -> bool:
     """Whether a rank of the last attempt is not in the records at all."""
     last = cases[-1]
     return not last.attempt.ranks or bool(last.with_status(RankStatus.MISSING))
@@ -195,7 +195,7 @@ def _command(description: dict[str, Any]) -> tuple[str, ...]:
     return tuple(map(str, command)) if isinstance(command, list) else ()
 
 
-def _about(run: Run, description: dict[str, Any]) -> dict[str, Any]:
+def _about(run: RunReader, description: dict[str, Any]) -> dict[str, Any]:
     headers = [rank.header for attempt in run.attempts.values() for rank in attempt.ranks.values()]
     return {
         "path": str(run.path),
@@ -215,7 +215,7 @@ def _about(run: Run, description: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _parameters(run: Run) -> int:
+def _parameters(run: RunReader) -> int:
     """How many parameters the last attempt's modules have together."""
     attempts = run.ordered()
     if not attempts:

@@ -19,7 +19,7 @@ from ddpcheck.records.schema import RANK_FILES, FaultRecord, RankHeader
 
 
 @dataclass(frozen=True)
-class Trouble:
+class WriteError:
     """What a launcher read on the board of its node; older ones did not note of which process."""
 
     rank: int
@@ -31,7 +31,7 @@ class Trouble:
         return self.rank == rank and self.process in (None, process)
 
 
-def place(troubles: Iterable[Trouble], ranks: Sequence[Sequence[RankSummary]]) -> list[dict[int, str]]:
+def place(troubles: Iterable[WriteError], ranks: Sequence[Sequence[RankSummary]]) -> list[dict[int, str]]:
     """By attempt and rank. Of a rank that wrote nothing at all no attempt knows the process: it is missing there."""
     placed: list[dict[int, str]] = [{} for _ in ranks]
     for trouble in troubles:
@@ -42,11 +42,11 @@ def place(troubles: Iterable[Trouble], ranks: Sequence[Sequence[RankSummary]]) -
     return placed
 
 
-def _is_of(trouble: Trouble, row: RankSummary) -> bool:
+def _is_of(trouble: WriteError, row: RankSummary) -> bool:
     return row.status is not RankStatus.MISSING and trouble.is_of(row.rank, (row.host, row.pid))
 
 
-def _is_missing(trouble: Trouble, row: RankSummary) -> bool:
+def _is_missing(trouble: WriteError, row: RankSummary) -> bool:
     return row.status is RankStatus.MISSING and row.rank == trouble.rank
 
 
@@ -104,7 +104,7 @@ class NodeNotes:
     # When the user, or --fail-fast, asked the job to stop.
     stopped: float | None = None
     # What ranks could not write to their files.
-    troubles: list[Trouble] = field(default_factory=list)
+    troubles: list[WriteError] = field(default_factory=list)
     leftovers: int = 0
     # By source that a launcher could not sample, and why: the hosts.
     unsampled: dict[tuple[str, str], set[str]] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class NodeNotes:
     hangs: dict[str, Hang] = field(default_factory=dict)
 
 
-class Run:
+class RunReader:
     """Reads a run; `poll` can be called again and again while the job is under way.
 
     `host`: in a large job only ranks of this host are followed, until all are asked for. Of the others no more than the
@@ -285,9 +285,9 @@ def _note(notes: NodeNotes, raw: dict[str, Any]) -> None:
         case {"kind": "trouble", "rank": int(rank), "text": str(text)}:
             match raw:
                 case {"host": str(host), "pid": int(pid)}:
-                    notes.troubles.append(Trouble(rank, text, (host, pid)))
+                    notes.troubles.append(WriteError(rank, text, (host, pid)))
                 case _:
-                    notes.troubles.append(Trouble(rank, text))
+                    notes.troubles.append(WriteError(rank, text))
         case {"kind": "fault", "probe": "sampler", "error": str(error)}:
             hosts = notes.unsampled.setdefault((str(raw.get("entry", "")), error), set())
             hosts |= {str(raw["host"])} if "host" in raw else set()

@@ -54,7 +54,7 @@ def diff(
     _check_rtol(rtol)
     attempts = _attempts(attempt)
     from ddpcheck.diff.compare import compare_runs
-    from ddpcheck.diff.model import Verdict
+    from ddpcheck.diff.model import DiffVerdict
 
     try:
         comparison = compare_runs(find_run(run_a), find_run(run_b), rtol, attempts)
@@ -71,7 +71,7 @@ def diff(
         from ddpcheck.reports.terminal.diff import render
 
         render(comparison, Console())
-    raise typer.Exit(PARTED if comparison.verdict is Verdict.PARTED else 0)
+    raise typer.Exit(PARTED if comparison.verdict is DiffVerdict.PARTED else 0)
 
 
 def _check_rtol(rtol: float | None) -> None:

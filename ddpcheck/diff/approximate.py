@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ddpcheck.diff.initial_parameters import compare_starts
-from ddpcheck.diff.model import AFTERMATH, ORDER, Growth, Parting, Value, Where
+from ddpcheck.diff.model import AFTERMATH, ORDER, DifferenceGrowth, DiffSource, FirstDifference, Value
 from ddpcheck.diff.record_diff import about_norm
-from ddpcheck.diff.run_input import Outline, Side
+from ddpcheck.diff.run_input import RunInput, RunSummary
 from ddpcheck.diff.run_steps import RunStep, run_steps
 from ddpcheck.records.schema import ModuleRecord
 from ddpcheck.records.sketch_codec import Packed
@@ -131,20 +131,20 @@ _MOST_VALUES = 64
 class RoundingResult:
     """All partings in order, and how far apart the gradients were at each step."""
 
-    partings: list[Parting] = field(default_factory=list)
-    growth: list[Growth] = field(default_factory=list)
+    partings: list[FirstDifference] = field(default_factory=list)
+    growth: list[DifferenceGrowth] = field(default_factory=list)
     compared: Counter[str] = field(default_factory=Counter)
     common: int = -1
 
 
 def compare_within_rounding(
-    a: Side, b: Side, outlines: tuple[Outline, Outline], rtol: float | None
+    a: RunInput, b: RunInput, outlines: tuple[RunSummary, RunSummary], rtol: float | None
 ) -> RoundingResult:
     """Modules by the order in which they were wrapped."""
     result = RoundingResult()
     if a.header().algorithm == b.header().algorithm:
         result.partings, compared = compare_starts(a, b, len(outlines[0].modules))
-        result.compared[Where.INIT.value] = compared
+        result.compared[DiffSource.INIT.value] = compared
     half = outlines[0].scaled or outlines[1].scaled
     for one, other in zip(outlines[0].modules.values(), outlines[1].modules.values(), strict=True):
         dtypes = {str(row[1]) for row in (*one.parameters, *other.parameters)}
@@ -162,8 +162,8 @@ class _Walk:
     """One module through both runs, step by step."""
 
     def __init__(self, a: ModuleRecord, b: ModuleRecord, tolerance: Tolerance) -> None:
-        self.partings: list[Parting] = []
-        self.growth: list[Growth] = []
+        self.partings: list[FirstDifference] = []
+        self.growth: list[DifferenceGrowth] = []
         self.compared: Counter[str] = Counter()
         self.common = -1
         self._module = a.module
@@ -171,7 +171,7 @@ class _Walk:
         self._groups = (a.group, b.group)
         self._tolerance = tolerance
         # The last step at which gradients, and hyperparameters, were found equal.
-        self._agreed: dict[Where, int] = {}
+        self._agreed: dict[DiffSource, int] = {}
 
     def through(self, a: Iterator[RunStep], b: Iterator[RunStep]) -> None:
         for one, other in _paired(a, b):
@@ -179,34 +179,34 @@ class _Walk:
             first = min((parting.step for parting in self.partings), default=None)
             telling = first is None or one.step <= first + AFTERMATH
             for where, parting in (
-                (Where.REWRITTEN, self._rewritten(one, other)),
-                (Where.REDUCED, self._gradients(one, other)),
-                (Where.HYPER, self._hyper(one, other)),
+                (DiffSource.REWRITTEN, self._rewritten(one, other)),
+                (DiffSource.REDUCED, self._gradients(one, other)),
+                (DiffSource.HYPER, self._hyper(one, other)),
             ):
                 if parting is not None and telling:
                     self.partings.append(replace(parting, agreed_until=self._agreed.get(where)))
                 elif first is None:
                     self._agreed[where] = one.step
 
-    def _rewritten(self, a: RunStep, b: RunStep) -> Parting | None:
+    def _rewritten(self, a: RunStep, b: RunStep) -> FirstDifference | None:
         wrote = [any(rank.rewritten for rank in step.ranks.values()) for step in (a, b)]
         if wrote[0] == wrote[1]:
             return None
         which = "A" if wrote[0] else "B"
         text = f"parameters were written before this step in run {which} only"
-        return self._parting(a, Where.REWRITTEN, text)
+        return self._parting(a, DiffSource.REWRITTEN, text)
 
-    def _gradients(self, a: RunStep, b: RunStep) -> Parting | None:
+    def _gradients(self, a: RunStep, b: RunStep) -> FirstDifference | None:
         names = [name for name in self._names if name in a.reduced and name in b.reduced]
         if not names:
             return None
-        self.compared[Where.REDUCED.value] += 1
+        self.compared[DiffSource.REDUCED.value] += 1
         apart = {name: _apart(a, b, name) for name in names}
         size = math.hypot(*(max(a.size(name), b.size(name)) for name in names))
         relative = math.hypot(*apart.values()) / size if size else 0.0
         before = self.growth[-1] if self.growth else None
         allowed = self._tolerance.at(a.step)
-        self.growth.append(Growth(a.step, self._module, relative, allowed))
+        self.growth.append(DifferenceGrowth(a.step, self._module, relative, allowed))
         if relative <= allowed:
             return None
         off = [name for name in names if apart[name] > allowed * size / math.sqrt(len(names))]
@@ -214,8 +214,14 @@ class _Walk:
         return self._apart_by(a, b, off or names[:1], len(names), relative, before)
 
     def _apart_by(
-        self, a: RunStep, b: RunStep, off: list[str], count: int, relative: float, before: Growth | None
-    ) -> Parting:
+        self,
+        a: RunStep,
+        b: RunStep,
+        off: list[str],
+        count: int,
+        relative: float,
+        before: DifferenceGrowth | None,
+    ) -> FirstDifference:
         ratio = self._ratio(a, b, off)
         sudden = before is None or relative > SUDDEN * before.relative
         worst = off[0]
@@ -238,7 +244,7 @@ class _Walk:
             else:
                 text += ", all at once"
         return replace(
-            self._parting(a, Where.REDUCED, text),
+            self._parting(a, DiffSource.REDUCED, text),
             parameter=worst,
             differing=len(off),
             tensors=count,
@@ -284,10 +290,10 @@ class _Walk:
                 quantities |= {f"{name} of run {which}": size for which, size in zip("AB", both, strict=True)}
         return quantities
 
-    def _hyper(self, a: RunStep, b: RunStep) -> Parting | None:
+    def _hyper(self, a: RunStep, b: RunStep) -> FirstDifference | None:
         sides = [step.ranks[min(step.ranks)].hyper for step in (a, b)]
         both = sorted(sides[0].keys() & sides[1].keys())
-        self.compared[Where.HYPER.value] += bool(both)
+        self.compared[DiffSource.HYPER.value] += bool(both)
         values = [
             Value(name, value, sides[1][optimizer][name])
             for optimizer in both
@@ -297,7 +303,7 @@ class _Walk:
         if not values:
             return None
         text = ", ".join(self._changed(value, a, b) for value in values[:3])
-        return replace(self._parting(a, Where.HYPER, text), values=tuple(values[:_MOST_VALUES]))
+        return replace(self._parting(a, DiffSource.HYPER, text), values=tuple(values[:_MOST_VALUES]))
 
     def _changed(self, value: Value, a: RunStep, b: RunStep) -> str:
         text = f"{value.what} is {value.a} in run A and {value.b} in run B"
@@ -305,9 +311,9 @@ class _Walk:
         found = named(ratio, self._quantities(a, b), 1e-6) if ratio is not None else None
         return f"{text}, ratio {found}" if found is not None and found.meaning else text
 
-    def _parting(self, step: RunStep, where: Where, text: str) -> Parting:
+    def _parting(self, step: RunStep, where: DiffSource, text: str) -> FirstDifference:
         ranks = tuple(sorted({rank for group in self._groups for rank in group}))
-        return Parting(step.step, where, self._module, None, 0, len(self._names), ranks, text)
+        return FirstDifference(step.step, where, self._module, None, 0, len(self._names), ranks, text)
 
 
 def _norm(step: RunStep, name: str, rank: int) -> float | None:

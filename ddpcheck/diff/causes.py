@@ -4,46 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddpcheck.diff.model import Method, Parting, Value, Where
+from ddpcheck.diff.model import DiffSource, FirstDifference, Method, Value
 from ddpcheck.diff.record_diff import MOVED, SKETCHED
-from ddpcheck.diff.run_input import Outline
+from ddpcheck.diff.run_input import RunSummary
 
 _EXACT = {
-    Where.INIT: "The runs start from different parameters: another seed, another checkpoint, or another way of "
+    DiffSource.INIT: "The runs start from different parameters: another seed, another checkpoint, or another way of "
     "initialising the model.",
-    Where.FORWARDS: "The runs take another number of forwards for a step: accumulation differs, or a step was left "
-    "out in one of them.",
-    Where.DATA: "The runs were fed different data: look at the sampler's seed and epoch, at shuffling, at the "
+    DiffSource.FORWARDS: "The runs take another number of forwards for a step: accumulation differs, or one "
+    "run skipped a step.",
+    DiffSource.DATA: "The runs were fed different data: look at the sampler's seed and epoch, at shuffling, at the "
     "dataset and its transforms.",
-    Where.RANDOM: "Parameters and data are the same, random numbers are not: dropout or noise starts from another "
+    DiffSource.RANDOM: "Parameters and data are the same, random numbers are not: dropout or noise starts from another "
     "seed, or something else draws from the generator.",
-    Where.BUFFERS: "Buffers differ while parameters and data were the same: another start, another momentum, or a "
+    DiffSource.BUFFERS: "Buffers differ while parameters and data were the same: another start, another momentum, or a "
     "forward that computes something else.",
-    Where.REWRITTEN: "Parameters were written outside the optimizer's step: a checkpoint loaded late, clamping, an "
-    "average copied in.",
-    Where.REDUCED: "Every rank computed the same gradients, the reduction gave something else: the backend, a "
+    DiffSource.REWRITTEN: "Parameters were written outside the optimizer's step: a checkpoint loaded late, clamping, "
+    "or an average copied in.",
+    DiffSource.REDUCED: "Every rank computed the same gradients, the reduction gave something else: the backend, a "
     "communication hook, or another order of additions.",
-    Where.STATE: "The optimizers' states differ before the step: momenta were loaded in one run, or kept otherwise.",
-    Where.HYPER: "Gradients are the same, the optimizer's settings are not.",
-    Where.PARAMS: "The same gradients were applied with the same settings: the optimizer's update itself differs "
+    DiffSource.STATE: "Optimizer states differ before the step: one run loaded or kept other momenta.",
+    DiffSource.HYPER: "Gradients are the same, the optimizer's settings are not.",
+    DiffSource.PARAMS: "The same gradients were applied with the same settings: the optimizer's update itself differs "
     "(another implementation, another state, another version of torch).",
 }
 _NORMED = "running_mean"
 
 
-def cause_of(method: Method, first: Parting, compared: Mapping[str, int]) -> str:
+def cause_of(method: Method, first: FirstDifference, compared: Mapping[str, int]) -> str:
     """One or two sentences for people."""
-    if first.stage is Where.LOCAL:
+    if first.stage is DiffSource.LOCAL:
         return _computation(compared)
-    if first.stage is Where.APPLIED:
+    if first.stage is DiffSource.APPLIED:
         return _applied(first)
-    if method is Method.ROUNDING and first.stage is Where.REDUCED:
+    if method is Method.ROUNDING and first.stage is DiffSource.REDUCED:
         return _beyond_rounding(first)
     return _EXACT[first.stage]
 
 
 def _computation(compared: Mapping[str, int]) -> str:
-    if not compared.get(Where.DATA.value):
+    if not compared.get(DiffSource.DATA.value):
         return (
             "The runs began the step with the same parameters and their gradients differ: the data (not on record), "
             "the loss, the model's code or the software that computes it."
@@ -54,7 +54,7 @@ def _computation(compared: Mapping[str, int]) -> str:
     )
 
 
-def _applied(first: Parting) -> str:
+def _applied(first: FirstDifference) -> str:
     moved = next((value for value in first.values if value.what == MOVED), None)
     if moved is not None:
         which = "A" if moved.a else "B"
@@ -70,7 +70,7 @@ def _applied(first: Parting) -> str:
     )
 
 
-def _beyond_rounding(first: Parting) -> str:
+def _beyond_rounding(first: FirstDifference) -> str:
     if first.ratio is not None:
         return (
             "One run's gradients are a multiple of the other's: a loss that is summed instead of averaged, a division "
@@ -93,7 +93,7 @@ def _beyond_rounding(first: Parting) -> str:
 
 
 def of_the_split(
-    outlines: tuple[Outline, Outline], shares: tuple[Sequence[int], Sequence[int]]
+    outlines: tuple[RunSummary, RunSummary], shares: tuple[Sequence[int], Sequence[int]]
 ) -> list[Value]:
     """What makes the same samples give other gradients; `shares` are the rows of each rank in that step."""
     found: list[Value] = []

@@ -10,8 +10,17 @@ from ddpcheck.diff.approximate import RoundingResult, compare_within_rounding
 from ddpcheck.diff.causes import cause_of, of_the_split
 from ddpcheck.diff.environment_diff import suspects
 from ddpcheck.diff.exact import compare_exactly
-from ddpcheck.diff.model import AFTERMATH, Comparison, Growth, Method, Parting, RunSide, Verdict, Where
-from ddpcheck.diff.run_input import Outline, Side, check_models, outline, read_side
+from ddpcheck.diff.model import (
+    AFTERMATH,
+    Comparison,
+    DifferenceGrowth,
+    DiffSource,
+    DiffVerdict,
+    FirstDifference,
+    Method,
+    RunSide,
+)
+from ddpcheck.diff.run_input import RunInput, RunSummary, check_models, outline, read_side
 from ddpcheck.diff.run_steps import run_steps
 from ddpcheck.errors import NotComparable
 from ddpcheck.formatting import name_ranks
@@ -40,10 +49,10 @@ def compare_runs(
     return _rounding(a, b, outlines, rtol, notes)
 
 
-def _exact(a: Side, b: Side, outlines: tuple[Outline, Outline], notes: list[str]) -> Comparison:
+def _exact(a: RunInput, b: RunInput, outlines: tuple[RunSummary, RunSummary], notes: list[str]) -> Comparison:
     result = compare_exactly(a, b)
     _need_common(result.compared, result.common, a, b)
-    growth: list[Growth] = []
+    growth: list[DifferenceGrowth] = []
     if result.partings and result.partings[0].step >= 0 and _same_sketches(a, b):
         within = compare_within_rounding(a, b, outlines, None)
         growth = within.growth
@@ -53,27 +62,27 @@ def _exact(a: Side, b: Side, outlines: tuple[Outline, Outline], notes: list[str]
     return _comparison(Method.EXACT, a, b, outlines, result.partings, dict(result.compared), growth, notes)
 
 
-def _with_ratios(partings: list[Parting], within: list[Parting]) -> list[Parting]:
+def _with_ratios(partings: list[FirstDifference], within: list[FirstDifference]) -> list[FirstDifference]:
     """What the sizes of the gradients say, beside the bits."""
-    told = {(one.module, one.step): one for one in within if one.stage is Where.REDUCED}
+    told = {(one.module, one.step): one for one in within if one.stage is DiffSource.REDUCED}
     more = []
     for one in partings:
         size = told.get((one.module, one.step))
-        wanted = one.stage is Where.REDUCED or (one.stage is Where.LOCAL and one is partings[0])
+        wanted = one.stage is DiffSource.REDUCED or (one.stage is DiffSource.LOCAL and one is partings[0])
         if size is not None and wanted:
             one = replace(one, message=size.message, ratio=size.ratio, sudden=size.sudden)
         more.append(one)
     return more
 
 
-def _silent(a: Side, b: Side) -> list[str]:
+def _silent(a: RunInput, b: RunInput) -> list[str]:
     """Ranks of which only one run has records, as after a kill before wrapping."""
     missing = [(side.label, sorted(set(range(side.world_size)) - side.headers.keys())) for side in (a, b)]
     return [f"Run {label} holds no records of {name_ranks(ranks)}." for label, ranks in missing if ranks]
 
 
 def _rounding(
-    a: Side, b: Side, outlines: tuple[Outline, Outline], rtol: float | None, notes: list[str]
+    a: RunInput, b: RunInput, outlines: tuple[RunSummary, RunSummary], rtol: float | None, notes: list[str]
 ) -> Comparison:
     if not _same_sketches(a, b):
         raise NotComparable(
@@ -95,12 +104,12 @@ def _rounding(
 
 def _comparison(
     method: Method,
-    a: Side,
-    b: Side,
-    outlines: tuple[Outline, Outline],
-    partings: list[Parting],
+    a: RunInput,
+    b: RunInput,
+    outlines: tuple[RunSummary, RunSummary],
+    partings: list[FirstDifference],
     compared: Mapping[str, int],
-    growth: list[Growth],
+    growth: list[DifferenceGrowth],
     notes: list[str],
 ) -> Comparison:
     first = partings[0] if partings else None
@@ -114,7 +123,7 @@ def _comparison(
             f"Run A took {sides[0].steps} steps and run B {sides[1].steps}: the first {shorter} were compared.",
         ]
     return Comparison(
-        verdict=Verdict.AGREE if first is None else Verdict.PARTED,
+        verdict=DiffVerdict.AGREE if first is None else DiffVerdict.PARTED,
         method=method,
         a=sides[0],
         b=sides[1],
@@ -128,18 +137,20 @@ def _comparison(
     )
 
 
-def _news(partings: list[Parting]) -> list[Parting]:
+def _news(partings: list[FirstDifference]) -> list[FirstDifference]:
     """What followed from the first parting: each stage where it was first touched, in the next few steps."""
     if not partings:
         return []
-    first: dict[tuple[int, Where], Parting] = {}
+    first: dict[tuple[int, DiffSource], FirstDifference] = {}
     for parting in partings:
         if parting.step <= partings[0].step + AFTERMATH:
             first.setdefault((parting.module, parting.stage), parting)
     return list(first.values())[1:]
 
 
-def _shares(a: Side, b: Side, outlines: tuple[Outline, Outline], step: int) -> tuple[list[int], list[int]]:
+def _shares(
+    a: RunInput, b: RunInput, outlines: tuple[RunSummary, RunSummary], step: int
+) -> tuple[list[int], list[int]]:
     """How many rows each rank trained on in that step."""
     found: list[list[int]] = []
     for side, described in zip((a, b), outlines, strict=True):
@@ -149,7 +160,7 @@ def _shares(a: Side, b: Side, outlines: tuple[Outline, Outline], step: int) -> t
     return found[0], found[1]
 
 
-def _run_side(side: Side, found: Outline) -> RunSide:
+def _run_side(side: RunInput, found: RunSummary) -> RunSide:
     command = side.description.get("command")
     return RunSide(
         path=str(side.folder),
@@ -162,7 +173,7 @@ def _run_side(side: Side, found: Outline) -> RunSide:
     )
 
 
-def _why_not_exact(a: Side, b: Side, outlines: tuple[Outline, Outline]) -> str:
+def _why_not_exact(a: RunInput, b: RunInput, outlines: tuple[RunSummary, RunSummary]) -> str:
     if a.world_size != b.world_size:
         return (
             f"Run A has {a.world_size} and run B {b.world_size} ranks, so no two numbers need be equal to the bit: "
@@ -179,7 +190,7 @@ def _why_not_exact(a: Side, b: Side, outlines: tuple[Outline, Outline]) -> str:
     return ""
 
 
-def _settings(a: Side, b: Side) -> list[str]:
+def _settings(a: RunInput, b: RunInput) -> list[str]:
     every = [side.setting("every", 1) for side in (a, b)]
     if every[0] == every[1]:
         return []
@@ -189,11 +200,11 @@ def _settings(a: Side, b: Side) -> list[str]:
     ]
 
 
-def _same_sketches(a: Side, b: Side) -> bool:
+def _same_sketches(a: RunInput, b: RunInput) -> bool:
     return a.recorded_by == b.recorded_by
 
 
-def _need_common(compared: Mapping[str, int], common: int, a: Side, b: Side) -> None:
+def _need_common(compared: Mapping[str, int], common: int, a: RunInput, b: RunInput) -> None:
     if common >= 0 or compared:
         return
     every = [side.setting("every", 1) for side in (a, b)]
@@ -220,7 +231,7 @@ def _how_large(within: RoundingResult) -> list[str]:
     ]
 
 
-def _thinned(growth: list[Growth]) -> list[Growth]:
+def _thinned(growth: list[DifferenceGrowth]) -> list[DifferenceGrowth]:
     if len(growth) <= MOST_GROWTH:
         return growth
     stride = -(-len(growth) // MOST_GROWTH)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
 from ddpcheck.diff.model import Value
-from ddpcheck.diff.run_input import Outline, Side
+from ddpcheck.diff.run_input import RunInput, RunSummary
 
 # Another one for every start of a job, or told already by the world size.
 _ALWAYS_OTHER = frozenset(
@@ -41,12 +41,12 @@ _ALWAYS_OTHER = frozenset(
 _HEADER = ("torch", "python", "backend", "device")
 
 
-def suspects(a: Side, b: Side, outlines: tuple[Outline, Outline]) -> tuple[Value, ...]:
+def suspects(a: RunInput, b: RunInput, outlines: tuple[RunSummary, RunSummary]) -> tuple[Value, ...]:
     """Each with its value in both runs; the software first."""
     return (*_headers(a, b), *_outlines(*outlines), *_command(a, b), *_environment(a, b))
 
 
-def _headers(a: Side, b: Side) -> Iterator[Value]:
+def _headers(a: RunInput, b: RunInput) -> Iterator[Value]:
     for name in _HEADER:
         yield from _unless_same(name, _over_ranks(a, name), _over_ranks(b, name))
     yield from _unless_same("hosts", _over_ranks(a, "host"), _over_ranks(b, "host"))
@@ -54,11 +54,11 @@ def _headers(a: Side, b: Side) -> Iterator[Value]:
     yield from _unless_same("ddpcheck", a.recorded_by, b.recorded_by)
 
 
-def _over_ranks(side: Side, name: str) -> str:
+def _over_ranks(side: RunInput, name: str) -> str:
     return ", ".join(sorted({str(getattr(header, name)) for header in side.headers.values()}))
 
 
-def _outlines(a: Outline, b: Outline) -> Iterator[Value]:
+def _outlines(a: RunSummary, b: RunSummary) -> Iterator[Value]:
     for number, (one, other) in enumerate(zip(a.modules.values(), b.modules.values(), strict=True)):
         where = f" of module {number}" if len(a.modules) > 1 else ""
         yield from _unless_same(f"class{where}", one.name, other.name)
@@ -79,13 +79,13 @@ def _listed(names: Mapping[int, str]) -> str:
     return ", ".join(names[number] for number in sorted(names))
 
 
-def _command(a: Side, b: Side) -> Iterator[Value]:
+def _command(a: RunInput, b: RunInput) -> Iterator[Value]:
     commands = [" ".join(map(str, side.description.get("command") or ())) for side in (a, b)]
     yield from _unless_same("command", commands[0], commands[1])
     yield from _unless_same("arguments", " ".join(a.header().argv), " ".join(b.header().argv))
 
 
-def _environment(a: Side, b: Side) -> Iterator[Value]:
+def _environment(a: RunInput, b: RunInput) -> Iterator[Value]:
     kept = [
         {name: value for name, value in side.header().environment.items() if name not in _ALWAYS_OTHER}
         for side in (a, b)

@@ -13,11 +13,11 @@ from ddpcheck.records.schema import (
     DigestRecord,
     HyperRecord,
     ModuleRecord,
-    Of,
     OptimizerRecord,
     Record,
     SkipRecord,
     Stage,
+    TensorKind,
 )
 from ddpcheck.records.sketch_shares import shares
 
@@ -28,7 +28,7 @@ Key = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
-class Moment:
+class DiffEvent:
     """Something that happened; in two runs of one job it has the same key."""
 
     key: Key
@@ -70,14 +70,14 @@ class Timeline:
     def step(self) -> int:
         return max((step for step, _ in self.reached.values()), default=-1)
 
-    def passed(self, moment: Moment) -> bool:
+    def passed(self, moment: DiffEvent) -> bool:
         """Whether that moment would have been met by now, had it happened here."""
         return self.reached.get(moment.module, (-1, 0))[0] > moment.step
 
-    def __iter__(self) -> Iterator[Moment]:
+    def __iter__(self) -> Iterator[DiffEvent]:
         return self
 
-    def __next__(self) -> Moment:
+    def __next__(self) -> DiffEvent:
         for record in self._records:
             moment = self._take(record)
             if moment is not None:
@@ -85,7 +85,7 @@ class Timeline:
         self.over = True
         raise StopIteration
 
-    def _take(self, record: Record) -> Moment | None:
+    def _take(self, record: Record) -> DiffEvent | None:
         match record:
             case ModuleRecord():
                 self._describe(record)
@@ -116,7 +116,7 @@ class Timeline:
     def _change(self, optimizer: int, changed: Mapping[str, Any]) -> None:
         self._hyper[optimizer] = {**self._hyper.get(optimizer, {}), **changed}
 
-    def _digest(self, record: DigestRecord) -> Moment:
+    def _digest(self, record: DigestRecord) -> DiffEvent:
         optimizer = -1 if record.optimizer is None else record.optimizer
         key: Key = (record.stage, record.of, record.module, optimizer, record.step)
         step = record.step
@@ -127,7 +127,7 @@ class Timeline:
             # Which parameters have a state here: a sharded optimizer holds others on other ranks.
             key = (*key, record.hyper)
         moment = self._moment(key, step, record, self._hyper.get(optimizer))
-        if record.of == Of.PARAMETERS.value:
+        if record.of == TensorKind.PARAMETERS.value:
             self._params[record.module] = record
         if record.stage == Stage.PARAMS.value:
             self.reached[record.module] = (record.step, self._turn)
@@ -139,13 +139,13 @@ class Timeline:
 
     def _moment(
         self, key: Key, step: int, record: Comparable, hyper: Mapping[str, Any] | None = None
-    ) -> Moment:
+    ) -> DiffEvent:
         module = int(record.module or 0)
         # A batch is written down after the step that it led to, and gradients come late from a device.
         turn = self._turns.get((module, step), self._turn)
         backward = self._backwards.get(module)
-        buffers = isinstance(record, DigestRecord) and record.of == Of.BUFFERS.value
-        return Moment(
+        buffers = isinstance(record, DigestRecord) and record.of == TensorKind.BUFFERS.value
+        return DiffEvent(
             key=key,
             step=step,
             turn=turn,

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from ddpcheck.diff.events import Key, Moment, Timeline
-from ddpcheck.diff.model import AFTERMATH, ORDER, Parting, Value, Where
-from ddpcheck.diff.record_diff import Outcome, Seat, compare, written
-from ddpcheck.diff.run_input import Side
+from ddpcheck.diff.events import DiffEvent, Key, Timeline
+from ddpcheck.diff.model import AFTERMATH, ORDER, DiffSource, FirstDifference, Value
+from ddpcheck.diff.record_diff import DiffLocation, RecordDiff, compare, written
+from ddpcheck.diff.run_input import RunInput
 from ddpcheck.records.schema import DigestRecord, SkipRecord, Stage
 
 # Steps by which one run may be read ahead of the other before a moment counts as missing there.
@@ -22,8 +22,8 @@ class Difference:
     """One rank's part in a parting."""
 
     turn: int
-    moment: Moment
-    outcome: Outcome
+    moment: DiffEvent
+    outcome: RecordDiff
     rank: int
     message: str = ""
 
@@ -32,20 +32,20 @@ class Difference:
 class ExactResult:
     """All partings in order, and how often each stage was compared."""
 
-    partings: list[Parting] = field(default_factory=list)
+    partings: list[FirstDifference] = field(default_factory=list)
     compared: Counter[str] = field(default_factory=Counter)
     # Last step that both runs reached, on the rank that came furthest.
     common: int = -1
 
 
-def compare_exactly(a: Side, b: Side) -> ExactResult:
+def compare_exactly(a: RunInput, b: RunInput) -> ExactResult:
     """Ranks one after the other; what is read of a rank ends soon after the first difference of all."""
     result = ExactResult()
     differences: list[Difference] = []
-    agreed: dict[tuple[int, Where], int] = {}
+    agreed: dict[tuple[int, DiffSource], int] = {}
     same_version = a.recorded_by == b.recorded_by
     for rank in sorted(a.headers.keys() & b.headers.keys()):
-        walk = RankWalk(a, b, Seat(rank, same_version))
+        walk = RankWalk(a, b, DiffLocation(rank, same_version))
         earliest = min((difference.moment.step for difference in differences), default=None)
         differences += walk.differences(earliest)
         result.compared.update(walk.compared)
@@ -59,13 +59,13 @@ def compare_exactly(a: Side, b: Side) -> ExactResult:
 class RankWalk:
     """One rank through both runs, side by side."""
 
-    def __init__(self, a: Side, b: Side, seat: Seat) -> None:
+    def __init__(self, a: RunInput, b: RunInput, seat: DiffLocation) -> None:
         self._sides = (Timeline(a.records(seat.rank)), Timeline(b.records(seat.rank)))
-        self.waiting: tuple[dict[Key, Moment], dict[Key, Moment]] = ({}, {})
+        self.waiting: tuple[dict[Key, DiffEvent], dict[Key, DiffEvent]] = ({}, {})
         self._seat = seat
         self.compared: Counter[str] = Counter()
         # By module and stage, the last step before the first difference at which the runs agreed.
-        self.agreed: dict[tuple[int, Where], int] = {}
+        self.agreed: dict[tuple[int, DiffSource], int] = {}
         self.common = -1
         self._forgotten = 0
         self._found: list[Difference] = []
@@ -88,7 +88,7 @@ class RankWalk:
         self.common = min(timeline.step for timeline in self._sides)
         return [difference for difference in self._found if last is None or difference.moment.step <= last]
 
-    def _moments(self) -> Iterator[tuple[int, Moment]]:
+    def _moments(self) -> Iterator[tuple[int, DiffEvent]]:
         """From whichever run is behind, so that few moments wait for their counterpart."""
         while not all(timeline.over for timeline in self._sides):
             behind = min((n for n in (0, 1) if not self._sides[n].over), key=lambda n: self._sides[n].step)
@@ -108,7 +108,7 @@ class RankWalk:
             for moment in old:
                 del waiting[moment.key]
 
-    def _compare(self, a: Moment, b: Moment) -> None:
+    def _compare(self, a: DiffEvent, b: DiffEvent) -> None:
         for outcome in compare(a, b, self._seat):
             self.compared[outcome.where.value] += 1
             if outcome.differ:
@@ -117,25 +117,27 @@ class RankWalk:
                 place = (a.module, outcome.where)
                 self.agreed[place] = max(self.agreed.get(place, a.step), a.step)
 
-    def _settle_missing(self, moments: list[Moment], side: int) -> None:
+    def _settle_missing(self, moments: list[DiffEvent], side: int) -> None:
         """Of most records one run may rightly have fewer; a write or a step left out is a difference."""
         for moment in moments:
             if not self._sides[1 - side].passed(moment):
                 continue
             which = "AB"[side]
             if isinstance(moment.record, SkipRecord):
-                outcome = Outcome(Where.FORWARDS, True)
+                outcome = RecordDiff(DiffSource.FORWARDS, True)
                 text = f"run {which} left out an optimizer step (GradScaler), the other run did not"
             elif isinstance(moment.record, DigestRecord) and moment.record.stage == Stage.REWRITTEN.value:
-                outcome = Outcome(Where.REWRITTEN, True, written(moment))
+                outcome = RecordDiff(DiffSource.REWRITTEN, True, written(moment))
                 text = f"parameters were written before this step in run {which} only"
             else:
                 continue
             self._found.append(Difference(moment.turn, moment, outcome, self._seat.rank, text))
 
 
-def _partings(differences: list[Difference], agreed: dict[tuple[int, Where], int]) -> list[Parting]:
-    groups: dict[tuple[int, int, Where], list[Difference]] = {}
+def _partings(
+    differences: list[Difference], agreed: dict[tuple[int, DiffSource], int]
+) -> list[FirstDifference]:
+    groups: dict[tuple[int, int, DiffSource], list[Difference]] = {}
     for difference in differences:
         moment, where = difference.moment, difference.outcome.where
         groups.setdefault((moment.module, moment.step, where), []).append(difference)
@@ -147,7 +149,7 @@ def _partings(differences: list[Difference], agreed: dict[tuple[int, Where], int
     return [replace(p, agreed_until=_until(p, agreed)) for p in partings]
 
 
-def _parting(module: int, step: int, where: Where, found: list[Difference]) -> Parting:
+def _parting(module: int, step: int, where: DiffSource, found: list[Difference]) -> FirstDifference:
     order = found[0].moment.names
     differing = {name for one in found for name in one.outcome.names or ()}
     names = [name for name in order if name in differing]
@@ -157,10 +159,10 @@ def _parting(module: int, step: int, where: Where, found: list[Difference]) -> P
         by_name = one.outcome.values or {}
         values += by_name.get(name, ()) if name is not None else one.outcome.said
     messages = [one.message for one in found if one.message]
-    if where is Where.HYPER:
+    if where is DiffSource.HYPER:
         told = {f"{value.what} is {value.a} in run A and {value.b} in run B": None for value in values}
         messages = [", ".join(list(told)[:3])]
-    return Parting(
+    return FirstDifference(
         step=step,
         stage=where,
         module=module,
@@ -173,13 +175,15 @@ def _parting(module: int, step: int, where: Where, found: list[Difference]) -> P
     )
 
 
-def _with_names(partings: list[Parting]) -> list[Parting]:
+def _with_names(partings: list[FirstDifference]) -> list[FirstDifference]:
     """Applied gradients come without names: the parameters after the step tell."""
-    after = {(parting.module, parting.step): parting for parting in partings if parting.stage is Where.PARAMS}
+    after = {
+        (parting.module, parting.step): parting for parting in partings if parting.stage is DiffSource.PARAMS
+    }
     named = []
     for parting in partings:
         told = after.get((parting.module, parting.step))
-        if parting.parameter is None and parting.stage is Where.APPLIED and told is not None:
+        if parting.parameter is None and parting.stage is DiffSource.APPLIED and told is not None:
             norms = tuple(value for value in told.values if value.what != "digest")
             parting = replace(
                 parting,
@@ -191,6 +195,6 @@ def _with_names(partings: list[Parting]) -> list[Parting]:
     return named
 
 
-def _until(parting: Parting, agreed: dict[tuple[int, Where], int]) -> int | None:
+def _until(parting: FirstDifference, agreed: dict[tuple[int, DiffSource], int]) -> int | None:
     step = agreed.get((parting.module, parting.stage))
     return step if step is not None and step < parting.step else None

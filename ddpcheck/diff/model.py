@@ -11,7 +11,7 @@ from typing import Any
 DIFF_SCHEMA = 1
 
 
-class Verdict(str, Enum):
+class DiffVerdict(str, Enum):
     """Whether the runs are the same, as far as both were recorded."""
 
     AGREE = "agree"
@@ -25,7 +25,7 @@ class Method(str, Enum):
     ROUNDING = "rounding"
 
 
-class Where(str, Enum):
+class DiffSource(str, Enum):
     """The stages of a step, in the order in which one leads to the next."""
 
     INIT = "init.after"
@@ -44,7 +44,7 @@ class Where(str, Enum):
 
 # Steps after the first parting that are told of as well.
 AFTERMATH = 2
-ORDER = {where: number for number, where in enumerate(Where)}
+ORDER = {where: number for number, where in enumerate(DiffSource)}
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Parting:
+class FirstDifference:
     """A moment at which the runs are not the same."""
 
     # -1: at wrapping, before the first step.
     step: int
-    stage: Where
+    stage: DiffSource
     module: int
     # The first that differs, in the order of the model; for gradients within rounding, the one furthest off.
     parameter: str | None
@@ -95,7 +95,7 @@ class Parting:
 
 
 @dataclass(frozen=True)
-class Growth:
+class DifferenceGrowth:
     """How far apart the reduced gradients of one step are, over their size, and how far they may be."""
 
     step: int
@@ -113,19 +113,19 @@ class Growth:
 class Comparison:
     """Two runs side by side. Made once; reports show it and compute nothing."""
 
-    verdict: Verdict
+    verdict: DiffVerdict
     method: Method
     a: RunSide
     b: RunSide
-    first: Parting | None
+    first: FirstDifference | None
     # What the first parting says of its cause.
     cause: str
     # Other partings, in order, up to two steps later.
-    then: tuple[Parting, ...]
+    then: tuple[FirstDifference, ...]
     # What is not the same about the two runs from the outside.
     suspects: tuple[Value, ...]
     # How often each stage was compared.
     compared: dict[str, int] = field(default_factory=dict)
-    growth: tuple[Growth, ...] = ()
+    growth: tuple[DifferenceGrowth, ...] = ()
     notes: tuple[str, ...] = ()
     schema: int = DIFF_SCHEMA

@@ -7,10 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddpcheck.diff.events import Moment
-from ddpcheck.diff.model import Value, Where
+from ddpcheck.diff.events import DiffEvent
+from ddpcheck.diff.model import DiffSource, Value
 from ddpcheck.records.digest_codec import unpack_leaves
-from ddpcheck.records.schema import AppliedRecord, BackwardRecord, BatchRecord, DigestRecord, Of, Stage
+from ddpcheck.records.schema import (
+    AppliedRecord,
+    BackwardRecord,
+    BatchRecord,
+    DigestRecord,
+    Stage,
+    TensorKind,
+)
 from ddpcheck.records.sketch_codec import Packed, unpack
 
 
@@ -51,19 +58,19 @@ SKETCHED = "reduced gradients' sketches"
 # Of a digest, for people to compare.
 _DIGITS = 16
 _STAGES = {
-    Stage.INIT_AFTER.value: Where.INIT,
-    Stage.BUFFERS.value: Where.BUFFERS,
-    Stage.REWRITTEN.value: Where.REWRITTEN,
-    Stage.STATE.value: Where.STATE,
-    Stage.PARAMS.value: Where.PARAMS,
+    Stage.INIT_AFTER.value: DiffSource.INIT,
+    Stage.BUFFERS.value: DiffSource.BUFFERS,
+    Stage.REWRITTEN.value: DiffSource.REWRITTEN,
+    Stage.STATE.value: DiffSource.STATE,
+    Stage.PARAMS.value: DiffSource.PARAMS,
 }
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RecordDiff:
     """One stage of a moment: whether the runs differ there, in which tensors, and what each says."""
 
-    where: Where
+    where: DiffSource
     differ: bool
     # None: it is not about single tensors, or cannot be told of which.
     names: tuple[str, ...] | None = None
@@ -72,7 +79,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Seat:
+class DiffLocation:
     """The rank whose moments are compared."""
 
     rank: int
@@ -80,7 +87,7 @@ class Seat:
     sketches: bool = True
 
 
-def compare(a: Moment, b: Moment, seat: Seat) -> Iterator[Outcome]:
+def compare(a: DiffEvent, b: DiffEvent, seat: DiffLocation) -> Iterator[RecordDiff]:
     """One outcome for each thing that both moments tell of."""
     one, other = a.record, b.record
     if isinstance(one, DigestRecord) and isinstance(other, DigestRecord):
@@ -91,7 +98,7 @@ def compare(a: Moment, b: Moment, seat: Seat) -> Iterator[Outcome]:
             said = (*said, Value(MOVED, one.moved, other.moved, seat.rank))
         if seat.sketches and a.backward is not None and b.backward is not None:
             said = (*said, Value(SKETCHED, a.backward.root, b.backward.root, seat.rank))
-        yield Outcome(Where.APPLIED, one.root != other.root, None, None, said)
+        yield RecordDiff(DiffSource.APPLIED, one.root != other.root, None, None, said)
     elif isinstance(one, BackwardRecord) and isinstance(other, BackwardRecord):
         if seat.sketches and one.local and other.local:
             yield from _gradients(a, b, one, other, seat)
@@ -99,17 +106,19 @@ def compare(a: Moment, b: Moment, seat: Seat) -> Iterator[Outcome]:
         yield from _batches(one, other, seat.rank)
 
 
-def _digests(a: Moment, b: Moment, one: DigestRecord, other: DigestRecord, seat: Seat) -> Iterator[Outcome]:
+def _digests(
+    a: DiffEvent, b: DiffEvent, one: DigestRecord, other: DigestRecord, seat: DiffLocation
+) -> Iterator[RecordDiff]:
     if one.stage == Stage.PARAMS.value:
         if one.forward is not None and other.forward is not None:
             counts = Value("training forwards so far", one.forward, other.forward, seat.rank)
-            yield Outcome(Where.FORWARDS, one.forward != other.forward, None, None, (counts,))
-        yield Outcome(Where.HYPER, *_hyper(a.hyper, b.hyper, seat.rank))
+            yield RecordDiff(DiffSource.FORWARDS, one.forward != other.forward, None, None, (counts,))
+        yield RecordDiff(DiffSource.HYPER, *_hyper(a.hyper, b.hyper, seat.rank))
     where = _STAGES.get(one.stage)
     if where is None:
         return
     if one.root == other.root and a.names == b.names:
-        yield Outcome(where, False)
+        yield RecordDiff(where, False)
         return
     leaves = [
         dict(zip(m.names, unpack_leaves(r.leaves, r.width), strict=False)) for m, r in ((a, one), (b, other))
@@ -126,7 +135,7 @@ def _digests(a: Moment, b: Moment, one: DigestRecord, other: DigestRecord, seat:
         for name in names
     }
     said = (_roots(one, other, seat.rank), *_sets(a.names, b.names))
-    yield Outcome(where, differ, names or None, values, said)
+    yield RecordDiff(where, differ, names or None, values, said)
 
 
 def _roots(a: DigestRecord | AppliedRecord, b: DigestRecord | AppliedRecord, rank: int) -> Value:
@@ -139,7 +148,7 @@ def _sets(a: Sequence[str], b: Sequence[str]) -> tuple[Value, ...]:
     return (Value("only in this run", only[0], only[1]),) if any(only) else ()
 
 
-def written(moment: Moment) -> tuple[str, ...] | None:
+def written(moment: DiffEvent) -> tuple[str, ...] | None:
     """Which parameters were written before a step; None where the step before was not looked at."""
     record, before = moment.record, moment.before
     if not isinstance(record, DigestRecord) or before is None or before.step != record.step - 1:
@@ -154,11 +163,11 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name, one in a.items() if name in b and one != b[name])
 
 
-def _norms(a: Moment, b: Moment, name: str, seat: Seat) -> tuple[Value, ...]:
+def _norms(a: DiffEvent, b: DiffEvent, name: str, seat: DiffLocation) -> tuple[Value, ...]:
     """How large this rank's own gradient was in that step, where it was sketched."""
     if a.backward is None or b.backward is None or not seat.sketches:
         return ()
-    if isinstance(a.record, DigestRecord) and a.record.of == Of.BUFFERS.value:
+    if isinstance(a.record, DigestRecord) and a.record.of == TensorKind.BUFFERS.value:
         return ()
     one = local_sketches(a.backward, a.names).get(name)
     other = local_sketches(b.backward, b.names).get(name)
@@ -178,20 +187,22 @@ def _hyper(
 
 
 def _gradients(
-    a: Moment, b: Moment, one: BackwardRecord, other: BackwardRecord, seat: Seat
-) -> Iterator[Outcome]:
+    a: DiffEvent, b: DiffEvent, one: BackwardRecord, other: BackwardRecord, seat: DiffLocation
+) -> Iterator[RecordDiff]:
     own = (local_sketches(one, a.names), local_sketches(other, b.names))
-    yield _sketches(Where.LOCAL, *own, seat.rank)
+    yield _sketches(DiffSource.LOCAL, *own, seat.rank)
     shares = [reduced_sketches(r, m.names, m.shares.get(seat.rank, ())) for m, r in ((a, one), (b, other))]
-    found = _sketches(Where.REDUCED, shares[0], shares[1], seat.rank)
+    found = _sketches(DiffSource.REDUCED, shares[0], shares[1], seat.rank)
     # The other shares are with the other ranks; the root is over all of them.
     differ = found.differ or (one.root != other.root and a.names == b.names)
-    yield Outcome(Where.REDUCED, differ, found.names, found.values)
+    yield RecordDiff(DiffSource.REDUCED, differ, found.names, found.values)
 
 
-def _sketches(where: Where, a: Mapping[str, Packed], b: Mapping[str, Packed], rank: int) -> Outcome:
+def _sketches(where: DiffSource, a: Mapping[str, Packed], b: Mapping[str, Packed], rank: int) -> RecordDiff:
     names = tuple(name for name, one in a.items() if name in b and not same(one, b[name]))
-    return Outcome(where, bool(names), names or None, {name: _pair(a[name], b[name], rank) for name in names})
+    return RecordDiff(
+        where, bool(names), names or None, {name: _pair(a[name], b[name], rank) for name in names}
+    )
 
 
 def _pair(a: Packed, b: Packed, rank: int) -> tuple[Value, ...]:
@@ -204,12 +215,12 @@ def _pair(a: Packed, b: Packed, rank: int) -> tuple[Value, ...]:
     return tuple(values)
 
 
-def _batches(a: BatchRecord, b: BatchRecord, rank: int) -> Iterator[Outcome]:
+def _batches(a: BatchRecord, b: BatchRecord, rank: int) -> Iterator[RecordDiff]:
     if a.digest and b.digest:
         said: Sequence[Value] = [Value("batch", a.digest, b.digest, rank)]
         if a.rows != b.rows:
             said = [*said, Value("rows", a.rows, b.rows, rank)]
-        yield Outcome(Where.DATA, a.digest != b.digest, None, None, tuple(said))
+        yield RecordDiff(DiffSource.DATA, a.digest != b.digest, None, None, tuple(said))
     if a.drew or b.drew:
         said = (Value("generators", a.drew or "nothing drawn", b.drew or "nothing drawn", rank),)
-        yield Outcome(Where.RANDOM, a.drew != b.drew, None, None, tuple(said))
+        yield RecordDiff(DiffSource.RANDOM, a.drew != b.drew, None, None, tuple(said))

@@ -27,7 +27,7 @@ from ddpcheck.records.schema import (
 
 
 @dataclass(frozen=True)
-class Side:
+class RunInput:
     """One start of a job; `files` and `headers` by rank."""
 
     label: str
@@ -65,7 +65,7 @@ class Side:
         return str(self.description.get("ddpcheck", ""))
 
 
-def read_side(label: str, folder: Path, attempt: int | None) -> Side:
+def read_side(label: str, folder: Path, attempt: int | None) -> RunInput:
     """The attempt that was asked for; without one the last, which is what reports are about as well."""
     description = read_description(folder)
     attempts = _attempts(folder)
@@ -80,7 +80,7 @@ def read_side(label: str, folder: Path, attempt: int | None) -> Side:
         raise NotComparable(f"{folder} has no attempt {number}: it holds {known}")
     headers = {rank: header for rank, (_, header) in sorted(attempts[number].items())}
     files = {rank: path for rank, (path, _) in attempts[number].items()}
-    return Side(label, folder, number, description, files, headers)
+    return RunInput(label, folder, number, description, files, headers)
 
 
 def _attempts(folder: Path) -> list[dict[int, tuple[Path, RankHeader]]]:
@@ -102,7 +102,7 @@ def _header(path: Path) -> RankHeader | None:
 
 
 @dataclass
-class Outline:
+class RunSummary:
     """All of it from the first rank."""
 
     # As wrapped, by number.
@@ -118,8 +118,8 @@ class Outline:
     draws: bool = False
 
 
-def outline(side: Side) -> Outline:
-    found = Outline()
+def outline(side: RunInput) -> RunSummary:
+    found = RunSummary()
     for record in side.records(side.first_rank):
         match record:
             case ModuleRecord():
@@ -141,7 +141,7 @@ def outline(side: Side) -> Outline:
     return found
 
 
-def check_models(a: Outline, b: Outline) -> None:
+def check_models(a: RunSummary, b: RunSummary) -> None:
     """NotComparable, with the first thing in which the models are not the same."""
     if not a.modules or not b.modules:
         which = "A" if not a.modules else "B"

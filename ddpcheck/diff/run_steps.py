@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpcheck.diff.record_diff import local_sketches, reduced_sketches
-from ddpcheck.diff.run_input import Side
+from ddpcheck.diff.run_input import RunInput
 from ddpcheck.records.schema import (
     AppliedRecord,
     BackwardRecord,
@@ -27,7 +27,7 @@ ModuleKey = tuple[tuple[int, ...], int]
 
 
 @dataclass
-class RankStep:
+class RankStepRecord:
     """One rank's step of one module."""
 
     step: int
@@ -45,7 +45,7 @@ class RunStep:
     """One step over all ranks that told of it."""
 
     step: int
-    ranks: Mapping[int, RankStep]
+    ranks: Mapping[int, RankStepRecord]
     # By parameter: the reduced gradient, and the ranks' own ones.
     reduced: Mapping[str, Packed]
     local: Mapping[str, Mapping[int, Packed]]
@@ -59,7 +59,7 @@ class RunStep:
         return sum(one.rows for one in self.ranks.values())
 
 
-def run_steps(side: Side, module: ModuleRecord) -> Iterator[RunStep]:
+def run_steps(side: RunInput, module: ModuleRecord) -> Iterator[RunStep]:
     """In order; of each file only a few steps are in memory."""
     key = (tuple(module.group), module.ordinal)
     names = [str(row[0]) for row in module.parameters]
@@ -78,7 +78,7 @@ def run_steps(side: Side, module: ModuleRecord) -> Iterator[RunStep]:
 
 
 def _together(
-    step: int, ranks: dict[int, RankStep], names: list[str], dealt: dict[int, tuple[int, ...]]
+    step: int, ranks: dict[int, RankStepRecord], names: list[str], dealt: dict[int, tuple[int, ...]]
 ) -> RunStep:
     reduced: dict[str, Packed] = {}
     local: dict[str, dict[int, Packed]] = {}
@@ -90,13 +90,13 @@ def _together(
     return RunStep(step, ranks, reduced, local)
 
 
-def _rank_steps(side: Side, rank: int, key: ModuleKey) -> Iterator[RankStep]:
+def _rank_steps(side: RunInput, rank: int, key: ModuleKey) -> Iterator[RankStepRecord]:
     number = -1
     hyper: dict[int, dict[str, Any]] = {}
-    steps: dict[int, RankStep] = {}
+    steps: dict[int, RankStepRecord] = {}
 
-    def at(step: int) -> RankStep:
-        return steps.setdefault(step, RankStep(step))
+    def at(step: int) -> RankStepRecord:
+        return steps.setdefault(step, RankStepRecord(step))
 
     for record in side.records(rank):
         match record:

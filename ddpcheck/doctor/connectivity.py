@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ddpcheck.doctor.context import Call
+from ddpcheck.doctor.context import ConnectionAttempt
 
 _SECONDS = 3.0
 _AT_ONCE = 16
@@ -47,7 +47,7 @@ class Listener:
                 caller.sendall(self._word.encode())
 
 
-def call_others(me: str, others: Sequence[tuple[str, dict[str, Any]]]) -> list[Call]:
+def call_others(me: str, others: Sequence[tuple[str, dict[str, Any]]]) -> list[ConnectionAttempt]:
     """`others` are hosts and what their listeners said of themselves."""
     if not others:
         return []
@@ -60,9 +60,11 @@ def whom_to_call(me: int, hosts: int) -> list[int]:
     return [(me + step) % hosts for step in range(1, min(hosts, MOST_CALLED + 1))]
 
 
-def _call(me: str, other: str, listener: dict[str, Any]) -> Call:
+def _call(me: str, other: str, listener: dict[str, Any]) -> ConnectionAttempt:
     address = str(listener["address"])
-    return Call(me, other, address, _reason(address, int(listener["port"]), str(listener["word"])))
+    return ConnectionAttempt(
+        me, other, address, _reason(address, int(listener["port"]), str(listener["word"]))
+    )
 
 
 def _reason(address: str, port: int, word: str) -> str:

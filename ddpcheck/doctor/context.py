@@ -12,7 +12,7 @@ _HOST_COUNTS = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "GROUP_WORLD_SIZE")
 
 
 @dataclass(frozen=True)
-class Clock:
+class HostClockOffset:
     """How far a host's clock is ahead of the first host's, in seconds."""
 
     host: str
@@ -21,7 +21,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Call:
+class ConnectionAttempt:
     """One host tried to connect to another, at the address that gloo takes there."""
 
     caller: str
@@ -48,14 +48,14 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Scene:
+class DoctorContext:
     """`facts` of one process where there is no launcher, else of every rank that reported."""
 
     facts: tuple[Facts, ...]
     world_size: int | None = None
     missing: tuple[int, ...] = ()
-    clocks: tuple[Clock, ...] = ()
-    calls: tuple[Call, ...] = ()
+    clocks: tuple[HostClockOffset, ...] = ()
+    calls: tuple[ConnectionAttempt, ...] = ()
     # Why the ranks could not come together, where this one is alone for that.
     apart: str = ""
 

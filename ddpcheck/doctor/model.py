@@ -28,7 +28,7 @@ from ddpcheck.doctor.checks import (
     torch_build,
     variables,
 )
-from ddpcheck.doctor.context import Call, Clock, Scene
+from ddpcheck.doctor.context import ConnectionAttempt, DoctorContext, HostClockOffset
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.version import VERSION
@@ -56,7 +56,7 @@ CHECKS: tuple[ModuleType, ...] = (
 )
 
 
-def diagnose(scene: Scene) -> tuple[Diagnosis, ...]:
+def diagnose(scene: DoctorContext) -> tuple[Diagnosis, ...]:
     """The worst first; a check that has nothing to look at says nothing."""
     found = [one for check in CHECKS for one in _of_check(check.find(scene))]
     return tuple(sorted(found, key=lambda one: one.level.place))
@@ -89,11 +89,11 @@ DOCTOR_SCHEMA = 1
 class DoctorReport:
     """A scene and the diagnoses made of it."""
 
-    scene: Scene
+    scene: DoctorContext
     diagnoses: tuple[Diagnosis, ...]
 
     @classmethod
-    def of(cls, scene: Scene) -> DoctorReport:
+    def of(cls, scene: DoctorContext) -> DoctorReport:
         return cls(scene, diagnose(scene))
 
     @property
@@ -120,12 +120,12 @@ class DoctorReport:
     @classmethod
     def from_json(cls, text: str) -> DoctorReport:
         raw = json.loads(text)
-        scene = Scene(
+        scene = DoctorContext(
             facts=tuple(Facts.from_json(each) for each in raw["facts"]),
             world_size=raw["world_size"],
             missing=tuple(raw["missing"]),
-            clocks=tuple(Clock(**each) for each in raw["clocks"]),
-            calls=tuple(Call(**each) for each in raw["calls"]),
+            clocks=tuple(HostClockOffset(**each) for each in raw["clocks"]),
+            calls=tuple(ConnectionAttempt(**each) for each in raw["calls"]),
             apart=raw["apart"],
         )
         return cls(scene, tuple(_diagnosis(each) for each in raw["diagnoses"]))

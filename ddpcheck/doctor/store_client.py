@@ -15,11 +15,11 @@ _PREFIX = "ddpcheck/doctor"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 
 
-class CannotMeet(Exception):
+class RendezvousFailed(Exception):
     """There is no way to the store; the message says why."""
 
 
-class Board:
+class StoreClient:
     """What ranks lay down for each other."""
 
     def __init__(self, store: Any, attempt: str = "0") -> None:
@@ -57,13 +57,13 @@ class Board:
         return int(self._store.add(f"{self._prefix}/{key}", more))
 
 
-def open_board(rank: int, seconds: float, environ: Mapping[str, str] = os.environ) -> Board:
+def open_store(rank: int, seconds: float, environ: Mapping[str, str] = os.environ) -> StoreClient:
     """Where the job's process group would meet: a server of the launcher's or of rank 0."""
     import torch
 
     host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if not host or not port.isdecimal():
-        raise CannotMeet("MASTER_ADDR and MASTER_PORT are not both set")
+        raise RendezvousFailed("MASTER_ADDR and MASTER_PORT are not both set")
     of_launcher = environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
     distributed: Any = torch.distributed
     try:
@@ -76,8 +76,8 @@ def open_board(rank: int, seconds: float, environ: Mapping[str, str] = os.enviro
             wait_for_workers=False,
         )
     except (RuntimeError, ValueError) as error:
-        raise CannotMeet(f"{host}:{port}: {_first_line(error)}") from error
-    return Board(store, environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        raise RendezvousFailed(f"{host}:{port}: {_first_line(error)}") from error
+    return StoreClient(store, environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def _first_line(error: Exception) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 
-from ddpcheck.analysis.run_reader import Run
+from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.config import Config
-from ddpcheck.launcher.hang.detector import HangWatch
-from ddpcheck.launcher.live.view import REFRESH_SECONDS, LiveShow
+from ddpcheck.launcher.hang.detector import HangDetector
+from ddpcheck.launcher.live.view import REFRESH_SECONDS, LiveView
 from ddpcheck.launcher.process.exit_watch import ExitWatch
 from ddpcheck.launcher.process.supervise import StopRequest
 from ddpcheck.records.node_log import NodeLog
@@ -24,16 +24,16 @@ QUIET_SECONDS = 1.0
 ALERT_SECONDS = 2.0
 
 
-class Follower:
+class RunMonitor:
     """Called a few times a second by the supervisor."""
 
     def __init__(
         self,
-        run: Run,
+        run: RunReader,
         node_log: NodeLog,
         config: Config,
         sampler: Sampler | None = None,
-        show: LiveShow | None = None,
+        show: LiveView | None = None,
     ) -> None:
         self._run = run
         self._node_log = node_log
@@ -41,7 +41,7 @@ class Follower:
         self._exits = ExitWatch()
         # Ranks are asked through the board.
         watched = config.board and config.hang_timeout
-        self._hangs = HangWatch(run, node_log, config) if watched else None
+        self._hangs = HangDetector(run, node_log, config) if watched else None
         self._known: set[tuple[str, int]] = set()
         self._next_poll = 0.0
         self._read_at = -QUIET_SECONDS

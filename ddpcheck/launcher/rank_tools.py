@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path, PurePath
 
 from ddpcheck.config import Config
-from ddpcheck.doctor.context import Scene
+from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.facts.injection import ENV_TRIAL, ask_child, in_a_child
 from ddpcheck.doctor.facts.machine import collect
 from ddpcheck.doctor.model import DoctorReport
@@ -64,7 +64,7 @@ def look_at_machine(python: str, out: Path) -> DoctorReport:
             injection=lambda: in_a_child(python, _environment(folder)),
             python=lambda: ask_child(python, "interpreter.py"),
         )
-    return DoctorReport.of(Scene((facts,)))
+    return DoctorReport.of(DoctorContext((facts,)))
 
 
 def look_at_job(command: Sequence[str], out: Path, wait: float) -> DoctorReport:

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpcheck.agent.shm_exchange import make_board, signs, troubles
+from ddpcheck.agent.shm_exchange import create_exchange, signs, troubles
 from ddpcheck.analysis.finding import Severity
 from ddpcheck.analysis.report import Report, Verdict
-from ddpcheck.analysis.report_builder import conclude
-from ddpcheck.analysis.run_reader import Run, read_description
+from ddpcheck.analysis.report_builder import build_report
+from ddpcheck.analysis.run_reader import RunReader, read_description
 from ddpcheck.config import Config
 from ddpcheck.errors import RunNotFound
 from ddpcheck.launcher.environment import command_environment
 from ddpcheck.launcher.live.view import live_show
-from ddpcheck.launcher.monitor import Follower
+from ddpcheck.launcher.monitor import RunMonitor
 from ddpcheck.launcher.multi_node.coordination import (
     REPORT_FILE,
     beating,
@@ -56,7 +56,7 @@ def board_file() -> Iterator[Path | None]:
     for folder in ("/dev/shm", tempfile.gettempdir()):
         candidate = Path(folder) / f"ddpcheck-{os.getuid()}-{uuid.uuid4().hex[:12]}"
         with contextlib.suppress(OSError):
-            make_board(candidate)
+            create_exchange(candidate)
             path = candidate
             break
     try:
@@ -79,7 +79,7 @@ class _Ended:
     """The job is over on this node."""
 
     # Read as far as the follower came.
-    run: Run
+    run: RunReader
     status: ExitStatus
     seconds: float
     # Lines that could not be added to the node's log.
@@ -151,11 +151,11 @@ def _few(hosts: Sequence[str]) -> str:
 def _watch(command: Sequence[str], config: Config, folder: RunFolder, options: RunOptions) -> _Ended:
     """Run the command to its end."""
     node_log = NodeLog(folder.path)
-    run = Run(folder.path, node_log.host)
+    run = RunReader(folder.path, node_log.host)
     sampler = Sampler(folder.path, options.sample_hz)
     started = time.monotonic()
     with live_show(run, folder.name, options.live, options.quiet) as show:
-        follower = Follower(run, node_log, config, sampler, show)
+        follower = RunMonitor(run, node_log, config, sampler, show)
         try:
             status = supervise(
                 command,
@@ -169,7 +169,7 @@ def _watch(command: Sequence[str], config: Config, folder: RunFolder, options: R
             follower.close()
             node_log.close()
     # A follower that stumbled has lost its place in the files: read them once more from the beginning.
-    read = Run(folder.path) if follower.stumbled else run
+    read = RunReader(folder.path) if follower.stumbled else run
     return _Ended(read, status, time.monotonic() - started, node_log.lost + sampler.unwritten)
 
 
@@ -182,11 +182,11 @@ def _note_troubles(board: Path, folder: Path) -> None:
     node_log.close()
 
 
-def _judge(run: Run, folder: RunFolder, status: ExitStatus, options: RunOptions) -> int:
+def _judge(run: RunReader, folder: RunFolder, status: ExitStatus, options: RunOptions) -> int:
     """The report, and the exit status. Whatever goes wrong from here on is not the job's fault."""
     try:
         course = options.outputs.tensorboard is not None
-        report = conclude(run, read_description(folder.path), course=course)
+        report = build_report(run, read_description(folder.path), course=course)
     except RunNotFound:
         sys.stderr.write(f"ddpcheck: the run folder {folder.path} is gone: there is nothing to report on\n")
         return status.returncode or NOT_JUDGED

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import exp, log, sqrt
 from statistics import fmean, median
 
-from ddpcheck.links.model import BETWEEN, WITHIN, Explanation, Link, Node
+from ddpcheck.links.model import BETWEEN, WITHIN, Explanation, MeasuredLink, Node
 
 Cell = tuple[int, int]  # from, to
 
@@ -256,13 +256,13 @@ def _log_likelihood(residuals: Sequence[float], floor: float) -> float:
     return -sum(map(abs, residuals)) / scale - len(residuals) * log(2 * scale)
 
 
-def is_uneven(links: Sequence[Link], tolerance: float) -> bool:
+def is_uneven(links: Sequence[MeasuredLink], tolerance: float) -> bool:
     """Whether the slowest link of a class is slower than the tolerance allows, whatever the reason."""
     rates = [[link.bandwidth for link in links if link.group == group] for group in (BETWEEN, WITHIN)]
     return any(max(each) > tolerance * min(each) for each in rates if each)
 
 
-def judge(nodes: Sequence[Node], links: Sequence[Link], tolerance: float) -> list[Explanation]:
+def judge(nodes: Sequence[Node], links: Sequence[MeasuredLink], tolerance: float) -> list[Explanation]:
     """What makes links slower than `tolerance` times their class, the worst first."""
     told: list[Explanation] = []
     for group in (BETWEEN, WITHIN):

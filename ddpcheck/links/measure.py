@@ -19,7 +19,7 @@ from ddpcheck.links.model import AllReduce
 # On CUDA nothing of this has met a device yet: beside where tensors live, only `settle` differs.
 
 
-class Courier:
+class Transport:
     """Point to point messages of one process group."""
 
     def __init__(self, device: str) -> None:
@@ -85,7 +85,7 @@ class OneWay:
     messages: int
 
 
-def measure_pair(courier: Courier, me: int, other: int, sizes: Sequence[int], seconds: float) -> OneWay:
+def measure_pair(courier: Transport, me: int, other: int, sizes: Sequence[int], seconds: float) -> OneWay:
     """Both ranks of a pair call this at the same time; each gets its own way to the other."""
     leads = me < other
     if leads:
@@ -100,7 +100,7 @@ def measure_pair(courier: Courier, me: int, other: int, sizes: Sequence[int], se
     return _send(courier, other, sizes, seconds * (1 - _LATENCY_SHARE) / 2, latency)
 
 
-def _ping(courier: Courier, other: int, seconds: float) -> float:
+def _ping(courier: Transport, other: int, seconds: float) -> float:
     """Half the time of a number's way there and back."""
     times: list[float] = []
     started = courier.now()
@@ -113,12 +113,12 @@ def _ping(courier: Courier, other: int, seconds: float) -> float:
     return median(times[_WARM_UP:]) / 2
 
 
-def _answer(courier: Courier, other: int) -> None:
+def _answer(courier: Transport, other: int) -> None:
     while courier.receive_number(other) != _STOP:
         courier.send_number(1, other)
 
 
-def _send(courier: Courier, other: int, sizes: Sequence[int], seconds: float, latency: float) -> OneWay:
+def _send(courier: Transport, other: int, sizes: Sequence[int], seconds: float, latency: float) -> OneWay:
     """The largest size there is time for, until the time is up; each message is acknowledged on arrival."""
     deadline = courier.now() + seconds
     size = sizes[0]
@@ -135,7 +135,7 @@ def _send(courier: Courier, other: int, sizes: Sequence[int], seconds: float, la
 
 
 def _rates(
-    courier: Courier, other: int, size: int, latency: float, most: int = _MOST, until: float = 0.0
+    courier: Transport, other: int, size: int, latency: float, most: int = _MOST, until: float = 0.0
 ) -> list[float]:
     """Bytes a second of so many messages, or of those until then; a few at the least."""
     rates: list[float] = []
@@ -150,7 +150,7 @@ def _rates(
     return rates
 
 
-def _receive(courier: Courier, other: int) -> None:
+def _receive(courier: Transport, other: int) -> None:
     while (size := courier.receive_number(other)) != _STOP:
         courier.receive(size, other)
         courier.settle()
@@ -158,7 +158,7 @@ def _receive(courier: Courier, other: int) -> None:
 
 
 def sweep_allreduce(
-    courier: Courier, sizes: Sequence[int], seconds: float, world_size: int
+    courier: Transport, sizes: Sequence[int], seconds: float, world_size: int
 ) -> list[AllReduce]:
     """AllReduce at every size there is time for; the slowest rank counts."""
     swept: list[AllReduce] = []
@@ -178,7 +178,7 @@ def _times(first: float, seconds: float) -> int:
     return max(_FEWEST, min(50, int(seconds / max(first, 1e-6))))
 
 
-def _time_of(courier: Courier, size: int) -> float:
+def _time_of(courier: Transport, size: int) -> float:
     before = courier.now()
     courier.reduce(size)
     return courier.now() - before

@@ -15,7 +15,7 @@ WITHIN = "within a node"
 
 
 @dataclass(frozen=True)
-class Link:
+class MeasuredLink:
     """One direction from one rank to another."""
 
     source: int
@@ -91,7 +91,7 @@ class LinksReport:
 
     backend: str
     nodes: tuple[Node, ...]
-    links: tuple[Link, ...]
+    links: tuple[MeasuredLink, ...]
     allreduce: tuple[AllReduce, ...]
     explanations: tuple[Explanation, ...]
     tolerance: float
@@ -115,7 +115,7 @@ class LinksReport:
         return cls(
             backend=raw["backend"],
             nodes=tuple(Node(one["host"], tuple(one["ranks"])) for one in raw["nodes"]),
-            links=tuple(Link(**_known(Link, one)) for one in raw["links"]),
+            links=tuple(MeasuredLink(**_known(MeasuredLink, one)) for one in raw["links"]),
             allreduce=tuple(AllReduce(**_known(AllReduce, one)) for one in raw["allreduce"]),
             explanations=tuple(
                 Explanation(**{**_known(Explanation, one), "names": tuple(one["names"])})

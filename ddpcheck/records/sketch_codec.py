@@ -96,7 +96,7 @@ class Packed(NamedTuple):
         return math.isfinite(self.norm)
 
 
-class OfCode(NamedTuple):
+class SketchOfCode(NamedTuple):
     """What the first byte of a sketch tells: the norm's bounds, the value's error, and the value of one step."""
 
     norm: float
@@ -105,11 +105,11 @@ class OfCode(NamedTuple):
     unit: float
 
 
-def _of_code(code: int) -> OfCode:
+def _of_code(code: int) -> SketchOfCode:
     if not code:
-        return OfCode(0.0, 0.0, 0.0, 0.0)
+        return SketchOfCode(0.0, 0.0, 0.0, 0.0)
     scale, low = _SCALES[code], _SCALES[code - 1] / _NORM_SLACK**2
-    return OfCode(scale, scale / _STEPS / 2 + _SCALES[1], low, scale / _STEPS)
+    return SketchOfCode(scale, scale / _STEPS / 2 + _SCALES[1], low, scale / _STEPS)
 
 
 OF_CODE = tuple(map(_of_code, range(len(_SCALES))))

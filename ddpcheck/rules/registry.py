@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.rules.data import ddp301, ddp302, ddp303, ddp304, ddp305, ddp306
 from ddpcheck.rules.divergence import (
@@ -24,7 +24,7 @@ from ddpcheck.rules.memory import ddp501, ddp502
 from ddpcheck.rules.performance import ddp401, ddp402, ddp403, ddp404, ddp405
 from ddpcheck.rules.wrapping import ddp101, ddp102, ddp103, ddp104
 
-Rule = Callable[[Case], list[Finding]]
+Rule = Callable[[RuleContext], list[Finding]]
 
 RULES: tuple[Rule, ...] = tuple(
     rule.find

@@ -13,7 +13,7 @@ from ddpcheck.sampling.nvml import Gpus
 Answer = TypeVar("Answer")
 
 
-class Aside(Generic[Answer]):
+class ThreadedCall(Generic[Answer]):
     """One call at a time. A daemon: a call that never returns keeps no process from ending."""
 
     def __init__(self, name: str) -> None:
@@ -71,7 +71,7 @@ class GpuSource:
         self._gpus = Gpus()
         self._none = False
         self._silent_since: float | None = None
-        self._aside: Aside[Reading] = Aside("ddpcheck-nvml")
+        self._aside: ThreadedCall[Reading] = ThreadedCall("ddpcheck-nvml")
         self._aside.begin(self._meet)
 
     @property

@@ -10,7 +10,7 @@ import socket
 import struct
 from typing import Any
 
-from ddpcheck.sampling.counters import Totals
+from ddpcheck.sampling.counters import CounterTotals
 
 # /proc/net is that of the process: each launcher sees the network namespace that it runs in.
 _COUNTERS = "/proc/self/net/dev"
@@ -32,7 +32,7 @@ class Interfaces:
     """Totals since the first reading, in the order of `NAMES`."""
 
     def __init__(self) -> None:
-        self._totals = Totals()
+        self._totals = CounterTotals()
 
     def read(self) -> Reading:
         return {

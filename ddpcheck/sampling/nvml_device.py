@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from ddpcheck.sampling.counters import BITS, Totals
+from ddpcheck.sampling.counters import BITS, CounterTotals
 
 # The answers by which a device says that it will never tell; by their numbers, which are NVML's ABI.
 _INVALID_ARGUMENT, _NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND = 2, 3, 4, 13
@@ -77,7 +77,7 @@ class LinkBytes:
         self._nvml = nvml
         self._calls = calls
         self._links = links
-        self._totals = Totals()
+        self._totals = CounterTotals()
         self._pair: _Pair | None = None
         for pair in _NVLINK if links else ():
             answer = self._ask(pair)
@@ -115,7 +115,7 @@ class PcieBytes:
     def __init__(self, nvml: ModuleType, calls: Calls) -> None:
         self._nvml = nvml
         self._calls = calls
-        self._totals = Totals()
+        self._totals = CounterTotals()
         self._counts = True
 
     def read(self) -> list[int] | None:
@@ -171,7 +171,7 @@ class Device:
         self.index = index
         self.calls = Calls(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
         self._nvml = nvml
-        self._totals = Totals()
+        self._totals = CounterTotals()
         self.links = self._active_links()
         self._nvlink = LinkBytes(nvml, self.calls, self.links)
         self._pcie = PcieBytes(nvml, self.calls)

@@ -12,10 +12,10 @@ from ddpcheck.traces.collectives import Match, compared, last_arrivals, matches,
 from ddpcheck.traces.intervals import Cover, Interval
 from ddpcheck.traces.model import (
     BucketSummary,
-    Clock,
     CollectiveResult,
     Headline,
     OperationSummary,
+    RankClockOffset,
     RankResult,
     Shares,
     StepShares,
@@ -204,7 +204,7 @@ def _ranks(
     traces: Sequence[RankTrace],
     compute: Mapping[int, Cover],
     together: Sequence[CollectiveResult],
-    known: Mapping[int, Clock],
+    known: Mapping[int, RankClockOffset],
     origin: int,
 ) -> tuple[RankResult, ...]:
     waited, last = waits(together), last_arrivals(together)

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ddpcheck.traces.event_filter import CollectiveWork, DeviceWork, Launch, Mark, Sieve, Thread
+from ddpcheck.traces.event_filter import CollectiveWork, DeviceWork, EventFilter, Launch, Mark, Thread
 from ddpcheck.traces.intervals import Cover, Interval
-from ddpcheck.traces.kernels import Kind, kind_of, short_name
+from ddpcheck.traces.kernels import CollectiveKind, kind_of, short_name
 from ddpcheck.traces.messages import Message
 from ddpcheck.traces.rank_trace import Collective, RankTrace, StepWindow, Work
 
@@ -73,7 +73,7 @@ class Identity:
     base_ns: int
 
 
-def build(sieve: Sieve, identity: Identity) -> RankTrace:
+def build(sieve: EventFilter, identity: Identity) -> RankTrace:
     """Everything that `sieve` kept, put in relation, in nanoseconds since 1970."""
     builder = _Builder(sieve, identity.base_ns)
     on_gpu = bool(sieve.collective_kernels)
@@ -92,12 +92,12 @@ def build(sieve: Sieve, identity: Identity) -> RankTrace:
     )
 
 
-def _backend(sieve: Sieve) -> str:
+def _backend(sieve: EventFilter) -> str:
     return sieve.collective_spans[0].name.partition(":")[0] if sieve.collective_spans else "no backend"
 
 
 class _Builder:
-    def __init__(self, sieve: Sieve, base: int) -> None:
+    def __init__(self, sieve: EventFilter, base: int) -> None:
         self._sieve = sieve
         self._base = base
         windows = [StepWindow(number, start, end) for start, end, number, _ in sorted(sieve.steps)]
@@ -120,7 +120,7 @@ class _Builder:
         spans = sorted(self._sieve.collective_spans, key=lambda work: work.start)
         calls = self._calls()
         counts = Counter(kind_of(work.name) for work in spans)
-        taken: Counter[Kind] = Counter()
+        taken: Counter[CollectiveKind] = Counter()
         for work in spans:
             kind = kind_of(work.name)
             of_kind = calls.get(kind, [])
@@ -130,8 +130,8 @@ class _Builder:
             taken[kind] += 1
             yield self._collective(work, called, mark)
 
-    def _calls(self) -> dict[Kind, list[tuple[Launch, Mark]]]:
-        calls: dict[Kind, list[tuple[Launch, Mark]]] = {}
+    def _calls(self) -> dict[CollectiveKind, list[tuple[Launch, Mark]]]:
+        calls: dict[CollectiveKind, list[tuple[Launch, Mark]]] = {}
         for thread, marks in self._sieve.marks.items():
             for mark in marks:
                 if mark.name.startswith("c10d::"):
@@ -195,17 +195,17 @@ class _Builder:
             yield start + self._base, end + self._base, self._step_finder.at(start)
 
 
-def _kind(work: CollectiveWork, message: Message, marks: Sequence[Mark]) -> Kind:
+def _kind(work: CollectiveWork, message: Message, marks: Sequence[Mark]) -> CollectiveKind:
     """Arguments know best, then the call, then the kernel: NCCL runs an all_to_all as sends and receives."""
-    told: list[Kind] = [message.kind, *(kind_of(mark.name) for mark in marks), kind_of(work.name)]
-    return next((kind for kind in told if kind is not Kind.UNKNOWN), Kind.UNKNOWN)
+    told: list[CollectiveKind] = [message.kind, *(kind_of(mark.name) for mark in marks), kind_of(work.name)]
+    return next((kind for kind in told if kind is not CollectiveKind.UNKNOWN), CollectiveKind.UNKNOWN)
 
 
 def _numbered_buckets(collectives: Sequence[Collective]) -> Iterator[Collective]:
     """DDP's buckets are the all_reduces of the backward, in their order within a step."""
     counts: dict[Any, int] = {}
     for each in collectives:
-        if each.bucket is None or each.kind is not Kind.ALL_REDUCE:
+        if each.bucket is None or each.kind is not CollectiveKind.ALL_REDUCE:
             yield replace(each, bucket=None)
             continue
         number = counts.get(each.step, 0)

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddpcheck.traces.intervals import Cover
-from ddpcheck.traces.kernels import Kind, algorithm_bandwidth, bus_bandwidth
+from ddpcheck.traces.kernels import CollectiveKind, algorithm_bandwidth, bus_bandwidth
 from ddpcheck.traces.messages import Message
 from ddpcheck.traces.model import CollectiveResult, Part
 from ddpcheck.traces.rank_trace import Collective, RankTrace
 
 # Between two ranks only: their order says nothing about the other ranks.
-_PAIRWISE = (Kind.SEND, Kind.RECV)
+_PAIRWISE = (CollectiveKind.SEND, CollectiveKind.RECV)
 # One collective, by rank.
 Match = Mapping[int, Collective]
 
@@ -52,7 +52,7 @@ def _matched(row: Mapping[int, Sequence[Collective]], traces: Sequence[RankTrace
     first = next(iter(row.values()))[0]
     # A kernel from before the recording: which operation it was is not known, so neither is its partner.
     unplaced = first.step is None and any(trace.steps for trace in traces)
-    if first.message.sequence is None and unplaced and first.kind is Kind.UNKNOWN:
+    if first.message.sequence is None and unplaced and first.kind is CollectiveKind.UNKNOWN:
         return
     for index in range(counts.pop()):
         yield {rank: each[index] for rank, each in row.items()}

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ddpcheck.traces.events import NO_ARGS, Args, Event, Thinner, nanoseconds
+from ddpcheck.traces.events import NO_ARGS, Args, Event, EventPrefilter, nanoseconds
 from ddpcheck.traces.intervals import Interval
 from ddpcheck.traces.kernels import communicates
 from ddpcheck.traces.messages import Message, message_in
@@ -68,7 +68,7 @@ class Mark(NamedTuple):
     message: Message
 
 
-class Sieve:
+class EventFilter:
     """Takes events one by one, in any order; times stay as written, without the trace's base time."""
 
     def __init__(self, with_operations: bool = False) -> None:
@@ -93,9 +93,9 @@ class Sieve:
         }
 
     @property
-    def thinner(self) -> Thinner:
+    def thinner(self) -> EventPrefilter:
         """Leaves out the most frequent of what `take` would leave out."""
-        return Thinner(_PLENTIFUL if self._with_operations else [*_PLENTIFUL, *_PLENTIFUL_OPERATIONS])
+        return EventPrefilter(_PLENTIFUL if self._with_operations else [*_PLENTIFUL, *_PLENTIFUL_OPERATIONS])
 
     def take(self, events: Iterable[Event]) -> None:
         """Keep what matters of `events`."""

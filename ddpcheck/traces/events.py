@@ -21,7 +21,7 @@ _PHASE = b'    "ph": "%s"'
 _OLDER, _NEWER = b", ", b",\n    "
 
 
-class Thinner:
+class EventPrefilter:
     """Drops arrows, and spans by their category and the beginning of their name."""
 
     def __init__(self, spans: Iterable[tuple[str, str]]) -> None:
@@ -142,7 +142,7 @@ _header = msgspec.json.Decoder(Header)
 class EventReader:
     """Iterate once over the windows of a file; afterwards `facts` holds what stood around the events."""
 
-    def __init__(self, file: IO[bytes], name: str, thinner: Thinner, window: int = WINDOW) -> None:
+    def __init__(self, file: IO[bytes], name: str, thinner: EventPrefilter, window: int = WINDOW) -> None:
         self.facts: dict[str, Any] = {}
         self._file = file
         self._name = name

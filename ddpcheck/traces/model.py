@@ -42,7 +42,7 @@ class StepShares:
 
 
 @dataclass(frozen=True)
-class Clock:
+class RankClockOffset:
     """How a rank's clock stood to the others', by the ends of collectives that they share."""
 
     offset_ns: int
@@ -66,7 +66,7 @@ class RankResult:
     # Over collectives that could be matched with other ranks; None where none could.
     wait_ns: int | None
     last_arrivals: int | None
-    clock: Clock | None
+    clock: RankClockOffset | None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import IO, Any, cast
 
 from ddpcheck.errors import TraceIsTimeline, TraceUnreadable, TraceWithoutCommunication, UserError
 from ddpcheck.traces.build import Identity, build
-from ddpcheck.traces.event_filter import Sieve
+from ddpcheck.traces.event_filter import EventFilter
 from ddpcheck.traces.events import EventReader
 from ddpcheck.traces.rank_trace import RankTrace
 
@@ -183,10 +183,10 @@ def _no_garbage() -> Iterator[None]:
 
 def read_trace(source: Source) -> RankTrace:
     """The trace in one file."""
-    sieve, facts = _sifted(source, Sieve())
+    sieve, facts = _sifted(source, EventFilter())
     if not sieve.kernels and sieve.collective_spans:
         # The processor did the computing. Its operations are many, and nobody else needs them.
-        sieve, facts = _sifted(source, Sieve(with_operations=True))
+        sieve, facts = _sifted(source, EventFilter(with_operations=True))
     if "ddpcheck" in facts:
         raise TraceIsTimeline(
             f"{source.name} is a timeline that ddpcheck wrote: give the traces it was made from"
@@ -205,7 +205,7 @@ def read_trace(source: Source) -> RankTrace:
     return build(sieve, identity)
 
 
-def _sifted(source: Source, sieve: Sieve) -> tuple[Sieve, dict[str, Any]]:
+def _sifted(source: Source, sieve: EventFilter) -> tuple[EventFilter, dict[str, Any]]:
     with source.open() as file:
         reader = EventReader(file, source.name, sieve.thinner)
         for events in reader:
@@ -216,7 +216,7 @@ def _sifted(source: Source, sieve: Sieve) -> tuple[Sieve, dict[str, Any]]:
     return sieve, reader.facts
 
 
-def _no_communication(source: Source, sieve: Sieve) -> TraceWithoutCommunication:
+def _no_communication(source: Source, sieve: EventFilter) -> TraceWithoutCommunication:
     if any(mark.name.startswith("nccl:") for marks in sieve.marks.values() for mark in marks):
         return TraceWithoutCommunication(
             f"{source.name} shows that NCCL was called but no GPU kernel of it: record the trace with "

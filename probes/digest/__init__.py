@@ -2,16 +2,16 @@
 
 from ddpcheck.probes.digest.digester import ENV_HASH, Digester, make_digester
 from ddpcheck.probes.digest.flatten import is_supported, plain_memory
-from ddpcheck.probes.digest.protocol import UNSUPPORTED, ReadyTicket, Ticket, combine, digest_size
+from ddpcheck.probes.digest.protocol import UNSUPPORTED, DigestFuture, ReadyDigests, combine, digest_size
 from ddpcheck.probes.digest.xxh3 import Reading
 
 __all__ = [
     "ENV_HASH",
     "UNSUPPORTED",
+    "DigestFuture",
     "Digester",
     "Reading",
-    "ReadyTicket",
-    "Ticket",
+    "ReadyDigests",
     "combine",
     "digest_size",
     "is_supported",

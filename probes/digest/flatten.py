@@ -13,12 +13,12 @@ from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, dense, has_memory, 
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class FlatTensor:
     """A tensor's label with its strided memory, or with the outlines of its parts."""
 
     label: bytes
     memory: torch.Tensor | None = None
-    parts: tuple[Outline, ...] | None = None
+    parts: tuple[FlatTensor, ...] | None = None
 
     def memories(self) -> Iterator[tuple[bytes, torch.Tensor]]:
         """Every dense span to hash, with the label to start from; one at a time, since it may be a copy."""
@@ -33,17 +33,17 @@ class Outline:
             return next(digests)
         return combine([self.label, *(part.leaf(digests) for part in self.parts)])
 
-    def without_memory(self) -> Outline:
+    def without_memory(self) -> FlatTensor:
         """What `leaf` needs, keeping no tensor of the user's alive until the digests arrive."""
         parts = self.parts if self.parts is None else tuple(part.without_memory() for part in self.parts)
-        return Outline(self.label, parts=parts)
+        return FlatTensor(self.label, parts=parts)
 
 
 class Unreadable(Exception):
     """The tensor's bits are out of reach."""
 
 
-def outline(tensor: torch.Tensor) -> Outline | None:
+def outline(tensor: torch.Tensor) -> FlatTensor | None:
     """What to hash of `tensor`; None where its bits cannot be read."""
     try:
         return _take_apart(tensor)
@@ -68,7 +68,7 @@ def plain_memory(tensor: torch.Tensor) -> torch.Tensor | None:
         return None if whole is None else whole.memory
 
 
-def _take_apart(tensor: torch.Tensor) -> Outline:
+def _take_apart(tensor: torch.Tensor) -> FlatTensor:
     if tensor.is_meta or torch.nn.parameter.is_lazy(tensor):
         raise Unreadable
     if type(tensor) not in PLAIN_TYPES and (inner := _subclass_parts(tensor)) is not None:
@@ -80,7 +80,7 @@ def _take_apart(tensor: torch.Tensor) -> Outline:
     return _by_layout(tensor)
 
 
-def _strided(tensor: torch.Tensor) -> Outline:
+def _strided(tensor: torch.Tensor) -> FlatTensor:
     try:
         layout = layout_of(tensor)
         # Fake tensors claim the device they stand for, but their storage tells.
@@ -88,7 +88,7 @@ def _strided(tensor: torch.Tensor) -> Outline:
             raise Unreadable
     except RuntimeError as error:  # vmapped and functionalised tensors: no storage
         raise Unreadable from error
-    return Outline(layout.label, memory=tensor if type(tensor) in PLAIN_TYPES else _bare(tensor))
+    return FlatTensor(layout.label, memory=tensor if type(tensor) in PLAIN_TYPES else _bare(tensor))
 
 
 def _bare(tensor: torch.Tensor) -> torch.Tensor:
@@ -109,7 +109,7 @@ def _holds_span(tensor: torch.Tensor) -> bool:
     return has_memory(tensor, (last + 1) * itemsize, itemsize)
 
 
-def _by_layout(tensor: torch.Tensor) -> Outline:
+def _by_layout(tensor: torch.Tensor) -> FlatTensor:
     shape = list(tensor.shape)
     kind = f"{tensor.layout} {tensor.dtype} {shape}"
     if tensor.layout is torch.sparse_coo:
@@ -124,7 +124,7 @@ def _by_layout(tensor: torch.Tensor) -> Outline:
     raise Unreadable
 
 
-def _quantized(tensor: torch.Tensor) -> Outline:
+def _quantized(tensor: torch.Tensor) -> FlatTensor:
     kind = f"quantized {tensor.dtype} {tensor.qscheme()}"
     if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
         return _assemble(f"{kind} {tensor.q_scale().hex()} {tensor.q_zero_point()}", tensor.int_repr())
@@ -132,7 +132,7 @@ def _quantized(tensor: torch.Tensor) -> Outline:
     return _assemble(f"{kind} {tensor.q_per_channel_axis()}", tensor.int_repr(), scales, zeros)
 
 
-def _subclass_parts(tensor: torch.Tensor) -> Outline | None:
+def _subclass_parts(tensor: torch.Tensor) -> FlatTensor | None:
     """A subclass's inner tensors; None where it is an ordinary tensor under another name."""
     if _is_instance(tensor, "torch.distributed._functional_collectives", "AsyncCollectiveTensor"):
         raise Unreadable  # reading it would wait for the user's collective
@@ -156,5 +156,5 @@ def _is_instance(tensor: torch.Tensor, module: str, name: str) -> bool:
     return isinstance(kind, type) and isinstance(tensor, kind)
 
 
-def _assemble(description: str, *parts: torch.Tensor) -> Outline:
-    return Outline(label_of(description), parts=tuple(_take_apart(part) for part in parts))
+def _assemble(description: str, *parts: torch.Tensor) -> FlatTensor:
+    return FlatTensor(label_of(description), parts=tuple(_take_apart(part) for part in parts))

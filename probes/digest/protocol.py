@@ -11,7 +11,7 @@ import torch
 from ddpcheck.records.sketch_signs import LANES, MASK64
 
 
-class Ticket(Protocol):
+class DigestFuture(Protocol):
     """Digests under way."""
 
     def ready(self) -> bool:
@@ -21,7 +21,7 @@ class Ticket(Protocol):
         """One leaf per tensor, in the order they were submitted; waits for the device where it has to."""
 
 
-class ReadyTicket:
+class ReadyDigests:
     """Digests that were finished before the ticket was written."""
 
     __slots__ = ("_leaves",)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ddpcheck.probes.digest import ReadyTicket, make_digester
+from ddpcheck.probes.digest import ReadyDigests, make_digester
 
 if TYPE_CHECKING:
-    from ddpcheck.probes.digest import Digester, Reading, Ticket
+    from ddpcheck.probes.digest import Digester, DigestFuture, Reading
 
 
 @functools.cache
@@ -19,10 +19,10 @@ def _digester(device_type: str) -> Digester:
     return make_digester(device_type)
 
 
-class MixedTicket:
+class MixedFuture:
     """Digests of tensors that went different ways, as those on several kinds of devices do."""
 
-    def __init__(self, places: list[list[int]], tickets: list[Ticket]) -> None:
+    def __init__(self, places: list[list[int]], tickets: list[DigestFuture]) -> None:
         self._places = places
         self._tickets = tickets
 
@@ -42,20 +42,20 @@ def read_along(tensor: torch.Tensor) -> Reading | None:
     return _digester(tensor.device.type).read_along(tensor)
 
 
-def submit_rest(tensors: Sequence[torch.Tensor], known: Mapping[int, bytes]) -> Ticket:
+def submit_rest(tensors: Sequence[torch.Tensor], known: Mapping[int, bytes]) -> DigestFuture:
     """All but those whose leaves are known already, by their place."""
     if not known:
         return submit(tensors)
     rest = [place for place in range(len(tensors)) if place not in known]
     submitted = submit([tensors[place] for place in rest])
-    return MixedTicket([list(known), rest], [ReadyTicket(list(known.values())), submitted])
+    return MixedFuture([list(known), rest], [ReadyDigests(list(known.values())), submitted])
 
 
-def submit(tensors: Sequence[torch.Tensor]) -> Ticket:
+def submit(tensors: Sequence[torch.Tensor]) -> DigestFuture:
     kinds: dict[str, list[int]] = {}
     for place, tensor in enumerate(tensors):
         kinds.setdefault(tensor.device.type, []).append(place)
     if len(kinds) <= 1:
         return _digester(next(iter(kinds), "cpu")).submit(tensors)
     tickets = [_digester(kind).submit([tensors[p] for p in places]) for kind, places in kinds.items()]
-    return MixedTicket(list(kinds.values()), tickets)
+    return MixedFuture(list(kinds.values()), tickets)

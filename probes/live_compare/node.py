@@ -7,14 +7,14 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ddpcheck.probes.live_compare.snapshot import Look, Recent
-from ddpcheck.probes.tensor_dump import write_capture
-from ddpcheck.records.schema import CaptureRecord, DetailRecord, Of, Stage
+from ddpcheck.probes.live_compare.snapshot import RecentSnapshots, Snapshot
+from ddpcheck.probes.tensor_dump import dump_tensors
+from ddpcheck.records.schema import CaptureRecord, DetailRecord, Stage, TensorKind
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.shm_exchange import Board, Entry
-    from ddpcheck.probes.live_compare.store import AcrossNodes
-    from ddpcheck.probes.probe import Scene
+    from ddpcheck.agent.shm_exchange import Entry, ShmExchange
+    from ddpcheck.probes.live_compare.store import StoreCompare
+    from ddpcheck.probes.probe import ProbeContext
 
 LEAF = 8
 # One exact, and two more for ranks that run apart and have to meet at a later step.
@@ -26,25 +26,25 @@ HOLD_SECONDS = 5.0
 _NO_REASON_TO_STOP = (Stage.REWRITTEN, Stage.BUFFERS_END)
 
 
-class Disagreements:
+class NodeCompare:
     """Nobody waits: a rank that is ahead learns of a disagreement late, and shows what it still remembers."""
 
-    def __init__(self, scene: Scene, board: Board, across: AcrossNodes | None = None) -> None:
+    def __init__(self, scene: ProbeContext, board: ShmExchange, across: StoreCompare | None = None) -> None:
         self._scene = scene
         self._board = board
         self._across = across
-        self._mine: Recent[Look] = Recent(64)
-        self._theirs: Recent[dict[int, Entry]] = Recent(256)
+        self._mine: RecentSnapshots[Snapshot] = RecentSnapshots(64)
+        self._theirs: RecentSnapshots[dict[int, Entry]] = RecentSnapshots(256)
         # The most that ever spoke of one moment: ranks on other nodes are not on this board.
         self._neighbours = 0
         # Parameters, buffers and gradients each have their own: one must not use up the others'.
-        self._details: Counter[Of] = Counter()
-        self._captures: Counter[Of] = Counter()
+        self._details: Counter[TensorKind] = Counter()
+        self._captures: Counter[TensorKind] = Counter()
         # Modules whose next look is to be kept whole, since an earlier disagreement was seen too late.
-        self._due: set[tuple[int, Of]] = set()
+        self._due: set[tuple[int, TensorKind]] = set()
         self._held = False
 
-    def publish(self, look: Look) -> None:
+    def publish(self, look: Snapshot) -> None:
         look.number = self._board.publish(look.key, look.root, look.leaves)
         self._mine.put(look.key, look)
         if _whose(look) in self._due:
@@ -72,7 +72,7 @@ class Disagreements:
             if look is not None:
                 self._keep(look, None)
 
-    def linger(self, look: Look, deadline: float) -> None:
+    def linger(self, look: Snapshot, deadline: float) -> None:
         """At the very end, give neighbours a moment to reach the last look: the training loop is over."""
         while time.monotonic() < deadline:
             self.catch_up()
@@ -86,11 +86,11 @@ class Disagreements:
             self._across.linger(deadline)
             self.catch_up()
 
-    def _check(self, look: Look, entry: Entry) -> None:
+    def _check(self, look: Snapshot, entry: Entry) -> None:
         if entry.root != look.root:
             self._keep(look, entry)
 
-    def _keep(self, look: Look, entry: Entry | None) -> None:
+    def _keep(self, look: Snapshot, entry: Entry | None) -> None:
         """The evidence of a disagreement; without an entry it is with another node."""
         self._detail(look)
         if look.current:
@@ -106,7 +106,7 @@ class Disagreements:
             self._held = True
             time.sleep(HOLD_SECONDS)
 
-    def _detail(self, look: Look) -> None:
+    def _detail(self, look: Snapshot) -> None:
         if look.detailed or self._details[look.moment.of] >= MOST_DETAILS:
             return
         look.detailed = True
@@ -125,7 +125,7 @@ class Disagreements:
             )
         )
 
-    def _capture(self, look: Look, entry: Entry | None) -> None:
+    def _capture(self, look: Snapshot, entry: Entry | None) -> None:
         """Write the differing tensors to a file of their own, while they still are what the digests say."""
         if look.captured or self._captures[look.moment.of] >= MOST_CAPTURES:
             return
@@ -140,7 +140,7 @@ class Disagreements:
         places = list(range(len(look.leaves)))
         if others is not None and len(others) == len(look.leaves):
             places = [p for p in places if look.leaves[p][:LEAF] != others[p]]
-        file, whole, cut = write_capture(self._scene, moment, places)
+        file, whole, cut = dump_tensors(self._scene, moment, places)
         self._board.mark_captured(look.number, look.key, look.root)
         self._scene.write(
             CaptureRecord(
@@ -156,7 +156,7 @@ class Disagreements:
         )
 
 
-def _whose(look: Look) -> tuple[int, Of]:
+def _whose(look: Snapshot) -> tuple[int, TensorKind]:
     return look.moment.watched.index, look.moment.of
 
 

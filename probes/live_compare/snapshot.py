@@ -7,21 +7,21 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ddpcheck.records.schema import Of, Stage
+from ddpcheck.records.schema import Stage, TensorKind
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.tracked_module import WatchedModule
+    from ddpcheck.agent.tracked_module import TrackedModule
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Moment:
+class SnapshotKey:
     """What is looked at and when; the same on all ranks for the same moment of the job."""
 
-    watched: WatchedModule
+    watched: TrackedModule
     stage: Stage
-    of: Of
+    of: TensorKind
     step: int
     optimizer: int | None = None
 
@@ -31,10 +31,10 @@ class Moment:
 
 
 @dataclass(eq=False)
-class Look:
+class Snapshot:
     """A moment with its digests."""
 
-    moment: Moment
+    moment: SnapshotKey
     key: bytes
     root: bytes
     leaves: list[bytes]
@@ -47,7 +47,7 @@ class Look:
     captured: bool = False
 
 
-class Recent(Generic[Value]):
+class RecentSnapshots(Generic[Value]):
     """A dict that forgets its oldest entries: memory does not grow with steps."""
 
     def __init__(self, most: int) -> None:

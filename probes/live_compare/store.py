@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddpcheck.agent.guard import GUARD
-from ddpcheck.probes.live_compare.snapshot import Look, Recent
-from ddpcheck.records.schema import ApartRecord, NodesRecord
+from ddpcheck.probes.live_compare.snapshot import RecentSnapshots, Snapshot
+from ddpcheck.records.schema import NodeMismatchRecord, NodesRecord
 
 if TYPE_CHECKING:
-    from ddpcheck.probes.probe import Scene
+    from ddpcheck.probes.probe import ProbeContext
 
 
 # Rank 0 gathers what all ranks said and lays it down as one piece. Asked so often in vain, a node gathers for itself.
@@ -32,7 +32,7 @@ _PATIENCE = 20
 Where = tuple[str, str]
 
 
-class Whereabouts:
+class RankPlacement:
     """Asked from the thread that speaks with other nodes."""
 
     def __init__(self, drawer: str, rank: int, world_size: int) -> None:
@@ -103,7 +103,7 @@ LINGER_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Offer:
+class PublishedDigest:
     """A look, without the tensors behind it."""
 
     key: bytes
@@ -115,20 +115,20 @@ class Offer:
     optimizer: int | None
 
 
-class AcrossNodes:
+class StoreCompare:
     """Speaks with other nodes from a thread of its own; after an error in there it is silent."""
 
-    def __init__(self, scene: Scene, store: Any, node: str, algorithm: str) -> None:
+    def __init__(self, scene: ProbeContext, store: Any, node: str, algorithm: str) -> None:
         self._scene = scene
         self._store = store
         self._node = node
         # Digests of another kind cannot be compared: they get drawers of their own.
         self._drawer = f"ddpcheck/nodes/{scene.session}"
         self._looks = f"{self._drawer}/{algorithm}"
-        self._whereabouts = Whereabouts(self._drawer, scene.rank, scene.world_size)
-        self._waiting: deque[Offer] = deque(maxlen=MOST_WAITING)
+        self._whereabouts = RankPlacement(self._drawer, scene.rank, scene.world_size)
+        self._waiting: deque[PublishedDigest] = deque(maxlen=MOST_WAITING)
         self._told: deque[bytes] = deque(maxlen=MOST_WAITING)
-        self._known: Recent[Offer] = Recent(MOST_WAITING)
+        self._known: RecentSnapshots[PublishedDigest] = RecentSnapshots(MOST_WAITING)
         self._speaks: dict[int, bool] = {}
         self._laid_down: deque[str] = deque()
         self._records: Counter[tuple[int, str, str]] = Counter()
@@ -143,7 +143,7 @@ class AcrossNodes:
         self.run = GUARD.protect("across_nodes", "run", self._run)
         threading.Thread(target=self.run, name="ddpcheck-across", daemon=True).start()
 
-    def offer(self, look: Look) -> None:
+    def offer(self, look: Snapshot) -> None:
         """On the training thread: leave a look to be compared."""
         moment = look.moment
         watched = moment.watched
@@ -151,7 +151,7 @@ class AcrossNodes:
             self._speaks[watched.index] = self._speaks_for(watched.group)
         if self._speaks[watched.index] and not self._ended.is_set():
             self._waiting.append(
-                Offer(
+                PublishedDigest(
                     look.key,
                     look.root,
                     watched.index,
@@ -228,7 +228,7 @@ class AcrossNodes:
             self._wake.wait(ASK_SECONDS)
             self._wake.clear()
 
-    def _speak(self, offer: Offer) -> None:
+    def _speak(self, offer: PublishedDigest) -> None:
         if not self._spoken:
             self._store.add(f"{self._drawer}/speakers", 1)
         self._spoken += 1
@@ -259,14 +259,16 @@ class AcrossNodes:
                     # It may be the first of all: those that were seen since must not keep it out.
                     self._apart(offer, rank, host, root, most=2 * MOST_RECORDS)
 
-    def _apart(self, offer: Offer, rank: int, host: str, root: str, most: int = MOST_RECORDS) -> None:
+    def _apart(
+        self, offer: PublishedDigest, rank: int, host: str, root: str, most: int = MOST_RECORDS
+    ) -> None:
         kind = (offer.module, offer.stage, offer.of)
         self._told.append(offer.key)
         if self._records[kind] >= most:
             return
         self._records[kind] += 1
         self._scene.write(
-            ApartRecord(
+            NodeMismatchRecord(
                 module=offer.module,
                 stage=offer.stage,
                 of=offer.of,

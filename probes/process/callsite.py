@@ -22,7 +22,7 @@ _OTHERS = tuple(
 )
 
 
-def user_line() -> str:
+def user_callsite() -> str:
     """`/home/me/train.py:41`, the innermost call outside of libraries; empty where there is none."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MOST_FRAMES):

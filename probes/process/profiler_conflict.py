@@ -21,7 +21,7 @@ _SWITCHES = (
 )
 
 
-class Profilers:
+class ProfilerConflict:
     """Told of every profiler that is switched on, and of every trace that is exported; ours do not count."""
 
     def __init__(self) -> None:
@@ -80,4 +80,4 @@ class Profilers:
             self.exported(os.path.abspath(os.fspath(path)))
 
 
-PROFILERS = Profilers()
+PROFILERS = ProfilerConflict()

@@ -15,7 +15,7 @@ DATA, FORWARD, BUFFERS, BACKWARD, FINISH, OPTIMIZER = range(6)
 PARTS = 6
 
 
-class Row(NamedTuple):
+class PhaseTimes(NamedTuple):
     """One optimizer step, in microseconds; `total` is without the time that ddpcheck itself took."""
 
     step: int
@@ -34,7 +34,7 @@ class Row(NamedTuple):
     kernel: int = -1
 
 
-class StepClock:
+class HostPhaseTimer:
     """Told of the begin and end of parts in nanoseconds; several of one part in a step are added up."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class StepClock:
 
     def close(
         self, step: int, now: int, watched: int, queued: int, faults: int = -1, kernel: int = -1
-    ) -> Row | None:
+    ) -> PhaseTimes | None:
         """A step is done and the next begins; None for the first, whose begin nobody saw."""
         began, self._began = self._began, now
         before, self._watched = self._watched, watched
@@ -86,7 +86,7 @@ class StepClock:
             return None
         forward = max(0, spent[FORWARD] - spent[BUFFERS])
         backward = max(0, spent[BACKWARD] - spent[FINISH])
-        return Row(
+        return PhaseTimes(
             step=step,
             total=_step_clock_micro(now - began),
             data=_step_clock_micro(spent[DATA]),
@@ -109,7 +109,7 @@ def _step_clock_micro(nanoseconds: int) -> int:
 MOST_PENDING = 64
 
 
-class DeviceRow(NamedTuple):
+class DevicePhaseTimes(NamedTuple):
     """One optimizer step, in microseconds."""
 
     total: int
@@ -119,10 +119,10 @@ class DeviceRow(NamedTuple):
     optimizer: int
 
 
-UNKNOWN = DeviceRow(-1, -1, -1, -1, -1)
+UNKNOWN = DevicePhaseTimes(-1, -1, -1, -1, -1)
 
 
-class Marks:
+class PhaseEvents:
     """The events of one step."""
 
     def __init__(self, began: Any, ended: Any, spans: list[tuple[int, Any, Any]]) -> None:
@@ -134,18 +134,18 @@ class Marks:
         """The last event first: most often it is the one that is missing. The others may lie on other streams."""
         return bool(self.ended.query()) and all(event.query() for event in self.events())
 
-    def read(self) -> DeviceRow:
+    def read(self) -> DevicePhaseTimes:
         try:
             return self._read()
         except (RuntimeError, ValueError):
             # Between events of two devices there is no time to be had.
             return UNKNOWN
 
-    def _read(self) -> DeviceRow:
+    def _read(self) -> DevicePhaseTimes:
         spent = [0.0] * PARTS
         for part, begin, end in self.spans:
             spent[part] += begin.elapsed_time(end)
-        return DeviceRow(
+        return DevicePhaseTimes(
             total=_micro(self.began.elapsed_time(self.ended)),
             forward=_micro(spent[FORWARD] - spent[BUFFERS]),
             backward=_micro(spent[BACKWARD] - spent[FINISH]),
@@ -158,7 +158,7 @@ class Marks:
         return [self.began, *(event for _, begin, end in self.spans for event in (begin, end))]
 
 
-class DeviceClock:
+class DevicePhaseTimer:
     """Told of the same begins and ends as the host's clock."""
 
     def __init__(self, make_event: Callable[[], Any], capturing: Callable[[], bool]) -> None:
@@ -179,7 +179,7 @@ class DeviceClock:
         if end is not None:
             self._spans.append((part, begin, end))
 
-    def close(self) -> Marks | None:
+    def close(self) -> PhaseEvents | None:
         began, self._began = self._began, self._event()
         spans, self._spans = self._spans, []
         for event in self._since:
@@ -187,9 +187,9 @@ class DeviceClock:
         self._since = [None] * PARTS
         if began is None or self._began is None:
             return None
-        return Marks(began, self._began, spans)
+        return PhaseEvents(began, self._began, spans)
 
-    def done_with(self, marks: Marks) -> None:
+    def done_with(self, marks: PhaseEvents) -> None:
         """Events are used again: making them is what costs."""
         self._free += marks.events()
 
@@ -207,12 +207,12 @@ class DeviceClock:
         return event
 
 
-def clock_for(tensors: list[torch.Tensor]) -> DeviceClock | None:
+def clock_for(tensors: list[torch.Tensor]) -> DevicePhaseTimer | None:
     """A clock for the device that these tensors live on; None where the host's own is all there is."""
     if not any(tensor.is_cuda for tensor in tensors):
         return None
     cuda: Any = torch.cuda
-    return DeviceClock(lambda: cuda.Event(enable_timing=True), cuda.is_current_stream_capturing)
+    return DevicePhaseTimer(lambda: cuda.Event(enable_timing=True), cuda.is_current_stream_capturing)
 
 
 def _micro(milliseconds: float) -> int:

@@ -30,7 +30,7 @@ _BLOCKS = 8
 _KERNEL_DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 
 
-class DevicePage:
+class DeviceSketches:
     """The sketches of one device's tensors, in the order they were taken."""
 
     def __init__(self, device: torch.device) -> None:
@@ -122,12 +122,12 @@ def can_keep(tensor: torch.Tensor) -> bool:
     return can_sketch(tensor) and (tensor.is_cpu or not tensor.is_sparse)
 
 
-class SketchBook:
+class SketchBatch:
     """Never waits for a device before `sketches` is asked for."""
 
     def __init__(self) -> None:
         self._here: dict[int, Sketch] = {}
-        self._away: dict[torch.device, DevicePage] = {}
+        self._away: dict[torch.device, DeviceSketches] = {}
 
     def __bool__(self) -> bool:
         return bool(self._here or self._away)
@@ -143,7 +143,7 @@ class SketchBook:
             return True
         page = self._away.get(tensor.device)
         if page is None:
-            page = self._away[tensor.device] = DevicePage(tensor.device)
+            page = self._away[tensor.device] = DeviceSketches(tensor.device)
         page.add(place, tensor)
         return True
 

@@ -12,7 +12,7 @@ from ddpcheck.reports.json_report import to_json
 
 
 @dataclass(frozen=True)
-class Material:
+class PageContext:
     """`document` is report.json, for sections of which the typed report knows nothing."""
 
     report: Report
@@ -25,5 +25,5 @@ class Material:
         return list(dict.fromkeys(rank for finding in ordered for rank in finding.ranks))
 
 
-def material(report: Report) -> Material:
-    return Material(report, json.loads(to_json(report)))
+def page_context(report: Report) -> PageContext:
+    return PageContext(report, json.loads(to_json(report)))

@@ -26,7 +26,7 @@ from tensorboard.plugins.scalar import metadata as scalar
 from tensorboard.plugins.text import metadata as text
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from ddpcheck.analysis.timeseries.model import Line
+from ddpcheck.analysis.timeseries.model import NamedSeries
 from ddpcheck.reports.tensorboard.tags import SHOWN, tag_of
 
 # Made when a tag is first written, and not for every value.
@@ -122,7 +122,7 @@ def _shape(*sizes: int) -> TensorShapeProto:
     return TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in sizes])
 
 
-def write_lines(file: EventFile, lines: Iterable[Line], when: Callable[[float], float]) -> None:
+def write_lines(file: EventFile, lines: Iterable[NamedSeries], when: Callable[[float], float]) -> None:
     """All figures of a step go into one record, with the time at which the step was over."""
     by_step: dict[int, dict[str, float]] = {}
     about: dict[str, str] = {}

@@ -12,7 +12,7 @@ from typing import Any
 
 from ddpcheck.analysis.overlap.model import Overlap
 from ddpcheck.analysis.report import Report
-from ddpcheck.analysis.timeseries.model import Course, Histogram
+from ddpcheck.analysis.timeseries.model import Histogram, RunTimeSeries
 from ddpcheck.errors import UsageError
 from ddpcheck.reports.tensorboard.event_file import EventFile, write_lines
 from ddpcheck.reports.tensorboard.layout import layout_of
@@ -88,7 +88,7 @@ def write_tensorboard(report: Report, run: Path, out: Path) -> None:
     made = out.with_name(f".{out.name}.{os.uname().nodename}.{os.getpid()}")
     shutil.rmtree(made, ignore_errors=True)
     try:
-        _write(report, report.course or Course(), made)
+        _write(report, report.course or RunTimeSeries(), made)
         link_traces(report.overlap, run, made / JOB, out / JOB)
         (made / MARK).write_text(json.dumps(mark), encoding="utf-8")
         if out.exists():
@@ -102,7 +102,7 @@ def _is_ours(out: Path) -> bool:
     return out.is_dir() and ((out / MARK).is_file() or not any(out.iterdir()))
 
 
-def _write(report: Report, course: Course, folder: Path) -> None:
+def _write(report: Report, course: RunTimeSeries, folder: Path) -> None:
     began = course.when(0) or time.time()
     histograms: dict[int | None, list[Histogram]] = {}
     for each in course.histograms:
@@ -123,7 +123,7 @@ def _write(report: Report, course: Course, folder: Path) -> None:
             write_lines(file, lines, course.when)
 
 
-def _write_job(file: EventFile, report: Report, course: Course) -> None:
+def _write_job(file: EventFile, report: Report, course: RunTimeSeries) -> None:
     everyones = (course.job, *course.ranks.values(), *course.spread.values())
     file.layout(layout_of({line.figure for lines in everyones for line in lines}))
     file.text("report/verdict", verdict_text(report))
@@ -133,7 +133,7 @@ def _write_job(file: EventFile, report: Report, course: Course) -> None:
         file.image(f"links/{number}", *link_image(matrix), matrix.title)
 
 
-def _write_histograms(file: EventFile, histograms: list[Histogram], course: Course) -> None:
+def _write_histograms(file: EventFile, histograms: list[Histogram], course: RunTimeSeries) -> None:
     for each in histograms:
         name = "/".join(filter(None, ["gradients", safe_name(each.of), safe_name(each.parameter)]))
         when = "after_allreduce" if each.reduced else "before_allreduce"

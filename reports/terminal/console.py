@@ -18,7 +18,7 @@ QUIET = "dim"
 
 
 @dataclass(frozen=True)
-class Ink:
+class ReportConsole:
     """Writes for one console."""
 
     console: Console

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpcheck.analysis.report import DataEpoch, Report
-from ddpcheck.reports.terminal.console import LABEL, Ink, indented
+from ddpcheck.reports.terminal.console import LABEL, ReportConsole, indented
 
 _MOST_ROWS = 8
 
 
-def put_data(ink: Ink, report: Report) -> None:
+def put_data(ink: ReportConsole, report: Report) -> None:
     """How many samples each rank drew, and whether they were its own."""
     if not report.data:
         return

@@ -7,10 +7,18 @@ from typing import Any
 
 from rich.console import Console
 
-from ddpcheck.diff.model import Comparison, Growth, Method, Parting, RunSide, Value, Verdict
+from ddpcheck.diff.model import (
+    Comparison,
+    DifferenceGrowth,
+    DiffVerdict,
+    FirstDifference,
+    Method,
+    RunSide,
+    Value,
+)
 from ddpcheck.formatting import name_ranks
 from ddpcheck.reports.safe_text import safe_line, shortened
-from ddpcheck.reports.terminal.console import LABEL, QUIET, Ink, indented
+from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole, indented
 from ddpcheck.reports.verdict import counted
 
 _MOST_VALUES = 12
@@ -23,7 +31,7 @@ _LONGEST = 160
 
 def render(comparison: Comparison, console: Console) -> None:
     """Write `comparison` to `console`."""
-    ink = Ink(console)
+    ink = ReportConsole(console)
     _verdict(ink, comparison)
     _sides(ink, comparison)
     if comparison.first is not None:
@@ -37,7 +45,7 @@ def render(comparison: Comparison, console: Console) -> None:
         ink.put(ink.text(note))
 
 
-def _verdict(ink: Ink, comparison: Comparison) -> None:
+def _verdict(ink: ReportConsole, comparison: Comparison) -> None:
     first = comparison.first
     if first is None:
         within = "to the bit" if comparison.method is Method.EXACT else "within rounding"
@@ -51,7 +59,7 @@ def _verdict(ink: Ink, comparison: Comparison) -> None:
     ink.put(ink.labelled([("why", ink.text(comparison.cause))]), indent=2)
 
 
-def _place(parting: Parting) -> str:
+def _place(parting: FirstDifference) -> str:
     when = "after wrapping" if parting.step < 0 else f"at step {parting.step}"
     if parting.agreed_until is not None and parting.agreed_until < parting.step - 1:
         when += f" (last compared and equal at step {parting.agreed_until})"
@@ -68,7 +76,7 @@ def _sentence(text: str) -> str:
     return safe_line(text[:1].upper() + text[1:] + ".")
 
 
-def _sides(ink: Ink, comparison: Comparison) -> None:
+def _sides(ink: ReportConsole, comparison: Comparison) -> None:
     ink.gap()
     rows = [("run A", ink.text(_side(comparison.a))), ("run B", ink.text(_side(comparison.b)))]
     ink.put(ink.labelled(rows))
@@ -79,7 +87,7 @@ def _side(side: RunSide) -> str:
     return f"{side.path}, attempt {side.attempt}: {size}, torch {side.torch}, {side.device}"
 
 
-def _values(ink: Ink, parting: Parting) -> None:
+def _values(ink: ReportConsole, parting: FirstDifference) -> None:
     if not parting.values:
         return
     ink.gap()
@@ -110,7 +118,7 @@ def _text(value: Any, digits: int) -> str:
     return f"{value:.{digits}g}" if isinstance(value, float) else shortened(safe_line(value), _LONGEST)
 
 
-def _then(ink: Ink, partings: Sequence[Parting]) -> None:
+def _then(ink: ReportConsole, partings: Sequence[FirstDifference]) -> None:
     if not partings:
         return
     rows = [
@@ -128,7 +136,7 @@ def _then(ink: Ink, partings: Sequence[Parting]) -> None:
     ink.put(ink.text("What followed", LABEL), indented(ink.columns(headers, rows)))
 
 
-def _suspects(ink: Ink, suspects: Sequence[Value]) -> None:
+def _suspects(ink: ReportConsole, suspects: Sequence[Value]) -> None:
     ink.gap()
     if not suspects:
         ink.put(ink.text("Nothing else that is on record differs between the runs.", QUIET))
@@ -140,7 +148,7 @@ def _suspects(ink: Ink, suspects: Sequence[Value]) -> None:
         ink.put(ink.text(f"and {left_out} more, in --json", QUIET), indent=2)
 
 
-def _growth(ink: Ink, comparison: Comparison) -> None:
+def _growth(ink: ReportConsole, comparison: Comparison) -> None:
     """A few steps stand for all; the first that is beyond its tolerance is always among them."""
     growth = comparison.growth
     if not growth:
@@ -158,16 +166,16 @@ def _growth(ink: Ink, comparison: Comparison) -> None:
     ink.put(title, indented(ink.columns(headers, rows)))
 
 
-def _some(growth: Sequence[Growth]) -> list[Growth]:
+def _some(growth: Sequence[DifferenceGrowth]) -> list[DifferenceGrowth]:
     stride = -(-len(growth) // _MOST_GROWTH)
     beyond = next((number for number, one in enumerate(growth) if one.beyond), None)
     wanted = {*range(0, len(growth), stride), len(growth) - 1} | (set() if beyond is None else {beyond})
     return [growth[number] for number in sorted(wanted)]
 
 
-def _compared(ink: Ink, comparison: Comparison) -> None:
+def _compared(ink: ReportConsole, comparison: Comparison) -> None:
     ink.gap()
     counts = ", ".join(f"{stage} {count}" for stage, count in comparison.compared.items())
-    until = ", up to two steps past the parting" if comparison.verdict is Verdict.PARTED else ""
+    until = ", up to two steps past the parting" if comparison.verdict is DiffVerdict.PARTED else ""
     exact = comparison.method is Method.EXACT
     ink.put(ink.labelled([("compared", ink.text(f"{counts}{until if exact else ''}"))]))

@@ -11,7 +11,7 @@ from rich.text import Text
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.model import DoctorReport
 from ddpcheck.formatting import rank_ranges
-from ddpcheck.reports.terminal.console import LABEL, QUIET, Ink, indented
+from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole, indented
 
 _STYLES = {
     Level.PROBLEM: "bold red",
@@ -25,7 +25,7 @@ _MOST_OF_A_LEVEL = 20
 
 def render(report: DoctorReport, console: Console) -> None:
     """Write `report` to `console`."""
-    ink = Ink(console)
+    ink = ReportConsole(console)
     ink.put(ink.text(_headline(report), LABEL), ink.text(_about(report), QUIET))
     for level in (Level.PROBLEM, Level.WARNING, Level.NOTE):
         found = [one for one in report.diagnoses if one.level is level]
@@ -75,7 +75,7 @@ def _about(report: DoctorReport) -> str:
     return f"{', '.join(named)}{more}"
 
 
-def _put(ink: Ink, report: DoctorReport, one: Diagnosis) -> None:
+def _put(ink: ReportConsole, report: DoctorReport, one: Diagnosis) -> None:
     head = Text.assemble((f"{one.level.value.upper()}  ", _STYLES[one.level]), ink.text(one.what))
     head.overflow = "fold"
     rows = [("where", ink.text(_where(report, one)))] if _where(report, one) else []

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ddpcheck.formatting import name_ranks, rank_ranges
 from ddpcheck.reports.safe_text import shortened
-from ddpcheck.reports.terminal.console import Ink, indented
+from ddpcheck.reports.terminal.console import ReportConsole, indented
 
 # More columns than this are no longer "side by side"; equal ranks then share one.
 _MOST_RANKS = 8
@@ -27,7 +27,7 @@ _DIGITS = {"float32": 9, "float16": 5, "bfloat16": 4}
 Rows = Sequence[tuple[str, Mapping[str, Any]]]
 
 
-def side_by_side(ink: Ink, corner: str, rows: Rows, dtype: str = "") -> Table:
+def side_by_side(ink: ReportConsole, corner: str, rows: Rows, dtype: str = "") -> Table:
     """One row per place, one column per rank, or per group of ranks with equal values."""
     rows = [(place, {str(rank): value for rank, value in by_rank.items()}) for place, by_rank in rows]
     ranks = sorted({rank for _, by_rank in rows for rank in by_rank}, key=rank_order)
@@ -41,7 +41,7 @@ def side_by_side(ink: Ink, corner: str, rows: Rows, dtype: str = "") -> Table:
     return ink.columns(headers, ([place, *_cells(groups[:room], by_rank, dtype)] for place, by_rank in rows))
 
 
-def _fitting(ink: Ink, corner: str, rows: Rows, groups: list[list[str]], dtype: str) -> int:
+def _fitting(ink: ReportConsole, corner: str, rows: Rows, groups: list[list[str]], dtype: str) -> int:
     """How many of the columns the console has room for, two at least."""
     left = ink.console.width - _TERMINAL_VALUES_INDENT - max(len(corner), *(len(place) for place, _ in rows))
     widths = [
@@ -113,7 +113,7 @@ _LEAST_WIDTH = 30
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 
 
-def standings(ink: Ink, groups: Sequence[Mapping[str, Any]]) -> RenderableType:
+def standings(ink: ReportConsole, groups: Sequence[Mapping[str, Any]]) -> RenderableType:
     """One column for ranks that stand alike; as many beside each other as the console has room for."""
     room = max(1, min(_MOST_COLUMNS, ink.console.width // _LEAST_WIDTH))
     blocks: list[RenderableType] = [ink.text("where they stand, the innermost call first:")]
@@ -173,7 +173,7 @@ _RANK_LISTS = ("ranks", "reported")
 _DIGEST_CHARACTERS = 16
 
 
-def put_evidence(ink: Ink, evidence: Mapping[str, Any], indent: int) -> None:
+def put_evidence(ink: ReportConsole, evidence: Mapping[str, Any], indent: int) -> None:
     """One block per piece of evidence, in the order the rule gave them, tables set apart."""
     after_line = False
     for key, value in evidence.items():
@@ -187,7 +187,7 @@ def put_evidence(ink: Ink, evidence: Mapping[str, Any], indent: int) -> None:
         after_line = is_line
 
 
-def _block(ink: Ink, key: str, value: Any) -> RenderableType:
+def _block(ink: ReportConsole, key: str, value: Any) -> RenderableType:
     layout = _LAYOUTS.get(key)
     if layout is not None:
         try:
@@ -198,7 +198,7 @@ def _block(ink: Ink, key: str, value: Any) -> RenderableType:
     return _generic(ink, key, value)
 
 
-def _generic(ink: Ink, key: str, value: Any) -> RenderableType:
+def _generic(ink: ReportConsole, key: str, value: Any) -> RenderableType:
     label = key.replace("_", " ")
     if isinstance(value, (list, tuple)) and value and all(isinstance(item, Mapping) for item in value):
         table = _table(ink, value)
@@ -210,7 +210,7 @@ def _generic(ink: Ink, key: str, value: Any) -> RenderableType:
     return ink.text(f"{label}: {shortened(spoken_evidence(key, value), _MOST_CHARACTERS)}")
 
 
-def _table(ink: Ink, items: Sequence[Mapping[str, Any]]) -> RenderableType | None:
+def _table(ink: ReportConsole, items: Sequence[Mapping[str, Any]]) -> RenderableType | None:
     """Items that all tell the same few plain things, one below the other, where the console has the room."""
     keys = list(items[0])
     plain = all(
@@ -247,7 +247,7 @@ def _spoken_mapping(value: Mapping[str, Any]) -> str:
     return f"{name_ranks(value['ranks'])}; {rest}" if isinstance(value["ranks"], (list, tuple)) else rest
 
 
-def _groups(ink: Ink, groups: list[Mapping[str, Any]]) -> RenderableType:
+def _groups(ink: ReportConsole, groups: list[Mapping[str, Any]]) -> RenderableType:
     rows = [(name_ranks(group["ranks"]), _digest(group)) for group in groups[:_MOST_GROUPS]]
     if len(groups) > _MOST_GROUPS:
         left_out = sum(len(group["ranks"]) for group in groups[_MOST_GROUPS:])
@@ -260,7 +260,7 @@ def _digest(group: Mapping[str, Any]) -> str:
     return "not recorded" if digest is None else str(digest)[:_DIGEST_CHARACTERS]
 
 
-def _parameters(ink: Ink, parameters: Mapping[str, Any]) -> RenderableType:
+def _parameters(ink: ReportConsole, parameters: Mapping[str, Any]) -> RenderableType:
     if not parameters["count"]:
         return ink.text(f"which of the {parameters['of']} tensors differ was not recorded")
     names = [ink.line(name) for name in parameters["names"][:_MOST_NAMES]]
@@ -270,7 +270,7 @@ def _parameters(ink: Ink, parameters: Mapping[str, Any]) -> RenderableType:
     return Group(ink.text(heading), indented(ink.text(", ".join(names) + more)))
 
 
-def _elements(ink: Ink, elements: Mapping[str, Any]) -> RenderableType:
+def _elements(ink: ReportConsole, elements: Mapping[str, Any]) -> RenderableType:
     dtype = str(elements.get("dtype") or "")
     heading = ink.text(elements_heading(elements))
     rows = [(_index(value["index"]), value["by_rank"]) for value in elements.get("values") or ()]
@@ -304,7 +304,7 @@ def _index(index: Any) -> str:
     return "[" + ", ".join(map(str, index)) + "]" if isinstance(index, (list, tuple)) else str(index)
 
 
-def _hyperparameters(ink: Ink, values: list[Mapping[str, Any]]) -> RenderableType:
+def _hyperparameters(ink: ReportConsole, values: list[Mapping[str, Any]]) -> RenderableType:
     several = len({value["optimizer"] for value in values}) > 1
     rows = [(_place(value, several), value["by_rank"]) for value in values[:_MOST_ROWS]]
     blocks: list[RenderableType] = [indented(side_by_side(ink, "hyperparameter", rows))]
@@ -318,7 +318,7 @@ def _place(value: Mapping[str, Any], several: bool) -> str:
     return f"{optimizer}group {value['group']}, {value['name']}"
 
 
-_LAYOUTS: dict[str, Callable[[Ink, Any], RenderableType]] = {
+_LAYOUTS: dict[str, Callable[[ReportConsole, Any], RenderableType]] = {
     "groups": _groups,
     "parameters": _parameters,
     "elements": _elements,

@@ -7,12 +7,12 @@ from typing import Any
 
 from ddpcheck.analysis.report import Report
 from ddpcheck.formatting import megabits_text, trace_units_size_text
-from ddpcheck.reports.terminal.console import LABEL, Ink, indented
+from ddpcheck.reports.terminal.console import LABEL, ReportConsole, indented
 
 _TERMINAL_TRAFFIC_MOST_NODES = 8
 
 
-def put_traffic(ink: Ink, report: Report) -> None:
+def put_traffic(ink: ReportConsole, report: Report) -> None:
     """A row for each kind of link that moved something, or should have."""
     nodes = report.traffic.get("nodes", ())
     rows = [row for node in nodes[:_TERMINAL_TRAFFIC_MOST_NODES] for row in _rows(node)]
@@ -64,7 +64,7 @@ def _named(node: Mapping[str, Any], kind: str) -> str:
 _MOST_ROWS = 8
 
 
-def put_links(ink: Ink, report: Report) -> None:
+def put_links(ink: ReportConsole, report: Report) -> None:
     """Nothing for a job on one node."""
     links = sorted(report.links.get("links", ()), key=lambda link: link["bandwidth"])
     ports = report.links.get("ports", ())
@@ -110,7 +110,7 @@ _MOST_GPUS = 16
 _FEWEST_SAMPLES = 4
 
 
-def put_hardware(ink: Ink, report: Report) -> None:
+def put_hardware(ink: ReportConsole, report: Report) -> None:
     """One row a node, and one a GPU where there are any."""
     nodes = [node for node in report.hardware.get("nodes", ()) if node["samples"] >= _FEWEST_SAMPLES]
     if not nodes:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from ddpcheck.analysis.live.state import LiveRank, LiveState, Pace
+from ddpcheck.analysis.live.state import LiveRank, LiveState, LiveStepTime
 from ddpcheck.formatting import name_ranks, size_text, time_text
-from ddpcheck.reports.terminal.console import LABEL, QUIET, Ink, indented
+from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole, indented
 from ddpcheck.reports.terminal.timeseries import SPARK, spark
 from ddpcheck.reports.terminal.timing import step_bar, step_key
 from ddpcheck.reports.verdict import counted
@@ -52,7 +52,7 @@ def agreement_text(state: LiveState) -> Styled:
     return f"replicas agree, {steps} compared", "green"
 
 
-def pace_texts(pace: Pace) -> list[str]:
+def pace_texts(pace: LiveStepTime) -> list[str]:
     """The step, then what of it is exposed communication and what waiting."""
     texts = [f"{time_text(pace.step_us * 1000)} a step", f"exposed {_percent(pace.exposed)}"]
     # A rank is late where the others wait for it, and not by chance.
@@ -105,7 +105,7 @@ _FEWEST_BARS = 6
 
 def panel_lines(state: LiveState, console: Console, columns: int) -> list[str]:
     """`HEIGHT` lines of at most `columns` - 1 characters, with their colours."""
-    ink = Ink(console)
+    ink = ReportConsole(console)
     rows = [
         _live_panel_title(ink, state, columns - 1),
         _live_panel_course(ink, state),
@@ -122,7 +122,7 @@ def _drawn(console: Console, row: Text, width: int) -> str:
     return captured.get()
 
 
-def _live_panel_title(ink: Ink, state: LiveState, width: int) -> Text:
+def _live_panel_title(ink: ReportConsole, state: LiveState, width: int) -> Text:
     line = "-" if ink.console.options.ascii_only else "─"
     told = ink.text(f"{line * 2} ")
     told.append("ddpcheck", LABEL)
@@ -130,7 +130,7 @@ def _live_panel_title(ink: Ink, state: LiveState, width: int) -> Text:
     return told.append(line * max(0, width - len(told)), QUIET)
 
 
-def _live_panel_course(ink: Ink, state: LiveState) -> Text:
+def _live_panel_course(ink: ReportConsole, state: LiveState) -> Text:
     said, style = agreement_text(state)
     others = f" (others from {state.fewest_steps:,})" if state.fewest_steps != state.steps else ""
     return Text.assemble(
@@ -138,7 +138,7 @@ def _live_panel_course(ink: Ink, state: LiveState) -> Text:
     )
 
 
-def _live_panel_pace(ink: Ink, state: LiveState, columns: int) -> Text:
+def _live_panel_pace(ink: ReportConsole, state: LiveState, columns: int) -> Text:
     if state.pace is None:
         return ink.text("no step has been clocked so far", QUIET)
     step, *shares = pace_texts(state.pace)
@@ -150,7 +150,7 @@ def _live_panel_pace(ink: Ink, state: LiveState, columns: int) -> Text:
     return Text.assemble(ink.text(f"{step} " if bars else step), ink.text(bars, SPARK), ink.text(figures))
 
 
-def _live_panel_found(ink: Ink, state: LiveState) -> Text:
+def _live_panel_found(ink: ReportConsole, state: LiveState) -> Text:
     said, style = finding_text(state)
     return ink.text(said, style)
 
@@ -165,25 +165,25 @@ _STYLES = {"running": "", "finished": "green", "raised": "bold red", "vanished":
 
 def live_view(state: LiveState, console: Console) -> RenderableType:
     """The state as it is at this moment."""
-    ink = Ink(console)
+    ink = ReportConsole(console)
     blocks = [_title(ink, state), Text(), _course(ink, state), *_pace(ink, state), _found(ink, state)]
     if state.ranks:
         blocks += [Text(), *_ranks(ink, state)]
     return Group(*blocks)
 
 
-def _title(ink: Ink, state: LiveState) -> Text:
+def _title(ink: ReportConsole, state: LiveState) -> Text:
     condition = "ended" if state.ended else "its launcher is gone" if state.abandoned else "under way"
     told = f"  {condition}, {ranks_text(state)}, {clock_text(state.seconds)}"
     return Text.assemble(ink.text(state.name, LABEL), ink.text(told, QUIET))
 
 
-def _course(ink: Ink, state: LiveState) -> Text:
+def _course(ink: ReportConsole, state: LiveState) -> Text:
     said, style = agreement_text(state)
     return Text.assemble(ink.text(f"step {state.steps:,}   ", LABEL), ink.text(said, style))
 
 
-def _pace(ink: Ink, state: LiveState) -> list[RenderableType]:
+def _pace(ink: ReportConsole, state: LiveState) -> list[RenderableType]:
     if state.pace is None:
         return []
     step, *shares = pace_texts(state.pace)
@@ -192,12 +192,12 @@ def _pace(ink: Ink, state: LiveState) -> list[RenderableType]:
     return [Text.assemble(ink.text(f"{step} "), ink.text(bars, SPARK)), figures]
 
 
-def _found(ink: Ink, state: LiveState) -> Text:
+def _found(ink: ReportConsole, state: LiveState) -> Text:
     said, style = finding_text(state)
     return ink.text(said, style)
 
 
-def _ranks(ink: Ink, state: LiveState) -> list[RenderableType]:
+def _ranks(ink: ReportConsole, state: LiveState) -> list[RenderableType]:
     shown = standing_out(state)
     few = len(state.ranks) <= _MOST_ROWS
     longest = max((rank.step_us or 0 for _, rank in shown), default=0)
@@ -215,7 +215,7 @@ def _spread(state: LiveState) -> str:
     return f"{behind} behind, from step {state.fewest_steps:,} on"
 
 
-def _row(ink: Ink, rank: LiveRank, longest: int, why: str) -> list[object]:
+def _row(ink: ReportConsole, rank: LiveRank, longest: int, why: str) -> list[object]:
     return [
         rank.rank,
         rank.host,

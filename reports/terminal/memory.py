@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpcheck.analysis.report import Report
 from ddpcheck.formatting import rank_ranges
-from ddpcheck.reports.terminal.console import LABEL, Ink, indented
+from ddpcheck.reports.terminal.console import LABEL, ReportConsole, indented
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.memory.table import RankMemoryRow
@@ -17,7 +17,7 @@ _LEAST_BYTES = 10_000_000
 _ALIKE = 0.05
 
 
-def put_memory(ink: Ink, report: Report) -> None:
+def put_memory(ink: ReportConsole, report: Report) -> None:
     """Only where the model, or a finding about memory, is worth the table."""
     rows = report.memory["ranks"] if report.memory is not None else []
     told = any(finding.code == "DDP501" for finding in report.findings)

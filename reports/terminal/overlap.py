@@ -7,7 +7,7 @@ from rich.text import Text
 from ddpcheck.analysis.overlap.model import Overlap, RankOverlap
 from ddpcheck.analysis.report import Report
 from ddpcheck.formatting import percent_text, time_text
-from ddpcheck.reports.terminal.console import LABEL, QUIET, Ink, indented
+from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole, indented
 from ddpcheck.reports.terminal.timing import bar, legend
 from ddpcheck.traces.model import Shares
 
@@ -15,7 +15,7 @@ _MOST_RANKS = 8
 _BAR = 24
 
 
-def put_overlap(ink: Ink, report: Report) -> None:
+def put_overlap(ink: ReportConsole, report: Report) -> None:
     """What a step of each rank was made of, and what could not be told."""
     seen = report.overlap
     if seen is None:

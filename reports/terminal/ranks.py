@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
-from ddpcheck.analysis.report import Attempt, RankStatus, RankSummary, Report
+from ddpcheck.analysis.report import AttemptSummary, RankStatus, RankSummary, Report
 from ddpcheck.analysis.timing.clock_offsets import HostClock
 from ddpcheck.formatting import rank_ranges
-from ddpcheck.reports.terminal.console import LABEL, Ink, indented
+from ddpcheck.reports.terminal.console import LABEL, ReportConsole, indented
 
 _TERMINAL_HOSTS_MOST_ROWS = 8
 
 
-def put_hosts(ink: Ink, report: Report) -> None:
+def put_hosts(ink: ReportConsole, report: Report) -> None:
     """Nothing for a job on one host."""
     if not report.hosts:
         return
@@ -67,7 +67,7 @@ _STYLES = {
 }
 
 
-def rank_table(ink: Ink, attempt: Attempt) -> Table:
+def rank_table(ink: ReportConsole, attempt: AttemptSummary) -> Table:
     """One row per group of ranks that fared alike."""
     rows = [_row(ink, group) for group in rank_groups(attempt.ranks)]
     return ink.columns(["rank", "host", "device", "steps", "status"], rows)
@@ -90,7 +90,7 @@ def _divided(ranks: Sequence[RankSummary], division: _Key) -> list[list[RankSumm
     return list(groups.values())
 
 
-def _row(ink: Ink, group: list[RankSummary]) -> list[object]:
+def _row(ink: ReportConsole, group: list[RankSummary]) -> list[object]:
     status = group[0].status
     details = {_described(rank) for rank in group}
     described = details.pop() if len(details) == 1 else ""

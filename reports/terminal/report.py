@@ -11,7 +11,7 @@ from rich.console import Console
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.formatting import name_ranks
-from ddpcheck.reports.terminal.console import LABEL, QUIET, Ink, indented
+from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole, indented
 from ddpcheck.reports.terminal.data import put_data
 from ddpcheck.reports.terminal.evidence import put_evidence
 from ddpcheck.reports.terminal.hardware import put_hardware, put_links, put_traffic
@@ -37,7 +37,7 @@ _OUTCOME_STYLES = {"agree": "green", "differ": "bold red"}
 
 def render(report: Report, console: Console, page: Path | None = None) -> None:
     """Write `report` to `console`; `page` is where it can be looked at in a browser."""
-    ink = Ink(console)
+    ink = ReportConsole(console)
     ink.put(ink.text(verdict_sentence(report), _VERDICT_STYLES[report.verdict]))
     _findings(ink, report)
     _ranks(ink, report)
@@ -57,7 +57,7 @@ def render(report: Report, console: Console, page: Path | None = None) -> None:
 
 def render_outcome(report: Report, console: Console) -> None:
     """The verdict, a line for each finding, and where the rest is."""
-    ink = Ink(console)
+    ink = ReportConsole(console)
     ink.gap()
     ink.put(ink.text(verdict_sentence(report), _VERDICT_STYLES[report.verdict]))
     for finding in in_order(report)[:_MOST_FINDINGS]:
@@ -66,7 +66,7 @@ def render_outcome(report: Report, console: Console) -> None:
     _next(ink, report, None)
 
 
-def _findings(ink: Ink, report: Report) -> None:
+def _findings(ink: ReportConsole, report: Report) -> None:
     ordered = in_order(report)
     several_attempts = len(report.attempts) > 1
     for finding in ordered[:_MOST_FINDINGS]:
@@ -80,7 +80,7 @@ def _findings(ink: Ink, report: Report) -> None:
         ink.put(ink.text(f"and {counted(len(left_out), 'more finding')}, all in report.json: {counts}"))
 
 
-def _finding(ink: Ink, finding: Finding, several_attempts: bool) -> None:
+def _finding(ink: ReportConsole, finding: Finding, several_attempts: bool) -> None:
     heading = ink.text(f"{finding.severity.value} {finding.code}", _SEVERITY_STYLES[finding.severity])
     ink.put(heading.append(ink.text(f"  {finding.title}", LABEL)))
     place = _place(finding, several_attempts)
@@ -109,7 +109,7 @@ def _place(finding: Finding, several_attempts: bool) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _ranks(ink: Ink, report: Report) -> None:
+def _ranks(ink: ReportConsole, report: Report) -> None:
     for attempt in report.attempts:
         if not attempt.ranks:
             continue
@@ -119,7 +119,7 @@ def _ranks(ink: Ink, report: Report) -> None:
         ink.put(ink.text(which, LABEL), indented(rank_table(ink, attempt)))
 
 
-def _checks(ink: Ink, report: Report) -> None:
+def _checks(ink: ReportConsole, report: Report) -> None:
     if not report.checks:
         return
     ink.gap()
@@ -130,7 +130,7 @@ def _checks(ink: Ink, report: Report) -> None:
     ink.put(ink.text("Checked", LABEL), indented(ink.columns(["", "", ""], rows)))
 
 
-def _next(ink: Ink, report: Report, page: Path | None) -> None:
+def _next(ink: ReportConsole, report: Report, page: Path | None) -> None:
     path = str(report.run.get("path") or "")
     codes = list(dict.fromkeys(finding.code for finding in in_order(report)))
     rows = [("run folder", ink.text(path))] if path else []

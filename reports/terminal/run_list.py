@@ -9,7 +9,7 @@ from typing import Protocol
 from rich.console import Console
 
 from ddpcheck.formatting import size_text
-from ddpcheck.reports.terminal.console import Ink
+from ddpcheck.reports.terminal.console import ReportConsole
 
 _MOST_CODES = 8
 _FINDINGS = "findings"
@@ -18,7 +18,7 @@ _TIMED = re.compile(r"\d{8}-\d{6}-")
 _STYLES = {"ok": "green", "findings": "bold red", "failed": "bold red", "running": "cyan"}
 
 
-class Listed(Protocol):
+class ListedRun(Protocol):
     """What is known of one run without reading its records."""
 
     @property
@@ -39,9 +39,9 @@ class Listed(Protocol):
     def size(self) -> int: ...
 
 
-def render_list(runs: Sequence[Listed], where: str, console: Console) -> None:
+def render_list(runs: Sequence[ListedRun], where: str, console: Console) -> None:
     """One row a run, in the order they come."""
-    ink = Ink(console)
+    ink = ReportConsole(console)
     if not runs:
         ink.put(ink.text(f"There is no run in {where}."))
         return
@@ -56,7 +56,7 @@ def render_list(runs: Sequence[Listed], where: str, console: Console) -> None:
     ink.put(table)
 
 
-def _row(ink: Ink, run: Listed, apart: bool) -> list[object]:
+def _row(ink: ReportConsole, run: ListedRun, apart: bool) -> list[object]:
     return [
         run.folder,
         *([run.started[5:16].replace("T", " ")] if apart else []),

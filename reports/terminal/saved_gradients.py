@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
-from ddpcheck.analysis.allreduce.saved_gradients import SavedGradients, SavedParameter, Side
+from ddpcheck.analysis.allreduce.saved_gradients import SavedGradients, SavedParameter, SavedStage
 from ddpcheck.formatting import name_ranks
-from ddpcheck.reports.terminal.console import LABEL, Ink
+from ddpcheck.reports.terminal.console import LABEL, ReportConsole
 
 _MOST_RANKS = 8
 # In small models people want to see every number; in large ones the first parameters stand for the rest.
@@ -17,7 +17,7 @@ _MOST_PARAMETERS = 40
 
 def render_gradients(modules: Sequence[SavedGradients], console: Console) -> None:
     """Write all modules to `console`, parameter by parameter."""
-    ink = Ink(console)
+    ink = ReportConsole(console)
     for module in modules:
         ink.put(ink.text(_heading(module), LABEL))
         if module.missing:
@@ -45,7 +45,7 @@ def _told(module: SavedGradients) -> str:
     return "reduced gradients are the same on all ranks" + (" that were kept" if module.missing else "")
 
 
-def _parameter(ink: Ink, parameter: SavedParameter) -> None:
+def _parameter(ink: ReportConsole, parameter: SavedParameter) -> None:
     shape = "x".join(map(str, parameter.shape)) or "scalar"
     ink.put(ink.text(f"{parameter.name} ({parameter.dtype} {shape})"))
     rows: list[tuple[str, str, str]] = []
@@ -58,7 +58,7 @@ def _parameter(ink: Ink, parameter: SavedParameter) -> None:
         ink.put(ink.text(f"reduced is off the mean by {parameter.off_mean:.3g} at most"), indent=2)
 
 
-def _rows(label: str, sides: Mapping[int, Side], every: bool = False) -> list[tuple[str, str, str]]:
+def _rows(label: str, sides: Mapping[int, SavedStage], every: bool = False) -> list[tuple[str, str, str]]:
     """One row where all ranks hold the same, else one a rank."""
     if not sides:
         return []
@@ -71,6 +71,6 @@ def _rows(label: str, sides: Mapping[int, Side], every: bool = False) -> list[tu
     return rows
 
 
-def _numbers(side: Side) -> tuple[str, str]:
+def _numbers(side: SavedStage) -> tuple[str, str]:
     first = "  ".join(f"{x:.6g}" if isinstance(x, (int, float)) else str(x) for x in side.first)
     return f"{side.norm:.6g}", first

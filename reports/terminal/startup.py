@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpcheck.analysis.report import Report
 from ddpcheck.formatting import seconds_text, size_text
-from ddpcheck.reports.terminal.console import LABEL, Ink, indented
+from ddpcheck.reports.terminal.console import LABEL, ReportConsole, indented
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.startup.table import StartupTable
@@ -17,7 +17,7 @@ _MOST_ROWS = 8
 _LEAST_BYTES = 10_000_000
 
 
-def put_startup(ink: Ink, report: Report) -> None:
+def put_startup(ink: ReportConsole, report: Report) -> None:
     """Only where there were weights worth the table."""
     startup = report.startup
     if startup is None or max(startup["broadcast_bytes"], startup["loaded_bytes"]) < _LEAST_BYTES:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ddpcheck.analysis.report import Report
 from ddpcheck.formatting import rank_ranges, size_text, time_text
-from ddpcheck.reports.terminal.console import LABEL, QUIET, Ink, indented
+from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole, indented
 from ddpcheck.reports.terminal.memory import alike
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class _Row:
     steps: Sequence[int] = ()
 
 
-def put_course(ink: Ink, report: Report) -> None:
+def put_course(ink: ReportConsole, report: Report) -> None:
     """Only what has a course: a job of two steps has none."""
     rows = [
         row for row in (*_times(report), *_gradients(report), *_memory(report)) if _has_course(row.values)

@@ -10,7 +10,7 @@ from ddpcheck.analysis.report import Report
 from ddpcheck.analysis.timing.model import CrossCheck, RankTime, Refaults, Scaling, TimeTable
 from ddpcheck.analysis.timing.straggler import KEEPS_MEMORY
 from ddpcheck.formatting import name_ranks
-from ddpcheck.reports.terminal.console import LABEL, QUIET, Ink, indented
+from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole, indented
 from ddpcheck.traces.model import Shares
 
 # Letters tell the parts apart where there is no colour; the legend names both.
@@ -66,7 +66,7 @@ _PARTS = (
 )
 
 
-def put_time(ink: Ink, report: Report) -> None:
+def put_time(ink: ReportConsole, report: Report) -> None:
     """Where the steps of the last attempt went."""
     for table in report.time:
         several = f", {name_ranks(table.group)}" if len(report.time) > 1 else ""

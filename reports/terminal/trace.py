@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ddpcheck.formatting import name_ranks, percent_text, rate_text, time_text, trace_units_size_text
-from ddpcheck.reports.terminal.console import LABEL, QUIET, Ink
+from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole
 from ddpcheck.reports.terminal.timing import bar, legend
 from ddpcheck.traces.model import RankResult, TraceResult
 
@@ -23,7 +23,7 @@ def render(
     result: TraceResult, console: Console, left_out: Sequence[str] = (), merged: Path | None = None
 ) -> None:
     """Write `result` to `console`."""
-    ink = Ink(console)
+    ink = ReportConsole(console)
     for number, sentence in enumerate(sentences(result)):
         ink.put(ink.text(sentence, LABEL if number == 0 else ""))
     _ranks(ink, result)
@@ -60,7 +60,7 @@ def sentences(result: TraceResult) -> list[str]:
     return said
 
 
-def _ranks(ink: Ink, result: TraceResult) -> None:
+def _ranks(ink: ReportConsole, result: TraceResult) -> None:
     together = result.transfer_ns is not None
     headers = ["rank", "comm", "hidden", "", "exposed", "compute", "idle"]
     headers += ["waited", "last"] if together else []
@@ -84,7 +84,7 @@ def _times(count: int | None) -> str:
     return f"{count}x" if count else ""
 
 
-def _bars(ink: Ink, result: TraceResult) -> None:
+def _bars(ink: ReportConsole, result: TraceResult) -> None:
     shown = _shown(result)
     longest = max(rank.shares.span_ns for rank in shown)
     labels = max(len(str(rank.rank)) for rank in shown)
@@ -96,7 +96,7 @@ def _bars(ink: Ink, result: TraceResult) -> None:
     ink.put(legend(), indent=labels + 4)
 
 
-def _steps(ink: Ink, result: TraceResult) -> None:
+def _steps(ink: ReportConsole, result: TraceResult) -> None:
     """Of the first rank only: all ranks of all steps are in the JSON."""
     first = result.ranks[0]
     if len(first.steps) < 2:
@@ -118,7 +118,7 @@ def _steps(ink: Ink, result: TraceResult) -> None:
     _table(ink, which, headers, rows, len(first.steps))
 
 
-def _buckets(ink: Ink, result: TraceResult) -> None:
+def _buckets(ink: ReportConsole, result: TraceResult) -> None:
     rows = [
         (
             str(each.bucket),
@@ -137,7 +137,7 @@ def _buckets(ink: Ink, result: TraceResult) -> None:
     _table(ink, "DDP's buckets (medians)", headers, rows, len(result.buckets))
 
 
-def _operations(ink: Ink, result: TraceResult) -> None:
+def _operations(ink: ReportConsole, result: TraceResult) -> None:
     others = [each for each in result.operations if not each.of_ddp]
     rows = [
         (
@@ -157,7 +157,9 @@ def _operations(ink: Ink, result: TraceResult) -> None:
     _table(ink, title, headers, rows, len(others))
 
 
-def _table(ink: Ink, title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], of: int) -> None:
+def _table(
+    ink: ReportConsole, title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], of: int
+) -> None:
     if not rows:
         return
     # A column that has nothing to say only takes room.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ddpcheck.doctor.context import Call, Clock, Scene
+from ddpcheck.doctor.context import ConnectionAttempt, DoctorContext, HostClockOffset
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.model import CHECKS
@@ -88,7 +88,9 @@ def on_gpus(count: int = 2, **now: Any) -> dict[str, Any]:
     return {"gpus": with_gpus(count, **now), "torch": torch}
 
 
-def job(hosts: int = 2, ranks: int = 2, spoil: Callable[[Facts], Facts] | None = None, **more: Any) -> Scene:
+def job(
+    hosts: int = 2, ranks: int = 2, spoil: Callable[[Facts], Facts] | None = None, **more: Any
+) -> DoctorContext:
     """So many hosts of so many ranks each; `spoil` is asked for each rank."""
     facts = []
     for rank in range(hosts * ranks):
@@ -104,28 +106,28 @@ def job(hosts: int = 2, ranks: int = 2, spoil: Callable[[Facts], Facts] | None =
         )
         facts.append(one if spoil is None else spoil(one))
     known = {
-        "clocks": tuple(Clock(f"node{number}", 0.002, 0.001) for number in range(1, hosts)),
+        "clocks": tuple(HostClockOffset(f"node{number}", 0.002, 0.001) for number in range(1, hosts)),
         "calls": tuple(
-            Call(f"node{a}", f"node{b}", f"10.0.0.{b + 1}")
+            ConnectionAttempt(f"node{a}", f"node{b}", f"10.0.0.{b + 1}")
             for a in range(hosts)
             for b in range(hosts)
             if a != b
         ),
     }
-    return Scene(tuple(facts), hosts * ranks, **{**known, **more})
+    return DoctorContext(tuple(facts), hosts * ranks, **{**known, **more})
 
 
-def alone(**changes: Any) -> Scene:
-    return Scene((machine(**changes),))
+def alone(**changes: Any) -> DoctorContext:
+    return DoctorContext((machine(**changes),))
 
 
-def said(scene: Scene, name: str) -> list[Diagnosis]:
+def said(scene: DoctorContext, name: str) -> list[Diagnosis]:
     """What the check of that name says, and what only says that all is well left out."""
     [check] = [check for check in CHECKS if name == check.NAME]
     return [one for one in check.find(scene) if one.level is not Level.OK]
 
 
-def the_one(scene: Scene, name: str) -> Diagnosis:
+def the_one(scene: DoctorContext, name: str) -> Diagnosis:
     found = said(scene, name)
     assert len({(one.level, one.what) for one in found}) == 1, found
     return found[0]

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpcheck.agent.dispatcher import Watcher
-from ddpcheck.agent.tracked_module import WatchedModule
+from ddpcheck.agent.dispatcher import Dispatcher
+from ddpcheck.agent.tracked_module import TrackedModule
 from ddpcheck.config import Config
-from ddpcheck.probes.live_compare.node import Disagreements
+from ddpcheck.probes.live_compare.node import NodeCompare
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.roster import PROBES
 from ddpcheck.records.schema import DigestRecord, Record, Stage
@@ -36,7 +36,7 @@ class FakeScene:
         self.over = False
         self.records: list[Record] = []
         self.board = board
-        self.disagreements = Disagreements(self, board) if board is not None else None
+        self.disagreements = NodeCompare(self, board) if board is not None else None
         self.probes: list[Probe] = []
 
     def write(self, record: Record) -> None:
@@ -53,9 +53,9 @@ class FakeScene:
         return [record for record in self.of(DigestRecord) if record.stage == stage.value]
 
 
-def watch(module: torch.nn.Module, ignored: Sequence[str] = (), index: int = 0) -> WatchedModule:
+def watch(module: torch.nn.Module, ignored: Sequence[str] = (), index: int = 0) -> TrackedModule:
     """`module` as if DDP had wrapped it."""
-    return WatchedModule(
+    return TrackedModule(
         index=index,
         ordinal=index,
         group=(0, 1),
@@ -76,7 +76,7 @@ class Job:
         self.scene = scene
         if not scene.probes:
             scene.probes = [probe(scene) for probe in probes]
-        self.watcher = Watcher(scene, DistributedDataParallel.__init__)  # type: ignore[arg-type]
+        self.watcher = Dispatcher(scene, DistributedDataParallel.__init__)  # type: ignore[arg-type]
         self.watched = watch(module)
         self.watcher._modules[module] = self.watched
         scene.tell("entering", self.watched)

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from ddpcheck.analysis.overlap.model import (
     BucketAdvice,
+    BucketLayout,
     BucketOverlap,
     BucketPart,
-    Layout,
     Overlap,
     RankOverlap,
     StepOverlap,
@@ -58,8 +58,8 @@ def bucket(step: int, number: int) -> BucketOverlap:
 
 
 def advice(gain_ms: float = 20, step_ms: float = 100, first: float = 8, cap: float = 8) -> BucketAdvice:
-    now = Layout(MIB, 25 * MIB, 2, round(90 * MS))
-    best = Layout(round(first * MIB), round(cap * MIB), 4, round((90 - gain_ms) * MS))
+    now = BucketLayout(MIB, 25 * MIB, 2, round(90 * MS))
+    best = BucketLayout(round(first * MIB), round(cap * MIB), 4, round((90 - gain_ms) * MS))
     gain, step = round(gain_ms * MS), round(step_ms * MS)
     return BucketAdvice("0", 91 * MS, now, best, (best,), step, gain, 2 * MS, 0.5)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.report import Attempt, Check, RankStatus, RankSummary, Report, Verdict
+from ddpcheck.analysis.report import AttemptSummary, Check, RankStatus, RankSummary, Report, Verdict
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.analysis.timeseries.model import (
     AgreementHistory,
-    AgreementStretch,
+    AgreementInterval,
     EnvironmentRow,
     EnvironmentValue,
     GradientHistory,
@@ -92,7 +92,7 @@ def of_many_ranks(ranks: int = 1024, steps: int = 1000) -> Report:
                 },
             ),
         ),
-        attempts=(Attempt(0, ranks, steps, tuple(_rank(rank, steps, silent) for rank in everyone)),),
+        attempts=(AttemptSummary(0, ranks, steps, tuple(_rank(rank, steps, silent) for rank in everyone)),),
         checks=(Check("parameters after each step", steps, "differ", f"{steps} x {ranks} ranks"),),
         agreement=(
             AgreementHistory(
@@ -100,10 +100,10 @@ def of_many_ranks(ranks: int = 1024, steps: int = 1000) -> Report:
                 "Net",
                 everyone,
                 (
-                    AgreementStretch(-1, -1, 1),
-                    AgreementStretch(0, 399, 400),
-                    AgreementStretch(400, 699, 300, odd),
-                    AgreementStretch(700, steps - 1, steps - 700, odd, (silent,)),
+                    AgreementInterval(-1, -1, 1),
+                    AgreementInterval(0, 399, 400),
+                    AgreementInterval(400, 699, 300, odd),
+                    AgreementInterval(700, steps - 1, steps - 700, odd, (silent,)),
                 ),
             ),
         ),

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy
 import torch
 
-from ddpcheck.links.model import BETWEEN, Link, LinksReport, Node
+from ddpcheck.links.model import BETWEEN, LinksReport, MeasuredLink, Node
 from ddpcheck.probes.tensor_dump import tensor_bytes, write_safetensors
 from ddpcheck.records.schema import ClockRecord, LossRecord, MemoryRecord
 from tests.helpers.run_builder import RunBuilder
@@ -84,7 +84,7 @@ def links() -> LinksReport:
         backend="gloo",
         nodes=nodes,
         links=tuple(
-            Link(a, b, BETWEEN, 1e-4, float(rates[a, b]), 0.01, 1 << 20, 9)
+            MeasuredLink(a, b, BETWEEN, 1e-4, float(rates[a, b]), 0.01, 1 << 20, 9)
             for a in range(4)
             for b in range(4)
             if a != b

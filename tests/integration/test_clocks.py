@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from conftest import JOBS, RunWatched, Watched
 
-from ddpcheck.analysis.run_reader import Run
+from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.analysis.timing.model import TimeTable
 from ddpcheck.analysis.timing.table import time_tables
 
@@ -74,7 +74,7 @@ def test_a_rank_whose_memory_is_taken_anew_in_each_step(ddpcheck: RunWatched) ->
 
 def tables(done: Watched) -> list[TimeTable]:
     """Where the time of each job went."""
-    run = Run(done.folder)
+    run = RunReader(done.folder)
     run.finish()
     found = [time_tables(each.clocks, [module[0] for module in each.modules()]) for each in run.ordered()]
     return [only for (only,) in found]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from conftest import BIN, JOBS, Watched, environment, run_to_end
 
-from ddpcheck.analysis.network.connections import Links
+from ddpcheck.analysis.network.connections import NodeLinks
 from ddpcheck.analysis.timeseries.links import link_matrices
 from ddpcheck.launcher.viewer import START
 from ddpcheck.reports.tensorboard.link_image import link_image
@@ -248,7 +248,7 @@ def test_histograms_of_the_saved_gradients(tab: Tab, server: str) -> None:
 
 
 def test_the_map_of_links_is_an_image(watched: Watched, tab: Tab, server: str) -> None:
-    [matrix] = link_matrices(Links(), watched.folder)
+    [matrix] = link_matrices(NodeLinks(), watched.folder)
     _, *size = link_image(matrix)
     shows(tab, server, "images", "links/0", "job")
     deadline = time.monotonic() + MOST_SECONDS

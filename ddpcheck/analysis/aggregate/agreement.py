@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from ddpcheck.analysis.aggregate.pending import RollCall
+from ddpcheck.analysis.aggregate.pending import PendingValues
 from ddpcheck.analysis.module_key import ModuleKey, members
-from ddpcheck.analysis.timeseries.agreement import AgreementBook
-from ddpcheck.records.schema import AppliedRecord, DigestRecord, Of, Stage
+from ddpcheck.analysis.timeseries.agreement import AgreementSeries
+from ddpcheck.records.schema import AppliedRecord, DigestRecord, Stage, TensorKind
 
 # A rank may be missing for good: more moments than this do not wait for anyone. Ranks that are read in turn,
 # or that train together, are never that far apart.
@@ -17,7 +17,7 @@ MOST_PENDING = 4096
 # Looks at optimizer state that not all ranks took part in, as under a sharded optimizer at every step.
 MOST_PARTIAL = 256
 # An enum's value takes a while to get, and these are asked for with every record.
-_STATE, _REWRITTEN = Of.STATE.value, Stage.REWRITTEN.value
+_STATE, _REWRITTEN = TensorKind.STATE.value, Stage.REWRITTEN.value
 _IN_BOOKS = (Stage.INIT_AFTER.value, Stage.PARAMS.value)
 
 # What a rank says of a moment.
@@ -25,7 +25,7 @@ Sighting = DigestRecord | AppliedRecord
 _Said = TypeVar("_Said")
 
 
-class Moment(NamedTuple):
+class ComparisonKey(NamedTuple):
     """One thing looked at on every rank at the same point of the job."""
 
     module: ModuleKey
@@ -41,7 +41,7 @@ class Moment(NamedTuple):
 class Disagreement:
     """A moment at which ranks did not all say the same."""
 
-    moment: Moment
+    moment: ComparisonKey
     sightings: Mapping[int, Sighting]
 
     def groups(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -78,7 +78,7 @@ def odd_ranks(groups: list[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 @dataclass
-class Tally:
+class ComparisonStats:
     """What came of all comparisons of one kind."""
 
     compared: int = 0
@@ -90,7 +90,7 @@ class Tally:
 class Agreement:
     """All comparisons of one attempt."""
 
-    tallies: dict[tuple[ModuleKey, str, str], Tally] = field(default_factory=dict)
+    tallies: dict[tuple[ModuleKey, str, str], ComparisonStats] = field(default_factory=dict)
     # First step at which the hyperparameters, and the number of forwards behind a step, were not the same.
     hyper: dict[ModuleKey, Disagreement] = field(default_factory=dict)
     forwards: dict[ModuleKey, Disagreement] = field(default_factory=dict)
@@ -98,20 +98,20 @@ class Agreement:
     # Optimizer state that some ranks have and others do not: loaded there alone, or sharded.
     partial_state: list[Disagreement] = field(default_factory=list)
     # The course of each module's parameters over the steps.
-    books: dict[ModuleKey, AgreementBook] = field(default_factory=dict)
+    books: dict[ModuleKey, AgreementSeries] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     # By rank, how it hashes.
     hashes: dict[int, str] = field(default_factory=dict)
     # Ranks on which part of ddpcheck is off: their digests hold, what stands beside them may be stale.
     impaired: set[int] = field(default_factory=set)
-    _pending: RollCall[Moment, Sighting] = field(default_factory=RollCall)
-    _rewrites: dict[Moment, dict[int, DigestRecord]] = field(default_factory=dict)
+    _pending: PendingValues[ComparisonKey, Sighting] = field(default_factory=PendingValues)
+    _rewrites: dict[ComparisonKey, dict[int, DigestRecord]] = field(default_factory=dict)
     _agreed: dict[ModuleKey, DigestRecord] = field(default_factory=dict)
 
     def add(self, rank: int, module: ModuleKey, record: Sighting) -> None:
         part = record.hyper if isinstance(record, DigestRecord) and record.of == _STATE else ""
         optimizer = -1 if record.optimizer is None else record.optimizer
-        moment = Moment(module, record.stage, record.of, record.step, optimizer, part)
+        moment = ComparisonKey(module, record.stage, record.of, record.step, optimizer, part)
         if isinstance(record, DigestRecord) and record.stage == _REWRITTEN:
             self._rewrites.setdefault(moment, {})[rank] = record
             return
@@ -130,22 +130,22 @@ class Agreement:
         for moment in sorted(self._pending):
             self._finish(moment)
 
-    def tally(self, module: ModuleKey, stage: Stage, of: Of) -> Tally:
-        return self.tallies.get((module, stage.value, of.value), Tally())
+    def tally(self, module: ModuleKey, stage: Stage, of: TensorKind) -> ComparisonStats:
+        return self.tallies.get((module, stage.value, of.value), ComparisonStats())
 
-    def _finish(self, moment: Moment) -> None:
+    def _finish(self, moment: ComparisonKey) -> None:
         everyone = self._pending.take(moment)
         said = comparable(everyone, self.hashes)
         if moment.stage == Stage.PARAMS.value:
             self._compare_rewrites(moment, said)
-        if moment.of == Of.STATE.value and len(everyone) < len(moment.module[0]):
+        if moment.of == TensorKind.STATE.value and len(everyone) < len(moment.module[0]):
             self._keep_partial(Disagreement(moment, said))
         if len(said) < 2:
             return
-        tally = self.tallies.setdefault((moment.module, moment.stage, moment.of), Tally())
+        tally = self.tallies.setdefault((moment.module, moment.stage, moment.of), ComparisonStats())
         tally.compared += 1
-        if moment.of == Of.PARAMETERS.value and moment.stage in _IN_BOOKS:
-            book = self.books.setdefault(moment.module, AgreementBook())
+        if moment.of == TensorKind.PARAMETERS.value and moment.stage in _IN_BOOKS:
+            book = self.books.setdefault(moment.module, AgreementSeries())
             book.note(moment.step, moment.module[0], {rank: record.root for rank, record in said.items()})
             book.differing.note(moment.step, list(_digests(said)))
         found = Disagreement(moment, said)
@@ -153,7 +153,7 @@ class Agreement:
             tally.differing += 1
             if tally.first is None or moment.step < tally.first.moment.step:
                 tally.first = found
-        elif moment.of == Of.PARAMETERS.value:
+        elif moment.of == TensorKind.PARAMETERS.value:
             self._agreed[moment.module] = next(_digests(said))
         if moment.stage == Stage.PARAMS.value:
             sound = list(_digests({r: record for r, record in said.items() if r not in self.impaired}))
@@ -166,7 +166,7 @@ class Agreement:
         if len(self.partial_state) < MOST_PARTIAL:
             self.partial_state.append(found)
 
-    def _compare_rewrites(self, moment: Moment, said: Mapping[int, Sighting]) -> None:
+    def _compare_rewrites(self, moment: ComparisonKey, said: Mapping[int, Sighting]) -> None:
         """Were parameters equal before this step? Who rewrote nothing stands where all last agreed."""
         due = sorted(
             before
@@ -187,7 +187,7 @@ class Agreement:
                 self.rewritten[moment.module] = Disagreement(before, known)
 
     def _parted(self, module: ModuleKey) -> bool:
-        return self.tally(module, Stage.PARAMS, Of.PARAMETERS).first is not None
+        return self.tally(module, Stage.PARAMS, TensorKind.PARAMETERS).first is not None
 
 
 def _digests(said: Mapping[int, Sighting]) -> Iterator[DigestRecord]:

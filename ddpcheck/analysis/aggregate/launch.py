@@ -7,19 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import Agreement
-from ddpcheck.analysis.allreduce.verify import GradientLedger
-from ddpcheck.analysis.data.collector import DataSeen
-from ddpcheck.analysis.hardware.step_times import Pace
-from ddpcheck.analysis.memory.collector import MemorySeen
+from ddpcheck.analysis.allreduce.verify import AllReduceVerifier
+from ddpcheck.analysis.data.collector import DataCollector
+from ddpcheck.analysis.hardware.step_times import StepTimes
+from ddpcheck.analysis.memory.collector import MemoryCollector
 from ddpcheck.analysis.module_key import ModuleKey, module_key
-from ddpcheck.analysis.overlap.collector import Window
-from ddpcheck.analysis.startup.timeline import StartupSeen
-from ddpcheck.analysis.timeseries.loss import LossBook
+from ddpcheck.analysis.overlap.collector import ProfileCollector
+from ddpcheck.analysis.startup.timeline import StartupCollector
+from ddpcheck.analysis.timeseries.loss import LossSeries
 from ddpcheck.analysis.timing.clock_offsets import ClockOffsets, HostClock
-from ddpcheck.analysis.timing.rank_series import RankClock
+from ddpcheck.analysis.timing.rank_series import StepTimeSeries
 from ddpcheck.records.schema import (
     LOOSE,
-    ApartRecord,
     AppliedRecord,
     BackwardRecord,
     BatchRecord,
@@ -38,17 +37,18 @@ from ddpcheck.records.schema import (
     MemoryPartsRecord,
     MemoryRecord,
     ModuleRecord,
+    NodeMismatchRecord,
     NodesRecord,
-    Of,
     OptimizerRecord,
     RankHeader,
     ReadyRecord,
     Record,
     SkipRecord,
+    StackRecord,
     Stage,
-    StandingRecord,
     StartupRecord,
     StructureRecord,
+    TensorKind,
     TraceRecord,
 )
 
@@ -62,7 +62,7 @@ _SKETCHING = ("agent", "backward", "gradients")
 
 
 @dataclass
-class Rank:
+class RankData:
     """What one rank wrote."""
 
     header: RankHeader
@@ -87,14 +87,14 @@ class Rank:
     details: list[tuple[ModuleKey, DetailRecord]] = field(default_factory=list)
     captures: list[tuple[ModuleKey, CaptureRecord]] = field(default_factory=list)
     # Moments at which a rank of another node had other digests.
-    apart: list[tuple[ModuleKey, ApartRecord]] = field(default_factory=list)
+    apart: list[tuple[ModuleKey, NodeMismatchRecord]] = field(default_factory=list)
     faults: list[FaultRecord] = field(default_factory=list)
     end: EndRecord | None = None
     # Steps by module and optimizer; the stage and step of the last record.
     steps: dict[tuple[ModuleKey, int], int] = field(default_factory=dict)
     last: DigestRecord | None = None
     # Where it said it stands, the last time it was asked.
-    standing: StandingRecord | None = None
+    standing: StackRecord | None = None
     bad_lines: int = 0
     torn: bool = False
 
@@ -129,17 +129,17 @@ class Attempt:
 
     def __init__(self, session: str) -> None:
         self.session = session
-        self.ranks: dict[int, Rank] = {}
+        self.ranks: dict[int, RankData] = {}
         self.agreement = Agreement()
-        self.gradients = GradientLedger(hashes=self.agreement.hashes)
-        self.data = DataSeen()
-        self.pace = Pace()
-        self.clocks: dict[int, RankClock] = {}
+        self.gradients = AllReduceVerifier(hashes=self.agreement.hashes)
+        self.data = DataCollector()
+        self.pace = StepTimes()
+        self.clocks: dict[int, StepTimeSeries] = {}
         # By rank and optimizer.
-        self.losses: dict[tuple[int, int], LossBook] = {}
-        self.memory = MemorySeen()
-        self.startup = StartupSeen()
-        self.window = Window()
+        self.losses: dict[tuple[int, int], LossSeries] = {}
+        self.memory = MemoryCollector()
+        self.startup = StartupCollector()
+        self.window = ProfileCollector()
         self.host_clocks = ClockOffsets()
         # Hosts of ranks that another node's launcher watches, by rank.
         self.elsewhere: dict[int, str] = {}
@@ -177,7 +177,7 @@ class Attempt:
     def number(self, module: ModuleKey) -> str:
         return str(self.modules().index(module))
 
-    def of_module(self, module: ModuleKey) -> dict[int, Rank]:
+    def of_module(self, module: ModuleKey) -> dict[int, RankData]:
         return {number: rank for number, rank in self.ranks.items() if module in rank.latest}
 
     def feed(self, header: RankHeader, record: Record) -> None:
@@ -204,7 +204,7 @@ class Attempt:
                 self.memory.step(header.rank, record)
             case ClockRecord():
                 if header.rank not in self.clocks:
-                    self.clocks[header.rank] = RankClock.one_of(header.world_size)
+                    self.clocks[header.rank] = StepTimeSeries.one_of(header.world_size)
                 self.clocks[header.rank].add(record)
             case ModuleRecord():
                 key = module_key(record.group, record.ordinal)
@@ -240,15 +240,15 @@ class Attempt:
                 self.memory.parts(header.rank, rank.modules[record.module], record)
             case StartupRecord():
                 self.startup.add(header.rank, record)
-            case StandingRecord():
+            case StackRecord():
                 rank.standing = record
             case LossRecord():
-                self.losses.setdefault((header.rank, record.optimizer), LossBook()).add(record)
+                self.losses.setdefault((header.rank, record.optimizer), LossSeries()).add(record)
             case TraceRecord():
                 self.window.trace(header.rank, record)
             case ReadyRecord() if record.module in rank.modules:
                 self.window.readiness(header.rank, rank.modules[record.module], record)
-            case ApartRecord() if record.module in rank.modules:
+            case NodeMismatchRecord() if record.module in rank.modules:
                 rank.apart.append((rank.modules[record.module], record))
             case NodesRecord():
                 self.elsewhere.update((int(n), host) for n, host in record.others.items() if n.isdecimal())
@@ -266,12 +266,12 @@ class Attempt:
         known = self._descriptions.setdefault(key, record)
         return known if known == record else record
 
-    def _meet(self, header: RankHeader) -> Rank:
-        rank = self.ranks[header.rank] = Rank(header)
+    def _meet(self, header: RankHeader) -> RankData:
+        rank = self.ranks[header.rank] = RankData(header)
         self.agreement.hashes[header.rank] = header.algorithm
         return rank
 
-    def _digest(self, number: int, rank: Rank, record: DigestRecord) -> None:
+    def _digest(self, number: int, rank: RankData, record: DigestRecord) -> None:
         key = rank.modules.get(record.module)
         if key is None:
             return
@@ -319,7 +319,7 @@ class Attempt:
             tally.first is not None
             for (module, stage, of), tally in self.agreement.tallies.items()
             if stage not in (Stage.INIT_BEFORE.value, Stage.BUFFERS_END.value)
-            and of != Of.IGNORED.value
+            and of != TensorKind.IGNORED.value
             and not self.loose(module)
         )
 
@@ -328,7 +328,7 @@ class Attempt:
 _MUST_AGREE = (Stage.INIT_AFTER.value, Stage.BUFFERS.value, Stage.PARAMS.value)
 
 
-def first_apart(attempt: Attempt, module: ModuleKey) -> tuple[int, ApartRecord] | None:
+def first_apart(attempt: Attempt, module: ModuleKey) -> tuple[int, NodeMismatchRecord] | None:
     """The first moment at which another node is known to have had other values, and the rank that saw it."""
     if attempt.loose(module):
         return None

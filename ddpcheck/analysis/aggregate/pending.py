@@ -9,7 +9,7 @@ Key = TypeVar("Key")
 Said = TypeVar("Said")
 
 
-class RollCall(Generic[Key, Said]):
+class PendingValues(Generic[Key, Said]):
     """Things that every rank of a group is to speak of, in the order in which the first did."""
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ _COMPLEX = {"complex32": "float16", "complex64": "float32", "complex128": "float
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class MeanCheckResult:
     """What was measured against what rounding can explain. An infinite bound: nothing could be told."""
 
     error: float
@@ -62,14 +62,16 @@ class Outcome:
         return self.error / self.bound if self.bound else math.inf
 
 
-NOTHING_TO_TELL = Outcome(0.0, math.inf)
+NOTHING_TO_TELL = MeanCheckResult(0.0, math.inf)
 
 
 def can_check(dtype: str) -> bool:
     return _COMPLEX.get(dtype, dtype) in _FORMATS
 
 
-def mean_check(local: Mapping[int, Packed], reduced: Packed, dtype: str, numel: int, divisor: int) -> Outcome:
+def mean_check(
+    local: Mapping[int, Packed], reduced: Packed, dtype: str, numel: int, divisor: int
+) -> MeanCheckResult:
     """Compare the sum of the ranks' gradients over `divisor` with what the AllReduce returned.
 
     `local` holds every rank that contributed; those that contributed zeros may be left out.
@@ -77,7 +79,7 @@ def mean_check(local: Mapping[int, Packed], reduced: Packed, dtype: str, numel: 
     return check_parts(parts_of(local.values()), reduced, dtype, numel, divisor)
 
 
-def check_parts(parts: Parts, reduced: Packed, dtype: str, numel: int, divisor: int) -> Outcome:
+def check_parts(parts: Parts, reduced: Packed, dtype: str, numel: int, divisor: int) -> MeanCheckResult:
     """The same of gradients that are summed up already."""
     number = _FORMATS[_COMPLEX.get(dtype, dtype)]
     reals = 2 * numel if dtype in _COMPLEX else numel
@@ -88,19 +90,19 @@ def check_parts(parts: Parts, reduced: Packed, dtype: str, numel: int, divisor: 
     return by_value if by_norm.ok or by_value.ratio > by_norm.ratio else by_norm
 
 
-def _check_value(parts: Parts, reduced: Packed, number: _Format, reals: int, divisor: int) -> Outcome:
+def _check_value(parts: Parts, reduced: Packed, number: _Format, reals: int, divisor: int) -> MeanCheckResult:
     mean = parts.value / divisor
     stored = parts.error / divisor + reduced.error
     norms = parts.norm / divisor + reduced.norm
     summed = _SKETCH_DEPTH * 2.0**-53 * LARGEST_WEIGHT * math.sqrt(reals) * norms
     rounding = _deviations(reals) * _rounding(parts, reduced.norm, number, reals, divisor)
-    return Outcome(abs(reduced.value - mean), rounding + stored + summed)
+    return MeanCheckResult(abs(reduced.value - mean), rounding + stored + summed)
 
 
-def _check_norm(parts: Parts, reduced: Packed, number: _Format, reals: int, divisor: int) -> Outcome:
+def _check_norm(parts: Parts, reduced: Packed, number: _Format, reals: int, divisor: int) -> MeanCheckResult:
     """A mean is never longer than its parts together. This sees what random signs may happen to hide."""
     limit = parts.norm / divisor
-    return Outcome(reduced.norm_low, limit + _rounding(parts, limit, number, reals, divisor))
+    return MeanCheckResult(reduced.norm_low, limit + _rounding(parts, limit, number, reals, divisor))
 
 
 def _rounding(parts: Parts, reduced_norm: float, number: _Format, reals: int, divisor: int) -> float:
@@ -121,13 +123,13 @@ def _deviations(reals: int) -> float:
     return LARGEST_WEIGHT * min(_DEVIATIONS * math.sqrt(blocks), _DEVIATIONS_AT_MOST)
 
 
-def _nonfinite(parts: Parts, reduced: Packed, number: _Format) -> Outcome:
+def _nonfinite(parts: Parts, reduced: Packed, number: _Format) -> MeanCheckResult:
     """NaN and infinity pass through an AllReduce, and come out of one only where a sum can overflow."""
     if reduced.known:
-        return Outcome(math.inf, 0.0) if parts.nonfinite else NOTHING_TO_TELL
+        return MeanCheckResult(math.inf, 0.0) if parts.nonfinite else NOTHING_TO_TELL
     # A rank of unknown norm makes this sum infinite.
     could_overflow = parts.norm >= number.largest / 2
-    return NOTHING_TO_TELL if could_overflow else Outcome(math.inf, 0.0)
+    return NOTHING_TO_TELL if could_overflow else MeanCheckResult(math.inf, 0.0)
 
 
 class Compared(NamedTuple):

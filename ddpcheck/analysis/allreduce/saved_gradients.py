@@ -26,7 +26,7 @@ _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat
 
 
 @dataclass(frozen=True)
-class Side:
+class SavedStage:
     """One tensor on one rank."""
 
     norm: float
@@ -40,10 +40,10 @@ class SavedParameter:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    local: Mapping[int, Side]
-    reduced: Mapping[int, Side]
-    before: Mapping[int, Side]
-    after: Mapping[int, Side]
+    local: Mapping[int, SavedStage]
+    reduced: Mapping[int, SavedStage]
+    before: Mapping[int, SavedStage]
+    after: Mapping[int, SavedStage]
     reduced_equal: bool
     # Largest difference between an element of the reduced gradient and the mean of the local ones.
     off_mean: float | None
@@ -169,10 +169,10 @@ def _numbers(data: bytes, dtype: str, most: int | None = None) -> Iterable[Any]:
     return (value(data[at : at + size], dtype) for at in range(0, end, size))
 
 
-def _side(data: bytes, dtype: str) -> Side:
+def _side(data: bytes, dtype: str) -> SavedStage:
     numbers = [x for x in _numbers(data, dtype, MOST_ELEMENTS) if isinstance(x, (int, float))]
     norm = math.hypot(*numbers) if all(map(math.isfinite, numbers)) else math.nan
-    return Side(norm, tuple(_numbers(data, dtype, SHOWN)))
+    return SavedStage(norm, tuple(_numbers(data, dtype, SHOWN)))
 
 
 def _off_mean(

@@ -7,11 +7,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from ddpcheck.analysis.aggregate.agreement import comparable
-from ddpcheck.analysis.aggregate.pending import RollCall
-from ddpcheck.analysis.allreduce.mean_check import Compared, Outcome, can_check, check_parts, what_instead
+from ddpcheck.analysis.aggregate.pending import PendingValues
+from ddpcheck.analysis.allreduce.mean_check import (
+    Compared,
+    MeanCheckResult,
+    can_check,
+    check_parts,
+    what_instead,
+)
 from ddpcheck.analysis.allreduce.sketch_table import NOTHING, Parts, SketchTable
 from ddpcheck.analysis.module_key import ModuleKey, members
-from ddpcheck.analysis.timeseries.gradients import GradientBook
+from ddpcheck.analysis.timeseries.gradients import GradientSeries
 from ddpcheck.records.schema import BackwardRecord, ModuleRecord
 from ddpcheck.records.sketch_shares import shares
 
@@ -21,13 +27,13 @@ MOST_PENDING = 1024
 
 
 @dataclass(frozen=True)
-class Miss:
+class MeanMismatch:
     """A parameter whose reduced gradient is not the mean of the local ones."""
 
     number: int
     step: int
     place: int
-    outcome: Outcome
+    outcome: MeanCheckResult
     # The rank whose copy of the reduced gradient was compared.
     rank: int
 
@@ -47,12 +53,12 @@ class NonFinite:
 
 
 @dataclass
-class MeanTally:
+class MeanCheckStats:
     """What came of all reduced backwards of one module."""
 
     checked: int = 0
     missed: int = 0
-    first: Miss | None = None
+    first: MeanMismatch | None = None
     # What that first result is instead of the mean, where it is something that has a name.
     instead: str = ""
     # Largest error over the gradient's norm, for hooks that lose precision on purpose.
@@ -73,18 +79,18 @@ class MeanTally:
 
 
 @dataclass
-class GradientLedger:
+class AllReduceVerifier:
     """All reduced backwards of an attempt; each is forgotten once all ranks have spoken of it."""
 
-    tallies: dict[ModuleKey, MeanTally] = field(default_factory=dict)
+    tallies: dict[ModuleKey, MeanCheckStats] = field(default_factory=dict)
     # Modules that train inside join(): ranks that have run out of data add zeros and write nothing.
     joined: set[ModuleKey] = field(default_factory=set)
     # Ranks that may have had gradients without writing of them.
     lost: set[int] = field(default_factory=set)
     # By rank, how it hashes.
     hashes: Mapping[int, str] = field(default_factory=dict)
-    books: dict[ModuleKey, GradientBook] = field(default_factory=dict)
-    _pending: RollCall[tuple[ModuleKey, int], BackwardRecord] = field(default_factory=RollCall)
+    books: dict[ModuleKey, GradientSeries] = field(default_factory=dict)
+    _pending: PendingValues[tuple[ModuleKey, int], BackwardRecord] = field(default_factory=PendingValues)
     # How many ranks had ended and were lost when that was last looked at.
     _left: tuple[int, int] = (0, 0)
     _descriptions: dict[ModuleKey, ModuleRecord] = field(default_factory=dict)
@@ -122,7 +128,7 @@ class GradientLedger:
 
     def _finish(self, module: ModuleKey, number: int, early: bool = False) -> None:
         said = self._pending.take((module, number))
-        tally = self.tallies.setdefault(module, MeanTally())
+        tally = self.tallies.setdefault(module, MeanCheckStats())
         try:
             local = SketchTable({rank: record.local for rank, record in said.items()})
             reduced = SketchTable({rank: record.reduced for rank, record in said.items() if record.reduced})
@@ -136,7 +142,7 @@ class GradientLedger:
         self._compare_results(tally, number, said)
         whole = not early and len(local) > 0 and self._all_known(module, said)
         misses, off_mean = self._misses(said, local, reduced, module, tally) if whole else ([], None)
-        book = self.books.setdefault(module, GradientBook(len(module[0])))
+        book = self.books.setdefault(module, GradientSeries(len(module[0])))
         # Shares of some ranks are no norm of the whole.
         book.note(min(one.step for one in said.values()), local, reduced if whole else None, off_mean)
         if not whole:
@@ -147,7 +153,9 @@ class GradientLedger:
             if tally.first is None:
                 tally.first = max(misses, key=lambda miss: miss.outcome.ratio)
 
-    def _compare_results(self, tally: MeanTally, number: int, said: Mapping[int, BackwardRecord]) -> None:
+    def _compare_results(
+        self, tally: MeanCheckStats, number: int, said: Mapping[int, BackwardRecord]
+    ) -> None:
         if tally.parted is not None or len(said) < 2:
             return
         step = min(record.step for record in said.values())
@@ -171,13 +179,13 @@ class GradientLedger:
         local: SketchTable,
         reduced: SketchTable,
         module: ModuleKey,
-        tally: MeanTally,
-    ) -> tuple[list[Miss], float | None]:
+        tally: MeanCheckStats,
+    ) -> tuple[list[MeanMismatch], float | None]:
         """And how far the worst of all is off, over what rounding explains."""
         group, rows = module[0], self._descriptions[module].parameters
         dealt = shares(self._descriptions[module])
-        misses: list[Miss] = []
-        unreduced: list[Miss] = []
+        misses: list[MeanMismatch] = []
+        unreduced: list[MeanMismatch] = []
         compared: list[Compared] = []
         worst: float | None = None
         for rank, record in said.items():
@@ -191,7 +199,7 @@ class GradientLedger:
                 worst = max(worst or 0.0, outcome.ratio)
                 compared.append(Compared(parts, result, row[1], math.prod(row[2]), place))
                 if not outcome.ok:
-                    misses.append(Miss(record.number, record.step, place, outcome, rank))
+                    misses.append(MeanMismatch(record.number, record.step, place, outcome, rank))
                     own = local.at(rank, place)
                     if own is not None and result.value == own.value:
                         unreduced.append(misses[-1])
@@ -206,7 +214,7 @@ class GradientLedger:
             tally.touched_until = max(record.step for record in said.values())
         return misses, worst
 
-    def _note_nonfinite(self, tally: MeanTally, said: Mapping[int, BackwardRecord]) -> None:
+    def _note_nonfinite(self, tally: MeanCheckStats, said: Mapping[int, BackwardRecord]) -> None:
         """Where did it start: before the reduction only the ranks that made it have it.
 
         Between sketches only they write of it, so the first backward may be the last to be looked at.
@@ -224,7 +232,9 @@ class GradientLedger:
             among = len(found) if makers else 0
             tally.nonfinite = NonFinite(record.number, record.step, ranks, place, count, among)
 
-    def _note_twins(self, tally: MeanTally, said: Mapping[int, BackwardRecord], local: SketchTable) -> None:
+    def _note_twins(
+        self, tally: MeanCheckStats, said: Mapping[int, BackwardRecord], local: SketchTable
+    ) -> None:
         by_sketch: dict[str, list[int]] = {}
         for rank, record in said.items():
             if local.any_gradient(rank) and local.all_known(rank):
@@ -241,7 +251,7 @@ def _reduced_nonfinite(said: Mapping[int, BackwardRecord]) -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda item: int(item[0]) if item[0].isdigit() else 0))
 
 
-def _relative(outcome: Outcome, parts: Parts, divisor: int) -> float:
+def _relative(outcome: MeanCheckResult, parts: Parts, divisor: int) -> float:
     """The error over the size of what went in."""
     known = parts.norm if parts.known else sum(n * count for n, count in parts.norms if math.isfinite(n))
     size = known / divisor

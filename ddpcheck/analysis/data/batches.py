@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ddpcheck.analysis.aggregate.pending import RollCall
+from ddpcheck.analysis.aggregate.pending import PendingValues
 from ddpcheck.analysis.module_key import ModuleKey, members
 from ddpcheck.records.schema import BatchRecord
 
@@ -26,7 +26,7 @@ Losses = Mapping[int, Mapping[int, float]]
 
 
 @dataclass
-class CountBook:
+class LossByCount:
     """By step, what each rank counted; only steps at which they did not count the same."""
 
     tolerance: float
@@ -124,7 +124,7 @@ Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Sight:
+class BatchFingerprints:
     """Where something was seen, and what each rank said."""
 
     step: int
@@ -134,16 +134,16 @@ class Sight:
 
 
 @dataclass
-class Sames:
+class SameBatches:
     """How often which ranks said the same where they should not."""
 
     compared: int = 0
     same: int = 0
     by_ranks: Counter[Ranks] = field(default_factory=Counter)
-    first: Sight | None = None
+    first: BatchFingerprints | None = None
     variety: int = 0
 
-    def add(self, groups: list[Ranks], sight: Sight) -> None:
+    def add(self, groups: list[Ranks], sight: BatchFingerprints) -> None:
         self.same += 1
         self.variety = max(self.variety, sight.variety)
         if self.first is None:
@@ -163,12 +163,12 @@ class Counts:
 
     compared: int = 0
     uneven: int = 0
-    worst: Sight | None = None
+    worst: BatchFingerprints | None = None
     ratio: float = 1.0
     # Per rank, how often it had which count.
     usual: dict[int, Counter[int]] = field(default_factory=dict)
     totals: Counter[int] = field(default_factory=Counter)
-    book: CountBook = field(default_factory=lambda: CountBook(TOLERANCE))
+    book: LossByCount = field(default_factory=lambda: LossByCount(TOLERANCE))
 
     def add(self, step: int, forward: int, said: Mapping[int, int]) -> None:
         if len(said) < 2:
@@ -184,7 +184,7 @@ class Counts:
         if ratio > TOLERANCE:
             self.uneven += 1
             if ratio > self.ratio:
-                self.ratio, self.worst = ratio, Sight(step, forward, dict(said))
+                self.ratio, self.worst = ratio, BatchFingerprints(step, forward, dict(said))
 
     def regular(self) -> bool:
         """Whether each rank has one size of batch that it mostly keeps to, as loaders make them."""
@@ -198,10 +198,10 @@ class ModuleBatches:
     forwards: int = 0
     # Forwards at which ranks did not stand at the same step: nothing can be compared there.
     apart: int = 0
-    batches: Sames = field(default_factory=Sames)
-    draws: Sames = field(default_factory=Sames)
+    batches: SameBatches = field(default_factory=SameBatches)
+    draws: SameBatches = field(default_factory=SameBatches)
     # Random numbers drawn before the forward, and handed to the model as one of several tensors.
-    drawn_inputs: Sames = field(default_factory=Sames)
+    drawn_inputs: SameBatches = field(default_factory=SameBatches)
     rows: Counts = field(default_factory=Counts)
     tokens: Counts = field(default_factory=Counts)
     attended: Counts = field(default_factory=Counts)
@@ -235,7 +235,7 @@ class ModuleBatches:
         groups = _together(fresh)
         if groups:
             variety = min(said[rank].variety for rank in groups[0])
-            self.batches.add(groups, Sight(step, forward, fresh, variety))
+            self.batches.add(groups, BatchFingerprints(step, forward, fresh, variety))
 
     def _compare_draws(self, step: int, forward: int, said: Mapping[int, BatchRecord]) -> None:
         drew = {rank: record.drew for rank, record in said.items() if record.drew}
@@ -244,7 +244,7 @@ class ModuleBatches:
         self.draws.compared += 1
         groups = _together(drew)
         if groups:
-            self.draws.add(groups, Sight(step, forward, drew))
+            self.draws.add(groups, BatchFingerprints(step, forward, drew))
 
     def _compare_drawn_inputs(self, step: int, forward: int, said: Mapping[int, BatchRecord]) -> None:
         """The same part in batches that differ, on ranks that drew the same numbers just before."""
@@ -265,7 +265,7 @@ class ModuleBatches:
         ]
         if groups:
             self.drawn_inputs.add(
-                groups, Sight(step, forward, {r: one.drew_before for r, one in drew.items()})
+                groups, BatchFingerprints(step, forward, {r: one.drew_before for r, one in drew.items()})
             )
 
 
@@ -289,7 +289,7 @@ class Batches:
 
     def __init__(self) -> None:
         self.modules: dict[ModuleKey, ModuleBatches] = {}
-        self._pending: RollCall[tuple[ModuleKey, int], BatchRecord] = RollCall()
+        self._pending: PendingValues[tuple[ModuleKey, int], BatchRecord] = PendingValues()
 
     def add(self, rank: int, module: ModuleKey, record: BatchRecord) -> None:
         place = (module, record.forward)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.aggregate.pending import RollCall
+from ddpcheck.analysis.aggregate.pending import PendingValues
 from ddpcheck.analysis.data.batches import Batches, ModuleBatches
 from ddpcheck.analysis.data.split import EpochSplit, Pass, split
 from ddpcheck.analysis.module_key import ModuleKey, members
@@ -17,7 +17,7 @@ MOST_PENDING = 256
 Place = tuple[ModuleKey, int, int]
 
 
-class Repeats:
+class RepeatedOrder:
     """Which epochs of a loader came in the order of the epoch before."""
 
     def __init__(self) -> None:
@@ -39,17 +39,17 @@ class Repeats:
             self.example = self.example or now
 
 
-class DataSeen:
+class DataCollector:
     """Fed record by record."""
 
     def __init__(self) -> None:
         self.batches = Batches()
         self.splits: dict[ModuleKey, list[EpochSplit]] = {}
-        self.repeats: dict[tuple[ModuleKey, int], Repeats] = {}
+        self.repeats: dict[tuple[ModuleKey, int], RepeatedOrder] = {}
         # Per rank, its loaders; and whether an IterableDataset fed a module.
         self._loaders: dict[tuple[int, int], LoaderRecord] = {}
         self.iterable: set[ModuleKey] = set()
-        self._pending: RollCall[Place, Pass] = RollCall()
+        self._pending: PendingValues[Place, Pass] = PendingValues()
 
     def loader(self, rank: int, record: LoaderRecord) -> None:
         self._loaders[rank, record.loader] = record
@@ -67,7 +67,7 @@ class DataSeen:
         if loader.iterable:
             self.iterable.add(module)
             return
-        self.repeats.setdefault((module, record.loader), Repeats()).add(rank, now)
+        self.repeats.setdefault((module, record.loader), RepeatedOrder()).add(rank, now)
         place = (module, record.loader, record.epoch)
         if len(self.splits.get(module, ())) >= _most_epochs(len(module[0])):
             return

@@ -10,7 +10,7 @@ from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.divergence.optimizers import held_places
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import AppliedRecord, Of, Stage
+from ddpcheck.records.schema import AppliedRecord, Stage, TensorKind
 
 SYNCED = "synced"
 UNFINISHED = "unfinished"
@@ -33,7 +33,7 @@ class GradientDivergence:
 
 def gradient_divergence(attempt: Attempt, module: ModuleKey) -> GradientDivergence | None:
     """None where all ranks applied the same gradients at every step that was compared."""
-    found = attempt.agreement.tally(module, Stage.APPLIED, Of.GRADIENTS).first
+    found = attempt.agreement.tally(module, Stage.APPLIED, TensorKind.GRADIENTS).first
     if found is None or attempt.loose(module) or _structure_changed(attempt, module, found):
         return None
     # Gradients of other parameters are no other gradients.

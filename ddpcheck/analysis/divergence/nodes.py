@@ -6,15 +6,15 @@ With the records of all ranks the rules say more; this speaks only where they ca
 from __future__ import annotations
 
 from ddpcheck.analysis.aggregate.launch import first_apart
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.records.schema import ApartRecord, Of, Stage
+from ddpcheck.records.schema import NodeMismatchRecord, Stage, TensorKind
 
 _CODES = {Stage.INIT_AFTER.value: "DDP101", Stage.BUFFERS.value: "DDP210", Stage.PARAMS.value: "DDP201"}
 
 
-def apart_findings(case: Case, code: str) -> list[Finding]:
+def apart_findings(case: RuleContext, code: str) -> list[Finding]:
     """Those of the rule `code`, at most one a module."""
     findings = []
     for module in case.modules():
@@ -27,16 +27,16 @@ def apart_findings(case: Case, code: str) -> list[Finding]:
     return findings
 
 
-def _shows_here(case: Case, module: ModuleKey, step: int) -> bool:
+def _shows_here(case: RuleContext, module: ModuleKey, step: int) -> bool:
     """Whether ranks of this folder differ from each other by then: other rules tell that, and more of it."""
     tallies = case.attempt.agreement.tallies
     firsts = [tally.first for (key, stage, _), tally in tallies.items() if key == module and stage in _CODES]
     return any(first is not None and first.moment.step <= step for first in firsts)
 
 
-def _finding(case: Case, module: ModuleKey, rank: int, record: ApartRecord) -> Finding:
+def _finding(case: RuleContext, module: ModuleKey, rank: int, record: NodeMismatchRecord) -> Finding:
     here = case.attempt.ranks[rank].header.host
-    what = "buffers" if record.of == Of.BUFFERS.value else "parameters"
+    what = "buffers" if record.of == TensorKind.BUFFERS.value else "parameters"
     return case.finding(
         _CODES[record.stage],
         f"{_moment(record)}, rank {rank} on {here} and rank {record.other_rank} on {record.other_host} do not "
@@ -56,7 +56,7 @@ def _finding(case: Case, module: ModuleKey, rank: int, record: ApartRecord) -> F
     )
 
 
-def _moment(record: ApartRecord) -> str:
+def _moment(record: NodeMismatchRecord) -> str:
     if record.stage == Stage.INIT_AFTER.value:
         return "After wrapping"
     if record.stage == Stage.BUFFERS.value:
@@ -64,7 +64,7 @@ def _moment(record: ApartRecord) -> str:
     return f"After step {record.step}"
 
 
-def _gradients_before(case: Case, module: ModuleKey, record: ApartRecord) -> bool:
+def _gradients_before(case: RuleContext, module: ModuleKey, record: NodeMismatchRecord) -> bool:
     return any(
         other.stage == Stage.APPLIED.value and key == module and other.step <= record.step
         for rank in case.attempt.ranks.values()
@@ -72,7 +72,7 @@ def _gradients_before(case: Case, module: ModuleKey, record: ApartRecord) -> boo
     )
 
 
-def _cause(case: Case, module: ModuleKey, record: ApartRecord) -> str:
+def _cause(case: RuleContext, module: ModuleKey, record: NodeMismatchRecord) -> str:
     if record.stage != Stage.PARAMS.value:
         return "replicas of different nodes were not brought together"
     if _gradients_before(case, module, record):

@@ -11,7 +11,7 @@ from ddpcheck.records.schema import Stage
 
 
 @dataclass(frozen=True)
-class MadeAnew:
+class RecreatedOptimizer:
     """Ranks that went on with another optimizer than the others, from `step` on."""
 
     ranks: tuple[int, ...]
@@ -30,7 +30,7 @@ def held_places(attempt: Attempt, module: ModuleKey, optimizer: int) -> dict[int
     }
 
 
-def made_anew(attempt: Attempt, module: ModuleKey) -> MadeAnew | None:
+def made_anew(attempt: Attempt, module: ModuleKey) -> RecreatedOptimizer | None:
     """None where all ranks stepped with the same optimizers, or not equally often."""
     counts = {
         number: {of: steps for (key, of), steps in rank.steps.items() if key == module and of >= 0}
@@ -57,4 +57,4 @@ def made_anew(attempt: Attempt, module: ModuleKey) -> MadeAnew | None:
         last.stage == Stage.PARAMS.value for last in lasts
     )
     parted = same_moment and len({last.root for last in lasts}) > 1
-    return MadeAnew(odd_ranks([ranks for _, ranks in groups]), min(before), parted)
+    return RecreatedOptimizer(odd_ranks([ranks for _, ranks in groups]), min(before), parted)

@@ -12,7 +12,7 @@ from ddpcheck.analysis.divergence.optimizers import held_places
 from ddpcheck.analysis.evidence import differing_places, tensor_rows
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import AppliedRecord, DigestRecord, Of, Stage, WriteWindow
+from ddpcheck.records.schema import AppliedRecord, DigestRecord, Stage, TensorKind, WriteWindow
 
 
 def blame_for_a_step(attempt: Attempt, module: ModuleKey, root: Disagreement) -> tuple[str, tuple[int, ...]]:
@@ -25,7 +25,7 @@ def _by_backwards(
 ) -> tuple[str, tuple[int, ...]] | None:
     """All ranks reduce together. Who applies more reductions at once has left a step out; who applies none
     has taken one too many."""
-    applied = attempt.agreement.tally(module, Stage.APPLIED, Of.GRADIENTS).first
+    applied = attempt.agreement.tally(module, Stage.APPLIED, TensorKind.GRADIENTS).first
     if applied is None or (applied.moment.step, applied.moment.optimizer) != (
         root.moment.step,
         root.moment.optimizer,
@@ -78,10 +78,10 @@ class Divergence:
 
 def divergence(attempt: Attempt, module: ModuleKey) -> Divergence | None:
     """The parting of a module's parameters in training, with its cause; None where they never part."""
-    found = attempt.agreement.tally(module, Stage.PARAMS, Of.PARAMETERS).first
+    found = attempt.agreement.tally(module, Stage.PARAMS, TensorKind.PARAMETERS).first
     if found is None or attempt.loose(module) or not names_agree(attempt, module):
         return None
-    if attempt.agreement.tally(module, Stage.INIT_AFTER, Of.PARAMETERS).first is not None:
+    if attempt.agreement.tally(module, Stage.INIT_AFTER, TensorKind.PARAMETERS).first is not None:
         return None
     for explain in (
         _unknown_to_reducer,
@@ -272,7 +272,7 @@ def _group_order(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Di
 
 
 def _state(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergence | None:
-    root = attempt.agreement.tally(module, Stage.STATE, Of.STATE).first
+    root = attempt.agreement.tally(module, Stage.STATE, TensorKind.STATE).first
     if root is None or root.moment.step > found.moment.step:
         return None
     return Divergence(found, "DDP206", cause="optimizer state differs before the step", root=root)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.gradients import GradientDivergence, gradient_divergence
 from ddpcheck.analysis.divergence.parameters import divergence
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.records.schema import Of, Stage
+from ddpcheck.records.schema import Stage, TensorKind
 
 
-def explained_by_stage(case: Case, module: ModuleKey) -> GradientDivergence | None:
+def explained_by_stage(case: RuleContext, module: ModuleKey) -> GradientDivergence | None:
     """The gradients' own parting, unless the parameters had parted before, for another reason."""
     parted = gradient_divergence(case.attempt, module)
     if parted is None:
@@ -27,12 +27,12 @@ def explained_by_stage(case: Case, module: ModuleKey) -> GradientDivergence | No
     return parted
 
 
-def partings(case: Case, code: str) -> list[GradientDivergence]:
+def partings(case: RuleContext, code: str) -> list[GradientDivergence]:
     found = [explained_by_stage(case, module) for module in case.modules()]
     return [parted for parted in found if parted is not None and parted.code == code]
 
 
-def evidence_of(case: Case, parted: GradientDivergence) -> dict[str, Any]:
+def evidence_of(case: RuleContext, parted: GradientDivergence) -> dict[str, Any]:
     """What shows the parting of gradients.
 
     Their digests one by one are written only by ranks that saw it themselves. Where one had run too far ahead,
@@ -40,7 +40,7 @@ def evidence_of(case: Case, parted: GradientDivergence) -> dict[str, Any]:
     """
     moment = parted.found.moment
     evidence = {**parted.evidence, **of_disagreement(case.attempt, parted.found, case.folder)}
-    after = case.attempt.agreement.tally(moment.module, Stage.PARAMS, Of.PARAMETERS).first
+    after = case.attempt.agreement.tally(moment.module, Stage.PARAMS, TensorKind.PARAMETERS).first
     if not evidence["parameters"]["names"] and after is not None and after.moment.step == moment.step:
         evidence["parameters"] = of_disagreement(case.attempt, after, case.folder)["parameters"]
     return evidence

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ddpcheck.analysis.aggregate.agreement import groups_of, odd_ranks
 from ddpcheck.analysis.aggregate.launch import Attempt
-from ddpcheck.analysis.hang.snapshot import Stand
+from ddpcheck.analysis.hang.snapshot import RankStack
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
 
@@ -26,7 +26,7 @@ class Mistake:
     fix: str
 
 
-def mistake_of(stands: Sequence[Stand], attempt: Attempt) -> Mistake:
+def mistake_of(stands: Sequence[RankStack], attempt: Attempt) -> Mistake:
     """The first reading that the evidence allows, from the surest to the most general."""
     for reading in (_evaluation, _different_models, _early_stop, _standing_still, _different_steps):
         mistake = reading(stands, attempt)
@@ -35,7 +35,7 @@ def mistake_of(stands: Sequence[Stand], attempt: Attempt) -> Mistake:
     return _different_calls(stands)
 
 
-def _evaluation(stands: Sequence[Stand], attempt: Attempt) -> Mistake | None:
+def _evaluation(stands: Sequence[RankStack], attempt: Attempt) -> Mistake | None:
     inside = [stand for stand in stands if stand.evaluates]
     others = [stand for stand in stands if not stand.evaluates]
     if not inside or not others:
@@ -51,7 +51,7 @@ def _evaluation(stands: Sequence[Stand], attempt: Attempt) -> Mistake | None:
     )
 
 
-def _early_stop(stands: Sequence[Stand], attempt: Attempt) -> Mistake | None:
+def _early_stop(stands: Sequence[RankStack], attempt: Attempt) -> Mistake | None:
     training = [stand for stand in stands if stand.in_training]
     outside = [stand for stand in stands if stand.outside]
     gone = [stand for stand in stands if stand.has_left]
@@ -74,7 +74,7 @@ def _early_stop(stands: Sequence[Stand], attempt: Attempt) -> Mistake | None:
     )
 
 
-def _different_models(stands: Sequence[Stand], attempt: Attempt) -> Mistake | None:
+def _different_models(stands: Sequence[RankStack], attempt: Attempt) -> Mistake | None:
     for module in attempt.modules():
         said = {
             rank: repr(
@@ -100,7 +100,7 @@ def _told_models(attempt: Attempt, module: ModuleKey, odd: tuple[int, ...]) -> s
     return f"ranks have different ignored parameters: {name}, for one, is ignored on {name_ranks(who)} only"
 
 
-def _standing_still(stands: Sequence[Stand], attempt: Attempt) -> Mistake | None:
+def _standing_still(stands: Sequence[RankStack], attempt: Attempt) -> Mistake | None:
     still = [stand for stand in stands if stand.wait is None and not stand.has_left]
     if not still or len(still) == len(stands):
         return None
@@ -113,7 +113,7 @@ def _standing_still(stands: Sequence[Stand], attempt: Attempt) -> Mistake | None
     )
 
 
-def _different_steps(stands: Sequence[Stand], attempt: Attempt) -> Mistake | None:
+def _different_steps(stands: Sequence[RankStack], attempt: Attempt) -> Mistake | None:
     steps = groups_of({stand.rank: str(stand.step) for stand in stands})
     if len(steps) < 2:
         return None
@@ -125,7 +125,7 @@ def _different_steps(stands: Sequence[Stand], attempt: Attempt) -> Mistake | Non
     )
 
 
-def _different_calls(stands: Sequence[Stand]) -> Mistake:
+def _different_calls(stands: Sequence[RankStack]) -> Mistake:
     calls = groups_of({s.rank: f"{s.wait.name if s.wait else ''} {s.place}" for s in stands})
     if len(calls) > 1:
         return Mistake(
@@ -145,9 +145,9 @@ def _different_calls(stands: Sequence[Stand]) -> Mistake:
     )
 
 
-def _ranks(stands: Sequence[Stand]) -> tuple[int, ...]:
+def _ranks(stands: Sequence[RankStack]) -> tuple[int, ...]:
     return tuple(stand.rank for stand in stands)
 
 
-def _s(stands: Sequence[Stand]) -> str:
+def _s(stands: Sequence[RankStack]) -> str:
     return "" if len(stands) > 1 else "s"

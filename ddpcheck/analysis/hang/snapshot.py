@@ -8,9 +8,9 @@ from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import groups_of
 from ddpcheck.analysis.aggregate.launch import Attempt
-from ddpcheck.analysis.hang.stacks import Frame, Kind, Wait, place_of, wait_of
+from ddpcheck.analysis.hang.stacks import Frame, Wait, WaitKind, place_of, wait_of
 from ddpcheck.analysis.run_reader import Hang
-from ddpcheck.records.schema import StandingRecord
+from ddpcheck.records.schema import StackRecord
 
 LEFT = "left"
 # The last moment of a rank that is in a training forward, and of one that is between two steps.
@@ -19,7 +19,7 @@ _BETWEEN_STEPS = ("after_step", "wrapped", "")
 
 
 @dataclass(frozen=True)
-class Stand:
+class RankStack:
     """One rank of a job that hangs."""
 
     rank: int
@@ -42,7 +42,7 @@ class Stand:
     @property
     def evaluates(self) -> bool:
         """In DDP's forward, but none that trains: those are announced."""
-        kinds = (Kind.BUFFERS, Kind.FORWARD)
+        kinds = (WaitKind.BUFFERS, WaitKind.FORWARD)
         return self.wait is not None and self.wait.kind in kinds and self.moment != _IN_FORWARD
 
     @property
@@ -50,7 +50,7 @@ class Stand:
         """Between two steps, and not in the hands of DDP."""
         if self.has_left:
             return True
-        ddp = self.wait is not None and self.wait.kind is not Kind.COLLECTIVE
+        ddp = self.wait is not None and self.wait.kind is not WaitKind.COLLECTIVE
         return not ddp and self.moment in _BETWEEN_STEPS
 
     @property
@@ -73,7 +73,7 @@ class Stand:
         return f"wait{s} in {what} {when}{at}"
 
 
-def stands_of(attempt: Attempt, hang: Hang) -> list[Stand]:
+def stands_of(attempt: Attempt, hang: Hang) -> list[RankStack]:
     return [
         _stand(
             rank,
@@ -85,25 +85,25 @@ def stands_of(attempt: Attempt, hang: Hang) -> list[Stand]:
     ]
 
 
-def _stand(rank: int, state: str, said: StandingRecord | None, steps: int) -> Stand:
+def _stand(rank: int, state: str, said: StackRecord | None, steps: int) -> RankStack:
     if said is None:
-        return Stand(rank, state, steps, "", None, (), None)
+        return RankStack(rank, state, steps, "", None, (), None)
     frames = [frame for frame in said.frames if len(frame) == 3]
     wait = None if state == LEFT else wait_of(frames)
     issued = sum(said.collectives.values()) if said.collectives else None
     # A rank that left in between knows no more than its records.
     step = max(said.step, steps) if state == LEFT else said.step
-    return Stand(rank, state, step, said.moment, wait, frames, issued)
+    return RankStack(rank, state, step, said.moment, wait, frames, issued)
 
 
-def alike(stands: Sequence[Stand]) -> list[list[Stand]]:
+def alike(stands: Sequence[RankStack]) -> list[list[RankStack]]:
     """Ranks that stand at the same place and step, the most numerous first."""
     groups = groups_of({stand.rank: repr((stand.told(), stand.frames)) for stand in stands})
     by_rank = {stand.rank: stand for stand in stands}
     return [[by_rank[rank] for rank in ranks] for _, ranks in groups]
 
 
-def evidence_of(groups: Sequence[Sequence[Stand]]) -> list[dict[str, Any]]:
+def evidence_of(groups: Sequence[Sequence[RankStack]]) -> list[dict[str, Any]]:
     """For report.json: one entry for ranks that stand alike."""
     return [
         {

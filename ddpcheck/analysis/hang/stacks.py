@@ -21,7 +21,7 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "/torch/", "/lib/python3", "
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/ipdb/", "/pydevd", "/debugpy/", "/code.py", "/IPython/")
 
 
-class Kind(str, Enum):
+class WaitKind(str, Enum):
     """In whose name a rank communicates."""
 
     WRAPPING = "wrapping"
@@ -33,22 +33,22 @@ class Kind(str, Enum):
     @property
     def of_training(self) -> bool:
         """Whether DDP itself communicates, in a step."""
-        return self in (Kind.BUFFERS, Kind.FORWARD, Kind.BACKWARD)
+        return self in (WaitKind.BUFFERS, WaitKind.FORWARD, WaitKind.BACKWARD)
 
 
 @dataclass(frozen=True)
 class Wait:
     """What a rank waits in. `name`: how people call it."""
 
-    kind: Kind
+    kind: WaitKind
     name: str
 
 
 _OF_DDP = {
-    Kind.WRAPPING: Wait(Kind.WRAPPING, "DDP's constructor"),
-    Kind.BUFFERS: Wait(Kind.BUFFERS, "the broadcast of buffers in DDP's forward"),
-    Kind.FORWARD: Wait(Kind.FORWARD, "DDP's forward"),
-    Kind.BACKWARD: Wait(Kind.BACKWARD, "the AllReduce of a backward"),
+    WaitKind.WRAPPING: Wait(WaitKind.WRAPPING, "DDP's constructor"),
+    WaitKind.BUFFERS: Wait(WaitKind.BUFFERS, "the broadcast of buffers in DDP's forward"),
+    WaitKind.FORWARD: Wait(WaitKind.FORWARD, "DDP's forward"),
+    WaitKind.BACKWARD: Wait(WaitKind.BACKWARD, "the AllReduce of a backward"),
 }
 
 
@@ -61,7 +61,7 @@ def wait_of(frames: Sequence[Frame]) -> Wait | None:
     if not frames:
         return None
     if _AUTOGRAD in _file(frames[0]):
-        return _OF_DDP[Kind.BACKWARD]
+        return _OF_DDP[WaitKind.BACKWARD]
     chain = _communicating(frames)
     if not chain:
         return None
@@ -69,7 +69,7 @@ def wait_of(frames: Sequence[Frame]) -> Wait | None:
     if kind is not None:
         return _OF_DDP[kind]
     called = [str(frame[2]) for frame in chain if frame[2] not in _DECORATORS]
-    return Wait(Kind.COLLECTIVE, called[-1] if called else "a collective")
+    return Wait(WaitKind.COLLECTIVE, called[-1] if called else "a collective")
 
 
 def place_of(frames: Sequence[Frame]) -> Frame | None:
@@ -95,13 +95,13 @@ def _communicating(frames: Sequence[Frame]) -> list[Frame]:
     return chain
 
 
-def _kind_of_ddp(chain: Sequence[Frame]) -> Kind | None:
+def _kind_of_ddp(chain: Sequence[Frame]) -> WaitKind | None:
     inside = [frame[2] for frame in chain if _DDP in _file(frame)]
     if not inside:
         return None
     if any(name in _BUFFERS for name in inside):
-        return Kind.BUFFERS
-    return Kind.WRAPPING if any(name in _WRAPPING for name in inside) else Kind.FORWARD
+        return WaitKind.BUFFERS
+    return WaitKind.WRAPPING if any(name in _WRAPPING for name in inside) else WaitKind.FORWARD
 
 
 def _file(frame: Frame) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.hardware.samples import NodeSamples, Window, read_nodes
 from ddpcheck.analysis.hardware.traffic import NodeTraffic, Traffic, traffic_of
-from ddpcheck.analysis.network.connections import Links, links_of
+from ddpcheck.analysis.network.connections import NodeLinks, links_of
 
 
 def traffic_table(traffic: Traffic | None) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Machine:
 
     nodes: list[NodeSamples] = field(default_factory=list)
     traffic: Traffic | None = None
-    links: Links = field(default_factory=Links)
+    links: NodeLinks = field(default_factory=NodeLinks)
 
 
 def machine_of(folder: Path, attempt: Attempt) -> Machine:

@@ -11,14 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.analysis.hardware.facts import NodeFacts, facts_from, number
-from ddpcheck.analysis.hardware.statistics import Gpu, GpuTally, NodeTally, Sample, sample_from
-from ddpcheck.analysis.network.route_counters import RouteTallies
+from ddpcheck.analysis.hardware.statistics import (
+    GpuSample,
+    GpuStatistics,
+    NodeSample,
+    NodeStatistics,
+    sample_from,
+)
+from ddpcheck.analysis.network.route_counters import RouteCounterTable
 from ddpcheck.records.node_log import node_lines
 
 Rates = list[tuple[int, int]]
 
 
-def series_of(samples: Sequence[Sample]) -> dict[str, Any]:
+def series_of(samples: Sequence[NodeSample]) -> dict[str, Any]:
     """For drawing: gauges at each time, and bytes a second since the time before."""
     network = rates_of(samples, partial(_over_interfaces, False))
     loopback = rates_of(samples, partial(_over_interfaces, True))
@@ -33,7 +39,7 @@ def series_of(samples: Sequence[Sample]) -> dict[str, Any]:
     }
 
 
-def _gpu_series(samples: Sequence[Sample], index: int) -> dict[str, Any]:
+def _gpu_series(samples: Sequence[NodeSample], index: int) -> dict[str, Any]:
     gauges = {
         name: [getattr(_gpu(sample, index), name) for sample in samples]
         for name in ("memory", "busy", "clock", "temperature", "power")
@@ -45,22 +51,22 @@ def _gpu_series(samples: Sequence[Sample], index: int) -> dict[str, Any]:
     return {**gauges, **{f"{kind}_sent": row for kind, row in rates.items()}}
 
 
-def _both_ways(index: int, kind: str, sample: Sample) -> tuple[int, ...]:
+def _both_ways(index: int, kind: str, sample: NodeSample) -> tuple[int, ...]:
     moved: tuple[int, int] | None = getattr(_gpu(sample, index), kind)
     return () if moved is None else (moved[1], moved[0])
 
 
-def _gpu(sample: Sample, index: int) -> Gpu:
+def _gpu(sample: NodeSample, index: int) -> GpuSample:
     """A driver that was silent tells nothing of any GPU."""
-    return sample.gpus[index] if index < len(sample.gpus) else Gpu()
+    return sample.gpus[index] if index < len(sample.gpus) else GpuSample()
 
 
-def _over_interfaces(loopback: bool, sample: Sample) -> tuple[int, ...]:
+def _over_interfaces(loopback: bool, sample: NodeSample) -> tuple[int, ...]:
     rows = [row for name, row in sample.interfaces.items() if (name == "lo") is loopback]
     return sum(row[0] for row in rows), sum(row[1] for row in rows)
 
 
-def rates_of(samples: Sequence[Sample], totals: Callable[[Sample], tuple[int, ...]]) -> Rates:
+def rates_of(samples: Sequence[NodeSample], totals: Callable[[NodeSample], tuple[int, ...]]) -> Rates:
     """Bytes a second, received and sent; 0 for the first."""
     found = [(0, 0)] if samples else []
     for before, after in pairwise(samples):
@@ -87,15 +93,15 @@ Window = tuple[float, float]
 
 
 @dataclass
-class Thinned:
+class DownsampledSeries:
     """So many samples at the most: every second, fourth, … of a long job."""
 
     most: int
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[NodeSample] = field(default_factory=list)
     _seen: int = 0
     _stride: int = 1
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: NodeSample) -> None:
         if self._seen % self._stride == 0:
             self.samples.append(sample)
         self._seen += 1
@@ -113,36 +119,36 @@ class NodeSamples:
     # Processor time that sampling took; None where the launcher did not come to its end.
     cpu_seconds: float | None = None
     count: int = 0
-    first: Sample | None = None
-    last: Sample | None = None
+    first: NodeSample | None = None
+    last: NodeSample | None = None
     # The first and the last sample inside the window of the steps.
-    opening: Sample | None = None
-    closing: Sample | None = None
-    tally: NodeTally = field(default_factory=NodeTally)
+    opening: NodeSample | None = None
+    closing: NodeSample | None = None
+    tally: NodeStatistics = field(default_factory=NodeStatistics)
     # What its ranks sent to other addresses inside that window.
-    routes: RouteTallies = field(default_factory=RouteTallies)
+    routes: RouteCounterTable = field(default_factory=RouteCounterTable)
     # The same of other launchers on this node, who saw only ranks of their own.
-    more_routes: list[RouteTallies] = field(default_factory=list)
+    more_routes: list[RouteCounterTable] = field(default_factory=list)
     # By place of the GPU: inside the window of the steps alone.
-    stepping: list[GpuTally] = field(default_factory=list)
+    stepping: list[GpuStatistics] = field(default_factory=list)
     # For drawing, and closer for those who have room for more.
-    drawn: Thinned = field(default_factory=lambda: Thinned(MOST_POINTS))
-    closely: Thinned = field(default_factory=lambda: Thinned(MOST_CLOSELY))
+    drawn: DownsampledSeries = field(default_factory=lambda: DownsampledSeries(MOST_POINTS))
+    closely: DownsampledSeries = field(default_factory=lambda: DownsampledSeries(MOST_CLOSELY))
 
     @property
-    def series(self) -> list[Sample]:
+    def series(self) -> list[NodeSample]:
         """For drawing."""
         return self.drawn.samples
 
-    def tally_of(self, place: int) -> GpuTally:
+    def tally_of(self, place: int) -> GpuStatistics:
         """Of the GPU at a place of the samples."""
-        return self.tally.gpus[place] if place < len(self.tally.gpus) else GpuTally()
+        return self.tally.gpus[place] if place < len(self.tally.gpus) else GpuStatistics()
 
     def gpu_index(self, place: int) -> int:
         """The index by which NVML knows the GPU at a place of the samples."""
         return self.facts.gpus[place].index if place < len(self.facts.gpus) else place
 
-    def add(self, sample: Sample, window: Window | None) -> None:
+    def add(self, sample: NodeSample, window: Window | None) -> None:
         self.tally.add(self.last, sample)
         self.first = self.first or sample
         self.last = sample
@@ -150,7 +156,7 @@ class NodeSamples:
             self.opening = self.opening or sample
             self.closing = sample
             self.routes.add(sample)
-            self.stepping += [GpuTally() for _ in sample.gpus[len(self.stepping) :]]
+            self.stepping += [GpuStatistics() for _ in sample.gpus[len(self.stepping) :]]
             for tally, gpu in zip(self.stepping, sample.gpus, strict=False):
                 tally.add(gpu)
         self.drawn.add(sample)
@@ -171,7 +177,7 @@ def read_nodes(folder: Path, windows: Mapping[str, Window]) -> list[NodeSamples]
         if node is None:
             node = found[key] = NodeSamples(host)
             if len(found) > MOST_DRAWN:
-                node.drawn, node.closely = Thinned(FEW_POINTS), Thinned(FEW_POINTS)
+                node.drawn, node.closely = DownsampledSeries(FEW_POINTS), DownsampledSeries(FEW_POINTS)
         if raw["kind"] == "hardware":
             node.facts = facts_from(raw)
         elif raw["kind"] == "sampled":

@@ -13,7 +13,7 @@ Totals = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuSample:
     """One GPU at one moment; None is what the device does not tell."""
 
     memory: int | None = None
@@ -46,7 +46,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Sample:
+class NodeSample:
     """A node at one moment. Totals count from the first sample."""
 
     time: float
@@ -59,17 +59,17 @@ class Sample:
     infiniband: Totals = field(default_factory=dict)
     # By rank: process id, resident bytes, bytes read from and written to storage.
     ranks: Totals = field(default_factory=dict)
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[GpuSample, ...] = ()
     # By "local remote" address, what the ranks sent: see ddpcheck.sampling.tcp.
     connections: Totals = field(default_factory=dict)
 
 
-def sample_from(raw: Mapping[str, Any]) -> Sample | None:
+def sample_from(raw: Mapping[str, Any]) -> NodeSample | None:
     """The sample in a line; None where it has no time."""
     time = number(raw.get("time"))
     if time is None:
         return None
-    return Sample(
+    return NodeSample(
         time=time,
         cpu=number(raw.get("cpu")),
         memory=whole(raw.get("memory")),
@@ -81,8 +81,8 @@ def sample_from(raw: Mapping[str, Any]) -> Sample | None:
     )
 
 
-def _gpu(raw: Mapping[str, Any]) -> Gpu:
-    return Gpu(
+def _gpu(raw: Mapping[str, Any]) -> GpuSample:
+    return GpuSample(
         memory=whole(raw.get("memory")),
         busy=whole(raw.get("busy")),
         memory_busy=whole(raw.get("memory_busy")),
@@ -148,7 +148,7 @@ MOST_PROCESSES = 64
 
 
 @dataclass
-class Spread:
+class ValueRange:
     """The mean of a gauge, and the most it was."""
 
     count: int = 0
@@ -166,14 +166,14 @@ class Spread:
 
 
 @dataclass
-class GpuTally:
+class GpuStatistics:
     """One GPU over all samples in which it answered."""
 
     count: int = 0
     memory: int | None = None
-    busy: Spread = field(default_factory=Spread)
-    memory_busy: Spread = field(default_factory=Spread)
-    clock: Spread = field(default_factory=Spread)
+    busy: ValueRange = field(default_factory=ValueRange)
+    memory_busy: ValueRange = field(default_factory=ValueRange)
+    clock: ValueRange = field(default_factory=ValueRange)
     lowest_clock: int | None = None
     lowest_memory_clock: int | None = None
     # The highest PCIe generation in samples in which the GPU was at work, and how many these are: the link of
@@ -186,10 +186,10 @@ class GpuTally:
     temperature: int | None = None
     power: int | None = None
     throttled: Counter[str] = field(default_factory=Counter)
-    last: Gpu = field(default_factory=Gpu)
+    last: GpuSample = field(default_factory=GpuSample)
     lost: str = ""
 
-    def add(self, gpu: Gpu) -> None:
+    def add(self, gpu: GpuSample) -> None:
         if gpu.lost:
             self.lost = self.lost or gpu.lost
             return
@@ -206,7 +206,7 @@ class GpuTally:
         self._add_work(gpu)
         self.throttled.update(name for bit, name in THROTTLING.items() if gpu.throttled & bit)
 
-    def _add_work(self, gpu: Gpu) -> None:
+    def _add_work(self, gpu: GpuSample) -> None:
         if (gpu.busy or 0) >= AT_WORK and len(gpu.pcie_link) == 2:
             self.at_work += 1
             self.generation = max(self.generation, gpu.pcie_link[0])
@@ -224,10 +224,10 @@ class GpuTally:
 
 
 @dataclass
-class NodeTally:
+class NodeStatistics:
     """One node over all its samples."""
 
-    cpu: Spread = field(default_factory=Spread)
+    cpu: ValueRange = field(default_factory=ValueRange)
     memory: int = 0
     # By rank: most_memory, storage_read, storage_written, places of the GPUs it was seen on, gpu_memory at its most.
     ranks: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -235,21 +235,21 @@ class NodeTally:
     pids: dict[int, str] = field(default_factory=dict)
     # By interface: the most bytes a second, received and sent.
     rates: dict[str, tuple[int, int]] = field(default_factory=dict)
-    gpus: list[GpuTally] = field(default_factory=list)
+    gpus: list[GpuStatistics] = field(default_factory=list)
 
-    def add(self, before: Sample | None, sample: Sample) -> None:
+    def add(self, before: NodeSample | None, sample: NodeSample) -> None:
         self.memory = max(self.memory, sample.memory or 0)
         for rank, row in sample.ranks.items():
             self._add_rank(rank, row, sample)
         for place, gpu in enumerate(sample.gpus):
             if place == len(self.gpus):
-                self.gpus.append(GpuTally())
+                self.gpus.append(GpuStatistics())
             self.gpus[place].add(gpu)
         if before is not None:  # shares and rates are those since the sample before
             self.cpu.add(sample.cpu)
             self._add_rates(before, sample)
 
-    def _add_rank(self, rank: str, row: tuple[int, ...], sample: Sample) -> None:
+    def _add_rank(self, rank: str, row: tuple[int, ...], sample: NodeSample) -> None:
         pid, resident, read, written = row
         self.pids[pid] = rank
         known = self.ranks.setdefault(rank, {"most_memory": 0, "gpu_memory": 0, "gpus": set()})
@@ -258,7 +258,7 @@ class NodeTally:
         known["gpus"] |= {place for place, gpu in enumerate(sample.gpus) if pid in gpu.processes}
         known["gpu_memory"] = max(known["gpu_memory"], sum(gpu.processes.get(pid, 0) for gpu in sample.gpus))
 
-    def _add_rates(self, before: Sample, sample: Sample) -> None:
+    def _add_rates(self, before: NodeSample, sample: NodeSample) -> None:
         seconds = sample.time - before.time
         for name, row in sample.interfaces.items():
             old = before.interfaces.get(name)

@@ -16,7 +16,7 @@ _FEWEST_POINTS = 16
 Line = tuple[ModuleKey, int]  # an optimizer's steps on a module
 
 
-class StepLine:
+class StepTimeline:
     """Times of the steps of one optimizer on one rank; of a long job every second, fourth, … of them."""
 
     def __init__(self, most: int = MOST_POINTS) -> None:
@@ -79,11 +79,11 @@ class StepLine:
         return self._times[place - 1] + share * (self._times[place] - self._times[place - 1])
 
 
-class Pace:
+class StepTimes:
     """Of one attempt, fed record by record."""
 
     def __init__(self) -> None:
-        self._lines: dict[int, dict[Line, StepLine]] = {}
+        self._lines: dict[int, dict[Line, StepTimeline]] = {}
         # Backwards that DDP reduced, by module: all ranks count the same.
         self._reductions: dict[ModuleKey, int] = {}
 
@@ -93,13 +93,13 @@ class Pace:
         lines = self._lines.setdefault(rank, {})
         if line not in lines:
             share = _POINTS_OF_ALL // len(self._lines)
-            lines[line] = StepLine(max(_FEWEST_POINTS, min(MOST_POINTS, share)))
+            lines[line] = StepTimeline(max(_FEWEST_POINTS, min(MOST_POINTS, share)))
         lines[line].add(step, time)
 
     def reduced(self, module: ModuleKey, number: int) -> None:
         self._reductions[module] = max(number, self._reductions.get(module, 0))
 
-    def of(self, rank: int) -> StepLine | None:
+    def of(self, rank: int) -> StepTimeline | None:
         """The rank's steps; with several optimizers, of the one that took the most."""
         lines = self._lines.get(rank, {})
         return max(lines.values(), key=lambda line: line.steps) if lines else None

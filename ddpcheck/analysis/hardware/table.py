@@ -8,13 +8,13 @@ from typing import Any
 
 from ddpcheck.analysis.hardware.facts import GpuFacts, InterfaceFacts
 from ddpcheck.analysis.hardware.samples import MOST_DRAWN, NodeSamples, series_of
-from ddpcheck.analysis.hardware.statistics import Gpu, GpuTally
+from ddpcheck.analysis.hardware.statistics import GpuSample, GpuStatistics
 
 # Samples of a GPU at work before its PCIe generation is judged: the link takes a moment to wake up.
 _FEWEST_AT_WORK = 4
 
 
-def remarks_on(facts: GpuFacts, tally: GpuTally) -> list[str]:
+def remarks_on(facts: GpuFacts, tally: GpuStatistics) -> list[str]:
     """In words, without the GPU's name; most GPUs have none."""
     lost = [f"lost ({tally.lost})"] if tally.lost else []
     held = [f"{reason} in {100 * share:.0f} % of the samples" for reason, share in tally.throttling().items()]
@@ -22,13 +22,13 @@ def remarks_on(facts: GpuFacts, tally: GpuTally) -> list[str]:
     return lost + held + _memory_errors(tally) + _narrow(facts, tally) + cut
 
 
-def _memory_errors(tally: GpuTally) -> list[str]:
+def _memory_errors(tally: GpuStatistics) -> list[str]:
     """Only those that came while the job ran."""
     kinds = zip(("corrected", "uncorrected"), tally.last.ecc, strict=False)
     return [f"{count} {kind} memory error{'s' if count > 1 else ''}" for kind, count in kinds if count]
 
 
-def _narrow(facts: GpuFacts, tally: GpuTally) -> list[str]:
+def _narrow(facts: GpuFacts, tally: GpuStatistics) -> list[str]:
     if len(facts.pcie) != 2:
         return []
     generation, width = facts.pcie
@@ -41,7 +41,7 @@ def _narrow(facts: GpuFacts, tally: GpuTally) -> list[str]:
     return found
 
 
-def gpu_row(facts: GpuFacts, tally: GpuTally, ranks: Mapping[int, str]) -> dict[str, Any]:
+def gpu_row(facts: GpuFacts, tally: GpuStatistics, ranks: Mapping[int, str]) -> dict[str, Any]:
     """`ranks`: by process id."""
     last = tally.last
     return {
@@ -89,7 +89,7 @@ def gpu_row(facts: GpuFacts, tally: GpuTally, ranks: Mapping[int, str]) -> dict[
     }
 
 
-def _by_link(facts: GpuFacts, last: Gpu) -> list[dict[str, int]]:
+def _by_link(facts: GpuFacts, last: GpuSample) -> list[dict[str, int]]:
     if len(facts.nvlinks) != len(last.links):
         return []
     return [

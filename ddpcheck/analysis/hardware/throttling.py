@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from ddpcheck.analysis.hardware.samples import NodeSamples
-from ddpcheck.analysis.hardware.statistics import GpuTally
+from ddpcheck.analysis.hardware.statistics import GpuStatistics
 
 # Of the samples while ranks stepped: so many of them, and held down in so large a share.
 FEWEST_SAMPLES = 4
@@ -19,7 +19,7 @@ MOST_OF_CLOCK = 0.97
 
 
 @dataclass(frozen=True)
-class HeldDown:
+class Throttling:
     """The GPUs of late ranks, while ranks stepped."""
 
     # By reason, the share of samples; of the late ranks' GPUs, the most of any.
@@ -36,7 +36,7 @@ class _Seat:
     """A GPU on which a rank's process was seen."""
 
     name: str
-    tally: GpuTally
+    tally: GpuStatistics
 
     @property
     def share(self) -> float:
@@ -48,7 +48,9 @@ class _Seat:
         return None if row is None else row["mean"]
 
 
-def held_down(nodes: Sequence[NodeSamples], late: Collection[int], group: Collection[int]) -> HeldDown | None:
+def throttled(
+    nodes: Sequence[NodeSamples], late: Collection[int], group: Collection[int]
+) -> Throttling | None:
     """None where that is not the reason, or not known of every rank of the group."""
     seats = {rank: _seats(nodes, rank) for rank in group}
     if not all(seats.values()):
@@ -65,7 +67,7 @@ def held_down(nodes: Sequence[NodeSamples], late: Collection[int], group: Collec
     for seat in theirs:
         for reason, share in seat.tally.throttling().items():
             reasons[reason] = max(share, reasons.get(reason, 0.0))
-    return HeldDown(reasons, tuple(sorted({seat.name for seat in theirs})), clock, usual)
+    return Throttling(reasons, tuple(sorted({seat.name for seat in theirs})), clock, usual)
 
 
 def _seats(nodes: Sequence[NodeSamples], rank: int) -> list[_Seat]:
@@ -73,7 +75,7 @@ def _seats(nodes: Sequence[NodeSamples], rank: int) -> list[_Seat]:
     for node in nodes:
         places = node.tally.ranks.get(str(rank), {}).get("gpus", ())
         for place in places:
-            tally = node.stepping[place] if place < len(node.stepping) else GpuTally()
+            tally = node.stepping[place] if place < len(node.stepping) else GpuStatistics()
             if tally.count >= FEWEST_SAMPLES:
                 found.append(_Seat(f"{node.host}:{node.gpu_index(place)}", tally))
     return found

@@ -10,7 +10,7 @@ from typing import Any
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.hardware.facts import InterfaceFacts, PortFacts
 from ddpcheck.analysis.hardware.samples import NodeSamples
-from ddpcheck.analysis.hardware.statistics import Sample
+from ddpcheck.analysis.hardware.statistics import NodeSample
 from ddpcheck.analysis.module_key import ModuleKey
 
 _SIZES = {
@@ -92,7 +92,7 @@ _GLOO = "gloo"
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkTraffic:
     """What went over one link of a node, in bytes a step."""
 
     kind: str  # loopback, network, infiniband, nvlink, pcie
@@ -114,7 +114,7 @@ class NodeTraffic:
     # Between the two samples that the figures come from.
     steps: float
     seconds: float
-    links: tuple[Link, ...]
+    links: tuple[LinkTraffic, ...]
     # Bytes a step, each way, by kind of link; kinds of which nothing can be said are left out.
     expected: Mapping[str, float]
 
@@ -214,32 +214,34 @@ def _placed(expected: Expected, ranks: tuple[int, ...], backend: str) -> dict[st
     return {"network": away, "loopback": home} if _GLOO in backend else {"network": away}
 
 
-def _links(node: NodeSamples, before: Sample, after: Sample, steps: float, seconds: float) -> list[Link]:
+def _links(
+    node: NodeSamples, before: NodeSample, after: NodeSample, steps: float, seconds: float
+) -> list[LinkTraffic]:
     found = []
     for name, row in after.interfaces.items():
         known = node.facts.interfaces.get(name, InterfaceFacts(name))
         kind = "loopback" if known.loopback else "network"
         sent, received = _moved(before.interfaces.get(name), row, steps)
-        found.append(Link(kind, name, sent, received, known.speed, known.running, known.addresses))
+        found.append(LinkTraffic(kind, name, sent, received, known.speed, known.running, known.addresses))
     for name, row in after.infiniband.items():
         port = node.facts.infiniband.get(name, PortFacts(name))
         sent, received = _moved(before.infiniband.get(name), row, steps)
-        found.append(Link("infiniband", name, sent, received, port.speed))
+        found.append(LinkTraffic("infiniband", name, sent, received, port.speed))
     for index, gpu in enumerate(after.gpus):
         earlier = before.gpus[index] if index < len(before.gpus) else None
         for kind in ("nvlink", "pcie"):
             now, then = getattr(gpu, kind), getattr(earlier, kind, None)
             if now is not None and then is not None:
                 sent, received = (max(0, new - old) / steps for new, old in zip(now, then, strict=True))
-                found.append(Link(kind, f"GPU {node.gpu_index(index)}", sent, received))
+                found.append(LinkTraffic(kind, f"GPU {node.gpu_index(index)}", sent, received))
         if gpu.pcie_rate is not None:
             # No counter: what the rates of some moments come to over a step.
             sent, received = (seconds / steps * rate for rate in _mean_rate(node, index, before, after))
-            found.append(Link("pcie", f"GPU {node.gpu_index(index)}", sent, received))
+            found.append(LinkTraffic("pcie", f"GPU {node.gpu_index(index)}", sent, received))
     return found
 
 
-def _mean_rate(node: NodeSamples, index: int, before: Sample, after: Sample) -> tuple[float, float]:
+def _mean_rate(node: NodeSamples, index: int, before: NodeSample, after: NodeSample) -> tuple[float, float]:
     inside = [sample for sample in node.series if before.time <= sample.time <= after.time] or [after]
     told = [sample.gpus[index].pcie_rate for sample in inside if index < len(sample.gpus)]
     rates = [rate for rate in told if rate is not None] or [(0, 0)]

@@ -7,12 +7,12 @@ from pathlib import Path
 from statistics import mean, median
 
 from ddpcheck.analysis.aggregate.launch import Attempt, first_apart
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding
-from ddpcheck.analysis.live.state import Agreement, LiveRank, LiveState, Pace
-from ddpcheck.analysis.run_reader import NodeNotes, Run
-from ddpcheck.analysis.timing.rank_series import PARTS, RankClock
-from ddpcheck.records.schema import Of, Stage
+from ddpcheck.analysis.live.state import LiveAgreement, LiveRank, LiveState, LiveStepTime
+from ddpcheck.analysis.run_reader import NodeNotes, RunReader
+from ddpcheck.analysis.timing.rank_series import PARTS, StepTimeSeries
+from ddpcheck.records.schema import Stage, TensorKind
 from ddpcheck.rules.divergence import ddp201, ddp202, ddp203, ddp205, ddp206, ddp208, ddp210
 from ddpcheck.rules.registry import Rule
 from ddpcheck.rules.wrapping import ddp101, ddp103, ddp104
@@ -42,7 +42,7 @@ class LiveFindings:
         return self._found.get(attempt.session)
 
     def _ask(self, attempt: Attempt, number: int) -> Finding | None:
-        case = Case(attempt, number, self._folder, NodeNotes(), (), None)
+        case = RuleContext(attempt, number, self._folder, NodeNotes(), (), None)
         for rule in _RULES:
             try:
                 found = rule(case)
@@ -64,7 +64,7 @@ QUIET_STEPS = 5
 class LiveTracker:
     """Follows one run; `now` is any clock that goes on while nothing happens."""
 
-    def __init__(self, run: Run, name: str, began: float) -> None:
+    def __init__(self, run: RunReader, name: str, began: float) -> None:
         self._run = run
         self._name = name
         self._began = began
@@ -117,28 +117,28 @@ def _rank(attempt: Attempt, number: int) -> LiveRank:
     )
 
 
-def _latest(clock: RankClock, column: str) -> int:
+def _latest(clock: StepTimeSeries, column: str) -> int:
     return round(median(clock.columns[column][-LATEST:]))
 
 
-def _agreement(attempt: Attempt) -> Agreement:
+def _agreement(attempt: Attempt) -> LiveAgreement:
     tallies = attempt.agreement.tallies
     compared = max(
         (
             tally.compared
             for (_, stage, of), tally in tallies.items()
-            if (stage, of) == (Stage.PARAMS.value, Of.PARAMETERS.value)
+            if (stage, of) == (Stage.PARAMS.value, TensorKind.PARAMETERS.value)
         ),
         default=0,
     )
     if not attempt.parted():
-        return Agreement(compared)
+        return LiveAgreement(compared)
     firsts = [
         (tally.first.moment.step, tally.first.moment.stage, tally.first.odd_ranks())
         for (module, stage, of), tally in tallies.items()
         if tally.first is not None
         and stage not in (Stage.INIT_BEFORE.value, Stage.BUFFERS_END.value)
-        and of != Of.IGNORED.value
+        and of != TensorKind.IGNORED.value
         and not attempt.loose(module)
     ]
     for module in attempt.modules():
@@ -146,17 +146,17 @@ def _agreement(attempt: Attempt) -> Agreement:
         if found is not None:
             firsts.append((found[1].step, found[1].stage, (found[0], found[1].other_rank)))
     step, stage, odd = min(firsts)
-    return Agreement(compared, True, None if step < 0 else step, stage, odd)
+    return LiveAgreement(compared, True, None if step < 0 else step, stage, odd)
 
 
-def _pace(ranks: tuple[LiveRank, ...], clocks: Mapping[int, RankClock]) -> Pace | None:
+def _pace(ranks: tuple[LiveRank, ...], clocks: Mapping[int, StepTimeSeries]) -> LiveStepTime | None:
     clocked = {rank.rank: rank for rank in ranks if rank.step_us}
     if not clocked:
         return None
     step = median(rank.step_us or 0 for rank in clocked.values())
     waits = {number: rank.parts_us["wait"] for number, rank in clocked.items()}
     shortest = min(waits.values())
-    return Pace(
+    return LiveStepTime(
         step_us=round(step),
         course_us=tuple(clocks[min(clocked)].columns["total"][-LATEST:]),
         exposed=shortest / step,

@@ -22,7 +22,7 @@ NOT_SLOWING = 0.6
 
 
 @dataclass(frozen=True)
-class Growth:
+class MemoryGrowth:
     """From one step to another."""
 
     first_step: int
@@ -39,7 +39,7 @@ class Growth:
         return self.total / (self.last_step - self.first_step)
 
 
-def growth_of(series: Series) -> Growth | None:
+def growth_of(series: Series) -> MemoryGrowth | None:
     """None where it is not sure."""
     if not len(series) or series.steps[-1] + 1 < LEAST_STEPS:
         return None
@@ -52,7 +52,7 @@ def growth_of(series: Series) -> Growth | None:
     if not _steady(levels):
         return None
     first, last = begin + width / 2, end - width / 2
-    growth = Growth(round(first), round(last), round(levels[0]), round(levels[-1]))
+    growth = MemoryGrowth(round(first), round(last), round(levels[0]), round(levels[-1]))
     enough = growth.total >= max(LEAST_TOTAL, LEAST_SHARE * levels[0]) and growth.per_step >= LEAST_A_STEP
     return growth if enough else None
 
@@ -105,7 +105,7 @@ class RankMemory:
         """What it holds as the backward begins; on a device, the most of any step."""
         return self.most if self.on_device else self._settled(self.high)
 
-    def growth(self) -> Growth | None:
+    def growth(self) -> MemoryGrowth | None:
         return growth_of(self.after)
 
     def part(self, name: str) -> int:
@@ -143,7 +143,7 @@ class RankMemory:
         return round(series.median(end - SETTLED * (end - series.steps[0]), end))
 
 
-class MemorySeen:
+class MemoryCollector:
     """All ranks of an attempt."""
 
     def __init__(self) -> None:

@@ -10,8 +10,8 @@ from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.hardware.samples import NodeSamples
 from ddpcheck.analysis.hardware.traffic import node_key, nodes_of_ranks
 from ddpcheck.analysis.network.infiniband import PortUse, SlowPort, ports_of, slow_port
-from ddpcheck.analysis.network.model import Link, SlowLink
-from ddpcheck.analysis.network.route_counters import RouteTally
+from ddpcheck.analysis.network.model import NodeLink, SlowLink
+from ddpcheck.analysis.network.route_counters import RouteCounters
 from ddpcheck.analysis.network.slow_link import slow_link
 
 # Steps under way at a moment, by node.
@@ -19,17 +19,17 @@ StepsAt = Callable[[str, float], float | None]
 
 
 @dataclass(frozen=True)
-class Links:
+class NodeLinks:
     """Between the nodes of one attempt, while its ranks stepped."""
 
-    links: tuple[Link, ...] = ()
+    links: tuple[NodeLink, ...] = ()
     ports: tuple[PortUse, ...] = ()
     ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     slow: SlowLink | None = None
     slow_port: SlowPort | None = None
 
 
-def links_of(attempt: Attempt, nodes: Sequence[NodeSamples]) -> Links:
+def links_of(attempt: Attempt, nodes: Sequence[NodeSamples]) -> NodeLinks:
     """Empty where there are not several nodes with ranks."""
     names = _names(nodes)
     ranks: dict[str, list[int]] = {}
@@ -38,7 +38,7 @@ def links_of(attempt: Attempt, nodes: Sequence[NodeSamples]) -> Links:
             ranks.setdefault(names[key], []).append(rank)
     taking_part = {names[node_key(node)]: node for node in nodes if names[node_key(node)] in ranks}
     if len(taking_part) < 2:
-        return Links()
+        return NodeLinks()
 
     def steps_at(name: str, time: float) -> float | None:
         line = attempt.pace.of(ranks[name][0])
@@ -47,7 +47,7 @@ def links_of(attempt: Attempt, nodes: Sequence[NodeSamples]) -> Links:
     links = tuple(_links(taking_part, steps_at))
     ports = tuple(ports_of(taking_part))
     on_node = {name: tuple(numbers) for name, numbers in ranks.items()}
-    return Links(links, ports, on_node, slow_link(links), slow_port(ports))
+    return NodeLinks(links, ports, on_node, slow_link(links), slow_port(ports))
 
 
 def _names(nodes: Sequence[NodeSamples]) -> dict[str, str]:
@@ -68,7 +68,7 @@ def _addresses(node: NodeSamples) -> list[str]:
     return [address.partition("/")[0] for each in of_networks for address in each.addresses]
 
 
-def _links(nodes: Mapping[str, NodeSamples], steps_at: StepsAt) -> list[Link]:
+def _links(nodes: Mapping[str, NodeSamples], steps_at: StepsAt) -> list[NodeLink]:
     owners = _owners(nodes)
     found = []
     for source, node in nodes.items():
@@ -81,7 +81,7 @@ def _links(nodes: Mapping[str, NodeSamples], steps_at: StepsAt) -> list[Link]:
     return sorted(found, key=lambda link: (link.ends, link.addresses))
 
 
-def _routes(node: NodeSamples) -> Iterator[tuple[str, RouteTally]]:
+def _routes(node: NodeSamples) -> Iterator[tuple[str, RouteCounters]]:
     for routes in (node.routes, *node.more_routes):
         yield from routes.items()
 
@@ -94,9 +94,11 @@ def _owners(nodes: Mapping[str, NodeSamples]) -> dict[str, str]:
     }
 
 
-def _link(ends: tuple[str, str], addresses: tuple[str, str], tally: RouteTally, steps_at: StepsAt) -> Link:
+def _link(
+    ends: tuple[str, str], addresses: tuple[str, str], tally: RouteCounters, steps_at: StepsAt
+) -> NodeLink:
     began, ended = (steps_at(ends[0], moment) for moment in (tally.began, tally.ended))
-    return Link(
+    return NodeLink(
         *ends,
         bytes=tally.bytes,
         busy_seconds=tally.busy_seconds,

@@ -15,7 +15,7 @@ Stretch = tuple[int, float]
 
 
 @dataclass(frozen=True)
-class Link:
+class NodeLink:
     """From an address of one node to one of another, over all connections between them."""
 
     source: str
@@ -56,7 +56,7 @@ class SlowLink:
     """`nodes`: the one node whose links are all slow, or both ends of the one link that is."""
 
     nodes: tuple[str, ...]
-    links: tuple[Link, ...]
+    links: tuple[NodeLink, ...]
     # Bytes a second: of the slow links, and of the others while they were asked.
     bandwidth: float
     usual: float
@@ -68,7 +68,7 @@ class SlowLink:
         return self.usual / self.bandwidth
 
     @property
-    def worst(self) -> Link:
+    def worst(self) -> NodeLink:
         """The one that loses the most: the others of a ring wait meanwhile."""
         return max(self.links, key=self._lost)
 
@@ -80,7 +80,7 @@ class SlowLink:
         steps = self.worst.steps
         return self.seconds_lost() / steps if steps else None
 
-    def _lost(self, link: Link) -> float:
+    def _lost(self, link: NodeLink) -> float:
         return link.busy_seconds - link.bytes / self.usual
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ddpcheck.analysis.hardware.statistics import Sample
+from ddpcheck.analysis.hardware.statistics import NodeSample
 from ddpcheck.analysis.network.model import Stretch
 
 MOST_STRETCHES = 128
@@ -12,7 +12,7 @@ _MICRO = 1e-6
 
 
 @dataclass
-class RouteTally:
+class RouteCounters:
     """Between the first and the last sample that told of it. Columns are those of `ddpcheck.sampling.tcp`."""
 
     began: float
@@ -59,13 +59,13 @@ class RouteTally:
         self._each *= 2
 
 
-class RouteTallies(dict[str, RouteTally]):
+class RouteCounterTable(dict[str, RouteCounters]):
     """By "local remote"."""
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: NodeSample) -> None:
         for name, totals in sample.connections.items():
             known = self.get(name)
             if known is None:
-                self[name] = RouteTally(sample.time, totals, sample.time, totals)
+                self[name] = RouteCounters(sample.time, totals, sample.time, totals)
             else:
                 known.add(sample.time, totals)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
-from ddpcheck.analysis.network.model import Link, SlowLink
+from ddpcheck.analysis.network.model import NodeLink, SlowLink
 
 # Less than this tells more of the start of a connection than of the link.
 LEAST_BYTES = 8 << 20
@@ -27,7 +27,7 @@ LEAST_STEADY = 0.75
 LEAST_FACTOR_OF_A_STRETCH = 1.25
 
 
-def slow_link(links: Iterable[Link]) -> SlowLink | None:
+def slow_link(links: Iterable[NodeLink]) -> SlowLink | None:
     """None where no link stands out, or where there is nothing to compare with."""
     used = carrying(links)
     if len(used) < 3:
@@ -46,14 +46,14 @@ def slow_link(links: Iterable[Link]) -> SlowLink | None:
     return max(found, key=lambda one: (len(one.links), one.factor), default=None)
 
 
-def carrying(links: Iterable[Link]) -> list[Link]:
+def carrying(links: Iterable[NodeLink]) -> list[NodeLink]:
     """Those that the gradients went over."""
     known = list(links)
     most = max((link.bytes for link in known), default=0)
     return [link for link in known if link.bytes >= max(LEAST_BYTES, LEAST_OF_THE_MOST * most)]
 
 
-def _node(node: str, links: Sequence[Link]) -> SlowLink | None:
+def _node(node: str, links: Sequence[NodeLink]) -> SlowLink | None:
     """All links to and from a node: one alone does not tell which end it is."""
     inside, outside = _parted(links, lambda link: node in link.ends)
     if {link.source == node for link in inside} != {True, False}:
@@ -61,7 +61,7 @@ def _node(node: str, links: Sequence[Link]) -> SlowLink | None:
     return _judge((node,), inside, outside)
 
 
-def _card(node: str, address: str, links: Sequence[Link]) -> SlowLink | None:
+def _card(node: str, address: str, links: Sequence[NodeLink]) -> SlowLink | None:
     """One of several cards of a node."""
     inside, outside = _parted(links, lambda link: address in link.addresses)
     if {link.source_address == address for link in inside} != {True, False}:
@@ -69,12 +69,14 @@ def _card(node: str, address: str, links: Sequence[Link]) -> SlowLink | None:
     return _judge((node,), inside, outside, address)
 
 
-def _parted(links: Sequence[Link], belongs: Callable[[Link], bool]) -> tuple[list[Link], list[Link]]:
+def _parted(
+    links: Sequence[NodeLink], belongs: Callable[[NodeLink], bool]
+) -> tuple[list[NodeLink], list[NodeLink]]:
     return [link for link in links if belongs(link)], [link for link in links if not belongs(link)]
 
 
 def _judge(
-    nodes: tuple[str, ...], slow: Sequence[Link], others: Sequence[Link], address: str = ""
+    nodes: tuple[str, ...], slow: Sequence[NodeLink], others: Sequence[NodeLink], address: str = ""
 ) -> SlowLink | None:
     if not others:
         return None
@@ -88,7 +90,7 @@ def _judge(
     return SlowLink(nodes, tuple(slow), given, usual, address)
 
 
-def _steady(link: Link, usual: float) -> bool:
+def _steady(link: NodeLink, usual: float) -> bool:
     """Whether it was so most of the time: a neighbour's burst of traffic makes no slow link."""
     worked = [(count, busy) for count, busy in link.stretches if count >= LEAST_BYTES // 32 and busy > 0]
     if len(worked) < LEAST_STRETCHES:

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from ddpcheck.analysis.network.connections import Links
-from ddpcheck.analysis.network.model import Link, SlowLink, cost_of
+from ddpcheck.analysis.network.connections import NodeLinks
+from ddpcheck.analysis.network.model import NodeLink, SlowLink, cost_of
 from ddpcheck.analysis.network.slow_link import carrying
 from ddpcheck.analysis.timing.model import TimeTable
 
@@ -16,7 +16,7 @@ from ddpcheck.analysis.timing.model import TimeTable
 MOST_LINKS = 512
 
 
-def links_table(found: Links, times: Sequence[TimeTable]) -> dict[str, Any]:
+def links_table(found: NodeLinks, times: Sequence[TimeTable]) -> dict[str, Any]:
     """Empty where nothing went between nodes."""
     if not found.links and not found.ports:
         return {}
@@ -32,14 +32,14 @@ def links_table(found: Links, times: Sequence[TimeTable]) -> dict[str, Any]:
     }
 
 
-def _usual(links: Sequence[Link], slow: SlowLink | None) -> int | None:
+def _usual(links: Sequence[NodeLink], slow: SlowLink | None) -> int | None:
     """The median of the links that are not slow."""
     if slow is not None:
         return round(slow.usual)
     return round(median(link.bandwidth for link in links)) if links else None
 
 
-def link_row(link: Link) -> dict[str, Any]:
+def link_row(link: NodeLink) -> dict[str, Any]:
     return {
         "source": link.source,
         "target": link.target,

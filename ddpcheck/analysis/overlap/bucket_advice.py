@@ -8,8 +8,16 @@ from statistics import median, stdev
 
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.analysis.overlap.link_model import Bucket, GlooLink, Gradient, Link, Seen, fitted, laid_out
-from ddpcheck.analysis.overlap.model import BucketAdvice, BucketOverlap, Layout
+from ddpcheck.analysis.overlap.link_model import (
+    Bucket,
+    GlooLink,
+    Gradient,
+    LinkModel,
+    ObservedReduction,
+    fitted,
+    laid_out,
+)
+from ddpcheck.analysis.overlap.model import BucketAdvice, BucketLayout, BucketOverlap
 from ddpcheck.records.schema import ReadyRecord
 
 MIB = 1 << 20
@@ -63,7 +71,7 @@ def bucket_advice(
         return None
     if not one_by_one and len(as_is) > MOST_GLOO_BUCKETS:
         return None
-    kind = Link(0, 0) if one_by_one else GlooLink(0, 0, ranks=len(module[0]))
+    kind = LinkModel(0, 0) if one_by_one else GlooLink(0, 0, ranks=len(module[0]))
     fit = fitted(kind, _seen(buckets, as_is))
     if fit is None or fit.error > MOST_ERROR:
         return None
@@ -126,7 +134,7 @@ def _as_seen(sizes: Sequence[int], buckets: Sequence[BucketOverlap]) -> bool:
     return bool(steps) and all(step == list(sizes) for step in steps.values())
 
 
-def _seen(buckets: Sequence[BucketOverlap], as_is: Sequence[Bucket]) -> list[Seen]:
+def _seen(buckets: Sequence[BucketOverlap], as_is: Sequence[Bucket]) -> list[ObservedReduction]:
     """Each bucket's reduction from the last rank's arrival to its end everywhere: medians over the backwards."""
     took: dict[int, list[int]] = {}
     for each in buckets:
@@ -134,7 +142,10 @@ def _seen(buckets: Sequence[BucketOverlap], as_is: Sequence[Bucket]) -> list[See
         took.setdefault(each.bucket % len(as_is), []).append(
             max(part.end_ns for part in each.ranks) - arrived
         )
-    return [Seen(bucket, median(took[number]), _unsure(took[number])) for number, bucket in enumerate(as_is)]
+    return [
+        ObservedReduction(bucket, median(took[number]), _unsure(took[number]))
+        for number, bucket in enumerate(as_is)
+    ]
 
 
 def _unsure(times: Sequence[int]) -> float:
@@ -142,14 +153,14 @@ def _unsure(times: Sequence[int]) -> float:
     return stdev(times) / sqrt(len(times)) if len(times) > 1 else 0.0
 
 
-def _layout(gradients: Sequence[Gradient], limits: Sequence[int], link: Link) -> Layout:
+def _layout(gradients: Sequence[Gradient], limits: Sequence[int], link: LinkModel) -> BucketLayout:
     buckets = laid_out(gradients, limits)
     # DDP hands buckets over in order: one that is not complete holds back those after it.
     end = max(link.finish(buckets), max(each.ready_ns for each in gradients))
-    return Layout(limits[0], limits[-1], len(buckets), round(end))
+    return BucketLayout(limits[0], limits[-1], len(buckets), round(end))
 
 
-def _tried(gradients: Sequence[Gradient], link: Link, smallest_seen: int) -> list[Layout]:
+def _tried(gradients: Sequence[Gradient], link: LinkModel, smallest_seen: int) -> list[BucketLayout]:
     total = sum(each.bytes for each in gradients)
     caps = [cap for cap in _CAPS if cap * _BELOW_SEEN >= smallest_seen]
     caps = [cap for cap in caps if cap < total] + [cap for cap in caps if cap >= total][:1]
@@ -157,7 +168,7 @@ def _tried(gradients: Sequence[Gradient], link: Link, smallest_seen: int) -> lis
     return [_layout(gradients, [*dict.fromkeys(pair)], link) for pair in pairs]
 
 
-def _best(now: Layout, tried: Sequence[Layout]) -> Layout:
+def _best(now: BucketLayout, tried: Sequence[BucketLayout]) -> BucketLayout:
     """What is about as good as the best stays; one size for all is preferred to two."""
     one_size = _fewest([each for each in tried if each.first_bytes == each.cap_bytes] or [now])
     best = _fewest(tried or [now])
@@ -166,7 +177,7 @@ def _best(now: Layout, tried: Sequence[Layout]) -> Layout:
     return chosen if chosen.backward_ns * (1 + _ABOUT_AS_WELL) < now.backward_ns else now
 
 
-def _fewest(layouts: Sequence[Layout]) -> Layout:
+def _fewest(layouts: Sequence[BucketLayout]) -> BucketLayout:
     bar = min(each.backward_ns for each in layouts) * (1 + _ABOUT_AS_WELL)
     return min(
         (each for each in layouts if each.backward_ns <= bar),

@@ -14,10 +14,10 @@ from ddpcheck.analysis.overlap.model import (
     BucketPart,
     Overlap,
     RankOverlap,
-    RankStep,
+    RankStepOverlap,
     StepOverlap,
 )
-from ddpcheck.analysis.run_reader import Run
+from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.errors import TraceUnreadable, UserError
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.schema import TraceRecord
@@ -176,7 +176,7 @@ def _rank(rank: RankResult, exposed: Sequence[Exposure]) -> RankOverlap:
         clock_offset_ns=rank.clock.offset_ns if rank.clock else 0,
         clock_residual_ns=rank.clock.residual_ns if rank.clock else 0,
         by_step=tuple(
-            RankStep(
+            RankStepOverlap(
                 step=each.step,
                 comm_ns=each.shares.comm_ns,
                 compute_ns=each.shares.compute_ns,
@@ -234,7 +234,7 @@ def _bucket(each: CollectiveResult) -> BucketOverlap:
 
 def traces_of_run(path: Path) -> tuple[list[RankTrace], list[str]]:
     """Of the last attempt that was profiled, with a sentence for each trace that could not be used."""
-    run = Run(path)
+    run = RunReader(path)
     run.finish()
     profiled = [attempt for attempt in run.ordered() if attempt.window]
     if not profiled:

@@ -9,7 +9,7 @@ from ddpcheck.records.schema import ReadyRecord, TraceRecord
 
 
 @dataclass
-class Window:
+class ProfileCollector:
     """Bounded: a window is a few steps, and of the user's own traces the last of each rank counts."""
 
     traces: dict[int, TraceRecord] = field(default_factory=dict)

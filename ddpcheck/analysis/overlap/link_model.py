@@ -52,7 +52,7 @@ def _bucket(held: Sequence[Gradient]) -> Bucket:
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkModel:
     """One reduction after the other, as on a device's stream: each takes its latency, then moves its bytes."""
 
     # Of one reduction alone: what it takes for no bytes at all, and for each byte of the bucket.
@@ -85,7 +85,7 @@ _LARGEST_RING = 4
 
 
 @dataclass(frozen=True)
-class GlooLink(Link):
+class GlooLink(LinkModel):
     """Two reductions run at a time; each goes round the ring twice, in messages of which two are under way.
 
     The messages of both pass through one connection in the order in which they were handed over. So a small reduction
@@ -187,11 +187,11 @@ _BY_CHANCE = 4.0
 # From this share of the best latency on, the least that explains as well says the same.
 _TOLD = 0.5
 
-AnyLink = TypeVar("AnyLink", bound=Link)
+AnyLink = TypeVar("AnyLink", bound=LinkModel)
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedReduction:
     """One backward's reduction of a bucket: what it carried, when the last rank was ready, how long it took then."""
 
     bucket: Bucket
@@ -201,14 +201,14 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Fit(Generic[AnyLink]):
+class LinkFit(Generic[AnyLink]):
     """A link, and how much of the time that reductions took it misses."""
 
     link: AnyLink
     error: float
 
 
-def fitted(kind: AnyLink, seen: Sequence[Seen]) -> Fit[AnyLink] | None:
+def fitted(kind: AnyLink, seen: Sequence[ObservedReduction]) -> LinkFit[AnyLink] | None:
     """A link of this kind, whose figures do not matter; None where what was seen does not tell."""
     sizes = [each.bucket.bytes for each in seen]
     if len(seen) < 2 or min(sizes) <= 0 or max(sizes) < _LEAST_SPREAD * min(sizes):
@@ -221,10 +221,10 @@ def fitted(kind: AnyLink, seen: Sequence[Seen]) -> Fit[AnyLink] | None:
         least = next((link for link in tried if _explains_as_well(link, best, seen)), best)
         best = least if least.latency_ns < _TOLD * best.latency_ns else best
     error = sum(map(abs, _misses(best, seen))) / sum(each.took_ns for each in seen)
-    return Fit(best, error)
+    return LinkFit(best, error)
 
 
-def _of_each_latency(kind: AnyLink, seen: Sequence[Seen]) -> list[AnyLink]:
+def _of_each_latency(kind: AnyLink, seen: Sequence[ObservedReduction]) -> list[AnyLink]:
     """The best bandwidth for each: small steps alone may end where neither is right. The least latency comes first.
 
     It is also the one to take where reductions overlap and others explain them no better. One of them moves bytes while
@@ -242,7 +242,7 @@ def _of_each_latency(kind: AnyLink, seen: Sequence[Seen]) -> list[AnyLink]:
     return tried
 
 
-def _nearby(link: AnyLink, seen: Sequence[Seen], bandwidth_only: bool = False) -> AnyLink:
+def _nearby(link: AnyLink, seen: Sequence[ObservedReduction], bandwidth_only: bool = False) -> AnyLink:
     """The best that small steps lead to from this one."""
     missed, factor = _missed(link, seen), _FIRST_FACTOR
     while factor > _LAST_FACTOR:
@@ -265,7 +265,7 @@ def _around(link: AnyLink, factor: float, bandwidth_only: bool) -> list[AnyLink]
     ]
 
 
-def _missed(link: Link, seen: Sequence[Seen]) -> float:
+def _missed(link: LinkModel, seen: Sequence[ObservedReduction]) -> float:
     """Squares of the misses, each over its own time: a long reduction is uncertain by more than a short one.
 
     Shares alone would let short reductions decide, which a link's buffers speed up, and a forecast is made of time.
@@ -273,19 +273,19 @@ def _missed(link: Link, seen: Sequence[Seen]) -> float:
     return sum(miss**2 / each.took_ns for miss, each in zip(_misses(link, seen), seen, strict=True))
 
 
-def _explains_as_well(other: Link, best: Link, seen: Sequence[Seen]) -> bool:
+def _explains_as_well(other: LinkModel, best: LinkModel, seen: Sequence[ObservedReduction]) -> bool:
     """Whether it is worse by no more than what chance does to a figure now and then: all reductions count."""
     least = _against_chance(best, seen)
     # Where even the best misses by more than chance, the link is not quite like the model, and tells less.
     return _against_chance(other, seen) <= least + _BY_CHANCE * max(1.0, least / len(seen))
 
 
-def _against_chance(link: Link, seen: Sequence[Seen]) -> float:
+def _against_chance(link: LinkModel, seen: Sequence[ObservedReduction]) -> float:
     """The sum of squares of misses, each over what its time is unsure by."""
     misses = zip(_misses(link, seen), seen, strict=True)
     return sum((miss / max(each.unsure_ns, _LEAST_UNSURE * each.took_ns)) ** 2 for miss, each in misses)
 
 
-def _misses(link: Link, seen: Sequence[Seen]) -> list[float]:
+def _misses(link: LinkModel, seen: Sequence[ObservedReduction]) -> list[float]:
     times = link.reduce([each.bucket for each in seen])
     return [end - start - each.took_ns for (start, end), each in zip(times, seen, strict=True)]

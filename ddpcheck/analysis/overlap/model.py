@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class RankStep:
+class RankStepOverlap:
     """One rank in one profiled step."""
 
     step: int
@@ -41,7 +41,7 @@ class RankOverlap:
     clock_residual_ns: int
     # For how long its threads were ready to run and had no processor.
     held_up_ns: int = 0
-    by_step: tuple[RankStep, ...] = ()
+    by_step: tuple[RankStepOverlap, ...] = ()
     # When it computed, from the origin; short pauses are closed. Empty where ranks are very many.
     computing: tuple[tuple[int, int], ...] = ()
 
@@ -85,7 +85,7 @@ class BucketOverlap:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BucketLayout:
     """A way to cut the gradients into buckets, and how long a backward with its communication takes with it."""
 
     # In bytes, as DDP's own option has them in MiB: the first bucket's and that of all others.
@@ -102,9 +102,9 @@ class BucketAdvice:
     module: str
     # As it is: measured, and simulated.
     measured_ns: int
-    now: Layout
-    best: Layout
-    tried: tuple[Layout, ...]
+    now: BucketLayout
+    best: BucketLayout
+    tried: tuple[BucketLayout, ...]
     step_ns: int
     gain_ns: int
     # The fitted link: time for no bytes at all, and bytes over time for one reduction alone.

@@ -16,7 +16,7 @@ from ddpcheck.analysis.startup.scenario import (
     told_by_node,
 )
 from ddpcheck.analysis.startup.timeline import RankTimeline, timeline
-from ddpcheck.records.schema import Of, Stage
+from ddpcheck.records.schema import Stage, TensorKind
 
 MOST_RANKS = 256
 
@@ -87,7 +87,7 @@ def _slowest(rows: list[RankTimeline]) -> list[RankTimeline]:
 def _equal_before(attempt: Attempt) -> bool | None:
     """Of all modules that have anyone to be equal to."""
     tallies = [
-        attempt.agreement.tally(module, Stage.INIT_BEFORE, Of.PARAMETERS)
+        attempt.agreement.tally(module, Stage.INIT_BEFORE, TensorKind.PARAMETERS)
         for module in attempt.modules()
         if len(module[0]) > 1
     ]

@@ -10,7 +10,7 @@ from ddpcheck.records.schema import StartupRecord, StartupStage
 MOST_RECORDS = 512
 
 
-class StartupSeen:
+class StartupCollector:
     """Fed record by record."""
 
     def __init__(self) -> None:

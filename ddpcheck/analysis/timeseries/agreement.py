@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ddpcheck.analysis.timeseries.model import AgreementStretch
+from ddpcheck.analysis.timeseries.model import AgreementInterval
 from ddpcheck.records.digest_codec import unpack_leaves
 from ddpcheck.records.schema import DigestRecord
 
@@ -15,7 +15,7 @@ MOST_LEAVES = 200_000
 
 
 @dataclass
-class DifferingBook:
+class DifferingSeries:
     """One module's. Of steps that share a point, the first at which anything differed counts."""
 
     every: int = 1
@@ -59,13 +59,13 @@ MOST_NAMED = 100_000
 
 
 @dataclass
-class AgreementBook:
+class AgreementSeries:
     """One module's; fed moment by moment, in whatever order they are complete."""
 
-    stretches: list[AgreementStretch] = field(default_factory=list)
+    stretches: list[AgreementInterval] = field(default_factory=list)
     cut: bool = False
     # How many parameters differed, step by step.
-    differing: DifferingBook = field(default_factory=DifferingBook)
+    differing: DifferingSeries = field(default_factory=DifferingSeries)
     _named: int = 0
 
     def note(self, step: int, group: tuple[int, ...], said: Mapping[int, str]) -> None:
@@ -81,7 +81,7 @@ class AgreementBook:
         if len(self.stretches) >= MOST_STRETCHES or self._named > MOST_NAMED:
             self.cut = True
             return
-        self.stretches.append(AgreementStretch(step, step, 1, odd, absent, majority))
+        self.stretches.append(AgreementInterval(step, step, 1, odd, absent, majority))
 
 
 def _odd(said: Mapping[int, str]) -> tuple[tuple[int, ...], bool]:

@@ -9,8 +9,8 @@ from statistics import median
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.hardware.samples import MOST_DRAWN, NodeSamples
-from ddpcheck.analysis.hardware.step_times import StepLine
-from ddpcheck.analysis.network.connections import Links
+from ddpcheck.analysis.hardware.step_times import StepTimeline
+from ddpcheck.analysis.network.connections import NodeLinks
 from ddpcheck.analysis.overlap.model import Overlap
 from ddpcheck.analysis.timeseries.agreement_lines import job_agreement, rank_agreement
 from ddpcheck.analysis.timeseries.histograms import gradient_histograms
@@ -29,16 +29,16 @@ from ddpcheck.analysis.timeseries.lines import (
     shortest_waits,
 )
 from ddpcheck.analysis.timeseries.links import link_matrices
-from ddpcheck.analysis.timeseries.model import Course, Figure, GradientHistory, Line
+from ddpcheck.analysis.timeseries.model import GradientHistory, NamedSeries, RunTimeSeries, SeriesKind
 from ddpcheck.analysis.timeseries.nodes import job_nodes, rank_gpus
 from ddpcheck.analysis.timeseries.series import room_for
 
 LEAST, MEDIAN, MOST = "least", "median", "most"
-Key = tuple[Figure, str]
+Key = tuple[SeriesKind, str]
 Pick = Callable[[list[float]], float]
 
 
-def spread_of(ranks: Iterable[tuple[Line, ...]]) -> Mapping[str, tuple[Line, ...]]:
+def spread_of(ranks: Iterable[tuple[NamedSeries, ...]]) -> Mapping[str, tuple[NamedSeries, ...]]:
     """Of each figure that ranks have."""
     gathered: dict[Key, dict[int, list[float]]] = {}
     for lines in ranks:
@@ -50,9 +50,9 @@ def spread_of(ranks: Iterable[tuple[Line, ...]]) -> Mapping[str, tuple[Line, ...
     return {name: tuple(_line(key, gathered[key], pick) for key in gathered) for name, pick in picks.items()}
 
 
-def _line(key: Key, by_step: Mapping[int, list[float]], pick: Pick) -> Line:
+def _line(key: Key, by_step: Mapping[int, list[float]], pick: Pick) -> NamedSeries:
     steps = sorted(by_step)
-    return Line(key[0], steps, [pick(by_step[step]) for step in steps], key[1])
+    return NamedSeries(key[0], steps, [pick(by_step[step]) for step in steps], key[1])
 
 
 # With more ranks than this nobody finds anything in a chart of them all.
@@ -60,7 +60,7 @@ MOST_RANKS = 64
 MOST_NAMED = 16
 
 
-class CourseBuilder:
+class TimeSeriesBuilder:
     """What the lines of an attempt are drawn from."""
 
     def __init__(self, attempt: Attempt, nodes: Sequence[NodeSamples], overlap: Overlap | None) -> None:
@@ -71,7 +71,7 @@ class CourseBuilder:
         self._shortest: Shortest = shortest_waits(attempt)
         self._pace = _first_pace(attempt)
 
-    def job(self, room: int) -> tuple[Line, ...]:
+    def job(self, room: int) -> tuple[NamedSeries, ...]:
         nodes = job_nodes(self._nodes, self._pace, room) if self._pace else ()
         return (
             *job_agreement(self._attempt, room),
@@ -82,7 +82,7 @@ class CourseBuilder:
             *nodes,
         )
 
-    def rank(self, rank: int, room: int) -> tuple[Line, ...]:
+    def rank(self, rank: int, room: int) -> tuple[NamedSeries, ...]:
         clock = self._attempt.clocks.get(rank)
         return (
             *rank_agreement(self._attempt, rank, room),
@@ -97,27 +97,27 @@ class CourseBuilder:
     def when(self, step: float) -> float:
         return self._pace.when(step) if self._pace else 0.0
 
-    def _gpus(self, rank: int, room: int) -> tuple[Line, ...]:
+    def _gpus(self, rank: int, room: int) -> tuple[NamedSeries, ...]:
         host, pace = self._attempt.ranks[rank].header.host, self._attempt.pace.of(rank)
         node = next((node for node in self._nodes if node.host == host), None)
         return rank_gpus(node, rank, pace, room) if node and pace else ()
 
 
-def course_of(
+def build_timeseries(
     attempt: Attempt,
     nodes: Sequence[NodeSamples],
     overlap: Overlap | None,
     findings: Iterable[Finding],
-    links: Links,
+    links: NodeLinks,
     folder: Path,
-) -> Course:
+) -> RunTimeSeries:
     """Everything over the steps; empty where nothing was recorded."""
-    builder = CourseBuilder(attempt, nodes, overlap)
+    builder = TimeSeriesBuilder(attempt, nodes, overlap)
     everyone = sorted(attempt.ranks)
     shown = everyone if len(everyone) <= MOST_RANKS else _named(findings, everyone)
     room = room_for(len(everyone))
     lines = {rank: builder.rank(rank, room) for rank in everyone}
-    return Course(
+    return RunTimeSeries(
         job=builder.job(room_for(1)),
         ranks={rank: lines[rank] for rank in shown},
         spread=spread_of(lines.values()) if len(shown) < len(everyone) else {},
@@ -134,6 +134,6 @@ def _named(findings: Iterable[Finding], everyone: Sequence[int]) -> list[int]:
     return sorted(found or everyone[:1])
 
 
-def _first_pace(attempt: Attempt) -> StepLine | None:
+def _first_pace(attempt: Attempt) -> StepTimeline | None:
     """Steps by the clock of the first rank: all ranks take them together."""
     return next((line for line in map(attempt.pace.of, sorted(attempt.ranks)) if line), None)

@@ -20,7 +20,7 @@ Point = dict[int, float]
 
 
 @dataclass
-class GradientBook:
+class GradientSeries:
     """One module's."""
 
     ranks: int

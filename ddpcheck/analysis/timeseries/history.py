@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.analysis.timeseries.gradients import OFF_MEAN, REDUCED, GradientBook
+from ddpcheck.analysis.timeseries.gradients import OFF_MEAN, REDUCED, GradientSeries
 from ddpcheck.analysis.timeseries.model import AgreementHistory, GradientHistory
 from ddpcheck.records.schema import OptimizerRecord
 
@@ -38,7 +38,7 @@ def gradient_history(attempt: Attempt) -> tuple[GradientHistory, ...]:
     return tuple(_gradients(attempt, module, books[module]) for module in modules[:MOST_MODULES])
 
 
-def _gradients(attempt: Attempt, module: ModuleKey, book: GradientBook) -> GradientHistory:
+def _gradients(attempt: Attempt, module: ModuleKey, book: GradientSeries) -> GradientHistory:
     numbers = sorted(book.points)
     points = [book.points[number] for number in numbers]
     # Norms are known to two digits at most; more would only fill the file.

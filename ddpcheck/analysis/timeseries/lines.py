@@ -7,26 +7,29 @@ from statistics import fmean
 
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.overlap.model import Overlap
-from ddpcheck.analysis.timeseries.loss import LossBook
-from ddpcheck.analysis.timeseries.model import Figure, GradientHistory, Line
+from ddpcheck.analysis.timeseries.loss import LossSeries
+from ddpcheck.analysis.timeseries.model import GradientHistory, NamedSeries, SeriesKind
 from ddpcheck.analysis.timeseries.series import THINNING_MOST_POINTS, Series, line, there
-from ddpcheck.analysis.timing.rank_series import RankClock
+from ddpcheck.analysis.timing.rank_series import StepTimeSeries
 from ddpcheck.formatting import name_ranks
 
 
-def job_gradients(histories: Sequence[GradientHistory], room: int) -> tuple[Line, ...]:
+def job_gradients(histories: Sequence[GradientHistory], room: int) -> tuple[NamedSeries, ...]:
     """After it all ranks hold the same, and each has told a share of it."""
     return there(
         line(figure, history.steps, values, room, _gradient_lines_of(history, histories))
         for history in histories
-        for figure, values in ((Figure.NORM_AFTER, history.reduced), (Figure.OFF_MEAN, history.off_mean))
+        for figure, values in (
+            (SeriesKind.NORM_AFTER, history.reduced),
+            (SeriesKind.OFF_MEAN, history.off_mean),
+        )
     )
 
 
-def rank_gradients(histories: Sequence[GradientHistory], rank: int, room: int) -> tuple[Line, ...]:
+def rank_gradients(histories: Sequence[GradientHistory], rank: int, room: int) -> tuple[NamedSeries, ...]:
     return there(
         line(
-            Figure.NORM_BEFORE,
+            SeriesKind.NORM_BEFORE,
             history.steps,
             history.local[str(rank)],
             room,
@@ -41,28 +44,28 @@ def _gradient_lines_of(history: GradientHistory, histories: Sequence[GradientHis
     return f"module {history.module}" if len(histories) > 1 else ""
 
 
-def rank_loss(attempt: Attempt, rank: int, room: int) -> tuple[Line, ...]:
+def rank_loss(attempt: Attempt, rank: int, room: int) -> tuple[NamedSeries, ...]:
     mine = {optimizer: book for (of, optimizer), book in attempt.losses.items() if of == rank}
     return there(
-        line(Figure.LOSS, book.steps, book.values, room, _label(attempt, optimizer))
+        line(SeriesKind.LOSS, book.steps, book.values, room, _label(attempt, optimizer))
         for optimizer, book in sorted(mine.items())
     )
 
 
-def job_loss(attempt: Attempt, room: int) -> tuple[Line, ...]:
+def job_loss(attempt: Attempt, room: int) -> tuple[NamedSeries, ...]:
     """At steps of which every rank has told."""
-    found: list[Line | None] = []
+    found: list[NamedSeries | None] = []
     for optimizer in sorted({optimizer for _, optimizer in attempt.losses}):
         books = [book for (_, of), book in attempt.losses.items() if of == optimizer]
         if len(books) == len(attempt.ranks):
             means = _means(books)
             found.append(
-                line(Figure.LOSS, list(means), list(means.values()), room, _label(attempt, optimizer))
+                line(SeriesKind.LOSS, list(means), list(means.values()), room, _label(attempt, optimizer))
             )
     return there(found)
 
 
-def _means(books: list[LossBook]) -> dict[int, float]:
+def _means(books: list[LossSeries]) -> dict[int, float]:
     by_rank = [dict(zip(book.steps, book.values, strict=True)) for book in books]
     common = sorted(set(by_rank[0]).intersection(*by_rank[1:]))
     return {step: fmean(values[step] for values in by_rank) for step in common}
@@ -73,7 +76,7 @@ def _label(attempt: Attempt, optimizer: int) -> str:
     return f"optimizer {optimizer}" if len({of for _, of in attempt.losses}) > 1 else ""
 
 
-def rank_memory(attempt: Attempt, rank: int, room: int) -> tuple[Line, ...]:
+def rank_memory(attempt: Attempt, rank: int, room: int) -> tuple[NamedSeries, ...]:
     """Of many steps those at which something changed: in between, and to the end, it stayed as it was, by a MiB."""
     memory = attempt.memory.ranks.get(rank)
     if memory is None:
@@ -81,11 +84,11 @@ def rank_memory(attempt: Attempt, rank: int, room: int) -> tuple[Line, ...]:
     last = attempt.steps(rank) - 1
     return there(
         _line(figure, series, last, room)
-        for figure, series in ((Figure.MEMORY, memory.after), (Figure.MEMORY_HIGH, memory.high))
+        for figure, series in ((SeriesKind.MEMORY, memory.after), (SeriesKind.MEMORY_HIGH, memory.high))
     )
 
 
-def _line(figure: Figure, series: Series, last: int, room: int) -> Line | None:
+def _line(figure: SeriesKind, series: Series, last: int, room: int) -> NamedSeries | None:
     steps, values = list(series.steps), list(series.values)
     if steps and steps[-1] < last:
         steps.append(last)
@@ -93,7 +96,7 @@ def _line(figure: Figure, series: Series, last: int, room: int) -> Line | None:
     return line(figure, steps, values, room)
 
 
-def job_overlap(overlap: Overlap | None) -> tuple[Line, ...]:
+def job_overlap(overlap: Overlap | None) -> tuple[NamedSeries, ...]:
     """Means over ranks."""
     if overlap is None:
         return ()
@@ -101,13 +104,13 @@ def job_overlap(overlap: Overlap | None) -> tuple[Line, ...]:
     return there(
         line(figure, steps, [nanoseconds / 1000 for nanoseconds in values], THINNING_MOST_POINTS)
         for figure, values in (
-            (Figure.PROFILED_TRANSFER, [each.exposed_transfer_ns for each in overlap.steps]),
-            (Figure.PROFILED_WAIT, [each.exposed_wait_ns for each in overlap.steps]),
+            (SeriesKind.PROFILED_TRANSFER, [each.exposed_transfer_ns for each in overlap.steps]),
+            (SeriesKind.PROFILED_WAIT, [each.exposed_wait_ns for each in overlap.steps]),
         )
     )
 
 
-def rank_overlap(overlap: Overlap | None, rank: int) -> tuple[Line, ...]:
+def rank_overlap(overlap: Overlap | None, rank: int) -> tuple[NamedSeries, ...]:
     mine = next((each for each in overlap.ranks if each.rank == rank), None) if overlap else None
     if mine is None:
         return ()
@@ -117,21 +120,21 @@ def rank_overlap(overlap: Overlap | None, rank: int) -> tuple[Line, ...]:
     hidden = [each.overlap_pct if each.comm_ns else None for each in mine.by_step]
     return there(
         [
-            line(Figure.OVERLAP, steps, hidden, THINNING_MOST_POINTS),
-            line(Figure.PROFILED_EXPOSED, steps, exposed, THINNING_MOST_POINTS),
+            line(SeriesKind.OVERLAP, steps, hidden, THINNING_MOST_POINTS),
+            line(SeriesKind.PROFILED_EXPOSED, steps, exposed, THINNING_MOST_POINTS),
         ]
     )
 
 
 _COLUMNS = {
-    "total": Figure.STEP,
-    "data": Figure.DATA,
-    "forward": Figure.FORWARD,
-    "backward": Figure.BACKWARD,
-    "optimizer": Figure.OPTIMIZER,
-    "other": Figure.OTHER,
-    "wait": Figure.WAIT,
-    "watching": Figure.WATCHING,
+    "total": SeriesKind.STEP,
+    "data": SeriesKind.DATA,
+    "forward": SeriesKind.FORWARD,
+    "backward": SeriesKind.BACKWARD,
+    "optimizer": SeriesKind.OPTIMIZER,
+    "other": SeriesKind.OTHER,
+    "wait": SeriesKind.WAIT,
+    "watching": SeriesKind.WATCHING,
 }
 Shortest = Mapping[tuple[int, ...], Mapping[int, int]]
 
@@ -146,14 +149,14 @@ def shortest_waits(attempt: Attempt) -> Shortest:
     }
 
 
-def job_time(shortest: Shortest, room: int) -> tuple[Line, ...]:
+def job_time(shortest: Shortest, room: int) -> tuple[NamedSeries, ...]:
     return there(
-        line(Figure.EXPOSED, list(waits), list(waits.values()), room, _of(group, shortest))
+        line(SeriesKind.EXPOSED, list(waits), list(waits.values()), room, _of(group, shortest))
         for group, waits in shortest.items()
     )
 
 
-def rank_time(clock: RankClock, rank: int, shortest: Shortest, room: int) -> tuple[Line, ...]:
+def rank_time(clock: StepTimeSeries, rank: int, shortest: Shortest, room: int) -> tuple[NamedSeries, ...]:
     parts = [line(figure, clock.steps, clock.columns[name], room) for name, figure in _COLUMNS.items()]
     for group, waits in shortest.items():
         if rank in group:
@@ -163,11 +166,11 @@ def rank_time(clock: RankClock, rank: int, shortest: Shortest, room: int) -> tup
                 if step in waits
             ]
             steps, values = [step for step, _ in mine], [value for _, value in mine]
-            parts.append(line(Figure.FOR_OTHERS, steps, values, room, _of(group, shortest)))
+            parts.append(line(SeriesKind.FOR_OTHERS, steps, values, room, _of(group, shortest)))
     return there(parts)
 
 
-def _shortest(clocks: Sequence[RankClock]) -> dict[int, int]:
+def _shortest(clocks: Sequence[StepTimeSeries]) -> dict[int, int]:
     by_rank = [dict(zip(clock.steps, clock.columns["wait"], strict=True)) for clock in clocks]
     common = sorted(set(by_rank[0]).intersection(*by_rank[1:]))
     return {step: min(waits[step] for waits in by_rank) for step in common}

@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from ddpcheck.analysis.network.connections import Links
+from ddpcheck.analysis.network.connections import NodeLinks
 from ddpcheck.analysis.network.slow_link import carrying
 from ddpcheck.analysis.timeseries.model import LinkMatrix
-from ddpcheck.links.model import BETWEEN, WITHIN, Link, LinksReport
+from ddpcheck.links.model import BETWEEN, WITHIN, LinksReport, MeasuredLink
 
 FILE = "links.json"
 
 
-def link_matrices(met: Links, folder: Path) -> tuple[LinkMatrix, ...]:
+def link_matrices(met: NodeLinks, folder: Path) -> tuple[LinkMatrix, ...]:
     """`met`: what the job's own traffic met; `folder` may hold what was measured without a job."""
     return (*_met(met), *_measured_in(folder))
 
 
-def _met(met: Links) -> tuple[LinkMatrix, ...]:
+def _met(met: NodeLinks) -> tuple[LinkMatrix, ...]:
     """Of several cards between two nodes the slowest counts, as it does for the job."""
     rates: dict[tuple[str, str], float] = {}
     for link in carrying(met.links):
@@ -45,7 +45,7 @@ def _measured_in(folder: Path) -> tuple[LinkMatrix, ...]:
     return tuple(found)
 
 
-def _measured(links: Sequence[Link], group: str, hosts: Mapping[int, str]) -> LinkMatrix:
+def _measured(links: Sequence[MeasuredLink], group: str, hosts: Mapping[int, str]) -> LinkMatrix:
     units = sorted({link.source for link in links} | {link.target for link in links})
     # Between nodes the first rank of each measures for it.
     names = {unit: hosts.get(unit, str(unit)) if group == BETWEEN else f"rank {unit}" for unit in units}

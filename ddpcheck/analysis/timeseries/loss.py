@@ -13,7 +13,7 @@ _NOT_FINITE = ("nan", "inf", "-inf")
 
 
 @dataclass
-class LossBook:
+class LossSeries:
     """Steps and values, of one length. The same steps are kept on every rank."""
 
     every: int = 1

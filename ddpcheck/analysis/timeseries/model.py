@@ -8,7 +8,7 @@ from enum import Enum
 
 
 @dataclass(frozen=True)
-class AgreementStretch:
+class AgreementInterval:
     """Steps in a row at which the same ranks agreed; step -1 is the wrapping."""
 
     first: int
@@ -29,7 +29,7 @@ class AgreementHistory:
     module: str
     name: str
     ranks: tuple[int, ...]
-    stretches: tuple[AgreementStretch, ...]
+    stretches: tuple[AgreementInterval, ...]
     # Whether there were more stretches than are kept.
     cut: bool = False
     # The lines of the user's that wrapped it, and that took its first step, as file:line.
@@ -69,7 +69,7 @@ class EnvironmentRow:
     values: tuple[EnvironmentValue, ...]
 
 
-class Figure(str, Enum):
+class SeriesKind(str, Enum):
     """What a line shows. Times are microseconds, sizes bytes, rates bytes a second, shares percent."""
 
     # 1 where all ranks, or this rank and the majority, hold the same parameters.
@@ -117,10 +117,10 @@ class Figure(str, Enum):
 
 
 @dataclass(frozen=True)
-class Line:
+class NamedSeries:
     """One figure over the steps; steps in order, of the same length as the values."""
 
-    figure: Figure
+    figure: SeriesKind
     steps: Sequence[int]
     values: Sequence[float]
     # Which module, optimizer, host or GPU, where there are several.
@@ -158,14 +158,14 @@ def _no_clock(step: float) -> float:
 
 
 @dataclass(frozen=True)
-class Course:
+class RunTimeSeries:
     """The last attempt's."""
 
-    job: tuple[Line, ...] = ()
+    job: tuple[NamedSeries, ...] = ()
     # Each rank's; of very many, those that findings name.
-    ranks: Mapping[int, tuple[Line, ...]] = field(default_factory=dict)
+    ranks: Mapping[int, tuple[NamedSeries, ...]] = field(default_factory=dict)
     # Of very many ranks: the least, the median and the most of all.
-    spread: Mapping[str, tuple[Line, ...]] = field(default_factory=dict)
+    spread: Mapping[str, tuple[NamedSeries, ...]] = field(default_factory=dict)
     histograms: tuple[Histogram, ...] = ()
     links: tuple[LinkMatrix, ...] = ()
     # When a step was over, in seconds since 1970; 0.0: not known.

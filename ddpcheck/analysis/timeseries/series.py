@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
-from ddpcheck.analysis.timeseries.model import Figure, Line
+from ddpcheck.analysis.timeseries.model import NamedSeries, SeriesKind
 
 # TensorBoard itself shows no more of a line.
 THINNING_MOST_POINTS = 1000
@@ -22,14 +22,14 @@ def room_for(ranks: int) -> int:
 
 
 def line(
-    figure: Figure, steps: Sequence[int], values: Sequence[float | None], room: int, of: str = ""
-) -> Line | None:
+    figure: SeriesKind, steps: Sequence[int], values: Sequence[float | None], room: int, of: str = ""
+) -> NamedSeries | None:
     """What is known of it, thinned; None where nothing is."""
     points = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
     points = _thinned(points, room)
     if not points:
         return None
-    return Line(figure, [step for step, _ in points], [float(value) for _, value in points], of)
+    return NamedSeries(figure, [step for step, _ in points], [float(value) for _, value in points], of)
 
 
 def _thinned(points: list[tuple[int, float]], room: int) -> list[tuple[int, float]]:
@@ -44,7 +44,7 @@ def _thinned(points: list[tuple[int, float]], room: int) -> list[tuple[int, floa
     return kept if kept[-1:] == points[-1:] else [*kept, points[-1]]
 
 
-def there(lines: Iterable[Line | None]) -> tuple[Line, ...]:
+def there(lines: Iterable[NamedSeries | None]) -> tuple[NamedSeries, ...]:
     return tuple(each for each in lines if each is not None)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ddpcheck.analysis.timing.rank_series import BUSY, COLUMNS, RankClock
+from ddpcheck.analysis.timing.rank_series import BUSY, COLUMNS, StepTimeSeries
 
 # Steps at the beginning that are left out: memory is touched, buckets are rebuilt, workers start.
 WARM_UP = 5
@@ -18,7 +18,7 @@ PAUSE = 3.0
 
 
 @dataclass(frozen=True)
-class Together:
+class AlignedSteps:
     """Columns by rank, in microseconds, one number for each of `steps`."""
 
     steps: tuple[int, ...]
@@ -51,7 +51,7 @@ class Together:
         return counts
 
 
-def bring_together(clocks: Mapping[int, RankClock]) -> Together | None:
+def align_steps(clocks: Mapping[int, StepTimeSeries]) -> AlignedSteps | None:
     """None where there are too few steps that all ranks have."""
     every = max(clock.every for clock in clocks.values())
     places = {rank: _places(clock, every) for rank, clock in clocks.items()}
@@ -67,7 +67,7 @@ def bring_together(clocks: Mapping[int, RankClock]) -> Together | None:
     steps = _without_pauses(common, [column(rank, "total", common) for rank in clocks])
     if len(steps) < LEAST_STEPS:
         return None
-    return Together(
+    return AlignedSteps(
         steps=tuple(steps),
         columns=_columns(sorted(clocks), steps, column),
         pauses=len(common) - len(steps),
@@ -81,7 +81,7 @@ def _columns(
     return {rank: {name: column(rank, name, steps) for name in COLUMNS} for rank in ranks}
 
 
-def _places(clock: RankClock, every: int) -> dict[int, int]:
+def _places(clock: StepTimeSeries, every: int) -> dict[int, int]:
     return {step: place for place, step in enumerate(clock.steps) if step % every == 0}
 
 

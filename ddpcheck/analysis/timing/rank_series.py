@@ -19,7 +19,7 @@ COLUMNS = (*PARTS, "total", "watching", "queued", "faults", "kernel")
 
 
 @dataclass
-class RankClock:
+class StepTimeSeries:
     """Columns of microseconds, and one of page faults, all of one length."""
 
     steps: array[int] = field(default_factory=lambda: array("q"))
@@ -31,7 +31,7 @@ class RankClock:
     most: int = MOST_STEPS
 
     @classmethod
-    def one_of(cls, ranks: int) -> RankClock:
+    def one_of(cls, ranks: int) -> StepTimeSeries:
         return cls(most=max(FEWEST_STEPS, min(MOST_STEPS, _STEPS_OF_ALL // max(1, ranks))))
 
     def add(self, record: ClockRecord) -> None:

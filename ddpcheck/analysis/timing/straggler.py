@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import mean, median
 
-from ddpcheck.analysis.timing.aligned import Together
+from ddpcheck.analysis.timing.aligned import AlignedSteps
 from ddpcheck.analysis.timing.model import RankTime, Refaults, Straggler
 from ddpcheck.analysis.timing.rank_series import BUSY
 
@@ -57,7 +57,7 @@ STRETCHES = 4
 EXPLAINED = 0.5
 
 
-def straggler_in(together: Together) -> Straggler | None:
+def straggler_in(together: AlignedSteps) -> Straggler | None:
     """The late ranks, if there are any."""
     ranks = together.ranks
     if len(ranks) < 2 or not _long_enough(together):
@@ -106,12 +106,12 @@ def faults_memory_in(straggler: Straggler) -> bool:
     )
 
 
-def _long_enough(together: Together) -> bool:
+def _long_enough(together: AlignedSteps) -> bool:
     rank = together.ranks[0]
     return sum(together.columns[rank]["total"]) * together.every >= LEAST_SPAN_US
 
 
-def _late_ranks(together: Together) -> tuple[int, ...]:
+def _late_ranks(together: AlignedSteps) -> tuple[int, ...]:
     """At most half of the ranks: those below the widest gap between the ranks' typical waits."""
     waits = {rank: median(together.columns[rank]["wait"]) for rank in together.ranks}
     ordered = sorted(waits, key=lambda rank: waits[rank])
@@ -120,7 +120,7 @@ def _late_ranks(together: Together) -> tuple[int, ...]:
     return tuple(sorted(ordered[:size]))
 
 
-def _delays(together: Together, late: Sequence[int], others: Sequence[int]) -> list[float]:
+def _delays(together: AlignedSteps, late: Sequence[int], others: Sequence[int]) -> list[float]:
     """Step by step, how much longer the others typically waited than any late one.
 
     Not the least of the others' waits: of many ranks, some other one is held up in almost every step.
@@ -141,7 +141,7 @@ def _steady(amounts: Sequence[float], typical: float, share: float) -> bool:
     return all(median(stretch) >= typical / 4 for stretch in stretches)
 
 
-def _more(together: Together, name: str, late: Sequence[int], others: Sequence[int]) -> list[float]:
+def _more(together: AlignedSteps, name: str, late: Sequence[int], others: Sequence[int]) -> list[float]:
     """Step by step, how much more of it the late ranks have than the others."""
     columns = {rank: together.columns[rank][name] for rank in together.ranks}
     return [
@@ -150,12 +150,12 @@ def _more(together: Together, name: str, late: Sequence[int], others: Sequence[i
     ]
 
 
-def _typical(together: Together, part: str, ranks: Sequence[int]) -> float:
+def _typical(together: AlignedSteps, part: str, ranks: Sequence[int]) -> float:
     return median(median(together.columns[rank][part]) for rank in ranks)
 
 
 def _counted_more(
-    together: Together,
+    together: AlignedSteps,
     name: str,
     late: Sequence[int],
     others: Sequence[int],

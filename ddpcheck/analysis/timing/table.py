@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import mean, median
 
-from ddpcheck.analysis.timing.aligned import Together, bring_together
+from ddpcheck.analysis.timing.aligned import AlignedSteps, align_steps
 from ddpcheck.analysis.timing.model import CrossCheck, RankTime, Scaling, Spent, TimeTable
-from ddpcheck.analysis.timing.rank_series import PARTS, RankClock
+from ddpcheck.analysis.timing.rank_series import PARTS, StepTimeSeries
 from ddpcheck.analysis.timing.straggler import refaults_in, straggler_in
 
 COMPUTE = ("forward", "backward", "optimizer")
@@ -18,7 +18,9 @@ LEAST_POINTS = 8
 MOST_NUMBERS = 8192
 
 
-def time_tables(clocks: Mapping[int, RankClock], groups: Iterable[tuple[int, ...]]) -> tuple[TimeTable, ...]:
+def time_tables(
+    clocks: Mapping[int, StepTimeSeries], groups: Iterable[tuple[int, ...]]
+) -> tuple[TimeTable, ...]:
     """Groups of which a rank has no clocks are left out: nobody knows whom the others wait for."""
     distinct = list(dict.fromkeys(groups))
     tables = [
@@ -29,8 +31,8 @@ def time_tables(clocks: Mapping[int, RankClock], groups: Iterable[tuple[int, ...
     return tuple(table for table in tables if table is not None)
 
 
-def _table(group: tuple[int, ...], clocks: Mapping[int, RankClock]) -> TimeTable | None:
-    together = bring_together(clocks)
+def _table(group: tuple[int, ...], clocks: Mapping[int, StepTimeSeries]) -> TimeTable | None:
+    together = align_steps(clocks)
     if together is None:
         return None
     last = together.last_arrivals()
@@ -53,7 +55,7 @@ def _table(group: tuple[int, ...], clocks: Mapping[int, RankClock]) -> TimeTable
     )
 
 
-def _rank(together: Together, rank: int, last: int, ddp: Mapping[str, int]) -> RankTime:
+def _rank(together: AlignedSteps, rank: int, last: int, ddp: Mapping[str, int]) -> RankTime:
     columns = together.columns[rank]
     whole = together.mean(rank, "total")
     return RankTime(
@@ -70,7 +72,7 @@ def _rank(together: Together, rank: int, last: int, ddp: Mapping[str, int]) -> R
     )
 
 
-def _counted(together: Together, rank: int, name: str) -> int | None:
+def _counted(together: AlignedSteps, rank: int, name: str) -> int | None:
     """By the system, which may not tell."""
     return None if min(together.columns[rank][name]) < 0 else round(together.mean(rank, name))
 
@@ -91,7 +93,7 @@ def _spent(column: Sequence[int], whole: float) -> Spent:
     )
 
 
-def _cross_check(together: Together, clocks: Mapping[int, RankClock]) -> CrossCheck | None:
+def _cross_check(together: AlignedSteps, clocks: Mapping[int, StepTimeSeries]) -> CrossCheck | None:
     """DDP has an average of communication wherever it measured; one of overlap only where there was some."""
     said = [clocks[rank].ddp for rank in together.ranks]
     if not all("communication" in each for each in said):
@@ -102,7 +104,7 @@ def _cross_check(together: Together, clocks: Mapping[int, RankClock]) -> CrossCh
     )
 
 
-def _scaling(together: Together) -> Scaling:
+def _scaling(together: AlignedSteps) -> Scaling:
     """A rank alone would neither communicate nor wait: what is left of the step is what it would take."""
     ranks = together.ranks
     step = mean(together.mean(rank, "total") for rank in ranks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpcheck.doctor.context import Scene
+from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.formatting import seconds_text
 
@@ -11,7 +11,7 @@ NAME = "clocks"
 _MUCH = 1.0
 
 
-def find(scene: Scene) -> list[Diagnosis]:
+def find(scene: DoctorContext) -> list[Diagnosis]:
     if not scene.clocks:
         return []
     # No more than what is certain.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpcheck.doctor.context import Host, Scene
+from ddpcheck.doctor.context import DoctorContext, Host
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.visible import VARIABLE, visible_gpus
@@ -11,7 +11,7 @@ from ddpcheck.formatting import name_ranks
 NAME = "GPUs of ranks"
 
 
-def find(scene: Scene) -> list[Diagnosis]:
+def find(scene: DoctorContext) -> list[Diagnosis]:
     found = scene.by_rank(_variable)
     for host in scene.hosts if scene.is_job else ():
         found += _shared(host)

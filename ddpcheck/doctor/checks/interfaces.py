@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpcheck.doctor.context import Scene
+from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.interface_selection import (
@@ -22,7 +22,7 @@ _TIMES_FASTER = 2.0
 _DOWN = "is down"
 
 
-def find(scene: Scene) -> list[Diagnosis]:
+def find(scene: DoctorContext) -> list[Diagnosis]:
     return scene.by_rank(lambda facts: _look(facts, scene.spans_hosts))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpcheck.doctor.context import Scene
+from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.formatting import size_text
@@ -15,7 +15,7 @@ _FEW_PROCESSES = 1024
 _LITTLE_LOCKED = 64 << 20
 
 
-def find(scene: Scene) -> list[Diagnosis]:
+def find(scene: DoctorContext) -> list[Diagnosis]:
     return scene.by_host(_look)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpcheck.doctor.context import Scene
+from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.formatting import size_text
@@ -11,7 +11,7 @@ NAME = "memory"
 _LITTLE = 1 << 30
 
 
-def find(scene: Scene) -> list[Diagnosis]:
+def find(scene: DoctorContext) -> list[Diagnosis]:
     return scene.by_host(_look)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddpcheck.doctor.context import Scene
+from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
 
@@ -94,7 +94,7 @@ _KNOWN = (
 )
 
 
-def find(scene: Scene) -> list[Diagnosis]:
+def find(scene: DoctorContext) -> list[Diagnosis]:
     return scene.by_rank(_look)
 
 

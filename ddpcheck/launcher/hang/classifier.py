@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ddpcheck.analysis.hang.stacks import Kind, in_debugger, wait_of
+from ddpcheck.analysis.hang.stacks import WaitKind, in_debugger, wait_of
 from ddpcheck.launcher.process.process_table import TICKS_A_SECOND, Activity
-from ddpcheck.records.schema import StandingRecord
+from ddpcheck.records.schema import StackRecord
 
 # A thread that waits uses no processor at all; a tick may be charged to it for what it did just before.
 _IDLE_TICKS = 2
@@ -23,7 +23,7 @@ _IDLE_BYTES = 256 << 10
 _FUTEX = "futex"
 
 
-class State(str, Enum):
+class RankActivityState(str, Enum):
     """How a rank stands."""
 
     WAITS = "waits"  # in communication, and nothing moves
@@ -34,11 +34,11 @@ class State(str, Enum):
 
 
 @dataclass(frozen=True)
-class Sighting:
+class ActivitySample:
     """One look at a rank: what it said, and what its process showed."""
 
     time: float
-    standing: StandingRecord | None = None
+    standing: StackRecord | None = None
     activity: Activity | None = None
     left: bool = False
 
@@ -48,33 +48,33 @@ class Sighting:
         return self.activity.sleeps_in if self.activity is not None else ""
 
 
-def state_of(before: Sighting, now: Sighting, backend: str) -> State:
+def state_of(before: ActivitySample, now: ActivitySample, backend: str) -> RankActivityState:
     """What became of a rank between two looks."""
     if now.left:
-        return State.LEFT
+        return RankActivityState.LEFT
     if before.standing is None or now.standing is None or before.activity is None or now.activity is None:
         return _unanswered(before, now)
     if now.standing.left and before.standing.left:
-        return State.LEFT
+        return RankActivityState.LEFT
     if now.standing.frames != before.standing.frames or in_debugger(now.standing.frames):
-        return State.BUSY
+        return RankActivityState.BUSY
     wait = wait_of(now.standing.frames)
     if wait is None:
-        return State.STILL if _nothing_moves(before, now) else State.BUSY
+        return RankActivityState.STILL if _nothing_moves(before, now) else RankActivityState.BUSY
     rests = _spins(backend, wait.kind) or _thread_rests(before.activity, now.activity)
-    return State.WAITS if rests and _surroundings_rest(before, now) else State.BUSY
+    return RankActivityState.WAITS if rests and _surroundings_rest(before, now) else RankActivityState.BUSY
 
 
-def _unanswered(before: Sighting, now: Sighting) -> State:
+def _unanswered(before: ActivitySample, now: ActivitySample) -> RankActivityState:
     """The interpreter's lock is held by native code: whether that works, only the system can tell."""
     if before.activity is None or now.activity is None:
-        return State.UNKNOWN
-    return State.STILL if _nothing_moves(before, now) else State.BUSY
+        return RankActivityState.UNKNOWN
+    return RankActivityState.STILL if _nothing_moves(before, now) else RankActivityState.BUSY
 
 
-def _spins(backend: str, kind: Kind) -> bool:
+def _spins(backend: str, kind: WaitKind) -> bool:
     """NCCL keeps a processor busy while a thread waits for the device; of a backward that says nothing."""
-    return "nccl" in backend and kind is not Kind.BACKWARD
+    return "nccl" in backend and kind is not WaitKind.BACKWARD
 
 
 def _thread_rests(before: Activity, now: Activity) -> bool:
@@ -84,7 +84,7 @@ def _thread_rests(before: Activity, now: Activity) -> bool:
     )
 
 
-def _surroundings_rest(before: Sighting, now: Sighting) -> bool:
+def _surroundings_rest(before: ActivitySample, now: ActivitySample) -> bool:
     """Another thread or process of the rank may yet bring what all wait for: a slow transfer, an async save."""
     old, new = before.activity, now.activity
     if old is None or new is None:
@@ -97,7 +97,7 @@ def _bytes_rest(before: Activity, now: Activity) -> bool:
     return now.bytes - before.bytes < _IDLE_BYTES
 
 
-def _nothing_moves(before: Sighting, now: Sighting) -> bool:
+def _nothing_moves(before: ActivitySample, now: ActivitySample) -> bool:
     """Outside communication much more has to rest: any thread, and any process that the rank started.
 
     A thread that sleeps by a clock wakes by itself, and one that waits for a file, a socket, a terminal or

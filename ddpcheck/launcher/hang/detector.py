@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddpcheck.agent.shm_exchange import Sign, ask, signs
-from ddpcheck.analysis.aggregate.launch import Attempt, Rank
-from ddpcheck.analysis.run_reader import Run
+from ddpcheck.agent.shm_exchange import Heartbeat, ask, signs
+from ddpcheck.analysis.aggregate.launch import Attempt, RankData
+from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.config import Config
-from ddpcheck.launcher.hang.classifier import Sighting, State, state_of
+from ddpcheck.launcher.hang.classifier import ActivitySample, RankActivityState, state_of
 from ddpcheck.launcher.process.process_table import (
     Process,
     all_processes,
@@ -29,11 +29,11 @@ _SPEAKERS = ("agent", "standing")
 
 
 @dataclass(frozen=True)
-class Member:
+class LocalRank:
     """One rank of an attempt, and what its process shows."""
 
-    rank: Rank
-    sign: Sign
+    rank: RankData
+    sign: Heartbeat
     process: Process | None
 
     @property
@@ -58,29 +58,29 @@ class Member:
         return self.rank.standing is not None and self.rank.standing.look == question
 
 
-def members_of(attempt: Attempt, host: str, signs: Mapping[int, Sign]) -> dict[int, Member]:
+def members_of(attempt: Attempt, host: str, signs: Mapping[int, Heartbeat]) -> dict[int, LocalRank]:
     """By rank. A launcher on the same host may have others, on a board of its own."""
     return {
-        number: Member(rank, signs[rank.header.pid], read_process(rank.header.pid))
+        number: LocalRank(rank, signs[rank.header.pid], read_process(rank.header.pid))
         for number, rank in attempt.ranks.items()
         if rank.header.host == host and rank.header.pid in signs
     }
 
 
-def sight_all(members: Mapping[int, Member], question: int, now: float) -> dict[int, Sighting]:
+def sight_all(members: Mapping[int, LocalRank], question: int, now: float) -> dict[int, ActivitySample]:
     """One look at every rank, after it has answered `question` or had the time to."""
     table = all_processes()
     return {number: _sight(member, question, now, table) for number, member in members.items()}
 
 
-def _sight(member: Member, question: int, now: float, table: list[Process]) -> Sighting:
+def _sight(member: LocalRank, question: int, now: float, table: list[Process]) -> ActivitySample:
     said, pid = member.rank.standing, member.rank.header.pid
     if member.is_over:
-        return Sighting(now, said, left=True)
+        return ActivitySample(now, said, left=True)
     # One that does not answer may have told earlier which thread trains; most often it is the first.
     thread = said.thread if said is not None and said.thread else pid
     activity = read_activity(pid, thread, member.sign.own_threads, descendants(pid, among=table))
-    return Sighting(now, said if member.has_answered(question) else None, activity)
+    return ActivitySample(now, said if member.has_answered(question) else None, activity)
 
 
 # Time for answers beyond what a rank takes to hear the question: they are read once a second.
@@ -88,7 +88,7 @@ _ANSWER_SECONDS = 3.0
 # A launcher that has not come round for this long was stopped itself, most often with its job.
 _AWAY_SECONDS = 5.0
 
-Members = Mapping[int, Member]
+Members = Mapping[int, LocalRank]
 
 
 @dataclass
@@ -101,14 +101,14 @@ class _Vigil:
     due: float = 0.0
     question: int = 0
     asked_at: float = 0.0
-    look: dict[int, Sighting] = field(default_factory=dict)
+    look: dict[int, ActivitySample] = field(default_factory=dict)
     # Of all ranks, once every one is stuck.
-    stuck: dict[int, State] = field(default_factory=dict)
+    stuck: dict[int, RankActivityState] = field(default_factory=dict)
     vouched: bool = False
     told_slow: bool = False
 
 
-class HangWatch:
+class HangDetector:
     """Called at every turn of the supervisor; does nothing in most of them.
 
     A quiet job is looked at every half of the timeout: what has not moved between two looks in a row, after
@@ -117,7 +117,7 @@ class HangWatch:
     """
 
     def __init__(
-        self, run: Run, node_log: NodeLog, config: Config, clock: Callable[[], float] = time.monotonic
+        self, run: RunReader, node_log: NodeLog, config: Config, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._run = run
         self._node_log = node_log
@@ -175,18 +175,23 @@ class HangWatch:
         if not before or now - vigil.since < self._timeout:
             return
         states = {
-            number: State.UNKNOWN
+            number: RankActivityState.UNKNOWN
             if member.is_mute
             else state_of(before[number], vigil.look[number], member.rank.header.backend)
             for number, member in members.items()
         }
-        if State.WAITS in states.values() and not {State.BUSY, State.UNKNOWN} & set(states.values()):
+        if RankActivityState.WAITS in states.values() and not {
+            RankActivityState.BUSY,
+            RankActivityState.UNKNOWN,
+        } & set(states.values()):
             vigil.stuck = states
         else:
             self._withdraw(attempt, vigil)
             self._tell_slow(attempt, vigil, states, now)
 
-    def _tell_slow(self, attempt: Attempt, vigil: _Vigil, states: Mapping[int, State], now: float) -> None:
+    def _tell_slow(
+        self, attempt: Attempt, vigil: _Vigil, states: Mapping[int, RankActivityState], now: float
+    ) -> None:
         if not vigil.told_slow:
             vigil.told_slow = True
             self._node_log.write(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from ddpcheck.analysis.live.state import LiveState
 from ddpcheck.analysis.live.tracker import LiveTracker
-from ddpcheck.analysis.run_reader import Run
+from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.launcher.live.pane import LivePane
 from ddpcheck.launcher.live.terminal import Terminal, wanted
 
@@ -18,10 +18,10 @@ MOST_SHARE = 0.01
 SELDOM_SECONDS = 10.0
 
 
-class LiveShow:
+class LiveView:
     """Called at every turn of the supervisor; draws at some of them."""
 
-    def __init__(self, run: Run, name: str, pane: LivePane) -> None:
+    def __init__(self, run: RunReader, name: str, pane: LivePane) -> None:
         from rich.console import Console
 
         from ddpcheck.reports.terminal.live import panel_lines
@@ -50,14 +50,14 @@ class LiveShow:
 
 
 @contextmanager
-def live_show(run: Run, name: str, asked: bool | None, quiet: bool) -> Iterator[LiveShow | None]:
+def live_show(run: RunReader, name: str, asked: bool | None, quiet: bool) -> Iterator[LiveView | None]:
     """The view, taken away again at the end; None where there shall be none, or nothing to show it on."""
     pane = _pane() if wanted(asked, quiet) else None
     if pane is None:
         yield None
         return
     with pane:
-        yield LiveShow(run, name, pane)
+        yield LiveView(run, name, pane)
 
 
 def _pane() -> LivePane | None:

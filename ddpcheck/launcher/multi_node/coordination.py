@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.analysis.run_reader import Run
+from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.records.node_log import NodeLog
 
 FILE = "reporting"
@@ -60,7 +60,7 @@ def claim(folder: Path) -> bool:
     return True
 
 
-class Pulse:
+class HeartbeatFile:
     """Seen from another node, whose clock may be another one: what counts is that it changes."""
 
     def __init__(self, folder: Path) -> None:
@@ -171,7 +171,7 @@ def is_shared(folder: Path) -> bool:
     return False
 
 
-def reports(run: Run, made_the_run: bool, own_ranks: set[int]) -> bool:
+def reports(run: RunReader, made_the_run: bool, own_ranks: set[int]) -> bool:
     """Whether this launcher is the one that reports; `own_ranks`: processes of ranks that it watches."""
     attempts = run.ordered()
     first = attempts[-1].ranks.get(0) if attempts else None
@@ -192,7 +192,7 @@ def wait_for_others(folder: Path, seconds: float) -> list[str]:
 def wait_for_report(folder: Path, seconds: float) -> dict[str, Any] | None:
     """The report of the node that makes it; None where it does not come."""
     path = folder / REPORT_FILE
-    pulse = Pulse(folder)
+    pulse = HeartbeatFile(folder)
     # Reading what thousands of ranks wrote takes minutes: whoever is at it shows that now and then.
     while not _wait(path.exists, seconds + _REPORT_SECONDS):
         if not pulse.has_moved():

@@ -12,18 +12,18 @@ from typing import Any
 
 from ddpcheck.analysis.live.state import LiveRank, LiveState
 from ddpcheck.analysis.live.tracker import LiveTracker
-from ddpcheck.analysis.run_reader import Run, read_description
+from ddpcheck.analysis.run_reader import RunReader, read_description
 from ddpcheck.launcher.process.process_table import process_start
 from ddpcheck.launcher.run_folder import read_run_file
 
 PAUSE_SECONDS = 0.5
 
 
-class Following:
+class RemoteFollow:
     """One run folder; iterating gives its state now and then, the last time when it is over."""
 
     def __init__(self, path: Path) -> None:
-        self.run = Run(path)
+        self.run = RunReader(path)
         self._path = path
         description = read_description(path)
         name = str(description.get("name") or path.name)

@@ -64,7 +64,7 @@ class Orphans:
         return bool(self._seen)
 
 
-class Leftovers:
+class OrphanReaper:
     """Ends, step by step, what the command left behind: patience, SIGTERM, SIGKILL."""
 
     def __init__(self, spare: Iterable[int], orphans: Orphans, node_log: NodeLog, *, patience: float) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 _WAIT_FOR_OUR_END = "import os; os.read(0, 1)"
 
 
-class Witness:
+class GroupSignalDetector:
     """The bystander. It ends by itself when ddpcheck does, even by SIGKILL: its standard input closes."""
 
     def __init__(self) -> None:

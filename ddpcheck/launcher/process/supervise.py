@@ -10,9 +10,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ddpcheck.launcher.process.command import ExitStatus, start
-from ddpcheck.launcher.process.orphans import PATIENCE_SECONDS, Leftovers, Orphans, adopt_orphans, signal_all
+from ddpcheck.launcher.process.orphans import (
+    PATIENCE_SECONDS,
+    OrphanReaper,
+    Orphans,
+    adopt_orphans,
+    signal_all,
+)
 from ddpcheck.launcher.process.process_table import descendants
-from ddpcheck.launcher.process.signals import SignalInbox, Witness, signal_name, stop_self
+from ddpcheck.launcher.process.signals import GroupSignalDetector, SignalInbox, signal_name, stop_self
 from ddpcheck.records.node_log import NodeLog
 
 STOP_SECONDS = 10.0  # between SIGTERM and SIGKILL when ddpcheck stops the job
@@ -57,7 +63,7 @@ def supervise(
     own_children = [process.pid for process in descendants(os.getpid())]
     adopt_orphans()
     with SignalInbox() as inbox:
-        witness = Witness()
+        witness = GroupSignalDetector()
         try:
             pid = start(command, environ)
             node_log.write_node(pid)
@@ -76,7 +82,7 @@ class _Supervision:
         self,
         pid: int,
         inbox: SignalInbox,
-        witness: Witness,
+        witness: GroupSignalDetector,
         own_children: Sequence[int],
         on_tick: OnTick,
         tick_seconds: float,
@@ -195,7 +201,7 @@ class _Supervision:
     def _end_leftovers(self) -> None:
         # A job that is being stopped has had its time.
         patience = 0.0 if self._stop else PATIENCE_SECONDS
-        leftovers = Leftovers(self._spared(), self._orphans, self._node_log, patience=patience)
+        leftovers = OrphanReaper(self._spared(), self._orphans, self._node_log, patience=patience)
         while not leftovers.advance():
             if self._kill_at is not None and not self._stop:
                 leftovers.hurry()

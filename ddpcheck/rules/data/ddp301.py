@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.data.same_batches import Sameness, sameness
 from ddpcheck.analysis.data.split import EpochSplit
 from ddpcheck.analysis.data.table import split_row
@@ -26,11 +26,11 @@ _MESSAGES = {
 }
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     return [finding for module in case.modules() for finding in _of_module(case, module)]
 
 
-def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
+def _of_module(case: RuleContext, module: ModuleKey) -> list[Finding]:
     seen = case.attempt.data.of(module)
     verdict = sameness(seen)
     first = seen.batches.first
@@ -71,7 +71,7 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
     ]
 
 
-def _cause(case: Case, module: ModuleKey, splits: list[EpochSplit], ranks: tuple[int, ...]) -> str:
+def _cause(case: RuleContext, module: ModuleKey, splits: list[EpochSplit], ranks: tuple[int, ...]) -> str:
     if splits:
         replicas, share = splits[0].one("replicas"), splits[0].one("share")
         sampler = splits[0].one("sampler") or "sampler"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.data.same_batches import Sameness, sameness
 from ddpcheck.analysis.data.split import EpochSplit
 from ddpcheck.analysis.data.table import split_row
@@ -17,11 +17,11 @@ MOST_ROWS = 5
 MOST_TOLD = 8
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     return [finding for module in case.modules() for finding in _of_module(case, module)]
 
 
-def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
+def _of_module(case: RuleContext, module: ModuleKey) -> list[Finding]:
     # Equal batches are the graver side of the same mistake, and tell of it better.
     if sameness(case.attempt.data.of(module)) is Sameness.DUPLICATED:
         return []
@@ -56,7 +56,7 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
     ]
 
 
-def _other_data(case: Case, module: ModuleKey) -> list[Finding]:
+def _other_data(case: RuleContext, module: ModuleKey) -> list[Finding]:
     """Each rank takes its share of another dataset: what the others would have taken of it is never seen."""
     ranks = len(module[0])
     chosen = [split for split in case.attempt.data.splits.get(module, []) if split.other_data(ranks)]
@@ -87,7 +87,7 @@ def _other_data(case: Case, module: ModuleKey) -> list[Finding]:
     ]
 
 
-def _judged(case: Case, module: ModuleKey) -> list[tuple[EpochSplit, list[str]]]:
+def _judged(case: RuleContext, module: ModuleKey) -> list[tuple[EpochSplit, list[str]]]:
     whole_world = len(module[0]) == case.attempt.world_size
     joined = case.attempt.joined(module)
     return [

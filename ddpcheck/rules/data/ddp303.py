@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.context import Case
-from ddpcheck.analysis.data.collector import Repeats
+from ddpcheck.analysis.context import RuleContext
+from ddpcheck.analysis.data.collector import RepeatedOrder
 from ddpcheck.analysis.finding import Finding, Severity
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     findings = []
     modules = set(case.attempt.modules())
     for (module, loader), repeats in sorted(case.attempt.data.repeats.items()):
@@ -41,6 +41,6 @@ def find(case: Case) -> list[Finding]:
     return findings
 
 
-def repeated_epochs(repeats: Repeats) -> list[int]:
+def repeated_epochs(repeats: RepeatedOrder) -> list[int]:
     """Epochs that no rank drew in another order than the epoch before."""
     return sorted(epoch for epoch, ranks in repeats.same.items() if ranks == repeats.compared[epoch])

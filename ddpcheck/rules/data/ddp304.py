@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
@@ -13,7 +13,7 @@ from ddpcheck.rules.data import ddp301
 _FEWEST = 2
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     # Where the batches themselves are known to be the same, that is the thing to say.
     same_batches = {finding.module for finding in ddp301.find(case)}
     findings = []
@@ -27,7 +27,9 @@ def find(case: Case) -> list[Finding]:
     return findings
 
 
-def _finding(case: Case, module: ModuleKey, ranks: tuple[int, ...], count: int, checked: int) -> Finding:
+def _finding(
+    case: RuleContext, module: ModuleKey, ranks: tuple[int, ...], count: int, checked: int
+) -> Finding:
     who = name_ranks(ranks)
     return case.finding(
         "DDP304",

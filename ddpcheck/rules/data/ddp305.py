@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.context import Case
-from ddpcheck.analysis.data.batches import Counts, Sight
+from ddpcheck.analysis.context import RuleContext
+from ddpcheck.analysis.data.batches import BatchFingerprints, Counts
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
 
@@ -18,11 +18,11 @@ SHARED = (
 MOST_TOLD = 16
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     return [finding for module in case.modules() for finding in _of_module(case, module)]
 
 
-def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
+def _of_module(case: RuleContext, module: ModuleKey) -> list[Finding]:
     # Inside join() ranks are meant to have unequal inputs.
     if case.attempt.joined(module):
         return []
@@ -40,7 +40,7 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
     return rows
 
 
-def _shared(case: Case, module: ModuleKey, counts: Counts) -> bool:
+def _shared(case: RuleContext, module: ModuleKey, counts: Counts) -> bool:
     """Whether ranks' losses grow with their counts: they are sums then, or divided by the count of all ranks."""
     owners = {
         optimizer
@@ -60,7 +60,12 @@ def _shared(case: Case, module: ModuleKey, counts: Counts) -> bool:
 
 
 def _finding(
-    case: Case, module: ModuleKey, counts: Counts, worst: Sight, what: str, severity: Severity
+    case: RuleContext,
+    module: ModuleKey,
+    counts: Counts,
+    worst: BatchFingerprints,
+    what: str,
+    severity: Severity,
 ) -> Finding:
     said = {rank: int(count) for rank, count in sorted(worst.said.items())}
     weights = weights_of(said)

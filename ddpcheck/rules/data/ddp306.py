@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.context import Case
-from ddpcheck.analysis.data.batches import Sames
+from ddpcheck.analysis.context import RuleContext
+from ddpcheck.analysis.data.batches import SameBatches
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
@@ -22,11 +22,11 @@ _BEFORE = (
 )
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     return [finding for module in case.modules() for finding in _of_module(case, module)]
 
 
-def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
+def _of_module(case: RuleContext, module: ModuleKey) -> list[Finding]:
     seen = case.attempt.data.of(module)
     for draws, least, told in ((seen.draws, LEAST, _INSIDE), (seen.drawn_inputs, LEAST_INPUTS, _BEFORE)):
         if draws.same >= least and 2 * draws.same >= draws.compared:
@@ -34,7 +34,7 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
     return []
 
 
-def _finding(case: Case, module: ModuleKey, draws: Sames, told: str) -> list[Finding]:
+def _finding(case: RuleContext, module: ModuleKey, draws: SameBatches, told: str) -> list[Finding]:
     ranks, first = draws.ranks(), draws.first
     assert first is not None
     return [

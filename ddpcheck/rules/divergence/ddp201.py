@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.nodes import apart_findings
 from ddpcheck.analysis.divergence.parameters import Divergence, divergence
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import Of, Stage
+from ddpcheck.records.schema import Stage, TensorKind
 
 _ANY = (
     "the update itself was not the same on every rank; most often gradients that were applied without being reduced (a "
@@ -28,13 +28,13 @@ _FIX_SAME_GRADIENTS = (
 )
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     parted = [divergence(case.attempt, module) for module in case.modules()]
     found = [_finding(case, one) for one in parted if one is not None and one.code == "DDP201"]
     return found + apart_findings(case, "DDP201")
 
 
-def _finding(case: Case, parted: Divergence) -> Finding:
+def _finding(case: RuleContext, parted: Divergence) -> Finding:
     found = parted.found
     evidence = of_disagreement(case.attempt, found, case.folder)
     differing = evidence["parameters"]
@@ -51,8 +51,8 @@ def _finding(case: Case, parted: Divergence) -> Finding:
     )
 
 
-def _same_gradients(case: Case, parted: Divergence) -> bool:
+def _same_gradients(case: RuleContext, parted: Divergence) -> bool:
     """Whether all ranks are known to have applied the same gradients until the parting."""
     moment = parted.found.moment
-    applied = case.attempt.agreement.tally(moment.module, Stage.APPLIED, Of.GRADIENTS)
+    applied = case.attempt.agreement.tally(moment.module, Stage.APPLIED, TensorKind.GRADIENTS)
     return bool(applied.compared) and (applied.first is None or applied.first.moment.step > moment.step)

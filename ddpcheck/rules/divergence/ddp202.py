@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.gradients import BY_HAND, HOOKS_LOST, GradientDivergence
 from ddpcheck.analysis.divergence.stages import evidence_of, partings
 from ddpcheck.analysis.finding import Finding
@@ -25,11 +25,11 @@ _UNFINISHED = (
 )
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     return [_finding(case, parted) for parted in partings(case, "DDP202")]
 
 
-def _finding(case: Case, parted: GradientDivergence) -> Finding:
+def _finding(case: RuleContext, parted: GradientDivergence) -> Finding:
     found = parted.found
     evidence = evidence_of(case, parted)
     names = evidence["parameters"]["names"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.gradients import GradientDivergence
 from ddpcheck.analysis.divergence.stages import evidence_of, partings
 from ddpcheck.analysis.finding import Finding
@@ -10,11 +10,11 @@ from ddpcheck.formatting import name_ranks
 from ddpcheck.records.schema import Stage
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     return [_finding(case, parted) for parted in partings(case, "DDP203")]
 
 
-def _finding(case: Case, parted: GradientDivergence) -> Finding:
+def _finding(case: RuleContext, parted: GradientDivergence) -> Finding:
     found = parted.found
     evidence = evidence_of(case, parted)
     names = evidence["parameters"]["names"]

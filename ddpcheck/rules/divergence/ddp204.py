@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.allreduce.verify import MeanTally
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.allreduce.verify import MeanCheckStats
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.stages import explained_by_stage
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
@@ -15,7 +15,7 @@ _LOSSY = ("compress", "powerSGD", "quantization")
 _FEWER_BITS = 2.0**-6
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     findings = []
     for module in case.modules():
         tally = case.attempt.gradients.tallies.get(module)
@@ -29,7 +29,7 @@ def find(case: Case) -> list[Finding]:
     return findings
 
 
-def _finding(case: Case, module: ModuleKey, tally: MeanTally) -> Finding:
+def _finding(case: RuleContext, module: ModuleKey, tally: MeanCheckStats) -> Finding:
     first = tally.first
     assert first is not None
     ranks = case.attempt.of_module(module)

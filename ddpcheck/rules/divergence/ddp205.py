@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.gradients import GradientDivergence
 from ddpcheck.analysis.divergence.stages import evidence_of, partings
 from ddpcheck.analysis.finding import Finding
@@ -53,11 +53,11 @@ def _scaled(pairs: Sequence[tuple[float, float]], odd: int, usual: int) -> str:
     return f"scaled by different factors: rank {odd}'s are {factor:.3g} times those of rank {usual}"
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     return [_finding(case, parted) for parted in partings(case, "DDP205")]
 
 
-def _finding(case: Case, parted: GradientDivergence) -> Finding:
+def _finding(case: RuleContext, parted: GradientDivergence) -> Finding:
     found = parted.found
     evidence = evidence_of(case, parted)
     names = evidence["parameters"]["names"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.context import Case
-from ddpcheck.analysis.divergence.optimizers import MadeAnew, made_anew
+from ddpcheck.analysis.context import RuleContext
+from ddpcheck.analysis.divergence.optimizers import RecreatedOptimizer, made_anew
 from ddpcheck.analysis.divergence.parameters import Divergence, divergence, hyper_rows
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
@@ -17,11 +17,11 @@ FIX = (
 )
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     return [finding for module in case.modules() for finding in _of_module(case, module)]
 
 
-def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
+def _of_module(case: RuleContext, module: ModuleKey) -> list[Finding]:
     parted = divergence(case.attempt, module)
     if parted is not None:
         return [_parted(case, parted)] if parted.code == "DDP206" else []
@@ -46,7 +46,7 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
     ]
 
 
-def _made_anew(case: Case, module: ModuleKey, anew: MadeAnew) -> Finding:
+def _made_anew(case: RuleContext, module: ModuleKey, anew: RecreatedOptimizer) -> Finding:
     who = name_ranks(anew.ranks)
     came = (
         "the parameters are not the same on all ranks at the end"
@@ -68,7 +68,7 @@ def _made_anew(case: Case, module: ModuleKey, anew: MadeAnew) -> Finding:
     )
 
 
-def _parted(case: Case, parted: Divergence) -> Finding:
+def _parted(case: RuleContext, parted: Divergence) -> Finding:
     found = parted.found
     evidence = {**parted.evidence, **of_disagreement(case.attempt, found, case.folder)}
     names = evidence["parameters"]["names"]

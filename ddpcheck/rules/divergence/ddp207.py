@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.aggregate.agreement import groups_of, odd_ranks
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.optimizers import made_anew
 from ddpcheck.analysis.divergence.parameters import Divergence, divergence
 from ddpcheck.analysis.evidence import of_disagreement
@@ -19,11 +19,11 @@ FIX = (
 )
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     return [finding for module in case.modules() for finding in _of_module(case, module)]
 
 
-def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
+def _of_module(case: RuleContext, module: ModuleKey) -> list[Finding]:
     parted = divergence(case.attempt, module)
     if parted is not None and parted.code == "DDP207":
         return [_left_out(case, parted)]
@@ -33,7 +33,7 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
     return _totals(case, module)
 
 
-def _left_out(case: Case, parted: Divergence) -> Finding:
+def _left_out(case: RuleContext, parted: Divergence) -> Finding:
     root = parted.root or parted.found
     forwards = {rank: record.forward or 0 for rank, record in root.sightings.items()}
     groups = groups_of({rank: str(count) for rank, count in forwards.items()})
@@ -51,7 +51,7 @@ def _left_out(case: Case, parted: Divergence) -> Finding:
     )
 
 
-def _totals(case: Case, module: ModuleKey) -> list[Finding]:
+def _totals(case: RuleContext, module: ModuleKey) -> list[Finding]:
     """Only ranks that ended on their own count: one that was stopped could not take its last steps."""
     finished = {row.rank for row in case.with_status(RankStatus.FINISHED)}
     if not set(module[0]) <= finished:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.parameters import Divergence, divergence, writers
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.formatting import name_ranks
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     parted = [divergence(case.attempt, module) for module in case.modules()]
     return [_finding(case, one) for one in parted if one is not None and one.code == "DDP208"]
 
 
-def _finding(case: Case, parted: Divergence) -> Finding:
+def _finding(case: RuleContext, parted: Divergence) -> Finding:
     found, root = parted.found, parted.root or parted.found
     evidence = {**parted.evidence, **of_disagreement(case.attempt, found, case.folder)}
     names = evidence["parameters"]["names"]

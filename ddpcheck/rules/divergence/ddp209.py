@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddpcheck.analysis.allreduce.verify import NonFinite
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import AppliedRecord, Of, Stage
+from ddpcheck.records.schema import AppliedRecord, Stage, TensorKind
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     """Only what was applied counts: a scaler that sees an overflow leaves the step out, and all is well."""
     return [finding for module in case.attempt.modules() for finding in _of_module(case, module)]
 
 
-def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
+def _of_module(case: RuleContext, module: ModuleKey) -> list[Finding]:
     ranks = case.attempt.of_module(module)
     applied = {number: rank.nonfinite[module] for number, rank in ranks.items() if module in rank.nonfinite}
     tally = case.attempt.gradients.tallies.get(module)
@@ -51,9 +51,11 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
     ]
 
 
-def _appliers(case: Case, module: ModuleKey, step: int, applied: Mapping[int, AppliedRecord]) -> list[int]:
+def _appliers(
+    case: RuleContext, module: ModuleKey, step: int, applied: Mapping[int, AppliedRecord]
+) -> list[int]:
     """A rank tells of the gradients it has looked at; those that applied the very same have no less in theirs."""
-    parted = case.attempt.agreement.tally(module, Stage.APPLIED, Of.GRADIENTS).first
+    parted = case.attempt.agreement.tally(module, Stage.APPLIED, TensorKind.GRADIENTS).first
     if parted is not None and parted.moment.step <= step:
         return sorted(applied)
     return sorted(number for number in case.attempt.of_module(module) if case.attempt.steps(number) > step)

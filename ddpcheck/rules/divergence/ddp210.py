@@ -6,23 +6,23 @@ from itertools import zip_longest
 from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of, odd_ranks
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.nodes import apart_findings
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import LEFT_ALONE, STATISTICS, DigestRecord, Of, Stage
+from ddpcheck.records.schema import LEFT_ALONE, STATISTICS, DigestRecord, Stage, TensorKind
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     findings = []
     for module in case.modules():
         findings += _names(case, module) or _values(case, module) or _at_the_end(case, module)
     return findings + apart_findings(case, "DDP210")
 
 
-def _names(case: Case, module: ModuleKey) -> list[Finding]:
+def _names(case: RuleContext, module: ModuleKey) -> list[Finding]:
     names = {
         rank: [str(row[0]) for row in data.as_wrapped[module].buffers]
         for rank, data in case.attempt.of_module(module).items()
@@ -54,8 +54,8 @@ def _names(case: Case, module: ModuleKey) -> list[Finding]:
     ]
 
 
-def _values(case: Case, module: ModuleKey) -> list[Finding]:
-    found = case.attempt.agreement.tally(module, Stage.BUFFERS, Of.BUFFERS).first
+def _values(case: RuleContext, module: ModuleKey) -> list[Finding]:
+    found = case.attempt.agreement.tally(module, Stage.BUFFERS, TensorKind.BUFFERS).first
     if found is None:
         return []
     evidence = of_disagreement(case.attempt, found, case.folder)
@@ -77,11 +77,14 @@ def _values(case: Case, module: ModuleKey) -> list[Finding]:
     ]
 
 
-def _at_the_end(case: Case, module: ModuleKey) -> list[Finding]:
+def _at_the_end(case: RuleContext, module: ModuleKey) -> list[Finding]:
     """Only ranks that wrote to buffers after their last step speak here: rank 0 may do so alone, and save."""
-    found = case.attempt.agreement.tally(module, Stage.BUFFERS_END, Of.BUFFERS).first
+    found = case.attempt.agreement.tally(module, Stage.BUFFERS_END, TensorKind.BUFFERS).first
     # Models that have parted measure different statistics; why they parted is told elsewhere.
-    if found is None or case.attempt.agreement.tally(module, Stage.PARAMS, Of.PARAMETERS).first is not None:
+    if (
+        found is None
+        or case.attempt.agreement.tally(module, Stage.PARAMS, TensorKind.PARAMETERS).first is not None
+    ):
         return []
     evidence = of_disagreement(case.attempt, found, case.folder)
     differing = evidence["parameters"]
@@ -110,7 +113,7 @@ def _at_the_end(case: Case, module: ModuleKey) -> list[Finding]:
     ]
 
 
-def _left_alone(case: Case, found: Disagreement, evidence: dict[str, Any]) -> Finding:
+def _left_alone(case: RuleContext, found: Disagreement, evidence: dict[str, Any]) -> Finding:
     differing = evidence["parameters"]
     names = differing["names"]
     return case.finding(

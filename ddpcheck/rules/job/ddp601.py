@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.report import RankStatus
 from ddpcheck.formatting import name_ranks
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     # Where ddpcheck itself failed, DDP605 says so: that is no mistake of the user's.
     if not case.attempt.ranks:
         return [] if case.strays or case.troubles else [_nobody(case)]
@@ -32,7 +32,7 @@ def find(case: Case) -> list[Finding]:
     ]
 
 
-def _nobody(case: Case) -> Finding:
+def _nobody(case: RuleContext) -> Finding:
     failed = case.exit_code not in (None, 0)
     told = f" The command itself failed (exit status {case.exit_code})." if failed else ""
     return case.finding(

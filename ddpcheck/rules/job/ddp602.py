@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.exit_status import crash_at_exit, lost_a_partner
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import RankStatus, RankSummary
@@ -31,7 +31,7 @@ FIX_EARLY = (
 )
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     rows = case.with_status(RankStatus.DIED, RankStatus.RAISED)
     if not rows:
         return []
@@ -74,7 +74,7 @@ def find(case: Case) -> list[Finding]:
     ]
 
 
-def _ended_before(case: Case, rows: list[RankSummary]) -> tuple[int, ...]:
+def _ended_before(case: RuleContext, rows: list[RankSummary]) -> tuple[int, ...]:
     """Ranks that left in good order, where all that the others say is that their partner has gone."""
     if not all(row.status is RankStatus.RAISED and lost_a_partner(row.detail) for row in rows):
         return ()
@@ -83,11 +83,11 @@ def _ended_before(case: Case, rows: list[RankSummary]) -> tuple[int, ...]:
     return tuple(row.rank for row in done if _ended(case, row) <= first)
 
 
-def _at_exit(case: Case, row: RankSummary) -> str:
+def _at_exit(case: RuleContext, row: RankSummary) -> str:
     return crash_at_exit(case.attempt.ranks[row.rank], case.notes)
 
 
-def _cause(case: Case, first: RankSummary, early: tuple[int, ...]) -> str:
+def _cause(case: RuleContext, first: RankSummary, early: tuple[int, ...]) -> str:
     if early:
         return (
             f"early stop on some ranks: {name_ranks(early)} ended while others still trained, and took the "
@@ -101,7 +101,7 @@ def _cause(case: Case, first: RankSummary, early: tuple[int, ...]) -> str:
     return first.detail if first.status is RankStatus.RAISED else KILLED
 
 
-def _ended(case: Case, row: RankSummary) -> float:
+def _ended(case: RuleContext, row: RankSummary) -> float:
     """When the rank said goodbye, or else when it was seen to be gone."""
     end = case.attempt.ranks[row.rank].end
     return end.time if end is not None else case.notes.exits.get((row.host, row.pid), float("inf"))

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.hang.causes import mistake_of
-from ddpcheck.analysis.hang.snapshot import Stand, alike, evidence_of, stands_of
-from ddpcheck.analysis.hang.stacks import Kind
+from ddpcheck.analysis.hang.snapshot import RankStack, alike, evidence_of, stands_of
+from ddpcheck.analysis.hang.stacks import WaitKind
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.schema import Stage
 
 # What those that wait would come to next.
 _STAGES = {
-    Kind.WRAPPING: Stage.INIT_AFTER,
-    Kind.BUFFERS: Stage.BUFFERS,
-    Kind.BACKWARD: Stage.REDUCED,
+    WaitKind.WRAPPING: Stage.INIT_AFTER,
+    WaitKind.BUFFERS: Stage.BUFFERS,
+    WaitKind.BACKWARD: Stage.REDUCED,
 }
 _ORDER = {stage.value: place for place, stage in enumerate(_STAGES.values())}
 _MOST_TOLD = 4
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     hang = case.notes.hangs.get(case.attempt.session)
     if hang is None or not case.attempt.ranks:
         return []
@@ -49,13 +49,13 @@ def find(case: Case) -> list[Finding]:
     ]
 
 
-def _first_waiting(stands: Sequence[Stand]) -> Stand | None:
+def _first_waiting(stands: Sequence[RankStack]) -> RankStack | None:
     """Of those that wait the one that is furthest behind, those that wait inside DDP first."""
     inside = [stand for stand in stands if _stage(stand) is not None]
     waiting = inside or [stand for stand in stands if stand.wait is not None]
     return min(waiting, key=lambda stand: (stand.step, _ORDER.get(_stage(stand) or "", 0)), default=None)
 
 
-def _stage(stand: Stand | None) -> str | None:
+def _stage(stand: RankStack | None) -> str | None:
     stage = _STAGES.get(stand.wait.kind) if stand is not None and stand.wait is not None else None
     return stage.value if stage is not None else None

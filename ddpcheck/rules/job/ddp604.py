@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.aggregate.agreement import groups_of, odd_ranks
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.formatting import name_ranks
 
@@ -19,7 +19,7 @@ _FIXES = {
 }
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     findings = []
     for field, spoken in _LOOKED_AT.items():
         said = {rank: str(getattr(data.header, field)) for rank, data in case.attempt.ranks.items()}

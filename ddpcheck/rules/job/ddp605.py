@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.formatting import name_ranks
 
 MOST_HOSTS = 4
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     faults: dict[tuple[str, str, str], list[int]] = {}
     for rank, data in case.attempt.ranks.items():
         for fault in data.faults:
@@ -24,13 +24,13 @@ def find(case: Case) -> list[Finding]:
     )  # matters of the run, not of an attempt
 
 
-def _of_launchers(case: Case) -> list[Finding]:
+def _of_launchers(case: RuleContext) -> list[Finding]:
     notes = case.notes
     found = [_unsampled(case, *key, tuple(sorted(hosts))) for key, hosts in notes.unsampled.items()]
     return found + ([_incomplete_log(case, notes.unwritten)] if notes.unwritten else [])
 
 
-def _unsampled(case: Case, source: str, error: str, hosts: tuple[str, ...]) -> Finding:
+def _unsampled(case: RuleContext, source: str, error: str, hosts: tuple[str, ...]) -> Finding:
     told = f"{', '.join(hosts[:MOST_HOSTS])}{' …' if len(hosts) > MOST_HOSTS else ''}"
     alone = source in ("", "sample", "thread")  # not one source, but the thread that reads all of them
     return case.finding(
@@ -45,7 +45,7 @@ def _unsampled(case: Case, source: str, error: str, hosts: tuple[str, ...]) -> F
     )
 
 
-def _incomplete_log(case: Case, lines: int) -> Finding:
+def _incomplete_log(case: RuleContext, lines: int) -> Finding:
     return case.finding(
         "DDP605",
         f"{lines} lines of the node's log could not be written: samples of the hardware are missing, or notes of how "
@@ -57,7 +57,7 @@ def _incomplete_log(case: Case, lines: int) -> Finding:
     )
 
 
-def _fault(case: Case, entry: str, error: str, where: str, ranks: tuple[int, ...]) -> Finding:
+def _fault(case: RuleContext, entry: str, error: str, where: str, ranks: tuple[int, ...]) -> Finding:
     who = f" on {name_ranks(ranks)}" if ranks else ""
     return case.finding(
         "DDP605",
@@ -71,7 +71,7 @@ def _fault(case: Case, entry: str, error: str, where: str, ranks: tuple[int, ...
     )
 
 
-def _unwritten(case: Case, rank: int, text: str) -> Finding:
+def _unwritten(case: RuleContext, rank: int, text: str) -> Finding:
     told = (
         f"Rank {rank} could not write its records any more: {text}. What came after is not in this report."
         if rank in case.attempt.ranks
@@ -88,7 +88,7 @@ def _unwritten(case: Case, rank: int, text: str) -> Finding:
     )
 
 
-def failed_rule(case: Case, code: str, error: Exception) -> Finding:
+def failed_rule(case: RuleContext, code: str, error: Exception) -> Finding:
     """Stands in for what a rule of ours would have said, had it not failed itself."""
     return case.finding(
         "DDP605",

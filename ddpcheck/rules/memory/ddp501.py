@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.memory.checks import sharded, uneven_ranks
-from ddpcheck.analysis.memory.collector import Growth, RankMemory
+from ddpcheck.analysis.memory.collector import MemoryGrowth, RankMemory
 from ddpcheck.formatting import name_ranks, size_text
 
 LEAST_ELSEWHERE = 64 << 20
 MOST_TOLD = 16
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     ranks = case.attempt.memory.ranks
     growing = {rank: found for rank, memory in sorted(ranks.items()) if (found := memory.growth())}
     if growing:
@@ -28,7 +28,7 @@ def find(case: Case) -> list[Finding]:
     return [_misplaced(case, misplaced)] if misplaced else _uneven(case, ranks)
 
 
-def _growing(case: Case, growing: Mapping[int, Growth]) -> Finding:
+def _growing(case: RuleContext, growing: Mapping[int, MemoryGrowth]) -> Finding:
     rank = max(growing, key=lambda each: growing[each].per_step)
     growth = growing[rank]
     ahead = size_text(1000 * growth.per_step)
@@ -52,7 +52,7 @@ def _growing(case: Case, growing: Mapping[int, Growth]) -> Finding:
     )
 
 
-def _misplaced(case: Case, misplaced: Mapping[int, Mapping[str, int]]) -> Finding:
+def _misplaced(case: RuleContext, misplaced: Mapping[int, Mapping[str, int]]) -> Finding:
     rank, held = next(iter(misplaced.items()))
     device, size = max(held.items(), key=lambda item: item[1])
     others = tuple(other for other in misplaced if other != rank)
@@ -70,7 +70,7 @@ def _misplaced(case: Case, misplaced: Mapping[int, Mapping[str, int]]) -> Findin
     )
 
 
-def _uneven(case: Case, ranks: Mapping[int, RankMemory]) -> list[Finding]:
+def _uneven(case: RuleContext, ranks: Mapping[int, RankMemory]) -> list[Finding]:
     found = uneven_ranks(ranks, sharded(case.attempt))
     if not found:
         return []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.memory.checks import savings_of, sharded
 from ddpcheck.formatting import size_text
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     attempt = case.attempt
     memories = {rank: memory for rank, memory in attempt.memory.ranks.items() if memory.parts}
     if not memories or not case.modules():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.overlap.model import Overlap
 
@@ -19,7 +19,7 @@ LEAST_NS_EVER = 5_000_000
 MOST_TOLD = 16
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     seen = case.overlap
     if seen is None or len(seen.steps) < LEAST_STEPS or seen.machine_too_busy:
         return []
@@ -32,7 +32,7 @@ def find(case: Case) -> list[Finding]:
     return [_finding(case, seen, median(shares), exposed)]
 
 
-def _finding(case: Case, seen: Overlap, share: float, exposed: float) -> Finding:
+def _finding(case: RuleContext, seen: Overlap, share: float, exposed: float) -> Finding:
     took = median(step.took_ns for step in seen.steps)
     waited = median(step.exposed_wait_ns for step in seen.steps)
     cause, fix = _why(seen)

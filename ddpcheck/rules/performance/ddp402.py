@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.hardware.throttling import HeldDown, held_down
+from ddpcheck.analysis.hardware.throttling import Throttling, throttled
 from ddpcheck.analysis.timing.model import Straggler, TimeTable
 from ddpcheck.analysis.timing.straggler import KEEPS_MEMORY, faults_memory_in, lacks_processors
 from ddpcheck.formatting import name_ranks
@@ -47,13 +47,13 @@ COOLER = (
 )
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     return [_finding(case, table, table.straggler) for table in case.time if table.straggler is not None]
 
 
-def _finding(case: Case, table: TimeTable, late: Straggler) -> Finding:
+def _finding(case: RuleContext, table: TimeTable, late: Straggler) -> Finding:
     busy_host, refaults = lacks_processors(late), faults_memory_in(late)
-    slowed = held_down(case.nodes, late.ranks, table.group) if late.part in COMPUTING else None
+    slowed = throttled(case.nodes, late.ranks, table.group) if late.part in COMPUTING else None
     who = name_ranks(late.ranks)
     its = "Its" if len(late.ranks) == 1 else "Their"
     hosts = _whole_hosts(case, late.ranks)
@@ -86,7 +86,7 @@ def _finding(case: Case, table: TimeTable, late: Straggler) -> Finding:
     )
 
 
-def _whole_hosts(case: Case, late: tuple[int, ...]) -> tuple[str, ...]:
+def _whole_hosts(case: RuleContext, late: tuple[int, ...]) -> tuple[str, ...]:
     """The hosts that the late ranks are, where they are all ranks of some hosts and there are others."""
     everyone: dict[str, set[int]] = {}
     for number, rank in case.attempt.ranks.items():
@@ -100,7 +100,7 @@ def _all_of(hosts: tuple[str, ...]) -> str:
     return f"all of {hosts[0]}" if len(hosts) == 1 else f"all of {len(hosts)} hosts, {hosts[0]} first"
 
 
-def _fix(late: Straggler, slowed: HeldDown | None) -> str:
+def _fix(late: Straggler, slowed: Throttling | None) -> str:
     if slowed is not None:
         return COOLER
     if lacks_processors(late):
@@ -108,7 +108,7 @@ def _fix(late: Straggler, slowed: HeldDown | None) -> str:
     return KEEP_MEMORY if faults_memory_in(late) else FIX[late.part]
 
 
-def _cause(late: Straggler, slowed: HeldDown | None) -> str:
+def _cause(late: Straggler, slowed: Throttling | None) -> str:
     if slowed is None and lacks_processors(late):
         return NO_PROCESSOR
     if slowed is None and faults_memory_in(late):
@@ -125,7 +125,7 @@ def _cause(late: Straggler, slowed: HeldDown | None) -> str:
     return f"throttling: its GPU ({', '.join(slowed.gpus)}) had its clocks held down ({reasons} of the samples{clocks})"
 
 
-def _evidence(slowed: HeldDown) -> dict[str, Any]:
+def _evidence(slowed: Throttling) -> dict[str, Any]:
     return {
         "gpus": list(slowed.gpus[:MOST_TOLD]),
         "reasons": dict(slowed.reasons),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.network.infiniband import SlowPort
-from ddpcheck.analysis.network.model import Cost, Link, SlowLink, cost_of
+from ddpcheck.analysis.network.model import Cost, NodeLink, SlowLink, cost_of
 from ddpcheck.formatting import megabits_text
 
 # Of a step: below, nobody would notice the link.
@@ -34,7 +34,7 @@ PORT_FIX = (
 )
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     if case.links is None:
         return []
     found = []
@@ -45,7 +45,7 @@ def find(case: Case) -> list[Finding]:
     return found
 
 
-def _slow_link(case: Case, slow: SlowLink, cost: Cost | None) -> Finding:
+def _slow_link(case: RuleContext, slow: SlowLink, cost: Cost | None) -> Finding:
     hidden = cost is not None and cost.share < LEAST_SHARE
     return case.finding(
         "DDP403",
@@ -84,7 +84,7 @@ def _costs(cost: Cost | None) -> str:
     return f"It costs {of} ({100 * cost.share:.0f} %) on every rank."
 
 
-def _told(link: Link) -> dict[str, Any]:
+def _told(link: NodeLink) -> dict[str, Any]:
     return {
         "from": link.source,
         "to": link.target,
@@ -94,7 +94,7 @@ def _told(link: Link) -> dict[str, Any]:
     }
 
 
-def _slow_port(case: Case, slow: SlowPort) -> Finding:
+def _slow_port(case: RuleContext, slow: SlowPort) -> Finding:
     port = slow.port
     said = {
         "rate": f"runs at {slow.own / 1000:g} Gbit/s, those of the others at {slow.usual / 1000:g} (median)",
@@ -125,6 +125,6 @@ def _more(slow: SlowPort) -> str:
     return f"{slow.own / slow.usual:.0f} times" if slow.usual else "many times"
 
 
-def _ranks(case: Case, nodes: tuple[str, ...]) -> tuple[int, ...]:
+def _ranks(case: RuleContext, nodes: tuple[str, ...]) -> tuple[int, ...]:
     known = case.links.ranks if case.links is not None else {}
     return tuple(sorted(rank for node in nodes for rank in known.get(node, ())))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.overlap.model import BucketAdvice, Layout
+from ddpcheck.analysis.overlap.model import BucketAdvice, BucketLayout
 
 # What is not worth an experiment is not worth a note.
 LEAST_SHARE = 0.05
@@ -13,7 +13,7 @@ _MIB = 1 << 20
 _DEFAULT = (1 * _MIB, 25 * _MIB)
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     seen = case.overlap
     advice = seen.advice if seen is not None and not seen.machine_too_busy else None
     if advice is None or advice.gain_ns < max(LEAST_NS, LEAST_SHARE * advice.step_ns):
@@ -21,7 +21,7 @@ def find(case: Case) -> list[Finding]:
     return [_finding(case, advice)]
 
 
-def _finding(case: Case, advice: BucketAdvice) -> Finding:
+def _finding(case: RuleContext, advice: BucketAdvice) -> Finding:
     module = next(key for key in case.modules() if case.attempt.number(key) == advice.module)
     return case.finding(
         "DDP404",
@@ -48,7 +48,7 @@ def _finding(case: Case, advice: BucketAdvice) -> Finding:
     )
 
 
-def option(layout: Layout) -> str:
+def option(layout: BucketLayout) -> str:
     """The layout as DDP's constructor is told of it."""
     if (layout.first_bytes, layout.cap_bytes) == _DEFAULT:
         return "the default bucket_cap_mb"
@@ -57,7 +57,7 @@ def option(layout: Layout) -> str:
     return f"bucket_cap_mb_list=[{layout.first_bytes / _MIB:g}, {layout.cap_bytes / _MIB:g}]"
 
 
-def _fix(layout: Layout) -> str:
+def _fix(layout: BucketLayout) -> str:
     if option(layout).startswith("bucket_cap_mb_list"):
         return f"DistributedDataParallel(model, {option(layout)}), which newer versions of torch have"
     if option(layout).startswith("the"):
@@ -65,9 +65,9 @@ def _fix(layout: Layout) -> str:
     return f"DistributedDataParallel(model, {option(layout)})"
 
 
-def _now(layout: Layout) -> str:
+def _now(layout: BucketLayout) -> str:
     return f"gradients go in {_count(layout)}"
 
 
-def _count(layout: Layout) -> str:
+def _count(layout: BucketLayout) -> str:
     return "1 bucket" if layout.buckets == 1 else f"{layout.buckets} buckets"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.hardware.routes import Route, open_to_all, taken
-from ddpcheck.analysis.hardware.traffic import Link, Traffic
+from ddpcheck.analysis.hardware.traffic import LinkTraffic, Traffic
 
 # Less than this between two speeds is not worth a warning.
 _TIMES_FASTER = 2.0
@@ -17,7 +17,7 @@ _MOST_TOLD = 4
 _VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     traffic = case.traffic
     if traffic is None or traffic.gradient_bytes < _FEWEST_BYTES or not _is_whole(case, traffic):
         return []
@@ -32,14 +32,14 @@ def find(case: Case) -> list[Finding]:
     return [_finding(case, traffic, used, max(better, key=lambda route: route.speed or 0))]
 
 
-def _is_whole(case: Case, traffic: Traffic) -> bool:
+def _is_whole(case: RuleContext, traffic: Traffic) -> bool:
     """Whether every rank's node was sampled, and there are several."""
     seen = {rank for node in traffic.nodes for rank in node.ranks}
     hosts = {node.host for node in traffic.nodes}
     return len(traffic.nodes) > 1 and len(hosts) == len(traffic.nodes) and seen == set(case.attempt.ranks)
 
 
-def _finding(case: Case, traffic: Traffic, used: Route, better: Route) -> Finding:
+def _finding(case: RuleContext, traffic: Traffic, used: Route, better: Route) -> Finding:
     speed, best = used.speed or 0, better.speed or 0
     moved = sum(link.sent for link in used.links.values())
     return case.finding(
@@ -62,7 +62,7 @@ def _finding(case: Case, traffic: Traffic, used: Route, better: Route) -> Findin
     )
 
 
-def _told(host: str, link: Link) -> dict[str, Any]:
+def _told(host: str, link: LinkTraffic) -> dict[str, Any]:
     return {"node": host, "interface": link.name, "mbit": link.speed, "bytes_a_step": round(link.sent)}
 
 
@@ -74,7 +74,7 @@ def _named(route: Route) -> str:
     )
 
 
-def _cause(case: Case, backend: str) -> str:
+def _cause(case: RuleContext, backend: str) -> str:
     """Whether somebody chose the interface, as the environment of the ranks tells."""
     environments = [rank.header.environment for rank in case.attempt.ranks.values()]
     for variable in _variables(backend):

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.nodes import apart_findings
 from ddpcheck.analysis.divergence.parameters import names_agree
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import Of, Stage
+from ddpcheck.records.schema import Stage, TensorKind
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     found = [
         finding
         for module in case.modules()
         if names_agree(case.attempt, module)
-        for of in (Of.PARAMETERS, Of.BUFFERS)
+        for of in (TensorKind.PARAMETERS, TensorKind.BUFFERS)
         for finding in _of_module(case, module, of)
     ]
     found += [finding for module in case.modules() for finding in _ignored(case, module)]
     return found + apart_findings(case, "DDP101")
 
 
-def _of_module(case: Case, module: ModuleKey, of: Of) -> list[Finding]:
+def _of_module(case: RuleContext, module: ModuleKey, of: TensorKind) -> list[Finding]:
     found = case.attempt.agreement.tally(module, Stage.INIT_AFTER, of).first
     if found is None:
         return []
@@ -51,10 +51,10 @@ def _of_module(case: Case, module: ModuleKey, of: Of) -> list[Finding]:
     ]
 
 
-def _ignored(case: Case, module: ModuleKey) -> list[Finding]:
+def _ignored(case: RuleContext, module: ModuleKey) -> list[Finding]:
     """What DDP ignores may differ, unless ranks apply the same gradients to it: then it is meant to be a replica."""
-    found = case.attempt.agreement.tally(module, Stage.INIT_AFTER, Of.IGNORED).first
-    applied = case.attempt.agreement.tally(module, Stage.APPLIED, Of.IGNORED)
+    found = case.attempt.agreement.tally(module, Stage.INIT_AFTER, TensorKind.IGNORED).first
+    applied = case.attempt.agreement.tally(module, Stage.APPLIED, TensorKind.IGNORED)
     if found is None or not applied.compared or applied.differing:
         return []
     evidence = of_disagreement(case.attempt, found, case.folder)
@@ -75,9 +75,9 @@ def _ignored(case: Case, module: ModuleKey) -> list[Finding]:
     ]
 
 
-def _cause(options: dict[str, object], of: Of) -> str:
+def _cause(options: dict[str, object], of: TensorKind) -> str:
     if options.get("init_sync") is False:
         return "init_sync=False: DDP was told not to broadcast at wrapping"
-    if of is Of.BUFFERS and options.get("broadcast_buffers") is False:
+    if of is TensorKind.BUFFERS and options.get("broadcast_buffers") is False:
         return "broadcast_buffers=False: DDP was told to leave buffers alone, also at wrapping"
     return "the broadcast at wrapping did not make the ranks equal"

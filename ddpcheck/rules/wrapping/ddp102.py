@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import Of, Stage
+from ddpcheck.records.schema import Stage, TensorKind
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     findings = []
     for module in case.modules():
-        before = case.attempt.agreement.tally(module, Stage.INIT_BEFORE, Of.PARAMETERS).first
-        after = case.attempt.agreement.tally(module, Stage.INIT_AFTER, Of.PARAMETERS)
+        before = case.attempt.agreement.tally(module, Stage.INIT_BEFORE, TensorKind.PARAMETERS).first
+        after = case.attempt.agreement.tally(module, Stage.INIT_AFTER, TensorKind.PARAMETERS)
         if before is None or after.first is not None or not after.compared:
             continue
         evidence = of_disagreement(case.attempt, before, case.folder)

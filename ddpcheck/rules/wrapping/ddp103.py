@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import groups_of, odd_ranks
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
@@ -20,11 +20,11 @@ _SAME_IGNORED = (
 )
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     return [finding for module in case.modules() for finding in _of_module(case, module)]
 
 
-def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
+def _of_module(case: RuleContext, module: ModuleKey) -> list[Finding]:
     rows = {rank: data.as_wrapped[module].parameters for rank, data in case.attempt.of_module(module).items()}
     # Shapes and dtypes count: DDP compares them too, but its error does not name the parameter.
     said = {rank: repr([row[:3] for row in rows[rank]]) for rank in rows}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.parameters import divergence
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
@@ -15,11 +15,11 @@ FIX = (
 )
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: RuleContext) -> list[Finding]:
     return [finding for module in case.modules() for finding in _of_module(case, module)]
 
 
-def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
+def _of_module(case: RuleContext, module: ModuleKey) -> list[Finding]:
     parted = divergence(case.attempt, module)
     if parted is not None and parted.code == "DDP104":
         evidence = {**of_disagreement(case.attempt, parted.found, case.folder), **parted.evidence}
@@ -38,7 +38,7 @@ def _of_module(case: Case, module: ModuleKey) -> list[Finding]:
     return _harmless_so_far(case, module)
 
 
-def _harmless_so_far(case: Case, module: ModuleKey) -> list[Finding]:
+def _harmless_so_far(case: RuleContext, module: ModuleKey) -> list[Finding]:
     """The ranks still agree: perhaps the user reduces that gradient by hand. Worth a word, no alarm."""
     seen = {
         (record.parameter, record.change): (rank, record)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.report import DataEpoch
-from ddpcheck.reports.html.context import Material
+from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.terminal.data import alike_epochs
 from ddpcheck.reports.terminal.evidence import spoken_by_rank
 
 
-def section(made: Material) -> Html | None:
+def section(made: PageContext) -> Html | None:
     epochs = made.report.data
     if not epochs:
         return None

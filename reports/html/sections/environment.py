@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from ddpcheck.analysis.timeseries.model import EnvironmentRow
 from ddpcheck.formatting import name_ranks
-from ddpcheck.reports.html.context import Material
+from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 
 
-def section(made: Material) -> Html | None:
+def section(made: PageContext) -> Html | None:
     rows = made.report.environment
     if not rows:
         return None

@@ -9,7 +9,7 @@ from typing import Any
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.formatting import name_ranks, rank_ranges
 from ddpcheck.reports.finding_text import script_line
-from ddpcheck.reports.html.context import Material
+from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.safe_text import shortened
 from ddpcheck.reports.terminal.evidence import (
@@ -169,7 +169,7 @@ _LAYOUTS: dict[str, Callable[[Any, Collection[int]], Html]] = {
 _MOST = 60
 
 
-def section(made: Material) -> Html | None:
+def section(made: PageContext) -> Html | None:
     ordered = in_order(made.report)
     if not ordered:
         return tag("p", "None.")
@@ -180,7 +180,7 @@ def section(made: Material) -> Html | None:
     return joined([*cards, more])
 
 
-def _line(made: Material, finding: Finding) -> str:
+def _line(made: PageContext, finding: Finding) -> str:
     file, line = script_line(made.report, finding)
     return f"{file}:{line}" if line else ""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddpcheck.formatting import trace_units_size_text
 from ddpcheck.reports.html.chart import chart, series_table
-from ddpcheck.reports.html.context import Material
+from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.html.table import folded_nodes
 
@@ -106,7 +106,7 @@ def _folded(title: str, content: Html) -> Html:
 _MOST_DRAWN = 4
 
 
-def section(made: Material) -> Html | None:
+def section(made: PageContext) -> Html | None:
     nodes = (made.document.get("hardware") or {}).get("nodes") or []
     if not nodes:
         return None

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddpcheck.formatting import megabits_text, trace_units_size_text
 from ddpcheck.reports.html.chart import chart
-from ddpcheck.reports.html.context import Material
+from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 
 # Rows and columns of the heat map; of more nodes those with the slowest links are drawn.
@@ -18,7 +18,7 @@ _DARKEST = 4.0
 _PORT_HEADERS = ("port", "rate", "sent", "received", "errors", "waited, ticks")
 
 
-def section(made: Material) -> Html | None:
+def section(made: PageContext) -> Html | None:
     found = made.document.get("links") or {}
     links, ports = found.get("links") or [], found.get("ports") or []
     if not links and not ports:

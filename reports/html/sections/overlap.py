@@ -7,7 +7,7 @@ from typing import Any
 
 from ddpcheck.formatting import percent_text, rate_text, time_text, trace_units_size_text
 from ddpcheck.reports.html.chart import chart
-from ddpcheck.reports.html.context import Material
+from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.html.table import MOST_ROWS, folded_table, pages
 
@@ -23,7 +23,7 @@ _KINDS = (
 )
 
 
-def section(made: Material) -> Html | None:
+def section(made: PageContext) -> Html | None:
     overlap = made.document.get("overlap")
     if not overlap or not overlap.get("ranks"):
         return None

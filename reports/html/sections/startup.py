@@ -7,7 +7,7 @@ from typing import Any
 
 from ddpcheck.formatting import rank_ranges, trace_units_size_text
 from ddpcheck.reports.html.chart import chart
-from ddpcheck.reports.html.context import Material
+from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, table
 from ddpcheck.reports.html.table import Row, pages
 
@@ -25,7 +25,7 @@ _STAGES = (
 )
 
 
-def section(made: Material) -> Html | None:
+def section(made: PageContext) -> Html | None:
     startup = made.document.get("startup")
     if not startup or not startup["ranks"]:
         return None

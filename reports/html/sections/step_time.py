@@ -8,7 +8,7 @@ from typing import Any
 
 from ddpcheck.formatting import name_ranks
 from ddpcheck.reports.html.chart import chart
-from ddpcheck.reports.html.context import Material
+from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.html.table import Row, pages
 
@@ -27,7 +27,7 @@ _PARTS = (
 )
 
 
-def section(made: Material) -> Html | None:
+def section(made: PageContext) -> Html | None:
     tables = made.document.get("time") or ()
     drawn = [part for one in tables if one["ranks"] for part in _group(one, len(tables) > 1)]
     return joined(drawn) if drawn else None

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddpcheck.formatting import rank_ranges, trace_units_size_text
-from ddpcheck.reports.html.context import Material
+from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, tag
 from ddpcheck.reports.html.table import folded_nodes
 
 
-def section(made: Material) -> Html | None:
+def section(made: PageContext) -> Html | None:
     traffic = made.document.get("traffic") or {}
     nodes = traffic.get("nodes") or []
     if not nodes:

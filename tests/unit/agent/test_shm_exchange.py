@@ -14,7 +14,17 @@ from typing import Any
 import pytest
 
 from ddpcheck.agent import shm_exchange as board_module
-from ddpcheck.agent.shm_exchange import RING, Board, Sign, Told, ask, make_board, own_place, signs, troubles
+from ddpcheck.agent.shm_exchange import (
+    RING,
+    Heartbeat,
+    HeartbeatState,
+    ShmExchange,
+    ask,
+    create_exchange,
+    own_place,
+    signs,
+    troubles,
+)
 
 # CPython warns of forks in a process with threads from 3.12 on; a fork is the quick way to another process.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -31,7 +41,7 @@ def key(number: int) -> bytes:
 def serve(path: Path, rank: int, line: Connection) -> None:
     """A rank: does on its board what it is told."""
     try:
-        board = Board(path, rank)
+        board = ShmExchange(path, rank)
         line.send(board._slot)
     except OSError as error:
         line.send(error)
@@ -75,7 +85,7 @@ class Rank:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    make_board(tmp_path / "board")
+    create_exchange(tmp_path / "board")
     return tmp_path / "board"
 
 
@@ -96,7 +106,7 @@ def test_a_board_is_the_users_alone_and_costs_next_to_nothing(path: Path) -> Non
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.stat().st_blocks * 512 <= 8192
     with pytest.raises(FileExistsError):
-        make_board(path)
+        create_exchange(path)
 
 
 def test_three_ranks_see_what_the_others_say_once(start: Callable[[int], Rank]) -> None:
@@ -211,7 +221,7 @@ def test_a_rank_that_cannot_write_says_so(path: Path, start: Callable[[int], Ran
     ranks[2].say_trouble("No space left on device (/x)")
     ranks[1].say_trouble("ü" * 200)
     cut, whole = troubles(path)
-    assert whole == Told(2, ranks[2].process.pid, "No space left on device (/x)")
+    assert whole == HeartbeatState(2, ranks[2].process.pid, "No space left on device (/x)")
     assert (cut.rank, cut.pid) == (1, ranks[1].process.pid)
     assert cut.text.startswith("ü" * 50)
 
@@ -240,7 +250,7 @@ def test_a_board_that_cannot_be_opened_leaves_nothing_behind(
     monkeypatch.setattr(board_module.os, "posix_fallocate", full)
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="No space"):
-        Board(path, 0)
+        ShmExchange(path, 0)
     assert set(os.listdir("/proc/self/fd")) == before
 
 
@@ -256,7 +266,7 @@ def test_a_full_memory_disk_kills_nobody(tmp_path: Path) -> None:
         pytest.skip("no right to mount a small memory disk")
     ranks: list[Rank] = []
     try:
-        make_board(place / "board")
+        create_exchange(place / "board")
         ranks = [Rank(place / "board", 0), Rank(place / "board", 1)]
         with pytest.raises(OSError, match="No space"):
             Rank(place / "board", 2)
@@ -281,8 +291,8 @@ def test_the_launcher_sees_signs_of_progress(path: Path, start: Callable[[int], 
     for number in range(RING + 1):
         two.publish(key(number), ROOT, LEAVES)
     assert signs(path) == {
-        one.process.pid: Sign(7),
-        two.process.pid: Sign(0, frozenset({11, 12})),
+        one.process.pid: Heartbeat(7),
+        two.process.pid: Heartbeat(0, frozenset({11, 12})),
     }
 
 
@@ -321,7 +331,7 @@ def test_what_could_not_be_written_is_told_when_the_group_is_made_again(
     monkeypatch.setattr(board_module, "_held", {})
     own_place(path, 3).say_trouble("No space left on device")
     own_place(path, 3)
-    assert troubles(path) == [Told(3, os.getpid(), "No space left on device")]
+    assert troubles(path) == [HeartbeatState(3, os.getpid(), "No space left on device")]
 
 
 def test_a_forked_child_that_becomes_a_rank_has_a_place_of_its_own(

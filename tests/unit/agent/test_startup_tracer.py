@@ -14,7 +14,7 @@ from torch import nn
 
 from ddpcheck.agent import startup_tracer
 from ddpcheck.agent.guard import GUARD
-from ddpcheck.agent.startup_tracer import MOST_RECORDS, StartupWatch
+from ddpcheck.agent.startup_tracer import MOST_RECORDS, StartupTracer
 from ddpcheck.analysis.startup.timeline import is_direct, timeline
 from ddpcheck.injection import CLOCK
 from ddpcheck.probes.process.os_counters import process_start
@@ -33,10 +33,10 @@ ORIGINALS = {
 
 
 @pytest.fixture
-def watch() -> Iterator[StartupWatch]:
+def watch() -> Iterator[StartupTracer]:
     faults: list[Any] = []
     GUARD.report_to(lambda *fault: faults.append(fault))
-    watch = StartupWatch()
+    watch = StartupTracer()
     watch.install()
     yield watch
     watch.end()
@@ -46,7 +46,7 @@ def watch() -> Iterator[StartupWatch]:
     assert "from_file" not in vars(torch.UntypedStorage)
 
 
-def told(watch: StartupWatch) -> list[StartupRecord]:
+def told(watch: StartupTracer) -> list[StartupRecord]:
     records: list[StartupRecord] = []
     watch.write_to(records.append)
     return [record for record in records if record.via or record.stage == "broadcast"]
@@ -58,7 +58,7 @@ def saved(folder: Path) -> Path:
     return path
 
 
-def test_a_load_and_its_file(watch: StartupWatch, tmp_path: Path) -> None:
+def test_a_load_and_its_file(watch: StartupTracer, tmp_path: Path) -> None:
     path = saved(tmp_path)
     assert torch.load(path)["weight"].sum() == 1_000_000
     (record,) = told(watch)
@@ -69,7 +69,7 @@ def test_a_load_and_its_file(watch: StartupWatch, tmp_path: Path) -> None:
     assert record.host > 4_000_000
 
 
-def test_a_load_by_mapping(watch: StartupWatch, tmp_path: Path) -> None:
+def test_a_load_by_mapping(watch: StartupTracer, tmp_path: Path) -> None:
     path = saved(tmp_path)
     torch.load(path, mmap=True)
     (record,) = told(watch)
@@ -77,7 +77,7 @@ def test_a_load_by_mapping(watch: StartupWatch, tmp_path: Path) -> None:
     assert record.read < 1_000_000
 
 
-def test_an_open_file_and_one_without_a_name(watch: StartupWatch, tmp_path: Path) -> None:
+def test_an_open_file_and_one_without_a_name(watch: StartupTracer, tmp_path: Path) -> None:
     import io
 
     path = saved(tmp_path)
@@ -89,14 +89,14 @@ def test_an_open_file_and_one_without_a_name(watch: StartupWatch, tmp_path: Path
     assert (second.bytes, second.files) == (0, [])
 
 
-def test_what_fails_is_over_all_the_same(watch: StartupWatch, tmp_path: Path) -> None:
+def test_what_fails_is_over_all_the_same(watch: StartupTracer, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         torch.load(tmp_path / "nothing.pt")
     torch.load(saved(tmp_path))
     assert [len(record.files) for record in told(watch)] == [1, 1]
 
 
-def test_mapped_by_another_library(watch: StartupWatch, tmp_path: Path) -> None:
+def test_mapped_by_another_library(watch: StartupTracer, tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     path = tmp_path / "model.safetensors"
     safetensors.save_file({"weight": torch.ones(100, 100)}, path)
@@ -106,7 +106,7 @@ def test_mapped_by_another_library(watch: StartupWatch, tmp_path: Path) -> None:
 
 
 def test_from_pretrained_of_any_class_holds_the_loads_inside(
-    watch: StartupWatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    watch: StartupTracer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class PreTrainedModel:
         @classmethod
@@ -129,7 +129,7 @@ def test_from_pretrained_of_any_class_holds_the_loads_inside(
     assert "from_pretrained" not in vars(Mine)
 
 
-def test_a_copy_to_a_device(watch: StartupWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_to_a_device(watch: StartupTracer, monkeypatch: pytest.MonkeyPatch) -> None:
     """`meta` stands in for a device: the only other one there is without a GPU."""
     monkeypatch.setattr(startup_tracer, "HOST", ("cpu",))
     model = nn.Linear(10, 10)
@@ -143,7 +143,7 @@ def test_a_copy_to_a_device(watch: StartupWatch, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("staged", [False, True])
 def test_a_read_by_cufile(
-    watch: StartupWatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staged: bool
+    watch: StartupTracer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staged: bool
 ) -> None:
     """The driver is stood in for, and `meta` for a device: it takes the bytes, or reads them by the host first."""
     path = tmp_path / "weights"
@@ -186,7 +186,7 @@ def test_a_read_by_cufile(
     del file
 
 
-def test_a_read_by_cufile_into_the_host_is_not_direct(watch: StartupWatch) -> None:
+def test_a_read_by_cufile_into_the_host_is_not_direct(watch: StartupTracer) -> None:
     begun = watch.begin(StartupStage.LOAD, "GdsFile.load_storage")
     assert begun is not None
     storage = torch.empty(2 << 20, dtype=torch.uint8).untyped_storage()
@@ -195,7 +195,7 @@ def test_a_read_by_cufile_into_the_host_is_not_direct(watch: StartupWatch) -> No
     assert (record.bytes, record.moved, is_direct(record)) == (2 << 20, 0, False)
 
 
-def test_the_broadcast(watch: StartupWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_broadcast(watch: StartupTracer, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.BatchNorm1d(5)
     sizes = [startup_tracer._broadcast_size(model)]
     sizes.append(startup_tracer._broadcast_size(model, broadcast_buffers=False))
@@ -203,7 +203,7 @@ def test_the_broadcast(watch: StartupWatch, monkeypatch: pytest.MonkeyPatch) -> 
     assert sizes == [20 * 4 + 8, 10 * 4, 15 * 4 + 8]
 
 
-def test_marks_before_and_after_there_is_a_rank(watch: StartupWatch, tmp_path: Path) -> None:
+def test_marks_before_and_after_there_is_a_rank(watch: StartupTracer, tmp_path: Path) -> None:
     watch.joining()
     watch.joined()
     records: list[StartupRecord] = []
@@ -218,7 +218,7 @@ def test_marks_before_and_after_there_is_a_rank(watch: StartupWatch, tmp_path: P
     assert len([record for record in records if record.stage == "load"]) == 1
 
 
-def test_no_end_of_loads(watch: StartupWatch, tmp_path: Path) -> None:
+def test_no_end_of_loads(watch: StartupTracer, tmp_path: Path) -> None:
     path = saved(tmp_path)
     for _ in range(MOST_RECORDS + 5):
         watch.finish(watch.begin(StartupStage.LOAD, "torch.load"))
@@ -231,7 +231,7 @@ def test_no_end_of_loads(watch: StartupWatch, tmp_path: Path) -> None:
     assert records[-1].stage == "wrap"
 
 
-def test_the_birth_of_a_rank(watch: StartupWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_birth_of_a_rank(watch: StartupTracer, monkeypatch: pytest.MonkeyPatch) -> None:
     born = process_start()
     for name, at in (("armed", 0.5), ("torch", 0.75), ("torch_there", 2.0)):
         monkeypatch.setitem(CLOCK, name, born + at)
@@ -243,7 +243,7 @@ def test_the_birth_of_a_rank(watch: StartupWatch, monkeypatch: pytest.MonkeyPatc
     ]
 
 
-def test_a_forked_rank_took_no_time_to_import(watch: StartupWatch, tmp_path: Path) -> None:
+def test_a_forked_rank_took_no_time_to_import(watch: StartupTracer, tmp_path: Path) -> None:
     """Its parent did, before there was a rank; what the parent loaded is not the rank's either."""
     born = process_start()
     CLOCK.update(armed=born - 9, torch=born - 8, torch_there=born - 7)
@@ -254,7 +254,7 @@ def test_a_forked_rank_took_no_time_to_import(watch: StartupWatch, tmp_path: Pat
         CLOCK.clear()
 
 
-def test_processes_that_are_no_rank_write_nothing(watch: StartupWatch, tmp_path: Path) -> None:
+def test_processes_that_are_no_rank_write_nothing(watch: StartupTracer, tmp_path: Path) -> None:
     path = saved(tmp_path)
     before = set(os.listdir(tmp_path))
     torch.load(path)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddpcheck.agent.tracked_module import Change, WatchedModule
+from ddpcheck.agent.tracked_module import ParamSetChange, TrackedModule
 from tests.helpers.fake_scene import watch
 
 
@@ -32,7 +32,7 @@ def module() -> Tied:
     return Tied()
 
 
-def names(watched: WatchedModule) -> list[str]:
+def names(watched: TrackedModule) -> list[str]:
     return [slot.name for slot in watched.parameters]
 
 
@@ -78,7 +78,7 @@ def test_without_a_change_there_is_none(module: Tied) -> None:
 def test_added(module: Tied) -> None:
     watched = watch(module)
     module.late = nn.Parameter(torch.zeros(1))
-    assert watched.changes() == [Change("added", "late")]
+    assert watched.changes() == [ParamSetChange("added", "late")]
     assert watched.changes() == []
     assert "late" in names(watched)
     assert watched.revision == 2
@@ -87,13 +87,16 @@ def test_added(module: Tied) -> None:
 def test_a_whole_submodule_added(module: Tied) -> None:
     watched = watch(module)
     module.norm.extra = nn.Linear(2, 2)
-    assert watched.changes() == [Change("added", "norm.extra.weight"), Change("added", "norm.extra.bias")]
+    assert watched.changes() == [
+        ParamSetChange("added", "norm.extra.weight"),
+        ParamSetChange("added", "norm.extra.bias"),
+    ]
 
 
 def test_replaced(module: Tied) -> None:
     watched = watch(module)
     module.scale = nn.Parameter(torch.zeros(()))
-    assert watched.changes() == [Change("replaced", "scale")]
+    assert watched.changes() == [ParamSetChange("replaced", "scale")]
     assert watched.tensors(watched.parameters)[names(watched).index("scale")] is module.scale
 
 
@@ -101,7 +104,10 @@ def test_a_whole_submodule_replaced(module: Tied) -> None:
     """As when a pretrained model gets a new head after it was wrapped."""
     watched = watch(module)
     module.norm = nn.BatchNorm1d(3)
-    assert watched.changes() == [Change("replaced", "norm.weight"), Change("replaced", "norm.bias")]
+    assert watched.changes() == [
+        ParamSetChange("replaced", "norm.weight"),
+        ParamSetChange("replaced", "norm.bias"),
+    ]
     assert watched.tensors(watched.parameters)[names(watched).index("norm.bias")] is module.norm.bias
     assert watched.tensors(watched.buffers)[0] is module.table
     assert watched.tensors(watched.buffers)[1] is module.norm.running_mean
@@ -117,7 +123,7 @@ def test_a_replaced_parameter_that_wants_no_gradient_matters_to_no_reducer(modul
 def test_unfrozen(module: Tied) -> None:
     watched = watch(module)
     module.frozen.requires_grad_(True)
-    assert watched.changes() == [Change("unfrozen", "frozen")]
+    assert watched.changes() == [ParamSetChange("unfrozen", "frozen")]
 
 
 def test_frozen_and_thawed_again_is_known_to_the_reducer(module: Tied) -> None:
@@ -144,7 +150,7 @@ def test_removed(module: Tied, how: str) -> None:
 def test_untied(module: Tied) -> None:
     watched = watch(module)
     module.head.weight = nn.Parameter(torch.zeros(5, 3))
-    assert watched.changes() == [Change("added", "head.weight")]
+    assert watched.changes() == [ParamSetChange("added", "head.weight")]
 
 
 def test_buffers_come_and_go(module: Tied) -> None:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.analysis.run_reader import Run
+from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.records.schema import (
     DigestRecord,
     EndRecord,
     HyperRecord,
     ModuleRecord,
-    Of,
     RankHeader,
     Stage,
+    TensorKind,
     to_line,
 )
 from tests.helpers.run_builder import leaves_of, packed
@@ -95,23 +95,23 @@ def test_ranks_that_write_more_lines_a_step_do_not_fall_behind(
 ) -> None:
     """Read line by line in turn, the others would run ahead and wait in memory."""
     write_run(tmp_path, 4, 3000, schedule=schedule)
-    run = Run(tmp_path)
+    run = RunReader(tmp_path)
     most = 0
     agreement_of = run.attempts
-    real = Run._read
+    real = RunReader._read
 
-    def spy(self: Run, path: Path, *shares: int) -> bool:
+    def spy(self: RunReader, path: Path, *shares: int) -> bool:
         nonlocal most
         result = real(self, path, *shares)
         most = max([most, *(len(attempt.agreement._pending) for attempt in agreement_of.values())])
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "_read", spy)
+        patch.setattr(RunReader, "_read", spy)
         run.poll()
     assert 0 < most < 1100
     (attempt,) = run.attempts.values()
-    assert attempt.agreement.tally(((0, 1, 2, 3), 0), Stage.PARAMS, Of.PARAMETERS).compared == 3000
+    assert attempt.agreement.tally(((0, 1, 2, 3), 0), Stage.PARAMS, TensorKind.PARAMETERS).compared == 3000
 
 
 def test_a_run_that_grows_is_read_on(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_run_that_grows_is_read_on(tmp_path: Path) -> None:
     whole = {path: path.read_bytes() for path in sorted(tmp_path.glob("rank-*"))}
     for path in whole:
         path.write_bytes(b"")
-    run = Run(tmp_path)
+    run = RunReader(tmp_path)
     assert not run.poll()
     for cut in (100, 8000, 8001, 12_000, None):
         for path, data in whole.items():
@@ -127,7 +127,7 @@ def test_a_run_that_grows_is_read_on(tmp_path: Path) -> None:
         assert run.poll() is (cut not in (100, 8001))
     assert not run.poll()
     (attempt,) = run.attempts.values()
-    assert attempt.agreement.tally(((0, 1), 0), Stage.PARAMS, Of.PARAMETERS).compared == 50
+    assert attempt.agreement.tally(((0, 1), 0), Stage.PARAMS, TensorKind.PARAMETERS).compared == 50
     assert all(rank.end is not None for rank in attempt.ranks.values())
 
 
@@ -136,10 +136,10 @@ def test_a_file_that_appears_late_is_found(tmp_path: Path) -> None:
     late = tmp_path / "rank-00001.jsonl"
     data = late.read_bytes()
     late.unlink()
-    run = Run(tmp_path)
+    run = RunReader(tmp_path)
     assert run.poll()
     late.write_bytes(data)
     assert run.poll()
     (attempt,) = run.attempts.values()
     assert attempt.ranks.keys() == {0, 1}
-    assert attempt.agreement.tally(((0, 1), 0), Stage.PARAMS, Of.PARAMETERS).compared == 5
+    assert attempt.agreement.tally(((0, 1), 0), Stage.PARAMS, TensorKind.PARAMETERS).compared == 5

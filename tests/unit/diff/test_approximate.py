@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.diff.compare import compare_runs
-from ddpcheck.diff.model import Comparison, Method, Verdict, Where
+from ddpcheck.diff.model import Comparison, DiffSource, DiffVerdict, Method
 from ddpcheck.errors import NotComparable
 from ddpcheck.records.schema import BatchRecord, RankHeader
 from tests.helpers.run_builder import NAMES, RunBuilder
@@ -60,7 +60,7 @@ def against_one(tmp_path: Path, world_size: int = 4, **changes: Any) -> Comparis
 
 def test_one_rank_and_four(tmp_path: Path) -> None:
     found = against_one(tmp_path, factors=dict.fromkeys(range(STEPS), (1 + 3e-07, 1 - 3e-07, 1.0)))
-    assert (found.verdict, found.method) == (Verdict.AGREE, Method.ROUNDING)
+    assert (found.verdict, found.method) == (DiffVerdict.AGREE, Method.ROUNDING)
     assert found.compared == {"init.after": 1, "reduced": STEPS, "hyperparameters": STEPS}
     assert [one.step for one in found.growth] == list(range(STEPS))
     assert all(0 < one.relative < 1e-6 for one in found.growth)
@@ -82,7 +82,7 @@ def test_one_rank_and_four(tmp_path: Path) -> None:
 def test_a_factor_is_named(tmp_path: Path, factor: float, says: str) -> None:
     found = against_one(tmp_path, factors=dict.fromkeys(range(STEPS), (factor,) * 3))
     assert found.first is not None
-    assert (found.first.step, found.first.stage, found.first.message) == (0, Where.REDUCED, says)
+    assert (found.first.step, found.first.stage, found.first.message) == (0, DiffSource.REDUCED, says)
     assert "a multiple of the other's" in found.cause
     assert ("world size", 1, 4) in [(one.what, one.a, one.b) for one in found.suspects]
 
@@ -124,28 +124,28 @@ def test_a_difference_that_grew(tmp_path: Path) -> None:
 
 def test_a_tolerance_of_ones_own(tmp_path: Path) -> None:
     factors = dict.fromkeys(range(STEPS), (1.02, 0.98, 1.0))
-    assert against_one(tmp_path, factors=factors).verdict is Verdict.PARTED
-    assert against_one(tmp_path, factors=factors, rtol=0.1).verdict is Verdict.AGREE
-    assert against_one(tmp_path, factors=factors, rtol=1e-3).verdict is Verdict.PARTED
+    assert against_one(tmp_path, factors=factors).verdict is DiffVerdict.PARTED
+    assert against_one(tmp_path, factors=factors, rtol=0.1).verdict is DiffVerdict.AGREE
+    assert against_one(tmp_path, factors=factors, rtol=1e-3).verdict is DiffVerdict.PARTED
 
 
 def test_settings_are_compared_exactly(tmp_path: Path) -> None:
     found = against_one(tmp_path, lr={2: 0.4})
     assert found.first is not None
-    assert (found.first.step, found.first.stage) == (2, Where.HYPER)
+    assert (found.first.step, found.first.stage) == (2, DiffSource.HYPER)
     assert found.first.message == "0.lr is 0.1 in run A and 0.4 in run B, ratio 4.0 (= world size)"
 
 
 def test_another_start(tmp_path: Path) -> None:
     found = against_one(tmp_path, odd={rank: [NAMES[1]] for rank in range(4)})
     assert found.first is not None
-    assert (found.first.step, found.first.stage, found.first.parameter) == (-1, Where.INIT, NAMES[1])
+    assert (found.first.step, found.first.stage, found.first.parameter) == (-1, DiffSource.INIT, NAMES[1])
 
 
 def test_a_write_in_one_run_only(tmp_path: Path) -> None:
     found = against_one(tmp_path, rewrite=3)
     assert found.first is not None
-    assert (found.first.step, found.first.stage) == (3, Where.REWRITTEN)
+    assert (found.first.step, found.first.stage) == (3, DiffSource.REWRITTEN)
     assert found.first.message == "parameters were written before this step in run B only"
 
 
@@ -181,7 +181,7 @@ def test_gradients_that_were_accumulated(tmp_path: Path) -> None:
             a.backward(4 * step + part + 1, {0: share}, share, step=step)
         a.step(step)
     found = compare_runs(a.end().save(), build(tmp_path / "b", 4).save())
-    assert found.verdict is Verdict.AGREE
+    assert found.verdict is DiffVerdict.AGREE
     assert found.compared["reduced"] == STEPS
 
 
@@ -194,7 +194,7 @@ def test_parameters_in_another_order(tmp_path: Path) -> None:
         mean = (MEAN[2], MEAN[0], MEAN[1])
         b.backward(step + 1, {0: mean, 1: mean}, mean)
         b.step(step)
-    assert compare_runs(a, b.end().save()).verdict is Verdict.AGREE
+    assert compare_runs(a, b.end().save()).verdict is DiffVerdict.AGREE
 
 
 def test_other_hashes(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_other_hashes(tmp_path: Path) -> None:
         assert isinstance(header, RankHeader)
         b.records[rank][0] = replace(header, algorithm="multilinear-128")
     found = compare_runs(build(tmp_path / "a", 2).save(), b.save())
-    assert (found.verdict, found.method) == (Verdict.AGREE, Method.ROUNDING)
+    assert (found.verdict, found.method) == (DiffVerdict.AGREE, Method.ROUNDING)
     assert "init.after" not in found.compared
     assert "DDPCHECK_HASH=multilinear" in found.notes[0]
 
@@ -234,5 +234,5 @@ def test_gradients_that_come_late(tmp_path: Path) -> None:
         b.records[rank] = [*others[:-1], *late, others[-1]]
     found = compare_runs(build(tmp_path / "a", 1).save(), b.save())
     assert found.first is not None
-    assert (found.first.step, found.first.stage) == (1, Where.REDUCED)
+    assert (found.first.step, found.first.stage) == (1, DiffSource.REDUCED)
     assert found.compared["reduced"] == STEPS

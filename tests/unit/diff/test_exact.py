@@ -12,18 +12,18 @@ import pytest
 
 from ddpcheck.diff.compare import compare_runs
 from ddpcheck.diff.exact import MOST_AHEAD, RankWalk
-from ddpcheck.diff.model import Comparison, Method, Verdict, Where
-from ddpcheck.diff.record_diff import Seat
+from ddpcheck.diff.model import Comparison, DiffSource, DiffVerdict, Method
+from ddpcheck.diff.record_diff import DiffLocation
 from ddpcheck.diff.run_input import read_side
 from ddpcheck.errors import NotComparable
 from ddpcheck.records.schema import (
     BatchRecord,
     DigestRecord,
-    Of,
     OptimizerRecord,
     RankHeader,
     SkipRecord,
     Stage,
+    TensorKind,
 )
 from tests.helpers.run_builder import NAMES, RunBuilder
 
@@ -51,7 +51,12 @@ def build(folder: Path, world_size: int = 2, steps: int = STEPS, **changes: Any)
     for step in range(steps):
         batch(run, step, change)
         run.look(
-            Stage.BUFFERS, step, ("mean",), of=Of.BUFFERS, width=1, odd=change.buffers if step == 4 else None
+            Stage.BUFFERS,
+            step,
+            ("mean",),
+            of=TensorKind.BUFFERS,
+            width=1,
+            odd=change.buffers if step == 4 else None,
         )
         if change.rewrite == step:
             run.rewrite(step, run.ranks, odd={rank: [NAMES[2]] for rank in run.ranks})
@@ -90,7 +95,7 @@ def compared(tmp_path: Path) -> Compare:
 
 def test_the_same_job_twice(compared: Compare) -> None:
     found = compared()
-    assert (found.verdict, found.method, found.first) == (Verdict.AGREE, Method.EXACT, None)
+    assert (found.verdict, found.method, found.first) == (DiffVerdict.AGREE, Method.EXACT, None)
     # Of every stage, what both ranks have in both runs.
     assert found.compared == {
         "init.after": 4,
@@ -110,17 +115,24 @@ def test_the_same_job_twice(compared: Compare) -> None:
 @pytest.mark.parametrize(
     ("changes", "step", "stage", "parameter", "ranks", "says"),
     [
-        ({"init": {0: [NAMES[1]], 1: [NAMES[1]]}}, -1, Where.INIT, NAMES[1], (0, 1), "start from different"),
-        ({"more": 1}, 0, Where.FORWARDS, None, (0, 1), "another number of forwards"),
-        ({"data": 3}, 3, Where.DATA, None, (1,), "fed different data"),
-        ({"drew": 2}, 2, Where.RANDOM, None, (0, 1), "random numbers are not"),
-        ({"buffers": {0: ["mean"]}}, 4, Where.BUFFERS, "mean", (0,), "Buffers differ"),
-        ({"rewrite": 3}, 3, Where.REWRITTEN, NAMES[2], (0, 1), "outside the optimizer"),
-        ({"local": 2}, 2, Where.LOCAL, NAMES[0], (0, 1), "the computation differs"),
-        ({"reduced": 2}, 2, Where.REDUCED, NAMES[0], (0, 1), "the reduction gave something else"),
-        ({"applied": 5}, 5, Where.APPLIED, None, (0,), "are the same after the reduction"),
-        ({"lr": 4}, 4, Where.HYPER, None, (0, 1), "the optimizer's settings"),
-        ({"params": 1}, 1, Where.PARAMS, NAMES[1], (1,), "the optimizer's update itself"),
+        (
+            {"init": {0: [NAMES[1]], 1: [NAMES[1]]}},
+            -1,
+            DiffSource.INIT,
+            NAMES[1],
+            (0, 1),
+            "start from different",
+        ),
+        ({"more": 1}, 0, DiffSource.FORWARDS, None, (0, 1), "another number of forwards"),
+        ({"data": 3}, 3, DiffSource.DATA, None, (1,), "fed different data"),
+        ({"drew": 2}, 2, DiffSource.RANDOM, None, (0, 1), "random numbers are not"),
+        ({"buffers": {0: ["mean"]}}, 4, DiffSource.BUFFERS, "mean", (0,), "Buffers differ"),
+        ({"rewrite": 3}, 3, DiffSource.REWRITTEN, NAMES[2], (0, 1), "outside the optimizer"),
+        ({"local": 2}, 2, DiffSource.LOCAL, NAMES[0], (0, 1), "the computation differs"),
+        ({"reduced": 2}, 2, DiffSource.REDUCED, NAMES[0], (0, 1), "the reduction gave something else"),
+        ({"applied": 5}, 5, DiffSource.APPLIED, None, (0,), "are the same after the reduction"),
+        ({"lr": 4}, 4, DiffSource.HYPER, None, (0, 1), "the optimizer's settings"),
+        ({"params": 1}, 1, DiffSource.PARAMS, NAMES[1], (1,), "the optimizer's update itself"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -128,13 +140,13 @@ def test_one_change(
     compared: Compare,
     changes: dict[str, Any],
     step: int,
-    stage: Where,
+    stage: DiffSource,
     parameter: str | None,
     ranks: tuple[int, ...],
     says: str,
 ) -> None:
     found = compared(**changes)
-    assert found.verdict is Verdict.PARTED
+    assert found.verdict is DiffVerdict.PARTED
     assert found.first is not None
     assert (found.first.step, found.first.stage, found.first.parameter) == (step, stage, parameter)
     assert found.first.ranks == ranks
@@ -151,7 +163,7 @@ def test_what_was_not_sketched_is_not_known(tmp_path: Path) -> None:
     found = compare_runs(a.save(), b.save())
     assert found.first is not None
     # The parameters after the step tell which one it was.
-    assert (found.first.step, found.first.stage, found.first.parameter) == (5, Where.APPLIED, NAMES[1])
+    assert (found.first.step, found.first.stage, found.first.parameter) == (5, DiffSource.APPLIED, NAMES[1])
     assert "it was not sketched" in found.cause
 
 
@@ -160,12 +172,12 @@ def test_the_earliest_of_several_changes(compared: Compare) -> None:
     assert found.first is not None
     stages = [(parting.step, parting.stage) for parting in (found.first, *found.then)]
     assert stages == [
-        (3, Where.DATA),
-        (3, Where.REWRITTEN),
-        (3, Where.LOCAL),
-        (3, Where.HYPER),
-        (3, Where.PARAMS),
-        (4, Where.RANDOM),
+        (3, DiffSource.DATA),
+        (3, DiffSource.REWRITTEN),
+        (3, DiffSource.LOCAL),
+        (3, DiffSource.HYPER),
+        (3, DiffSource.PARAMS),
+        (4, DiffSource.RANDOM),
     ]
 
 
@@ -173,7 +185,7 @@ def test_a_rank_that_parts_before_the_others(tmp_path: Path) -> None:
     a, b = build(tmp_path / "a"), build(tmp_path / "b", data=1, lr=4)
     found = compare_runs(a.save(), b.save())
     assert found.first is not None
-    assert (found.first.step, found.first.stage, found.first.ranks) == (1, Where.DATA, (1,))
+    assert (found.first.step, found.first.stage, found.first.ranks) == (1, DiffSource.DATA, (1,))
     # Rank 0 first differs three steps later, and that is no news any more.
     assert all(parting.step <= 3 for parting in found.then)
 
@@ -222,25 +234,25 @@ def test_differences_no_larger_than_rounding(tmp_path: Path) -> None:
         b.records[rank].append(ending)
     found = compare_runs(build(tmp_path / "a").save(), b.save())
     assert found.first is not None
-    assert (found.first.step, found.first.stage) == (0, Where.REDUCED)
+    assert (found.first.step, found.first.stage) == (0, DiffSource.REDUCED)
     assert "as close as rounding keeps them" in found.notes[0]
-    assert compare_runs(tmp_path / "a", tmp_path / "b", rtol=1e-5).verdict is Verdict.AGREE
+    assert compare_runs(tmp_path / "a", tmp_path / "b", rtol=1e-5).verdict is DiffVerdict.AGREE
 
 
 def test_a_run_that_was_stopped_early(tmp_path: Path) -> None:
     found = compare_runs(build(tmp_path / "a").save(), build(tmp_path / "b", steps=3).save())
-    assert found.verdict is Verdict.AGREE
+    assert found.verdict is DiffVerdict.AGREE
     assert found.notes == ("Run A took 6 steps and run B 3: the first 3 were compared.",)
 
 
 def test_a_rewrite_after_the_other_run_ended_is_no_difference(tmp_path: Path) -> None:
     found = compare_runs(build(tmp_path / "a", steps=4).save(), build(tmp_path / "b", rewrite=4).save())
-    assert found.verdict is Verdict.AGREE
+    assert found.verdict is DiffVerdict.AGREE
 
 
 def test_rewrites_in_both_runs(tmp_path: Path) -> None:
     same = compare_runs(build(tmp_path / "a", rewrite=3).save(), build(tmp_path / "b", rewrite=3).save())
-    assert same.verdict is Verdict.AGREE
+    assert same.verdict is DiffVerdict.AGREE
 
 
 def test_a_step_left_out(tmp_path: Path) -> None:
@@ -249,7 +261,7 @@ def test_a_step_left_out(tmp_path: Path) -> None:
         b.records[rank].insert(-8, SkipRecord(0, 0, 4, 5, 1024.0))
     found = compare_runs(build(tmp_path / "a").save(), b.save())
     assert found.first is not None
-    assert (found.first.step, found.first.stage) == (4, Where.FORWARDS)
+    assert (found.first.step, found.first.stage) == (4, DiffSource.FORWARDS)
     assert "run B left out an optimizer step" in found.first.message
 
 
@@ -267,7 +279,7 @@ def test_another_optimizer(tmp_path: Path) -> None:
 def test_options_of_another_version_are_no_difference(tmp_path: Path) -> None:
     b = build(tmp_path / "b")
     b.hyper(2, {rank: {"0.brand_new": True} for rank in b.ranks})
-    assert compare_runs(build(tmp_path / "a").save(), b.save()).verdict is Verdict.AGREE
+    assert compare_runs(build(tmp_path / "a").save(), b.save()).verdict is DiffVerdict.AGREE
 
 
 def test_environments_stand_beside_a_parting(tmp_path: Path) -> None:
@@ -289,7 +301,7 @@ def test_environments_stand_beside_a_parting(tmp_path: Path) -> None:
 
 def test_other_intervals(tmp_path: Path) -> None:
     found = compare_runs(build(tmp_path / "a", every=2).save(), build(tmp_path / "b", every=3).save())
-    assert found.verdict is Verdict.AGREE
+    assert found.verdict is DiffVerdict.AGREE
     # Steps 0 of both; 6 would be the next.
     assert found.compared["params"] == 2
     assert "every 2 and run B every 3 steps" in found.notes[0]
@@ -324,7 +336,7 @@ def test_a_missing_rank(tmp_path: Path) -> None:
     build(tmp_path / "b").save()
     (tmp_path / "b" / "rank-00001.jsonl").unlink()
     found = compare_runs(build(tmp_path / "a").save(), tmp_path / "b")
-    assert found.verdict is Verdict.AGREE
+    assert found.verdict is DiffVerdict.AGREE
     assert found.notes == ("Run B holds no records of rank 1.",)
 
 
@@ -338,8 +350,8 @@ def test_attempts(tmp_path: Path) -> None:
         second.records[rank][0] = replace(header, session="b2", time=3000.0)
     second.save()
     other = build(tmp_path / "b").save()
-    assert compare_runs(tmp_path / "a", other).verdict is Verdict.PARTED
-    assert compare_runs(tmp_path / "a", other, attempts=(0, 0)).verdict is Verdict.AGREE
+    assert compare_runs(tmp_path / "a", other).verdict is DiffVerdict.PARTED
+    assert compare_runs(tmp_path / "a", other, attempts=(0, 0)).verdict is DiffVerdict.AGREE
     with pytest.raises(NotComparable, match="has no attempt 2: it holds attempts 0 to 1"):
         compare_runs(tmp_path / "a", other, attempts=(2, 0))
 
@@ -348,7 +360,7 @@ def test_what_waits_for_its_counterpart_is_forgotten(tmp_path: Path) -> None:
     """Run B was not sketched, so every backward of run A waits in vain."""
     a, b = build(tmp_path / "a", world_size=1, steps=600), build(tmp_path / "b", world_size=1, steps=600)
     b.records[0] = [record for record in b.records[0] if record.kind not in ("backward", "batch")]
-    walk = RankWalk(read_side("A", a.save(), None), read_side("B", b.save(), None), Seat(0))
+    walk = RankWalk(read_side("A", a.save(), None), read_side("B", b.save(), None), DiffLocation(0))
     assert walk.differences(None) == []
     # Two records a step.
     assert 0 < len(walk.waiting[0]) <= 2 * 2 * (MOST_AHEAD + 1)

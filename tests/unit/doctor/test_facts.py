@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.config import Config
-from ddpcheck.doctor.context import Scene
+from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Level
 from ddpcheck.doctor.facts.identity import rank_numbers
 from ddpcheck.doctor.facts.injection import ENV_TRIAL, ask_child, in_a_child
@@ -150,7 +150,7 @@ def test_only_variables_on_the_list_are_shown(tmp_path: Path) -> None:
         tmp_path, NCCL_DEBUG="INFO", WANDB_API_KEY="s3cret", HOME="/home/s3cret", PYTHONPATH="s3cret"
     )
     assert facts.environment == {"NCCL_DEBUG": "INFO"}
-    assert "s3cret" not in DoctorReport.of(Scene((facts,))).to_json()
+    assert "s3cret" not in DoctorReport.of(DoctorContext((facts,))).to_json()
 
 
 def test_a_source_that_fails_hides_no_other(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_source_that_fails_hides_no_other(tmp_path: Path) -> None:
     facts = collect(tmp_path, broken, broken, environ={})
     assert facts.torch == {"error": "RuntimeError: no luck"}
     assert facts.folder["writable"]
-    assert diagnose(Scene((facts,)))[0].level is Level.PROBLEM
+    assert diagnose(DoctorContext((facts,)))[0].level is Level.PROBLEM
 
 
 @pytest.fixture(scope="module")
@@ -174,12 +174,12 @@ import json
 from ddpcheck.doctor.model import CHECKS
 from ddpcheck.doctor.facts.machine import gpu_facts
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.context import Scene
+from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.privacy import allowed_environment
 import os
 facts = Facts("node0", gpus=gpu_facts(), environment=allowed_environment(os.environ))
 checks = [check for check in CHECKS if check.NAME in ("GPUs", "GPUs of ranks")]
-print(json.dumps([[one.level.value, one.what] for check in checks for one in check.find(Scene((facts,)))]))
+print(json.dumps([[one.level.value, one.what] for check in checks for one in check.find(DoctorContext((facts,)))]))
 """
 
 

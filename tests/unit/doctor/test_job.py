@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpcheck.doctor.context import Scene
+from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Level
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.model import CHECKS, diagnose
@@ -35,7 +35,7 @@ PROBLEM, WARNING, NOTE = Level.PROBLEM, Level.WARNING, Level.NOTE
         job(2, 2, lambda facts: replace(facts, **on_gpus(2))),
     ],
 )
-def test_nothing_is_said_of_machines_in_good_order(scene: Scene) -> None:
+def test_nothing_is_said_of_machines_in_good_order(scene: DoctorContext) -> None:
     assert [one for one in diagnose(scene) if one.level is not Level.OK] == []
 
 

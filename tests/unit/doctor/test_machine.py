@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.doctor.context import Scene
+from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Level
 from tests.helpers.doctor_scenes import (
     GIB,
@@ -88,7 +88,7 @@ def test_the_run_folder() -> None:
 
 
 def test_gpus() -> None:
-    def only(**now: Any) -> Scene:
+    def only(**now: Any) -> DoctorContext:
         return alone(**on_gpus(2, **now))
 
     assert "lost" in the_one(only(lost="GPU is lost"), "GPUs").what
@@ -116,7 +116,7 @@ def test_gpus_that_are_not_alike() -> None:
 
 
 def test_gpus_that_a_variable_hides() -> None:
-    def visible(value: str) -> Scene:
+    def visible(value: str) -> DoctorContext:
         return alone(**on_gpus(2), environment={"CUDA_VISIBLE_DEVICES": value})
 
     found = the_one(visible("0,3,1"), "GPUs of ranks")

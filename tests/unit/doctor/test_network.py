@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.doctor.context import Scene
+from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Level
 from ddpcheck.doctor.facts.record import Facts
 from tests.helpers.doctor_scenes import (
@@ -30,7 +30,7 @@ def named(facts: Facts, *addresses: str, own: bool = True, takes: str = "") -> F
 
 
 def test_a_name_that_is_the_loopback_is_harmless_on_one_host_only() -> None:
-    here = the_one(Scene((named(machine(), "127.0.1.1"),)), "host name")
+    here = the_one(DoctorContext((named(machine(), "127.0.1.1"),)), "host name")
     assert (here.level, "127.0.1.1" in here.what) == (NOTE, True)
     scene = job(2, 2, lambda facts: named(facts, "127.0.1.1") if facts.host == "node1" else facts)
     found = the_one(scene, "host name")
@@ -40,7 +40,7 @@ def test_a_name_that_is_the_loopback_is_harmless_on_one_host_only() -> None:
 
 def test_the_same_where_a_scheduler_says_that_there_are_more_hosts() -> None:
     here = replace(named(machine(), "127.0.1.1"), environment={"SLURM_JOB_NUM_NODES": "2"})
-    assert the_one(Scene((here,)), "host name").level is PROBLEM
+    assert the_one(DoctorContext((here,)), "host name").level is PROBLEM
 
 
 def test_names_that_lead_nowhere_or_elsewhere() -> None:
@@ -71,7 +71,7 @@ def test_the_meeting_point() -> None:
         master = {"name": name, "addresses": list(addresses), "reason": "Name or service not known"}
         return lambda facts: replace(facts, names={**facts.names, "master": master})
 
-    lost = the_one(Scene((meets_at("head")(machine()),)), "host name")
+    lost = the_one(DoctorContext((meets_at("head")(machine()),)), "host name")
     assert (lost.level, "Name or service not known" in lost.what) == (PROBLEM, True)
     itself = the_one(job(2, 1, meets_at("localhost", "127.0.0.1")), "host name")
     assert (itself.level, itself.ranks) == (PROBLEM, (1,))

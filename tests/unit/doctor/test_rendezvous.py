@@ -16,7 +16,7 @@ from ddpcheck.doctor.diagnosis import Level
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.model import DoctorReport
 from ddpcheck.doctor.rendezvous import ask_time, meet
-from ddpcheck.doctor.store_client import Board, CannotMeet, open_board
+from ddpcheck.doctor.store_client import RendezvousFailed, StoreClient, open_store
 from tests.helpers.doctor_scenes import job
 
 
@@ -52,7 +52,7 @@ class Store:
 def meeting_of(facts: list[Facts], seconds: float = 5.0) -> list[DoctorReport | None]:
     store = Store()
     with ThreadPoolExecutor(len(facts)) as ranks:
-        return list(ranks.map(lambda each: meet(Board(store), each, seconds), facts))
+        return list(ranks.map(lambda each: meet(StoreClient(store), each, seconds), facts))
 
 
 def test_all_ranks_hear_the_same() -> None:
@@ -94,8 +94,8 @@ def test_a_store_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
         def check(self, keys: list[str]) -> bool:
             raise RuntimeError("Connection reset by peer\nException raised from recvBytes")
 
-    monkeypatch.setattr(rank, "open_board", lambda *_: Board(Gone()))
-    with pytest.raises(CannotMeet, match=r"any more: Connection reset by peer$"):
+    monkeypatch.setattr(rank, "open_store", lambda *_: StoreClient(Gone()))
+    with pytest.raises(RendezvousFailed, match=r"any more: Connection reset by peer$"):
         rank._met(job(1, 2).facts[1], 5.0)
 
 
@@ -121,7 +121,7 @@ def test_whom_to_call() -> None:
     assert (len(many), many[:2], many[-1]) == (MOST_CALLED, [91, 92], 6)
 
 
-class Elsewhere(Board):
+class Elsewhere(StoreClient):
     """A host that answers with a clock of its own, slowly at first."""
 
     def __init__(self, ahead: float) -> None:
@@ -145,10 +145,10 @@ def test_a_clock_that_is_ahead() -> None:
     "environ", [{}, {"MASTER_ADDR": "node0"}, {"MASTER_ADDR": "node0", "MASTER_PORT": "x"}]
 )
 def test_without_a_meeting_point(environ: dict[str, str]) -> None:
-    with pytest.raises(CannotMeet, match="not both set"):
-        open_board(0, 1.0, environ)
+    with pytest.raises(RendezvousFailed, match="not both set"):
+        open_store(0, 1.0, environ)
 
 
 def test_a_meeting_point_where_nobody_is() -> None:
-    with pytest.raises(CannotMeet, match=r"127\.0\.0\.1:9:"):
-        open_board(1, 1.0, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"})
+    with pytest.raises(RendezvousFailed, match=r"127\.0\.0\.1:9:"):
+        open_store(1, 1.0, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"})

@@ -12,20 +12,20 @@ import pytest
 from rich.console import Console
 
 from ddpcheck.__main__ import main
-from ddpcheck.doctor.context import Scene
+from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.interface_selection import nccl_choice
 from ddpcheck.doctor.model import DoctorReport
 from ddpcheck.reports.terminal.doctor import as_text, render
 from tests.helpers.doctor_scenes import alone, card, job, loopback, machine
 
 
-def shown(scene: Scene, width: int = 80) -> str:
+def shown(scene: DoctorContext, width: int = 80) -> str:
     text = io.StringIO()
     render(DoctorReport.of(scene), Console(file=text, width=width))
     return text.getvalue()
 
 
-def spoilt() -> Scene:
+def spoilt() -> DoctorContext:
     scene = job(2, 2, lambda facts: replace(facts, limits={**facts.limits, "open_files": [1024, 4096]}))
     facts = [
         *scene.facts[:3],
@@ -46,7 +46,7 @@ def test_what_is_wrong_comes_first_and_what_is_well_in_a_line() -> None:
 
 
 @pytest.mark.parametrize("scene", [alone(), spoilt(), job(40, 1)])
-def test_it_fits_a_narrow_terminal(scene: Scene) -> None:
+def test_it_fits_a_narrow_terminal(scene: DoctorContext) -> None:
     text = shown(scene)
     assert max(map(len, text.splitlines())) <= 80
     assert not any(line.endswith(" ") for line in text.splitlines())

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.analysis.run_reader import Run
+from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.config import Config
 from ddpcheck.launcher import monitor as module
-from ddpcheck.launcher.monitor import Follower
+from ddpcheck.launcher.monitor import RunMonitor
 from ddpcheck.records.node_log import NodeLog
 from tests.helpers.run_builder import RunBuilder
 
 ODD = {1: ["body.bias"]}
 
 
-def follower(folder: Path, fail_fast: bool) -> Follower:
+def follower(folder: Path, fail_fast: bool) -> RunMonitor:
     config = Config(run_dir=str(folder), run_id="test", fail_fast=fail_fast)
-    return Follower(Run(folder), NodeLog(folder), config)
+    return RunMonitor(RunReader(folder), NodeLog(folder), config)
 
 
 @pytest.mark.parametrize("fail_fast", [False, True])
@@ -40,11 +40,11 @@ def test_a_sound_job_is_not_stopped(tmp_path: Path) -> None:
 def test_one_that_stumbled_reads_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     polls = []
 
-    def stumble(run: Run, seconds: float) -> bool:
+    def stumble(run: RunReader, seconds: float) -> bool:
         polls.append(run)
         raise KeyError("unexpected")
 
-    monkeypatch.setattr(Run, "poll", stumble)
+    monkeypatch.setattr(RunReader, "poll", stumble)
     follow = follower(tmp_path, fail_fast=False)
     with pytest.raises(KeyError):
         follow.tick()
@@ -54,8 +54,8 @@ def test_one_that_stumbled_reads_no_further(tmp_path: Path, monkeypatch: pytest.
     follow.close()
 
 
-def polled(folder: Path, host: str) -> Run:
-    run = Run(folder, host)
+def polled(folder: Path, host: str) -> RunReader:
+    run = RunReader(folder, host)
     run.poll()
     return run
 
@@ -76,9 +76,9 @@ def test_only_in_a_large_job_other_hosts_are_left_to_their_launchers(
 def test_the_launcher_of_rank_0_follows_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LONG_SECONDS", 60.0)
     RunBuilder(tmp_path, 128).wrap().optimizer().train(3).save()
-    run = Run(tmp_path, "somewhere")
+    run = RunReader(tmp_path, "somewhere")
     host = next(iter(polled(tmp_path, "").attempts.values())).ranks[0].header.host
-    follow = Follower(run, NodeLog(tmp_path, host), Config(run_dir=str(tmp_path), run_id="test"))
+    follow = RunMonitor(run, NodeLog(tmp_path, host), Config(run_dir=str(tmp_path), run_id="test"))
     follow.tick()
     follow.tick()
     follow.close()
@@ -88,7 +88,7 @@ def test_the_launcher_of_rank_0_follows_all(tmp_path: Path, monkeypatch: pytest.
 
 def test_what_takes_too_long_is_left_for_the_next_time(tmp_path: Path) -> None:
     RunBuilder(tmp_path, 4).wrap().optimizer().train(30).end().save()
-    run = Run(tmp_path)
+    run = RunReader(tmp_path)
     assert not run.poll(seconds=0.0)
     assert run.poll()
 
@@ -103,7 +103,7 @@ def test_a_view_that_fails_costs_the_view_alone(tmp_path: Path) -> None:
             raise ValueError("no")
 
     config = Config(run_dir=str(tmp_path), run_id="test", fail_fast=True)
-    follow = Follower(Run(tmp_path), NodeLog(tmp_path), config, show=Broken())  # type: ignore[arg-type]
+    follow = RunMonitor(RunReader(tmp_path), NodeLog(tmp_path), config, show=Broken())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no"):
         follow.tick()
     assert follow.tick() is not None
@@ -118,11 +118,11 @@ class Turns:
         self.now = 100.0
         self.polls = 0
 
-        def poll(run: Run, seconds: float) -> bool:
+        def poll(run: RunReader, seconds: float) -> bool:
             self.polls += 1
             return False
 
-        monkeypatch.setattr(Run, "poll", poll)
+        monkeypatch.setattr(RunReader, "poll", poll)
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
         self.follow = follower(folder, fail_fast)
 

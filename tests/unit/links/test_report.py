@@ -9,7 +9,7 @@ import pytest
 from ddpcheck.launcher.rank_tools import rank_command
 from ddpcheck.links.evaluate import is_uneven, judge
 from ddpcheck.links.heat_map import render_links
-from ddpcheck.links.model import BETWEEN, WITHIN, AllReduce, Link, LinksReport, Node
+from ddpcheck.links.model import BETWEEN, WITHIN, AllReduce, LinksReport, MeasuredLink, Node
 from ddpcheck.links.options import check_seconds, check_tolerance, parse_sizes
 
 
@@ -20,9 +20,12 @@ def survey(nodes: int, slow: str = "", per_node: int = 1) -> LinksReport:
         for b in hosts:
             if a is not b:
                 rate = 1e8 / (4 if slow in (a.host, b.host) else 1)
-                links.append(Link(a.ranks[0], b.ranks[0], BETWEEN, 1e-4, rate, 0.05, 1 << 20, 20))
+                links.append(MeasuredLink(a.ranks[0], b.ranks[0], BETWEEN, 1e-4, rate, 0.05, 1 << 20, 20))
         links += [
-            Link(x, y, WITHIN, 1e-5, 1e9, 0.05, 1 << 20, 20) for x in a.ranks for y in a.ranks if x != y
+            MeasuredLink(x, y, WITHIN, 1e-5, 1e9, 0.05, 1 << 20, 20)
+            for x in a.ranks
+            for y in a.ranks
+            if x != y
         ]
     found = judge(hosts, links, 1.5)
     swept = (AllReduce(1 << 20, 0.1, 1e7, 2e7),)

@@ -6,20 +6,20 @@ import pytest
 import torch
 
 from ddpcheck.links import survey as module
-from ddpcheck.links.model import BETWEEN, Link, LinksReport, Node
+from ddpcheck.links.model import BETWEEN, LinksReport, MeasuredLink, Node
 from ddpcheck.links.survey import SurveyOptions, survey
 
 NODES = [Node(f"host{number}", (number,)) for number in range(4)]
 EVEN, ONE_LINK, NODE = 0, 1, 2
 
 
-def look(kind: int) -> list[Link]:
+def look(kind: int) -> list[MeasuredLink]:
     def rate(a: int, b: int) -> float:
         slow = {EVEN: False, ONE_LINK: (a, b) == (2, 3), NODE: 1 in (a, b)}[kind]
         return 1e8 / (4 if slow else 1)
 
     pairs = [(a, b) for a in range(4) for b in range(4) if a != b]
-    return [Link(a, b, BETWEEN, 1e-4, rate(a, b), 0.05, 1 << 20, 9) for a, b in pairs]
+    return [MeasuredLink(a, b, BETWEEN, 1e-4, rate(a, b), 0.05, 1 << 20, 9) for a, b in pairs]
 
 
 def surveyed(monkeypatch: pytest.MonkeyPatch, *kinds: int) -> tuple[LinksReport, int]:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from ddpcheck.agent.shm_exchange import Board, make_board
+from ddpcheck.agent.shm_exchange import ShmExchange, create_exchange
 from ddpcheck.probes import gradients
 from ddpcheck.probes.digest import combine, submit
 from ddpcheck.probes.gradients import FIRST_STEPS, GradientProbe
@@ -452,14 +452,14 @@ class Behind:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.arrived = False
         self.may_wait = False
-        real = batch.SketchBook.sketches
+        real = batch.SketchBatch.sketches
 
-        def sketches(of: batch.SketchBook) -> dict[int, Any]:
+        def sketches(of: batch.SketchBatch) -> dict[int, Any]:
             assert self.arrived or self.may_wait or not of, "the training loop waited for the device"
             return real(of)
 
-        monkeypatch.setattr(batch.SketchBook, "ready", lambda _: self.arrived)
-        monkeypatch.setattr(batch.SketchBook, "sketches", sketches)
+        monkeypatch.setattr(batch.SketchBatch, "ready", lambda _: self.arrived)
+        monkeypatch.setattr(batch.SketchBatch, "sketches", sketches)
 
 
 def test_nothing_waits_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -516,7 +516,7 @@ class Wrapping(nn.Module):
 
 
 def test_gradients_that_are_wrappers_have_no_memory_to_sketch(tmp_path: Path) -> None:
-    watched = Watched(Wrapping(), folder=tmp_path, save_gradients="0:", board=Board(made(tmp_path), 0))
+    watched = Watched(Wrapping(), folder=tmp_path, save_gradients="0:", board=ShmExchange(made(tmp_path), 0))
     for _ in range(FIRST_STEPS + 2):
         watched.backward(torch.ones(2, 3)).step()
     assert watched.backwards[0].absent == [0, 1, 2]
@@ -524,5 +524,5 @@ def test_gradients_that_are_wrappers_have_no_memory_to_sketch(tmp_path: Path) ->
 
 
 def made(folder: Path) -> Path:
-    make_board(folder / "board")
+    create_exchange(folder / "board")
     return folder / "board"

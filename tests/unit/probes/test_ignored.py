@@ -7,7 +7,7 @@ import weakref
 import torch
 from torch import nn
 
-from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
+from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 from ddpcheck.probes.ignored import IgnoredProbe
 from ddpcheck.records.digest_codec import unpack_leaves
 from ddpcheck.records.schema import DigestRecord, Stage
@@ -22,7 +22,7 @@ def looks(gradients: list[float], ignored: tuple[str, ...] = ("1.weight", "gone"
     scene = FakeScene()
     probe, watched = IgnoredProbe(scene), watch(module, ignored)
     probe.wrapped(watched)
-    optimizer = WatchedOptimizer(0, "SGD", weakref.ref(torch_optimizer), (), modules=[watched])
+    optimizer = TrackedOptimizer(0, "SGD", weakref.ref(torch_optimizer), (), modules=[watched])
     for gradient in gradients:
         for parameter in module.parameters():
             parameter.grad = torch.full_like(parameter, gradient)

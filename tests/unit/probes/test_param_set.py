@@ -57,7 +57,7 @@ def test_a_job_that_swaps_parameters_at_every_step_does_not_fill_the_disk(
 ) -> None:
     monkeypatch.setattr(param_set, "MOST_CHANGES", 10)
     module = nn.Linear(2, 2)
-    job = Job(module, scene, [param_set.StructureProbe]).wrapped()
+    job = Job(module, scene, [param_set.ParamSetProbe]).wrapped()
     # All of them live on, as DDP's reducer lets the first one: none takes the place of another in memory.
     biases = [nn.Parameter(torch.zeros(2)) for _ in range(50)]
     for bias in biases:

@@ -15,7 +15,7 @@ from torch import nn
 from ddpcheck.agent.writer import RecordWriter
 from ddpcheck.probes.digest import combine, make_digester
 from ddpcheck.records.digest_codec import unpack_leaves
-from ddpcheck.records.schema import DigestRecord, EndRecord, ModuleRecord, Of, Stage
+from ddpcheck.records.schema import DigestRecord, EndRecord, ModuleRecord, Stage, TensorKind
 from tests.helpers.fake_scene import FakeScene, Job, watch
 
 
@@ -99,7 +99,7 @@ def test_every_so_often(scene: FakeScene) -> None:
 def test_nothing_to_say_of_a_module_without_buffers(scene: FakeScene) -> None:
     module = nn.Linear(2, 2)
     Job(module, scene).wrapped().train(sgd(module))
-    assert {record.of for record in scene.digests(Stage.INIT_AFTER)} == {Of.PARAMETERS.value}
+    assert {record.of for record in scene.digests(Stage.INIT_AFTER)} == {TensorKind.PARAMETERS.value}
     assert scene.digests(Stage.BUFFERS) == []
 
 

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from ddpcheck.analysis.tensor_values import value
-from ddpcheck.probes.write_detection import FIRST, Marks, Sampler
+from ddpcheck.probes.write_detection import FIRST, TensorSampler, TensorSamples
 from ddpcheck.records.digest_codec import unpack_samples
 from tests.helpers.unreadable_tensors import UNREADABLE, wrapper
 
 
-def take(*tensors: torch.Tensor) -> Marks:
-    return Sampler().take(tensors)
+def take(*tensors: torch.Tensor) -> TensorSamples:
+    return TensorSampler().take(tensors)
 
 
 def first(tensor: torch.Tensor) -> bytes:
@@ -71,7 +71,7 @@ def test_what_has_no_memory_is_left_alone(make: Callable[[], torch.Tensor]) -> N
 def test_memory_that_is_given_back_between_two_looks() -> None:
     """As offloading does it: the view keeps an address, and nothing is there."""
     whole = torch.ones(100)
-    view, sampler = whole[50:], Sampler()
+    view, sampler = whole[50:], TensorSampler()
     assert sampler.take([view]).first[0]
     whole.untyped_storage().resize_(0)
     assert sampler.take([view]).first == [b""]
@@ -86,14 +86,14 @@ def test_samples_are_packed_as_records_hold_them() -> None:
 
 def test_marks_stay_the_same_as_long_as_nobody_writes() -> None:
     tensors = [torch.randn(50), torch.randn(3, 4).t(), torch.tensor(1.0)]
-    sampler = Sampler()
+    sampler = TensorSampler()
     assert sampler.take(tensors) == sampler.take(tensors)
 
 
 @pytest.mark.parametrize("shape", [(1000,), (3,), ()])
 def test_every_write_that_autograd_sees_is_noticed(shape: tuple[int, ...]) -> None:
     parameter = nn.Parameter(torch.zeros(shape))
-    sampler = Sampler()
+    sampler = TensorSampler()
     before = sampler.take([parameter])
     with torch.no_grad():
         parameter.view(-1)[-1].fill_(1.0)
@@ -104,7 +104,7 @@ def test_every_write_that_autograd_sees_is_noticed(shape: tuple[int, ...]) -> No
 @pytest.mark.parametrize("write", ["whole", "elsewhere"])
 def test_writes_through_data_are_noticed(size: int, write: str) -> None:
     parameter = nn.Parameter(torch.ones(size))
-    sampler = Sampler()
+    sampler = TensorSampler()
     before = sampler.take([parameter])
     if write == "whole":
         parameter.data.mul_(0.5)
@@ -114,7 +114,7 @@ def test_writes_through_data_are_noticed(size: int, write: str) -> None:
 
 
 def test_a_list_that_grew_is_another_one() -> None:
-    sampler = Sampler()
+    sampler = TensorSampler()
     one, two = torch.ones(4), torch.ones(4)
     assert sampler.take([one]) != sampler.take([one, two])
 
@@ -135,7 +135,7 @@ def test_a_smaller_tensor_at_the_same_address_is_not_read_past_its_end() -> None
     """Where the larger one was there may be no memory any more."""
     program = """
 import ctypes, mmap, torch
-from ddpcheck.probes.write_detection import Sampler
+from ddpcheck.probes.write_detection import TensorSampler
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -149,7 +149,7 @@ def tensor(size):
     return torch.frombuffer((ctypes.c_char * size).from_address(at), dtype=torch.float32)
 
 parameter = torch.nn.Parameter(tensor(16 * page))
-sampler = Sampler()
+sampler = TensorSampler()
 sampler.take([parameter])
 parameter.data = tensor(page)
 libc.munmap(at + page, 15 * page)

@@ -14,17 +14,17 @@ import torch
 from torch import nn
 
 from ddpcheck.agent.guard import GUARD
-from ddpcheck.agent.shm_exchange import Board, ask, make_board, signs
+from ddpcheck.agent.shm_exchange import ShmExchange, ask, create_exchange, signs
 from ddpcheck.probes import stack_dump
-from ddpcheck.probes.stack_dump import StandingProbe, frames_of
-from ddpcheck.records.schema import StandingRecord
+from ddpcheck.probes.stack_dump import StackDumpProbe, frames_of
+from ddpcheck.records.schema import StackRecord
 from tests.helpers.fake_scene import FakeScene, Job
 
 
 @pytest.fixture
 def board(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "board"
-    make_board(path)
+    create_exchange(path)
     yield path
     # Threads of these tests end with their probes.
     GUARD.entry_points.pop("standing.listen", None)
@@ -32,20 +32,20 @@ def board(tmp_path: Path) -> Iterator[Path]:
 
 
 def scene_on(path: Path, **config: float) -> FakeScene:
-    return FakeScene(board=Board(path, 0), hang_timeout=config.get("hang_timeout", 1.0))
+    return FakeScene(board=ShmExchange(path, 0), hang_timeout=config.get("hang_timeout", 1.0))
 
 
-def answer(scene: FakeScene, count: int = 1) -> StandingRecord:
+def answer(scene: FakeScene, count: int = 1) -> StackRecord:
     deadline = time.monotonic() + 10.0
-    while len(scene.of(StandingRecord)) < count and time.monotonic() < deadline:
+    while len(scene.of(StackRecord)) < count and time.monotonic() < deadline:
         time.sleep(0.01)
-    return scene.of(StandingRecord)[-1]
+    return scene.of(StackRecord)[-1]
 
 
 def test_every_moment_of_training_is_a_sign(board: Path) -> None:
     scene = scene_on(board)
     module = nn.Linear(2, 2)
-    job = Job(module, scene, [StandingProbe]).wrapped()
+    job = Job(module, scene, [StackDumpProbe]).wrapped()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     seen = [signs(board)[os.getpid()].beats]
     for _ in range(3):
@@ -57,7 +57,7 @@ def test_every_moment_of_training_is_a_sign(board: Path) -> None:
 def test_a_question_is_answered_once_from_beside_a_thread_that_waits(board: Path) -> None:
     scene = scene_on(board)
     module = nn.Linear(2, 2)
-    job = Job(module, scene, [StandingProbe]).wrapped()
+    job = Job(module, scene, [StackDumpProbe]).wrapped()
     job.train(torch.optim.SGD(module.parameters(), lr=0.1), steps=2)
     ask(board, 1)
     said = answer(scene)
@@ -71,7 +71,7 @@ def test_a_question_is_answered_once_from_beside_a_thread_that_waits(board: Path
     )
     assert all(isinstance(line, int) for _, line, _ in said.frames)
     time.sleep(0.5)
-    assert len(scene.of(StandingRecord)) == 1
+    assert len(scene.of(StackRecord)) == 1
     job.scene.tell("ending")
     ask(board, 2)
     assert answer(scene, 2).left
@@ -79,7 +79,7 @@ def test_a_question_is_answered_once_from_beside_a_thread_that_waits(board: Path
 
 def test_own_threads_are_introduced(board: Path) -> None:
     scene = scene_on(board)
-    scene.probes = [StandingProbe(scene)]
+    scene.probes = [StackDumpProbe(scene)]
     deadline = time.monotonic() + 10.0
     while not signs(board)[os.getpid()].own_threads and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -92,15 +92,15 @@ def test_own_threads_are_introduced(board: Path) -> None:
 def test_without_a_board_or_a_timeout_there_is_no_thread(board: Path, config: dict[str, float]) -> None:
     before = threading.active_count()
     scene = scene_on(board, **config) if config else FakeScene()
-    job = Job(nn.Linear(2, 2), scene, [StandingProbe])
+    job = Job(nn.Linear(2, 2), scene, [StackDumpProbe])
     job.train(torch.optim.SGD(job.module.parameters(), lr=0.1))
     assert threading.active_count() == before
-    assert scene.of(StandingRecord) == []
+    assert scene.of(StackRecord) == []
 
 
 def test_the_thread_of_a_session_that_is_over_ends(board: Path) -> None:
     scene = scene_on(board)
-    probe = StandingProbe(scene)
+    probe = StackDumpProbe(scene)
     [thread] = [
         t for t in threading.enumerate() if isinstance(t, stack_dump._Listener) and t._probe() is probe
     ]
@@ -117,7 +117,7 @@ def test_the_thread_of_a_session_that_is_over_ends(board: Path) -> None:
 def test_the_thread_ends_with_its_session_though_somebody_holds_the_probe(board: Path) -> None:
     """A module of the group before may live on, and with it all that watched it."""
     scene = scene_on(board)
-    probe = StandingProbe(scene)
+    probe = StackDumpProbe(scene)
     [thread] = [
         t for t in threading.enumerate() if isinstance(t, stack_dump._Listener) and t._probe() is probe
     ]
@@ -134,7 +134,7 @@ def test_a_system_without_threads_costs_this_probe_only(board: Path, monkeypatch
     monkeypatch.setattr(GUARD, "off", set())
     monkeypatch.setattr(GUARD, "_unreported", [])
     scene = scene_on(board)
-    scene.probes = [StandingProbe(scene)]
+    scene.probes = [StackDumpProbe(scene)]
     assert GUARD.off == {"standing"}
 
 

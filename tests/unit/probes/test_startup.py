@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddpcheck.agent.startup_tracer import StartupWatch
+from ddpcheck.agent.startup_tracer import StartupTracer
 from ddpcheck.probes import startup
 from ddpcheck.probes.startup import StartupProbe
 from ddpcheck.records.schema import StartupRecord
@@ -14,7 +14,7 @@ from tests.helpers.fake_scene import FakeScene, Job
 
 
 def test_from_wrapping_to_the_end_of_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = StartupWatch()
+    watch = StartupTracer()
     monkeypatch.setattr(startup, "STARTUP", watch)
     scene, module = FakeScene(), nn.Linear(8, 8)
     job = Job(module, scene, [StartupProbe])
@@ -31,7 +31,7 @@ def test_from_wrapping_to_the_end_of_the_first_step(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_second_process_group_starts_warm(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = StartupWatch()
+    watch = StartupTracer()
     watch.end()
     monkeypatch.setattr(startup, "STARTUP", watch)
     scene, module = FakeScene(), nn.Linear(8, 8)

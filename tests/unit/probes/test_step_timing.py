@@ -13,11 +13,11 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ddpcheck.agent.patches import Patches, calling
 from ddpcheck.agent.tracked_loader import timed
-from ddpcheck.agent.tracked_optimizer import WatchedOptimizer
+from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 from ddpcheck.probes import step_timing
 from ddpcheck.probes.process.os_counters import ProcessorQueue
-from ddpcheck.probes.process.step_phases import DeviceClock, clock_for
-from ddpcheck.probes.step_timing import ROWS_A_RECORD, ClockProbe
+from ddpcheck.probes.process.step_phases import DevicePhaseTimer, clock_for
+from ddpcheck.probes.step_timing import ROWS_A_RECORD, StepTimingProbe
 from ddpcheck.records.schema import ClockRecord, to_line
 from tests.helpers.fake_scene import FakeScene, Job
 
@@ -50,18 +50,18 @@ class Rank:
     def __init__(self) -> None:
         self.scene = FakeScene()
         self.module = torch.nn.Linear(2, 2)
-        self.job = Job(self.module, self.scene, probes=[ClockProbe])
+        self.job = Job(self.module, self.scene, probes=[StepTimingProbe])
         self.optimizer = self._optimizer(0)
 
-    def _optimizer(self, index: int) -> WatchedOptimizer:
-        return WatchedOptimizer(index, "SGD", lambda: None, ())  # type: ignore[arg-type]
+    def _optimizer(self, index: int) -> TrackedOptimizer:
+        return TrackedOptimizer(index, "SGD", lambda: None, ())  # type: ignore[arg-type]
 
     def tell(self, moment: str, *what: Any) -> None:
         if moment in ("forward", "buffers_synced", "forward_done", "computed", "reduced"):
             what = (self.job.watched,)
         self.scene.tell(moment, *what)
 
-    def step(self, optimizer: WatchedOptimizer | None = None) -> None:
+    def step(self, optimizer: TrackedOptimizer | None = None) -> None:
         chosen = optimizer or self.optimizer
         self.tell("before_step", chosen)
         self.tell("after_step", chosen)
@@ -284,10 +284,10 @@ def device_step(rank: Rank) -> None:
     rank.step()
 
 
-def on_device(rank: Rank) -> ClockProbe:
+def on_device(rank: Rank) -> StepTimingProbe:
     [probe] = rank.scene.probes
-    assert isinstance(probe, ClockProbe)
-    probe._device = DeviceClock(Event, lambda: False)
+    assert isinstance(probe, StepTimingProbe)
+    probe._device = DevicePhaseTimer(Event, lambda: False)
     rank.step()
     return probe
 
@@ -345,7 +345,7 @@ def test_a_device_that_is_far_behind_is_given_up(rank: Rank, event: type[Event])
 
 
 def test_nothing_is_recorded_into_a_captured_graph(event: type[Event]) -> None:
-    clock = DeviceClock(event, lambda: True)
+    clock = DevicePhaseTimer(event, lambda: True)
     clock.begin(0)
     clock.end(0)
     assert clock.close() is None
@@ -373,7 +373,7 @@ def test_a_model_on_a_gpu_is_timed_without_waiting_for_it(
     clock = clock_for([OnDevice()])  # type: ignore[list-item]
     assert clock is not None
     [probe] = rank.scene.probes
-    assert isinstance(probe, ClockProbe)
+    assert isinstance(probe, StepTimingProbe)
     probe._device = clock
     rank.step()
     for _ in range(3):

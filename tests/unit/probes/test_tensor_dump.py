@@ -14,9 +14,9 @@ from torch import nn
 
 from ddpcheck.analysis.tensor_values import CapturedTensors
 from ddpcheck.probes import tensor_dump
-from ddpcheck.probes.live_compare.snapshot import Moment
-from ddpcheck.probes.tensor_dump import write_capture
-from ddpcheck.records.schema import Of, Stage
+from ddpcheck.probes.live_compare.snapshot import SnapshotKey
+from ddpcheck.probes.tensor_dump import dump_tensors
+from ddpcheck.records.schema import Stage, TensorKind
 from tests.helpers.fake_scene import FakeScene, watch
 from tests.helpers.unreadable_tensors import UNREADABLE, wrapper
 
@@ -54,8 +54,10 @@ def scene(tmp_path: Path) -> FakeScene:
     return FakeScene(tmp_path, rank=3)
 
 
-def moment(module: nn.Module, of: Of = Of.PARAMETERS, step: int = 5, optimizer: int | None = 0) -> Moment:
-    return Moment(watch(module), Stage.PARAMS, of, step, optimizer)
+def moment(
+    module: nn.Module, of: TensorKind = TensorKind.PARAMETERS, step: int = 5, optimizer: int | None = 0
+) -> SnapshotKey:
+    return SnapshotKey(watch(module), Stage.PARAMS, of, step, optimizer)
 
 
 def same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:
@@ -64,7 +66,7 @@ def same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:
 
 
 def test_parameters_come_back_to_the_bit(scene: FakeScene, module: nn.Module, tmp_path: Path) -> None:
-    name, whole, cut = write_capture(scene, moment(module), list(range(len(KINDS))))
+    name, whole, cut = dump_tensors(scene, moment(module), list(range(len(KINDS))))
     assert whole == list(range(len(KINDS)))
     assert cut == []
     found = load_file(tmp_path / name)
@@ -74,21 +76,21 @@ def test_parameters_come_back_to_the_bit(scene: FakeScene, module: nn.Module, tm
 
 
 def test_buffers_come_back_to_the_bit(scene: FakeScene, module: nn.Module, tmp_path: Path) -> None:
-    name, _, _ = write_capture(scene, moment(module, Of.BUFFERS), list(range(len(BUFFERS))))
+    name, _, _ = dump_tensors(scene, moment(module, TensorKind.BUFFERS), list(range(len(BUFFERS))))
     found = load_file(tmp_path / name)
     assert all(same_bits(found[key], tensor) for key, tensor in BUFFERS.items())
     assert found.keys() == BUFFERS.keys()
 
 
 def test_only_what_was_asked_for(scene: FakeScene, module: nn.Module, tmp_path: Path) -> None:
-    name, whole, _ = write_capture(scene, moment(module), [1, 5])
+    name, whole, _ = dump_tensors(scene, moment(module), [1, 5])
     assert whole == [1, 5]
     with safe_open(tmp_path / name, "pt") as file:
         assert set(file.keys()) == {"float16", "scalar"}
 
 
 def test_our_own_reader_agrees(scene: FakeScene, module: nn.Module, tmp_path: Path) -> None:
-    name, _, _ = write_capture(scene, moment(module), [0, 7])
+    name, _, _ = dump_tensors(scene, moment(module), [0, 7])
     file = CapturedTensors(tmp_path / name)
     assert file.names() == {"float64", "transposed"}
     assert file.read("transposed") == struct.pack("<6f", 0, 3, 1, 4, 2, 5)
@@ -96,7 +98,7 @@ def test_our_own_reader_agrees(scene: FakeScene, module: nn.Module, tmp_path: Pa
 
 
 def test_only_the_user_can_read_it(scene: FakeScene, module: nn.Module, tmp_path: Path) -> None:
-    name, _, _ = write_capture(scene, moment(module), [0])
+    name, _, _ = dump_tensors(scene, moment(module), [0])
     assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
     assert (tmp_path / name).parent.stat().st_mode & 0o777 == 0o700
 
@@ -104,7 +106,7 @@ def test_only_the_user_can_read_it(scene: FakeScene, module: nn.Module, tmp_path
 def test_the_budget_cuts(scene: FakeScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_dump, "BUDGET", 100)
     module = nn.ParameterList([torch.arange(15.0), torch.arange(20.0).view(4, 5), torch.arange(3.0)])
-    name, whole, cut = write_capture(scene, moment(module), [0, 1, 2])
+    name, whole, cut = dump_tensors(scene, moment(module), [0, 1, 2])
     assert (whole, cut) == ([0], [1])
     found = load_file(tmp_path / name)
     assert torch.equal(found["0"], torch.arange(15.0))
@@ -117,7 +119,7 @@ def test_what_the_format_does_not_know_is_left_out(scene: FakeScene, tmp_path: P
     module.register_buffer("wide", torch.zeros(2, dtype=torch.complex128))
     module.register_buffer("sparse", torch.eye(2).to_sparse())
     module.register_buffer("plain", torch.ones(1))
-    name, whole, _ = write_capture(scene, moment(module, Of.BUFFERS), [0, 1, 2])
+    name, whole, _ = dump_tensors(scene, moment(module, TensorKind.BUFFERS), [0, 1, 2])
     assert whole == [2]
     assert load_file(tmp_path / name).keys() == {"plain"}
 
@@ -127,7 +129,9 @@ def test_what_has_no_memory_is_left_out(scene: FakeScene, tmp_path: Path) -> Non
     for number, make in enumerate([*UNREADABLE, wrapper]):
         module.register_buffer(str(number), make())
     module.register_buffer("plain", torch.ones(1))
-    name, whole, cut = write_capture(scene, moment(module, Of.BUFFERS), list(range(len(UNREADABLE) + 2)))
+    name, whole, cut = dump_tensors(
+        scene, moment(module, TensorKind.BUFFERS), list(range(len(UNREADABLE) + 2))
+    )
     assert (len(whole), cut) == (1, [])
     assert load_file(tmp_path / name).keys() == {"plain"}
 
@@ -135,13 +139,13 @@ def test_what_has_no_memory_is_left_out(scene: FakeScene, tmp_path: Path) -> Non
 def test_no_two_moments_share_a_file(scene: FakeScene, module: nn.Module) -> None:
     watched = watch(module)
     moments = [
-        Moment(watched, Stage.INIT_AFTER, Of.PARAMETERS, -1),
-        Moment(watched, Stage.INIT_AFTER, Of.BUFFERS, -1),
-        Moment(watched, Stage.PARAMS, Of.PARAMETERS, 3, 0),
-        Moment(watched, Stage.PARAMS, Of.PARAMETERS, 3, 1),
-        Moment(watched, Stage.PARAMS, Of.PARAMETERS, 4, 1),
+        SnapshotKey(watched, Stage.INIT_AFTER, TensorKind.PARAMETERS, -1),
+        SnapshotKey(watched, Stage.INIT_AFTER, TensorKind.BUFFERS, -1),
+        SnapshotKey(watched, Stage.PARAMS, TensorKind.PARAMETERS, 3, 0),
+        SnapshotKey(watched, Stage.PARAMS, TensorKind.PARAMETERS, 3, 1),
+        SnapshotKey(watched, Stage.PARAMS, TensorKind.PARAMETERS, 4, 1),
     ]
-    assert len({write_capture(scene, each, [0])[0] for each in moments}) == len(moments)
+    assert len({dump_tensors(scene, each, [0])[0] for each in moments}) == len(moments)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.report import Attempt, Check, RankStatus, RankSummary, Report, Verdict
+from ddpcheck.analysis.report import AttemptSummary, Check, RankStatus, RankSummary, Report, Verdict
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.errors import RunUnreadable
 from ddpcheck.reports.json_report import from_json, to_json
@@ -40,7 +40,9 @@ REPORT = Report(
             evidence={"groups": [{"ranks": [0], "digest": "ab"}, {"ranks": [1], "digest": "cd"}]},
         ),
     ),
-    attempts=(Attempt(0, 2, 5, (RankSummary(0, RankStatus.FINISHED), RankSummary(1, RankStatus.DIED))),),
+    attempts=(
+        AttemptSummary(0, 2, 5, (RankSummary(0, RankStatus.FINISHED), RankSummary(1, RankStatus.DIED))),
+    ),
     checks=(Check("parameters after each step", 5, "differ"),),
     run={"path": "ddpcheck-runs/x"},
 )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpcheck.sampling.counters import Totals, growth
+from ddpcheck.sampling.counters import CounterTotals, growth
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_growth(last: int, reading: int, bits: int, expected: int) -> None:
 
 @given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=30))
 def test_totals_of_a_narrow_counter_are_exact(start: int, steps: list[int]) -> None:
-    totals, true = Totals(), 0
+    totals, true = CounterTotals(), 0
     assert totals.add("c", start, 32) == 0
     for step in steps:
         true += step
@@ -35,7 +35,7 @@ def test_totals_of_a_narrow_counter_are_exact(start: int, steps: list[int]) -> N
 
 
 def test_counters_do_not_mix() -> None:
-    totals = Totals()
+    totals = CounterTotals()
     totals.add("a", 100)
     totals.add("b", 5)
     assert (totals.add("a", 101), totals.add("b", 9), totals.total("c")) == (1, 4, 0)

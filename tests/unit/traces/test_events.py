@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpcheck.errors import TraceUnreadable
-from ddpcheck.traces.event_filter import Sieve
-from ddpcheck.traces.events import EventReader, Thinner
+from ddpcheck.traces.event_filter import EventFilter
+from ddpcheck.traces.events import EventPrefilter, EventReader
 
-NOTHING_DROPPED = Thinner([])
+NOTHING_DROPPED = EventPrefilter([])
 
 
 def read(
-    text: bytes, window: int = 64, thinner: Thinner = NOTHING_DROPPED
+    text: bytes, window: int = 64, thinner: EventPrefilter = NOTHING_DROPPED
 ) -> tuple[list[Any], dict[str, Any]]:
     reader = EventReader(io.BytesIO(text), "the file", thinner, window)
     names = [event.name for events in reader for event in events]
@@ -136,7 +136,7 @@ def test_thinning_drops_what_the_sieve_would_drop(layout: str) -> None:
     events = ",".join(layout % each for each in [("M", "first one, always kept"), *NAMES])
     text = f'{{"traceEvents": [{events}\n  ]}}'.encode()
     everything, _ = read(text, 10**6)
-    thinned, _ = read(text, 10**6, Sieve().thinner)
+    thinned, _ = read(text, 10**6, EventFilter().thinner)
     assert len(everything) == 10
     assert thinned == [
         "first one, always kept",
@@ -147,4 +147,4 @@ def test_thinning_drops_what_the_sieve_would_drop(layout: str) -> None:
         "kept",
         "aten::last one, always kept",
     ]
-    assert "aten::mm" in read(text, 10**6, Sieve(with_operations=True).thinner)[0]
+    assert "aten::mm" in read(text, 10**6, EventFilter(with_operations=True).thinner)[0]

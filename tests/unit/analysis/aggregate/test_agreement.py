@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpcheck.analysis.aggregate.agreement import Agreement, groups_of, odd_ranks
-from ddpcheck.records.schema import DigestRecord, Of, Stage
+from ddpcheck.records.schema import DigestRecord, Stage, TensorKind
 
 FOUR = ((0, 1, 2, 3), 0)
 TWO = ((0, 1), 0)
@@ -17,7 +17,7 @@ def said(root: str, step: int = 0, stage: Stage = Stage.PARAMS, **more: object) 
 
 
 def first(agreement: Agreement, module: object = FOUR, stage: Stage = Stage.PARAMS) -> object:
-    return agreement.tally(module, stage, Of.PARAMETERS).first  # type: ignore[arg-type]
+    return agreement.tally(module, stage, TensorKind.PARAMETERS).first  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_the_first_disagreement_is_kept_and_all_are_counted() -> None:
     for step in range(5):
         for rank in range(4):
             agreement.add(rank, FOUR, said("odd" if rank == 2 and step >= 3 else "same", step))
-    tally = agreement.tally(FOUR, Stage.PARAMS, Of.PARAMETERS)
+    tally = agreement.tally(FOUR, Stage.PARAMS, TensorKind.PARAMETERS)
     assert (tally.compared, tally.differing) == (5, 2)
     assert tally.first is not None
     assert tally.first.moment.step == 3
@@ -59,9 +59,9 @@ def test_nothing_is_said_before_all_have_spoken() -> None:
     agreement = Agreement()
     for rank in range(3):
         agreement.add(rank, FOUR, said(str(rank)))
-    assert agreement.tally(FOUR, Stage.PARAMS, Of.PARAMETERS).compared == 0
+    assert agreement.tally(FOUR, Stage.PARAMS, TensorKind.PARAMETERS).compared == 0
     agreement.add(3, FOUR, said("3"))
-    assert agreement.tally(FOUR, Stage.PARAMS, Of.PARAMETERS).differing == 1
+    assert agreement.tally(FOUR, Stage.PARAMS, TensorKind.PARAMETERS).differing == 1
 
 
 def test_a_rank_that_has_ended_is_not_waited_for() -> None:
@@ -73,7 +73,7 @@ def test_a_rank_that_has_ended_is_not_waited_for() -> None:
     assert found.odd_ranks() == (1,)  # type: ignore[attr-defined]
     for rank in range(3):
         agreement.add(rank, FOUR, said("same", 8))
-    assert agreement.tally(FOUR, Stage.PARAMS, Of.PARAMETERS).compared == 2
+    assert agreement.tally(FOUR, Stage.PARAMS, TensorKind.PARAMETERS).compared == 2
 
 
 def test_at_the_end_those_who_spoke_are_compared() -> None:
@@ -82,7 +82,7 @@ def test_at_the_end_those_who_spoke_are_compared() -> None:
     agreement.add(2, FOUR, said("b"))
     agreement.add(1, FOUR, said("alone", 1))
     agreement.end_all()
-    tally = agreement.tally(FOUR, Stage.PARAMS, Of.PARAMETERS)
+    tally = agreement.tally(FOUR, Stage.PARAMS, TensorKind.PARAMETERS)
     assert (tally.compared, tally.differing) == (1, 1)
 
 
@@ -102,10 +102,10 @@ def test_parts_of_a_sharded_state_are_not_compared() -> None:
     for rank, part in ((0, "x"), (1, "y")):
         agreement.add(rank, TWO, said(str(rank), stage=Stage.STATE, of="state", hyper=part))
     agreement.end_all()
-    assert agreement.tally(TWO, Stage.STATE, Of.STATE).compared == 0
+    assert agreement.tally(TWO, Stage.STATE, TensorKind.STATE).compared == 0
     for rank in (0, 1):
         agreement.add(rank, TWO, said(str(rank), 1, stage=Stage.STATE, of="state", hyper="x"))
-    assert agreement.tally(TWO, Stage.STATE, Of.STATE).differing == 1
+    assert agreement.tally(TWO, Stage.STATE, TensorKind.STATE).differing == 1
 
 
 def test_hyperparameters_and_forwards_are_compared_on_the_way() -> None:
@@ -183,7 +183,7 @@ def test_nothing_is_held_over_ten_thousand_steps() -> None:
             agreement.add(rank, FOUR, said("odd" if rank == 1 and number > 50 else "same", number))
         most = max(most, held(agreement))
     assert most == 0
-    assert agreement.tally(FOUR, Stage.PARAMS, Of.PARAMETERS).compared == 10_000
+    assert agreement.tally(FOUR, Stage.PARAMS, TensorKind.PARAMETERS).compared == 10_000
 
 
 def test_a_rank_that_never_speaks_does_not_hold_up_the_others_for_good() -> None:
@@ -197,5 +197,5 @@ def test_a_rank_that_never_speaks_does_not_hold_up_the_others_for_good() -> None
     assert most < 5000
     assert first(agreement) is not None
     agreement.end_all()
-    tally = agreement.tally(FOUR, Stage.PARAMS, Of.PARAMETERS)
+    tally = agreement.tally(FOUR, Stage.PARAMS, TensorKind.PARAMETERS)
     assert (tally.compared, tally.differing) == (10_000, 1)

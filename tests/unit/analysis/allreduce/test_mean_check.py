@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from ddpcheck.analysis.allreduce import mean_check as mean_check_module
-from ddpcheck.analysis.allreduce.mean_check import Outcome, can_check, mean_check
+from ddpcheck.analysis.allreduce.mean_check import MeanCheckResult, can_check, mean_check
 from ddpcheck.probes.sketches.sketch import sketch
 from ddpcheck.records.sketch_codec import Packed, pack, unpack
 from ddpcheck.records.sketch_signs import BLOCK
@@ -39,7 +39,7 @@ def packed(tensors: list[torch.Tensor]) -> list[Packed]:
     return unpack(pack(map(sketch, tensors)))
 
 
-def check(ranks: list[torch.Tensor], reduced: torch.Tensor, divisor: int = 0) -> Outcome:
+def check(ranks: list[torch.Tensor], reduced: torch.Tensor, divisor: int = 0) -> MeanCheckResult:
     *local, result = packed([*ranks, reduced])
     dtype = str(reduced.dtype).removeprefix("torch.")
     return mean_check(dict(enumerate(local)), result, dtype, reduced.numel(), divisor or len(ranks))
@@ -127,7 +127,7 @@ def gradients(size: int, world: int, dtype: torch.dtype, draw: random.Random) ->
     return ranks
 
 
-def sound_cases(dtype: torch.dtype, count: int) -> Iterator[Outcome]:
+def sound_cases(dtype: torch.dtype, count: int) -> Iterator[MeanCheckResult]:
     draw = random.Random(f"sound {dtype}")
     for _ in range(count):
         largest = LARGEST if draw.random() < 0.1 else 3000
@@ -340,10 +340,10 @@ def test_values_that_are_not_finite() -> None:
 
 
 def test_ratio() -> None:
-    assert (Outcome(2.0, 4.0).ok, Outcome(2.0, 4.0).ratio) == (True, 0.5)
-    assert (Outcome(1.0, 0.0).ok, Outcome(1.0, 0.0).ratio) == (False, math.inf)
-    assert Outcome(0.0, 0.0).ok
-    assert Outcome(math.inf, 0.0).ratio == math.inf
+    assert (MeanCheckResult(2.0, 4.0).ok, MeanCheckResult(2.0, 4.0).ratio) == (True, 0.5)
+    assert (MeanCheckResult(1.0, 0.0).ok, MeanCheckResult(1.0, 0.0).ratio) == (False, math.inf)
+    assert MeanCheckResult(0.0, 0.0).ok
+    assert MeanCheckResult(math.inf, 0.0).ratio == math.inf
 
 
 def test_dtypes() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.analysis.allreduce import verify
-from ddpcheck.analysis.allreduce.verify import GradientLedger, MeanTally
+from ddpcheck.analysis.allreduce.verify import AllReduceVerifier, MeanCheckStats
 from ddpcheck.records.schema import BackwardRecord, ModuleRecord
 from ddpcheck.records.sketch_codec import pack
 from ddpcheck.records.sketch_shares import shares
@@ -24,7 +24,7 @@ class Ranks:
     """Feeds a ledger with what some ranks say."""
 
     def __init__(self, world_size: int = 2) -> None:
-        self.ledger = GradientLedger()
+        self.ledger = AllReduceVerifier()
         self.module = (tuple(range(world_size)), 0)
         self.gone: set[int] = set()
         rows = [[name, "float32", [4], 1] for name in NAMES]
@@ -50,8 +50,8 @@ class Ranks:
         return self
 
     @property
-    def tally(self) -> MeanTally:
-        return self.ledger.tallies.get(self.module, MeanTally())
+    def tally(self) -> MeanCheckStats:
+        return self.ledger.tallies.get(self.module, MeanCheckStats())
 
 
 def test_a_mean_is_a_mean() -> None:

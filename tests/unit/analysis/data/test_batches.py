@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ddpcheck.analysis.data.batches import MOST_STEPS, CountBook
+from ddpcheck.analysis.data.batches import MOST_STEPS, LossByCount
 
 RANKS = range(3)
 
@@ -22,7 +22,7 @@ def judged(
 ) -> bool:
     """`counts` of a rank, and its `loss` from a mean over its own samples, their number and that of all ranks."""
     drawn = random.Random(7)
-    book = CountBook(1.1)
+    book = LossByCount(1.1)
     losses: dict[int, dict[int, float]] = {rank: {} for rank in RANKS}
     for step in range(steps):
         said = [{rank: counts(drawn, rank) for rank in RANKS} for _ in range(forwards)]
@@ -86,14 +86,14 @@ def test_harder_data_on_the_rank_that_has_more_is_no_sum() -> None:
 
 
 def test_a_rank_without_losses_says_nothing() -> None:
-    book = CountBook(1.1)
+    book = LossByCount(1.1)
     for step in range(9):
         book.add(step, {0: 10, 1: 20 + step})
     assert not book.grows({0: dict.fromkeys(range(9), 1.0)})
 
 
 def test_memory_is_bounded() -> None:
-    book = CountBook(1.1)
+    book = LossByCount(1.1)
     for step in range(10 * MOST_STEPS):
         book.add(step, {rank: 8 + rank * 8 for rank in range(100)})
     assert len(book.steps) <= MOST_STEPS

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpcheck.analysis.data.batches import MOST_PENDING, Batches, ModuleBatches
-from ddpcheck.analysis.data.collector import DataSeen
+from ddpcheck.analysis.data.collector import DataCollector
 from ddpcheck.analysis.data.same_batches import Sameness, sameness
 from ddpcheck.analysis.data.split import Pass, split, unpack
 from ddpcheck.records.schema import BatchRecord, EpochRecord, LoaderRecord
@@ -141,7 +141,7 @@ def test_what_waits_for_a_rank_is_bounded() -> None:
 
 
 def test_an_epoch_of_which_a_rank_says_nothing_is_left_out() -> None:
-    data = DataSeen()
+    data = DataCollector()
     for rank in (0, 1):
         data.loader(rank, LoaderRecord(0, 60, "Sampler"))
     data.epoch(0, MODULE, passed([1], 60).epoch)

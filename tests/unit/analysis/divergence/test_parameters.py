@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.records.schema import Of, Stage, StructureRecord
+from ddpcheck.records.schema import Stage, StructureRecord, TensorKind
 from tests.helpers.run_builder import RunBuilder
 
 ODD = {1: ["body.bias"]}
@@ -22,7 +22,7 @@ def rewritten(build: RunBuilder) -> None:
 
 
 def state(build: RunBuilder) -> None:
-    build.look(Stage.STATE, 3, of=Of.STATE, odd=ODD, optimizer=0, hyper={0: "p", 1: "p"})
+    build.look(Stage.STATE, 3, of=TensorKind.STATE, odd=ODD, optimizer=0, hyper={0: "p", 1: "p"})
 
 
 # In the order in which they take precedence; each leaves its mark before step 3.
@@ -76,7 +76,7 @@ def later(build: RunBuilder) -> RunBuilder:
     build.say(1, unknown)
     build.rewrite(4, [1], ODD)
     build.hyper(4, {0: {"0.lr": 0.1}, 1: {"0.lr": 0.2}})
-    build.look(Stage.STATE, 4, of=Of.STATE, odd=ODD, optimizer=0, hyper={0: "p", 1: "p"})
+    build.look(Stage.STATE, 4, of=TensorKind.STATE, odd=ODD, optimizer=0, hyper={0: "p", 1: "p"})
     return build.step(4, odd=ODD, hyper={0: "x", 1: "y"}, forward={1: 9})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcheck.analysis.hang.stacks import Kind, Wait, in_debugger, place_of, wait_of
+from ddpcheck.analysis.hang.stacks import Wait, WaitKind, in_debugger, place_of, wait_of
 
 TORCH = "/env/lib/python3.11/site-packages/torch"
 C10D = f"{TORCH}/distributed/distributed_c10d.py"
@@ -35,21 +35,21 @@ BARRIER = [[C10D, 5356, "barrier"], [LOGGER, 83, "wrapper"], USER, MAIN]
 @pytest.mark.parametrize(
     ("frames", "kind"),
     [
-        (BACKWARD, Kind.BACKWARD),
-        (BUFFERS, Kind.BUFFERS),
-        ([[DDP, 1770, "_pre_forward"], [DDP, 1886, "forward"], MODULE, USER], Kind.FORWARD),
+        (BACKWARD, WaitKind.BACKWARD),
+        (BUFFERS, WaitKind.BUFFERS),
+        ([[DDP, 1770, "_pre_forward"], [DDP, 1886, "forward"], MODULE, USER], WaitKind.FORWARD),
         (
             [
                 [f"{TORCH}/distributed/utils.py", 286, "_verify_param_shape_across_processes"],
                 [DDP, 1064, "__init__"],
                 USER,
             ],
-            Kind.WRAPPING,
+            WaitKind.WRAPPING,
         ),
-        (BARRIER, Kind.COLLECTIVE),
+        (BARRIER, WaitKind.COLLECTIVE),
     ],
 )
-def test_what_a_rank_waits_in(frames: list[list[object]], kind: Kind) -> None:
+def test_what_a_rank_waits_in(frames: list[list[object]], kind: WaitKind) -> None:
     wait = wait_of(frames)
     assert wait is not None
     assert wait.kind is kind
@@ -63,7 +63,7 @@ def test_a_collective_goes_by_the_name_that_was_called() -> None:
         [LOGGER, 83, "wrapper"],
         USER,
     ]
-    assert wait_of(frames) == Wait(Kind.COLLECTIVE, "all_gather_object")
+    assert wait_of(frames) == Wait(WaitKind.COLLECTIVE, "all_gather_object")
 
 
 @pytest.mark.parametrize(

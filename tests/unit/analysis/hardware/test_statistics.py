@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.hardware.samples import MOST_POINTS, NodeSamples
-from ddpcheck.analysis.hardware.statistics import Gpu, Sample, sample_from
+from ddpcheck.analysis.hardware.statistics import GpuSample, NodeSample, sample_from
 
 
-def moment(time: float, cpu: float = 10.0, **gpu: int) -> Sample:
+def moment(time: float, cpu: float = 10.0, **gpu: int) -> NodeSample:
     moved = {"eth0": (round(100 * time), round(200 * time), 0, 0, 0, 0)}
     ranks = {"4": (77, round(time), 1, 2)}
-    gpus = (Gpu(processes={77: 5}, **gpu), Gpu(lost="gone") if time > 500 else Gpu(busy=1))  # type: ignore[arg-type]
-    return Sample(time, cpu, 1000, moved, {}, ranks, gpus)
+    gpus = (GpuSample(processes={77: 5}, **gpu), GpuSample(lost="gone") if time > 500 else GpuSample(busy=1))  # type: ignore[arg-type]
+    return NodeSample(time, cpu, 1000, moved, {}, ranks, gpus)
 
 
 def test_a_peak_of_one_sample_in_a_thousand_stays() -> None:
@@ -48,15 +48,15 @@ def test_inside_the_steps_alone() -> None:
 def test_the_generation_of_pcie_counts_while_the_gpu_works() -> None:
     node = NodeSamples("h")
     for busy, generation in ((0, 1), (80, 3), (90, 4), (0, 5)):
-        gpu = Gpu(busy=busy, pcie_link=(generation, 16))
-        node.add(Sample(1.0, gpus=(gpu,)), None)
+        gpu = GpuSample(busy=busy, pcie_link=(generation, 16))
+        node.add(NodeSample(1.0, gpus=(gpu,)), None)
     assert (node.tally.gpus[0].generation, node.tally.gpus[0].at_work) == (4, 2)
 
 
 def test_slices_at_their_most() -> None:
     node = NodeSamples("h")
     for used in ((), (5, 1), (3, 2)):
-        node.add(Sample(1.0, gpus=(Gpu(mig=used),)), None)
+        node.add(NodeSample(1.0, gpus=(GpuSample(mig=used),)), None)
     assert node.tally.gpus[0].mig == [5, 2]
 
 
@@ -71,4 +71,4 @@ def test_lines_that_make_no_sense_are_no_samples() -> None:
     assert sample_from({}) is None
     assert sample_from({"time": "x"}) is None
     sample = sample_from({"time": 1, "interfaces": {"lo": [1, 2], "eth0": [1, 2, 3, 4, 5, 6]}, "gpus": 3})
-    assert sample == Sample(1.0, interfaces={"eth0": (1, 2, 3, 4, 5, 6)})
+    assert sample == NodeSample(1.0, interfaces={"eth0": (1, 2, 3, 4, 5, 6)})

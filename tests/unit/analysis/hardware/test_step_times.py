@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpcheck.analysis.hardware.step_times import MOST_POINTS, Pace, StepLine
+from ddpcheck.analysis.hardware.step_times import MOST_POINTS, StepTimeline, StepTimes
 
 MODULE = ((0, 1), 0)
 
 
-def line_of(times: list[float]) -> StepLine:
-    line = StepLine()
+def line_of(times: list[float]) -> StepTimeline:
+    line = StepTimeline()
     for step, time in enumerate(times):
         line.add(step, time)
     return line
@@ -41,7 +41,7 @@ def test_time_that_goes_back_is_passed_over() -> None:
 
 
 def test_the_window_is_where_all_ranks_step() -> None:
-    pace = Pace()
+    pace = StepTimes()
     assert pace.window() is None
     for step in range(5):
         pace.step(0, (MODULE, 0), step, 10.0 + step)
@@ -51,7 +51,7 @@ def test_the_window_is_where_all_ranks_step() -> None:
 
 
 def test_of_several_optimizers_the_busiest_counts() -> None:
-    pace = Pace()
+    pace = StepTimes()
     for step in range(6):
         pace.step(0, (MODULE, 0), step, 10.0 + step)
         if step % 3 == 0:
@@ -62,7 +62,7 @@ def test_of_several_optimizers_the_busiest_counts() -> None:
 
 
 def test_thousands_of_ranks_share_the_room() -> None:
-    pace = Pace()
+    pace = StepTimes()
     for rank in range(2000):
         pace.step(rank, (MODULE, 0), 0, 1.0)
     for step in range(1, 2000):
@@ -74,7 +74,7 @@ def test_thousands_of_ranks_share_the_room() -> None:
 
 
 def test_reductions() -> None:
-    pace = Pace()
+    pace = StepTimes()
     assert pace.reductions(MODULE) is None
     pace.reduced(MODULE, 4)
     pace.reduced(MODULE, 3)

@@ -8,7 +8,7 @@ import pytest
 
 from ddpcheck.analysis.live.state import LiveState
 from ddpcheck.analysis.live.tracker import LATEST, LiveTracker
-from ddpcheck.analysis.run_reader import Run
+from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.records.schema import ClockRecord, MemoryRecord, Stage
 from tests.helpers.run_builder import RunBuilder
 
@@ -22,8 +22,8 @@ def clocks(total: int, wait: int, steps: int = 40) -> ClockRecord:
     return ClockRecord(step=0, total=[total] * steps, wait=[wait] * steps, **parts, **rest)
 
 
-def tracked(folder: Path) -> tuple[Run, LiveTracker]:
-    run = Run(folder)
+def tracked(folder: Path) -> tuple[RunReader, LiveTracker]:
+    run = RunReader(folder)
     return run, LiveTracker(run, "train", began=100.0)
 
 

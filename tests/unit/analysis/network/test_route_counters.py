@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 
-from ddpcheck.analysis.hardware.statistics import Sample, sample_from
-from ddpcheck.analysis.network.route_counters import MOST_STRETCHES, RouteTallies
+from ddpcheck.analysis.hardware.statistics import NodeSample, sample_from
+from ddpcheck.analysis.network.route_counters import MOST_STRETCHES, RouteCounterTable
 
 PAIR = "10.0.0.1 10.0.0.2"
 
 
-def told(samples: list[tuple[float, list[int]]]) -> RouteTallies:
-    tallies = RouteTallies()
+def told(samples: list[tuple[float, list[int]]]) -> RouteCounterTable:
+    tallies = RouteCounterTable()
     for time, row in samples:
         sample = sample_from({"time": time, "connections": {PAIR: row}})
         assert sample is not None
@@ -38,7 +38,7 @@ def test_a_long_job_is_kept_in_few_stretches_and_loses_nothing() -> None:
 
 def test_samples_without_connections_are_passed_over() -> None:
     tallies = told([(1.0, [100, 1, 1, 0, 9, 1]), (3.0, [300, 2, 2, 0, 9, 1])])
-    tallies.add(Sample(time=4.0))
+    tallies.add(NodeSample(time=4.0))
     assert (tallies[PAIR].bytes, tallies[PAIR].ended) == (200, 3.0)
 
 

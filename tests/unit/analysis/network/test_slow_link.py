@@ -7,23 +7,25 @@ from dataclasses import replace
 
 import pytest
 
-from ddpcheck.analysis.network.model import Link
+from ddpcheck.analysis.network.model import NodeLink
 from ddpcheck.analysis.network.slow_link import slow_link
 
 SECONDS = 20.0
 
 
-def link(source: int, target: int, megabits: float, share: float, noise: random.Random | None = None) -> Link:
+def link(
+    source: int, target: int, megabits: float, share: float, noise: random.Random | None = None
+) -> NodeLink:
     """A link that was busy for `share` of the time."""
     stretches = []
     for _ in range(int(SECONDS)):
         rate = megabits * 125_000 * (noise.lognormvariate(0, 0.15) if noise else 1.0)
         stretches.append((int(rate * share), share))
     total = sum(count for count, _ in stretches)
-    return Link(f"n{source}", f"n{target}", total, SECONDS * share, SECONDS, tuple(stretches))
+    return NodeLink(f"n{source}", f"n{target}", total, SECONDS * share, SECONDS, tuple(stretches))
 
 
-def ring(nodes: int, megabits: dict[tuple[int, int], float], usual: float = 800.0) -> list[Link]:
+def ring(nodes: int, megabits: dict[tuple[int, int], float], usual: float = 800.0) -> list[NodeLink]:
     """What a ring AllReduce does: as many bytes over every link, and all wait for the slowest."""
     pairs = [(node, (node + 1) % nodes) for node in range(nodes)]
     slowest = min(megabits.get(pair, usual) for pair in pairs)
@@ -83,7 +85,7 @@ def test_one_bad_moment_is_no_slow_link() -> None:
     """Somebody else's traffic for two seconds of twenty."""
     good = [link(node, (node + 1) % 4, 800, 0.2) for node in range(4)]
     stretches = [(20_000_000, 0.2)] * 18 + [(20_000_000, 9.0)] * 2
-    bad = Link("n3", "n0", 400_000_000, sum(busy for _, busy in stretches), SECONDS, tuple(stretches))
+    bad = NodeLink("n3", "n0", 400_000_000, sum(busy for _, busy in stretches), SECONDS, tuple(stretches))
     assert bad.bandwidth * 3 < good[0].bandwidth
     assert slow_link([*good[:3], bad]) is None
 
@@ -95,7 +97,9 @@ def test_nothing_to_compare_with() -> None:
 
 def test_small_traffic_tells_nothing() -> None:
     links = ring(4, {(1, 2): 100.0, (2, 3): 100.0})
-    small = [Link(one.source, one.target, 1 << 20, one.busy_seconds, SECONDS, one.stretches) for one in links]
+    small = [
+        NodeLink(one.source, one.target, 1 << 20, one.busy_seconds, SECONDS, one.stretches) for one in links
+    ]
     assert slow_link(small) is None
 
 

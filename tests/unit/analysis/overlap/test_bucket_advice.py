@@ -7,7 +7,7 @@ import pytest
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.overlap import bucket_advice as advice_of_buckets
 from ddpcheck.analysis.overlap.bucket_advice import MIB, bucket_advice
-from ddpcheck.analysis.overlap.link_model import Bucket, GlooLink, Gradient, Link, laid_out
+from ddpcheck.analysis.overlap.link_model import Bucket, GlooLink, Gradient, LinkModel, laid_out
 from ddpcheck.analysis.overlap.model import BucketOverlap, BucketPart
 from ddpcheck.records.schema import ModuleRecord, RankHeader, ReadyRecord
 
@@ -41,7 +41,7 @@ class Job:
         sizes_mib: list[float],
         gap_ms: float,
         limits: list[int],
-        link: Link,
+        link: LinkModel,
         steps: int = 3,
         ranks: int = 2,
     ) -> None:
@@ -85,12 +85,12 @@ def overlap(step: int, number: int, size: int, times: tuple[float, float]) -> Bu
     return BucketOverlap(step, number, size, end - start, 0, None, None, None, parts)
 
 
-SLOW = Link(latency_ns=1 * MS, ns_per_byte=10)
+SLOW = LinkModel(latency_ns=1 * MS, ns_per_byte=10)
 SLOW_GLOO = GlooLink(latency_ns=1 * MS, ns_per_byte=10)
 
 
 @pytest.mark.parametrize("link", [SLOW, SLOW_GLOO])
-def test_buckets_that_are_too_large(link: Link) -> None:
+def test_buckets_that_are_too_large(link: LinkModel) -> None:
     # Twelve gradients of 2 MiB, 30 ms apart: one at first, then all others together at the very end.
     job = Job([2] * 12, 30, [1 * MIB, 25 * MIB], link)
     advice = job.advice()
@@ -105,7 +105,7 @@ def test_buckets_that_are_too_large(link: Link) -> None:
 
 def test_buckets_that_are_too_small() -> None:
     # Latency costs more than bytes: 40 buckets of 0.25 MiB and one of 1, all ready almost at once.
-    job = Job([1] + [0.25] * 40, 0.1, [round(0.25 * MIB)], Link(latency_ns=5 * MS, ns_per_byte=1))
+    job = Job([1] + [0.25] * 40, 0.1, [round(0.25 * MIB)], LinkModel(latency_ns=5 * MS, ns_per_byte=1))
     advice = job.advice()
     assert advice is not None
     assert advice.best.buckets < 5

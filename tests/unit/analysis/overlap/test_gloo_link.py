@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcheck.analysis.overlap.link_model import Bucket, GlooLink, Link
+from ddpcheck.analysis.overlap.link_model import Bucket, GlooLink, LinkModel
 
 MS = 1_000_000
 MIB = 1 << 20
 
 
 def test_one_by_one() -> None:
-    link = Link(latency_ns=10, ns_per_byte=1)
+    link = LinkModel(latency_ns=10, ns_per_byte=1)
     assert link.reduce([Bucket(100, 0), Bucket(50, 20), Bucket(5, 500)]) == [(0, 110), (110, 170), (500, 515)]
 
 

@@ -7,25 +7,27 @@ from statistics import median, stdev
 
 import pytest
 
-from ddpcheck.analysis.overlap.link_model import Bucket, GlooLink, Link, Seen, fitted
+from ddpcheck.analysis.overlap.link_model import Bucket, GlooLink, LinkModel, ObservedReduction, fitted
 
 MS = 1_000_000
 MIB = 1 << 20
 
 
-def seen_on(true: Link, buckets: list[Bucket], noise: float = 0.0, seed: int = 0) -> list[Seen]:
+def seen_on(
+    true: LinkModel, buckets: list[Bucket], noise: float = 0.0, seed: int = 0
+) -> list[ObservedReduction]:
     """Four backwards, the times of which scatter by that share."""
     chance = random.Random(seed)
     seen = []
     for bucket, (start, end) in zip(buckets, true.reduce(buckets), strict=True):
         took = [(end - start) * (1 + chance.gauss(0, noise)) for _ in range(4)]
-        seen.append(Seen(bucket, median(took), stdev(took) / 2))
+        seen.append(ObservedReduction(bucket, median(took), stdev(took) / 2))
     return seen
 
 
-@pytest.mark.parametrize("kind", [Link(0, 0), GlooLink(0, 0), GlooLink(0, 0, ranks=8)])
+@pytest.mark.parametrize("kind", [LinkModel(0, 0), GlooLink(0, 0), GlooLink(0, 0, ranks=8)])
 @pytest.mark.parametrize("spacing", [0, 3, 60])
-def test_a_known_link_is_found_again(kind: Link, spacing: int) -> None:
+def test_a_known_link_is_found_again(kind: LinkModel, spacing: int) -> None:
     true = type(kind)(**{**vars(kind), "latency_ns": 2 * MS, "ns_per_byte": 10})
     buckets = [
         Bucket(size * MIB, number * spacing * MS) for number, size in enumerate((1, 4, 4, 8, 2, 4, 1, 8))
@@ -34,7 +36,7 @@ def test_a_known_link_is_found_again(kind: Link, spacing: int) -> None:
     assert fit is not None
     assert fit.error < 0.05
     assert fit.link.ns_per_byte == pytest.approx(10, rel=0.05)
-    if kind == Link(0, 0):
+    if kind == LinkModel(0, 0):
         assert fit.link.latency_ns == pytest.approx(2 * MS, rel=0.5)
     else:
         # Behind the bytes of the other reduction hardly any of it can be seen.
@@ -62,7 +64,10 @@ def test_a_latency_that_shows_is_told(seed: int) -> None:
 
 def test_short_reductions_do_not_decide_the_bandwidth() -> None:
     # As measured on 25 Mbit/s: the link's buffer takes 64 KiB at once, which is a lot of the small one.
-    seen = [Seen(Bucket(263_168, 0), 69 * MS, 5 * MS), Seen(Bucket(3_150_848, 800 * MS), 1234 * MS, 48 * MS)]
+    seen = [
+        ObservedReduction(Bucket(263_168, 0), 69 * MS, 5 * MS),
+        ObservedReduction(Bucket(3_150_848, 800 * MS), 1234 * MS, 48 * MS),
+    ]
     fit = fitted(GlooLink(0, 0), seen)
     assert fit is not None
     assert fit.link.ns_per_byte * 3_150_848 == pytest.approx(1234 * MS, rel=0.05)
@@ -73,10 +78,10 @@ def test_short_reductions_do_not_decide_the_bandwidth() -> None:
     "seen",
     [
         [],
-        [Seen(Bucket(MIB, 0), MS)],
-        [Seen(Bucket(MIB, 0), MS), Seen(Bucket(MIB, 50), MS)],
-        [Seen(Bucket(MIB, 0), MS), Seen(Bucket(4 * MIB, 50), 0)],
+        [ObservedReduction(Bucket(MIB, 0), MS)],
+        [ObservedReduction(Bucket(MIB, 0), MS), ObservedReduction(Bucket(MIB, 50), MS)],
+        [ObservedReduction(Bucket(MIB, 0), MS), ObservedReduction(Bucket(4 * MIB, 50), 0)],
     ],
 )
-def test_what_tells_no_link(seen: list[Seen]) -> None:
-    assert fitted(Link(0, 0), seen) is None
+def test_what_tells_no_link(seen: list[ObservedReduction]) -> None:
+    assert fitted(LinkModel(0, 0), seen) is None

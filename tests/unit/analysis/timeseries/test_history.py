@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.analysis.allreduce.sketch_table import SketchTable
-from ddpcheck.analysis.timeseries.agreement import MOST_STRETCHES, AgreementBook
-from ddpcheck.analysis.timeseries.gradients import MOST_POINTS, OFF_MEAN, REDUCED, GradientBook
-from ddpcheck.analysis.timeseries.model import AgreementStretch
+from ddpcheck.analysis.timeseries.agreement import MOST_STRETCHES, AgreementSeries
+from ddpcheck.analysis.timeseries.gradients import MOST_POINTS, OFF_MEAN, REDUCED, GradientSeries
+from ddpcheck.analysis.timeseries.model import AgreementInterval
 from ddpcheck.probes.sketches.sketch import Sketch
 from ddpcheck.records.sketch_codec import pack
 from tests.helpers.run_builder import RunBuilder
@@ -31,29 +31,29 @@ def table(**norms: list[float]) -> SketchTable:
 
 
 def test_steps_that_went_alike_are_one_stretch() -> None:
-    book = AgreementBook()
+    book = AgreementSeries()
     for step in (-1, 0, 1, 2):
         book.note(step, GROUP, dict.fromkeys(GROUP, "a"))
     book.note(3, GROUP, {0: "a", 1: "a", 2: "b"})
     book.note(4, GROUP, {0: "c", 1: "c", 2: "d"})
     book.note(5, GROUP, {0: "c", 1: "d"})
     assert book.stretches == [
-        AgreementStretch(-1, -1, 1),
-        AgreementStretch(0, 2, 3),
-        AgreementStretch(3, 4, 2, odd=(2,)),
-        AgreementStretch(5, 5, 1, odd=(0, 1), absent=(2,), majority=False),
+        AgreementInterval(-1, -1, 1),
+        AgreementInterval(0, 2, 3),
+        AgreementInterval(3, 4, 2, odd=(2,)),
+        AgreementInterval(5, 5, 1, odd=(0, 1), absent=(2,), majority=False),
     ]
 
 
 def test_steps_between_looks_are_not_counted() -> None:
-    book = AgreementBook()
+    book = AgreementSeries()
     for step in (0, 10, 20):
         book.note(step, GROUP, dict.fromkeys(GROUP, "a"))
-    assert book.stretches == [AgreementStretch(0, 20, 3)]
+    assert book.stretches == [AgreementInterval(0, 20, 3)]
 
 
 def test_ranks_that_change_sides_at_every_step_fill_no_memory() -> None:
-    book = AgreementBook()
+    book = AgreementSeries()
     for step in range(MOST_STRETCHES + 500):
         book.note(step, GROUP, {0: "a", 1: "a", 2: "ab"[step % 2]})
     assert len(book.stretches) == MOST_STRETCHES
@@ -61,7 +61,7 @@ def test_ranks_that_change_sides_at_every_step_fill_no_memory() -> None:
 
 
 def test_gradients_of_a_long_job_keep_their_peaks() -> None:
-    book = GradientBook(ranks=2)
+    book = GradientSeries(ranks=2)
     for step in range(5000):
         norm = 100.0 if step == 3333 else 1.0
         book.note(step, table(rank_0=[norm], rank_1=[3.0, 4.0]), table(rank_0=[2.0]), 0.25)
@@ -74,13 +74,13 @@ def test_gradients_of_a_long_job_keep_their_peaks() -> None:
 
 
 def test_what_is_not_finite_has_no_norm() -> None:
-    book = GradientBook(ranks=1)
+    book = GradientSeries(ranks=1)
     book.note(0, table(rank_0=[1.0, math.nan]), None, math.inf)
     assert book.points == {0: {}}
 
 
 def test_many_ranks_share_the_room() -> None:
-    assert GradientBook(ranks=1024).room < GradientBook(ranks=64).room < GradientBook(ranks=4).room
+    assert GradientSeries(ranks=1024).room < GradientSeries(ranks=64).room < GradientSeries(ranks=4).room
 
 
 def test_a_run_shows_who_parted_and_when(tmp_path: Path) -> None:
@@ -89,9 +89,9 @@ def test_a_run_shows_who_parted_and_when(tmp_path: Path) -> None:
     [history] = report.agreement
     assert (history.module, history.name, history.ranks) == ("0", "Net", GROUP)
     assert history.stretches == (
-        AgreementStretch(-1, -1, 1),
-        AgreementStretch(0, 3, 4),
-        AgreementStretch(4, 5, 2, odd=(1,)),
+        AgreementInterval(-1, -1, 1),
+        AgreementInterval(0, 3, 4),
+        AgreementInterval(4, 5, 2, odd=(1,)),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.analysis.timing.model import TimeTable
-from ddpcheck.analysis.timing.rank_series import MOST_STEPS, RankClock
+from ddpcheck.analysis.timing.rank_series import MOST_STEPS, StepTimeSeries
 from ddpcheck.analysis.timing.straggler import faults_memory_in, lacks_processors
 from ddpcheck.analysis.timing.table import time_tables
 from ddpcheck.records.schema import ClockRecord
@@ -30,10 +30,10 @@ def clocks(
     queued: Callable[[int], int] = lambda rank: 100,
     faulted: Callable[[int], tuple[int, int]] | None = None,
     noise: int = 0,
-) -> dict[int, RankClock]:
+) -> dict[int, StepTimeSeries]:
     """Ranks that meet once in a step: each waits for the last to arrive and for the transfer."""
     draw = random.Random(1)
-    made = {rank: RankClock() for rank in range(world_size)}
+    made = {rank: StepTimeSeries() for rank in range(world_size)}
     for step in range(steps):
         parts = {
             rank: {
@@ -56,7 +56,7 @@ def clocks(
     return made
 
 
-def table(made: dict[int, RankClock]) -> TimeTable:
+def table(made: dict[int, StepTimeSeries]) -> TimeTable:
     [only] = time_tables(made, [tuple(made)])
     return only
 
@@ -155,7 +155,7 @@ def test_memory_that_is_taken_anew_is_told_from_a_slow_rank() -> None:
 
 
 def test_columns_of_another_length_are_not_used() -> None:
-    clock = RankClock()
+    clock = StepTimeSeries()
     columns: dict[str, Any] = {name: [USUAL[name]] * 2 for name in USUAL if name != "other"}
     clock.add(
         ClockRecord(0, total=[1] * 2, wait=[0] * 2, watching=[0] * 2, queued=[0] * 2, faults=[1], **columns)
@@ -210,7 +210,7 @@ def test_a_long_run_is_thinned_out_alike_on_all_ranks() -> None:
 
 
 def test_clocks_of_a_device_take_the_place_of_the_hosts() -> None:
-    clock = RankClock()
+    clock = StepTimeSeries()
     device = {
         "total": [60_000],
         "forward": [20_000],
@@ -239,7 +239,7 @@ def test_clocks_of_a_device_take_the_place_of_the_hosts() -> None:
 
 
 def test_columns_of_unequal_length_are_passed_over() -> None:
-    clock = RankClock()
+    clock = StepTimeSeries()
     clock.add(ClockRecord(0, total=[5, 6], data=[1]))
     assert list(clock.steps) == []
 
@@ -261,7 +261,7 @@ def test_a_group_with_a_silent_rank_has_no_table() -> None:
     assert time_tables(clocks(2), [(0, 1, 2)]) == ()
 
 
-def say(build: RunBuilder, made: dict[int, RankClock]) -> RunBuilder:
+def say(build: RunBuilder, made: dict[int, StepTimeSeries]) -> RunBuilder:
     """The same clocks, as records."""
     for rank, clock in made.items():
         names = ("total", "data", "forward", "backward", "wait", "optimizer", "watching", "queued")

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.agent.shm_exchange import Sign, make_board
-from ddpcheck.analysis.run_reader import Run
+from ddpcheck.agent.shm_exchange import Heartbeat, create_exchange
+from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.config import Config
 from ddpcheck.launcher.hang import detector
 from ddpcheck.launcher.hang import detector as members
-from ddpcheck.launcher.hang.detector import HangWatch
+from ddpcheck.launcher.hang.detector import HangDetector
 from ddpcheck.launcher.process.process_table import Activity, process_start
 from ddpcheck.launcher.process.supervise import StopRequest
 from ddpcheck.records.node_log import NodeLog
-from ddpcheck.records.schema import FaultRecord, StandingRecord, to_line
+from ddpcheck.records.schema import FaultRecord, StackRecord, to_line
 from tests.helpers.run_builder import RunBuilder
 from tests.unit.analysis.hang.test_stacks import BARRIER, MAIN, USER
 
@@ -37,7 +37,7 @@ class Watched:
         self.now = 0.0
         self.folder = folder / "run"
         self.board = folder / "board"
-        make_board(self.board)
+        create_exchange(self.board)
         self.sleepers = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
         self.build = RunBuilder(self.folder, world_size)
         self.beats = [1, 1]
@@ -56,21 +56,21 @@ class Watched:
         monkeypatch.setattr(detector, "ask", lambda path, number: self.asked(number))
         monkeypatch.setattr(members, "read_activity", lambda pid, *_: self.activities[self.rank_of(pid)])
         config = Config(str(self.folder), "test", board=str(self.board), hang_timeout=TIMEOUT)
-        self.run = Run(self.folder)
+        self.run = RunReader(self.folder)
         self.log = NodeLog(self.folder, host="here")
-        self.watch = HangWatch(self.run, self.log, config, clock=lambda: self.now)
+        self.watch = HangDetector(self.run, self.log, config, clock=lambda: self.now)
 
     def rank_of(self, pid: int) -> int:
         return [sleeper.pid for sleeper in self.sleepers].index(pid)
 
-    def signs(self) -> dict[int, Sign]:
-        return {sleeper.pid: Sign(self.beats[rank]) for rank, sleeper in enumerate(self.sleepers)}
+    def signs(self) -> dict[int, Heartbeat]:
+        return {sleeper.pid: Heartbeat(self.beats[rank]) for rank, sleeper in enumerate(self.sleepers)}
 
     def asked(self, number: int) -> None:
         self.questions.append(number)
         for rank, frames in enumerate(self.standings):
             if frames is not None:
-                self.append(rank, StandingRecord(number, self.now, frames))
+                self.append(rank, StackRecord(number, self.now, frames))
 
     def append(self, rank: int, record: Any) -> None:
         with (self.folder / f"rank-{rank:05d}.jsonl").open("ab") as file:

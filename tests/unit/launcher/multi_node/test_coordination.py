@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.analysis.run_reader import Run
+from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.launcher.multi_node import coordination
 from ddpcheck.launcher.multi_node import coordination as pulse
 from ddpcheck.launcher.multi_node.coordination import (
@@ -55,7 +55,7 @@ def test_a_launcher_alone_has_no_others(tmp_path: Path) -> None:
 
 def test_the_launcher_of_rank_0_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     RunBuilder(tmp_path, 2).wrap().train(1).end().save()
-    run = Run(tmp_path)
+    run = RunReader(tmp_path)
     run.poll()
     header = run.ordered()[-1].ranks[0].header
     assert not reports(run, True, {header.pid})  # another host
@@ -65,8 +65,8 @@ def test_the_launcher_of_rank_0_reports(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_where_no_rank_was_seen_the_one_that_made_the_run_reports(tmp_path: Path) -> None:
-    assert reports(Run(tmp_path), True, set())
-    assert not reports(Run(tmp_path), False, set())
+    assert reports(RunReader(tmp_path), True, set())
+    assert not reports(RunReader(tmp_path), False, set())
 
 
 def test_others_are_waited_for_until_they_are_done_and_no_longer(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.errors import NotOneJob, OutputFolderError, RunNotFound
 from ddpcheck.launcher.multi_node.merge import merge
-from ddpcheck.records.schema import ApartRecord, NodesRecord, RankHeader
+from ddpcheck.records.schema import NodeMismatchRecord, NodesRecord, RankHeader
 from tests.helpers.run_builder import RunBuilder
 
 ODD = {1: ["body.bias"]}
@@ -80,7 +80,7 @@ def test_other_jobs_and_other_folders_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "whole").exists()
 
 
-def one_node(folder: Path, *records: ApartRecord | NodesRecord) -> RunBuilder:
+def one_node(folder: Path, *records: NodeMismatchRecord | NodesRecord) -> RunBuilder:
     """What the node of rank 0 has, of a job whose other rank wrote elsewhere."""
     build = RunBuilder(folder, 2).wrap().optimizer().train(6)
     build.records[0].extend(records)
@@ -92,8 +92,8 @@ def one_node(folder: Path, *records: ApartRecord | NodesRecord) -> RunBuilder:
     return build
 
 
-def apart(stage: str, step: int) -> ApartRecord:
-    return ApartRecord(0, stage, "parameters", step, "aa", "bb", 1, "node1", 0)
+def apart(stage: str, step: int) -> NodeMismatchRecord:
+    return NodeMismatchRecord(0, stage, "parameters", step, "aa", "bb", 1, "node1", 0)
 
 
 def test_a_node_tells_by_itself_what_the_store_told_it(tmp_path: Path) -> None:

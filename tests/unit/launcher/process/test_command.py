@@ -14,7 +14,7 @@ from ddpcheck.config import ENV_CONFIG, Config
 from ddpcheck.errors import CommandNotStarted
 from ddpcheck.launcher.environment import BOOTSTRAP, command_environment, prefixed_python_path
 from ddpcheck.launcher.process.command import ExitStatus, find_program
-from ddpcheck.launcher.process.signals import SignalInbox, Witness, signal_name
+from ddpcheck.launcher.process.signals import GroupSignalDetector, SignalInbox, signal_name
 from tests.helpers.paths import ROOT
 
 
@@ -90,9 +90,9 @@ def test_inbox_keeps_order_and_restores() -> None:
 def test_witness_sees_what_the_group_gets() -> None:
     code = (
         "import os, signal, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from ddpcheck.launcher.process.signals import Witness\n"
+        "from ddpcheck.launcher.process.signals import GroupSignalDetector\n"
         "for number in (signal.SIGTERM, signal.SIGWINCH): signal.signal(number, lambda *_: None)\n"
-        "w = Witness(); first = w.pid\n"
+        "w = GroupSignalDetector(); first = w.pid\n"
         "os.kill(os.getpid(), signal.SIGTERM); print(w.saw(signal.SIGTERM), w.pid == first)\n"
         "os.killpg(0, signal.SIGTERM); print(w.saw(signal.SIGTERM), w.pid == first, w.saw(signal.SIGTERM))\n"
         "os.killpg(0, signal.SIGWINCH); print(w.saw(signal.SIGWINCH))\n"
@@ -107,7 +107,7 @@ def test_witness_sees_what_the_group_gets() -> None:
 
 def test_witness_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    witness = Witness()
+    witness = GroupSignalDetector()
     assert witness.pid == 0
     assert not witness.saw(signal.SIGTERM)
     witness.close()

@@ -9,7 +9,7 @@ import torch
 
 from ddpcheck.probes.digest import submit
 from ddpcheck.probes.digest.multilinear import MultilinearDigester
-from ddpcheck.probes.sketches.batch import SketchBook
+from ddpcheck.probes.sketches.batch import SketchBatch
 from ddpcheck.probes.sketches.sketch import sketch
 from ddpcheck.records.sketch_signs import BLOCK, PIECE
 
@@ -30,7 +30,7 @@ def test_the_same_leaf_and_the_same_sketch(dtype: torch.dtype, threads: int) -> 
         tensor = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
         reading = submit.read_along(tensor)
         assert reading is not None
-        book = SketchBook()
+        book = SketchBatch()
         assert book.add(3, tensor, reading)
         assert [reading.leaf()] == submit.submit([tensor]).result()
         assert book.sketches() == {3: sketch(tensor)}

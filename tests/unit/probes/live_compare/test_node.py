@@ -11,15 +11,15 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from ddpcheck.agent.shm_exchange import Board, make_board
+from ddpcheck.agent.shm_exchange import ShmExchange, create_exchange
 from ddpcheck.probes.live_compare import node
 from ddpcheck.probes.parameters import ParameterProbe
 from ddpcheck.records.digest_codec import unpack_leaves, unpack_samples
-from ddpcheck.records.schema import CaptureRecord, DetailRecord, Of, Record
+from ddpcheck.records.schema import CaptureRecord, DetailRecord, Record, TensorKind
 from tests.helpers.fake_scene import FakeScene, Job
 
 
-class BoardOfOneProcess(Board):
+class BoardOfOneProcess(ShmExchange):
     """Locks belong to processes; ranks that share one have to be told their places."""
 
     places = 0
@@ -33,7 +33,7 @@ class Pair:
     """Two ranks with the same module, one process."""
 
     def __init__(self, folder: Path, **config: object) -> None:
-        make_board(folder / "board")
+        create_exchange(folder / "board")
         BoardOfOneProcess.places = 0
         self.boards = [BoardOfOneProcess(folder / "board", rank) for rank in (0, 1)]
         self.modules = [self._module(), self._module()]
@@ -63,7 +63,7 @@ class Pair:
     def kept(self, rank: int) -> list[Record]:
         """Of the parameters: gradients have a budget of their own."""
         kept = [r for r in self.scenes[rank].records if isinstance(r, DetailRecord | CaptureRecord)]
-        return [record for record in kept if record.of != Of.GRADIENTS.value]
+        return [record for record in kept if record.of != TensorKind.GRADIENTS.value]
 
 
 @pytest.fixture

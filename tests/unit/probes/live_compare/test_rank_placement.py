@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddpcheck.probes.live_compare.store import Whereabouts
+from ddpcheck.probes.live_compare.store import RankPlacement
 
 RANKS = 6
 
@@ -24,8 +24,8 @@ class Counting:
         return getattr(self.store, name)
 
 
-def ranks() -> list[Whereabouts]:
-    return [Whereabouts("drawer", rank, RANKS) for rank in range(RANKS)]
+def ranks() -> list[RankPlacement]:
+    return [RankPlacement("drawer", rank, RANKS) for rank in range(RANKS)]
 
 
 def test_nobody_knows_before_all_have_spoken() -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from ddpcheck.agent.shm_exchange import Board, make_board
+from ddpcheck.agent.shm_exchange import ShmExchange, create_exchange
 from ddpcheck.probes.live_compare import store
-from ddpcheck.probes.live_compare.snapshot import Look, Moment
-from ddpcheck.probes.live_compare.store import AcrossNodes
-from ddpcheck.records.schema import ApartRecord, NodesRecord, Of, Stage
+from ddpcheck.probes.live_compare.snapshot import Snapshot, SnapshotKey
+from ddpcheck.probes.live_compare.store import StoreCompare
+from ddpcheck.records.schema import NodeMismatchRecord, NodesRecord, Stage, TensorKind
 from tests.helpers.fake_scene import FakeScene, watch
 
 
@@ -32,17 +32,17 @@ class Nodes:
         self.module = nn.Linear(2, 2)
         self.watched = watch(self.module)
         self.scenes: list[FakeScene] = []
-        self.nodes: list[AcrossNodes] = []
+        self.nodes: list[StoreCompare] = []
         for rank, algorithm in enumerate(algorithms):
-            make_board(folder / f"board{rank}")
+            create_exchange(folder / f"board{rank}")
             scene = FakeScene(folder, rank)
-            scene.board = Board(folder / f"board{rank}", rank)
+            scene.board = ShmExchange(folder / f"board{rank}", rank)
             self.scenes.append(scene)
-            self.nodes.append(AcrossNodes(scene, self.store, names[rank], algorithm))
+            self.nodes.append(StoreCompare(scene, self.store, names[rank], algorithm))
 
     def look(self, rank: int, step: int, root: bytes = b"same", stage: Stage = Stage.PARAMS) -> None:
-        moment = Moment(self.watched, stage, Of.PARAMETERS, step, 0)
-        self.nodes[rank].offer(Look(moment, moment.key("s"), root.ljust(16), [], b""))
+        moment = SnapshotKey(self.watched, stage, TensorKind.PARAMETERS, step, 0)
+        self.nodes[rank].offer(Snapshot(moment, moment.key("s"), root.ljust(16), [], b""))
 
     def end(self) -> None:
         for node in self.nodes:
@@ -76,7 +76,7 @@ def test_both_nodes_learn_of_a_difference_and_of_the_first_one(tmp_path: Path) -
     until(lambda: nodes.nodes[1]._spoken == 3 and nodes.nodes[0]._note)
     nodes.end()
     for rank, scene in enumerate(nodes.scenes):
-        first = min(scene.of(ApartRecord), key=lambda record: record.step)
+        first = min(scene.of(NodeMismatchRecord), key=lambda record: record.step)
         assert (first.step, first.stage, first.other_rank) == (1, "params", 1 - rank)
         assert bytes.fromhex(first.root).strip() == (b"same", b"other")[rank]
         assert bytes.fromhex(first.other_root).strip() == (b"other", b"same")[rank]
@@ -91,7 +91,7 @@ def test_nodes_that_agree_say_where_the_others_are_and_how_much_was_compared(tmp
     until(lambda: all(node._spoken == 5 for node in nodes.nodes))
     nodes.end()
     for rank, scene in enumerate(nodes.scenes):
-        assert not scene.of(ApartRecord)
+        assert not scene.of(NodeMismatchRecord)
         assert list(scene.of(NodesRecord)[-1].others) == [str(1 - rank)]
         assert scene.of(NodesRecord)[-1].compared == 5
 
@@ -102,7 +102,7 @@ def test_digests_of_different_kinds_are_not_compared(tmp_path: Path) -> None:
     nodes.look(1, 0, b"two")
     until(lambda: all(node._spoken for node in nodes.nodes))
     nodes.end()
-    assert not any(scene.of(ApartRecord) for scene in nodes.scenes)
+    assert not any(scene.of(NodeMismatchRecord) for scene in nodes.scenes)
 
 
 def test_what_was_laid_down_is_taken_away_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_a_store_that_goes_away_ends_it_without_a_fault(tmp_path: Path) -> None:
             raise RuntimeError("Connection reset by peer")
 
     scene = FakeScene(tmp_path)
-    node = AcrossNodes(scene, Gone(), "node0", "xxh3")
+    node = StoreCompare(scene, Gone(), "node0", "xxh3")
     assert node._ended.wait(10)
     assert scene.records == []
 

@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.probes.process import callsite as module
-from ddpcheck.probes.process.callsite import user_line
+from ddpcheck.probes.process.callsite import user_callsite
 from tests.helpers.paths import ROOT
 
 HERE = Path(__file__).resolve()
 
 
 def test_the_innermost_call_outside_libraries() -> None:
-    file, _, line = user_line().rpartition(":")
+    file, _, line = user_callsite().rpartition(":")
     assert Path(file).resolve() == HERE
     assert (
-        HERE.read_text().splitlines()[int(line) - 1].strip() == 'file, _, line = user_line().rpartition(":")'
+        HERE.read_text().splitlines()[int(line) - 1].strip() == 'file, _, line = user_callsite().rpartition(":")'
     )
 
 
 def test_libraries_between_are_passed_over() -> None:
     # json calls back from inside the standard library.
-    [said] = json.loads("[1]", parse_int=lambda _: (lambda: user_line())())
+    [said] = json.loads("[1]", parse_int=lambda _: (lambda: user_callsite())())
     assert Path(said.rpartition(":")[0]).resolve() == HERE
 
 

@@ -20,8 +20,8 @@ import torch
 from ddpcheck.probes.digest.device_copy import DirectCopy
 from ddpcheck.probes.sketches import batch, native
 from ddpcheck.probes.sketches import sketch as by_pieces
-from ddpcheck.probes.sketches.batch import SketchBook, sketch_row
-from ddpcheck.probes.sketches.native import BlockWeights, Totals, native_kernel
+from ddpcheck.probes.sketches.batch import SketchBatch, sketch_row
+from ddpcheck.probes.sketches.native import BlockWeights, NativeTotals, native_kernel
 from ddpcheck.probes.sketches.sketch import Sketch, can_sketch, sketch
 from ddpcheck.records.sketch_signs import BLOCK, LARGEST_WEIGHT, PIECE, signs, weight
 from tests.helpers.paths import ROOT
@@ -50,7 +50,7 @@ def test_the_kernel_is_built_where_there_is_a_compiler() -> None:
 
 
 def test_a_kernel_that_counts_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Totals, "value_and_squares", lambda _: (0.0, 1.0))
+    monkeypatch.setattr(NativeTotals, "value_and_squares", lambda _: (0.0, 1.0))
     assert native_kernel.__wrapped__(torch.float32) is None
 
 
@@ -99,7 +99,7 @@ def test_a_piece_may_begin_anywhere_in_its_block() -> None:
         pytest.skip("the kernel was not built")
     for size in SIZES[1:]:
         tensor = normal(size)[:PIECE]
-        totals = Totals()
+        totals = NativeTotals()
         kernel.add(totals, tensor.data_ptr(), PIECE, len(tensor))
         value, squares = totals.value_and_squares()
         signed = tensor.double() * SIGNS[PIECE : PIECE + len(tensor)]
@@ -377,7 +377,7 @@ def test_a_device_computes_the_same(size: int) -> None:
 
 def test_a_book_keeps_what_is_on_the_cpu() -> None:
     tensors = [normal(10), normal(50000), torch.eye(3).to_sparse(), torch.ones(3, dtype=torch.complex64)]
-    book = SketchBook()
+    book = SketchBatch()
     assert not book
     assert all(book.add(2 * place, tensor) for place, tensor in enumerate(tensors))
     assert not book.add(9, torch.ones(3, device="meta"))
@@ -408,7 +408,7 @@ def test_a_book_fetches_from_a_device_once_and_is_not_ready_before(monkeypatch: 
 
     monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda _: False))
     monkeypatch.setattr(batch, "copy_to_host", copy_to_host)
-    book = SketchBook()
+    book = SketchBatch()
     for place, size in enumerate((10, 50000)):
         assert book.add(place, normal(size))
     # The number of its entries is on the device.
@@ -474,7 +474,7 @@ def test_triton_computes_the_same_and_is_dropped_where_it_does_not() -> None:
 @pytest.mark.parametrize("make", [*UNREADABLE, wrapper])
 def test_what_has_no_memory_is_left_alone(make: Callable[[], torch.Tensor]) -> None:
     """A kernel that read there would end the process."""
-    book = SketchBook()
+    book = SketchBatch()
     assert not can_sketch(make())
     assert not book.add(0, make())
     assert book.sketches() == {}

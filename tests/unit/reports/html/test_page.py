@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from ddpcheck.analysis.report import Report, Verdict
-from ddpcheck.analysis.timeseries.model import AgreementHistory, AgreementStretch, GradientHistory
+from ddpcheck.analysis.timeseries.model import AgreementHistory, AgreementInterval, GradientHistory
 from ddpcheck.reports.html.markup import embedded, tag
 from ddpcheck.reports.html.page import to_html
 from tests.helpers.sample_reports import ATTACK, attacking, of_many_ranks, stored
@@ -120,7 +120,7 @@ def test_every_chart_has_words_and_a_table() -> None:
 def test_four_ranks_and_a_thousand_steps_stay_below_two_megabytes() -> None:
     ranks, steps = tuple(range(4)), tuple(range(1000))
     # As bad as it gets: agreement that changes at every step, and numbers of every length.
-    stretches = tuple(AgreementStretch(step, step, 1, (step % 4,)) for step in steps)
+    stretches = tuple(AgreementInterval(step, step, 1, (step % 4,)) for step in steps)
     series = tuple(float(f"{(step + 1) * 1.2345e-7:.3g}") for step in steps)
     report = Report(
         Verdict.OK, 4, 1000, ("train",), 0, (), (), (),

@@ -23,9 +23,9 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.scalar import metadata as scalar
 from tensorboard.util import tensor_util
 
-from ddpcheck.analysis.overlap.model import RankStep
+from ddpcheck.analysis.overlap.model import RankStepOverlap
 from ddpcheck.analysis.report_builder import analyse_run
-from ddpcheck.analysis.timeseries.model import Course, Figure, LinkMatrix
+from ddpcheck.analysis.timeseries.model import LinkMatrix, RunTimeSeries, SeriesKind
 from ddpcheck.errors import UsageError
 from ddpcheck.formatting import percent_text
 from ddpcheck.reports.tensorboard.folder import is_current, write_tensorboard
@@ -144,8 +144,8 @@ def test_the_layout_puts_all_ranks_in_one_chart(runs: dict[str, EventAccumulator
 
 
 def test_every_figure_has_a_tag_of_its_own() -> None:
-    assert set(SHOWN) == set(Figure)
-    assert len({shown.tag for shown in SHOWN.values()}) == len(Figure)
+    assert set(SHOWN) == set(SeriesKind)
+    assert len({shown.tag for shown in SHOWN.values()}) == len(SeriesKind)
     assert safe_name("a/b c<d>.weight") == "a_b_c_d_.weight"
 
 
@@ -158,7 +158,7 @@ def test_profiled_steps_and_their_traces(tmp_path: Path) -> None:
     own.write_bytes(b"x")
     seen = overlap()
     first, second = seen.ranks[:2]
-    steps = (RankStep(5, 100, 900, 80, 20, 80.0), RankStep(6, 0, 900, 0, 0, 0.0))
+    steps = (RankStepOverlap(5, 100, 900, 80, 20, 80.0), RankStepOverlap(6, 0, 900, 0, 0, 0.0))
     seen = replace(
         seen,
         ranks=(
@@ -200,7 +200,7 @@ def test_text_of_the_job_stays_text(tmp_path: Path) -> None:
 
 
 def test_a_thousand_ranks_make_few_runs(tmp_path: Path) -> None:
-    course = Course()
+    course = RunTimeSeries()
     write_tensorboard(replace(of_many_ranks(), course=course), tmp_path, tmp_path / "tensorboard")
     assert [path.name for path in (tmp_path / "tensorboard").iterdir() if path.is_dir()] == ["job"]
 

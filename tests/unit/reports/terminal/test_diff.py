@@ -9,14 +9,23 @@ from typing import Any
 
 from rich.console import Console
 
-from ddpcheck.diff.model import Comparison, Growth, Method, Parting, RunSide, Value, Verdict, Where
+from ddpcheck.diff.model import (
+    Comparison,
+    DifferenceGrowth,
+    DiffSource,
+    DiffVerdict,
+    FirstDifference,
+    Method,
+    RunSide,
+    Value,
+)
 from ddpcheck.reports.diff_json import to_json
 from ddpcheck.reports.terminal.diff import render
 
 SIDE = RunSide("ddpcheck-runs/one", 0, 1, 24, "2.13.0", "cpu", ("torchrun", "train.py"))
-FIRST = Parting(
+FIRST = FirstDifference(
     step=3,
-    stage=Where.REDUCED,
+    stage=DiffSource.REDUCED,
     module=0,
     parameter="layers.0.weight",
     differing=2,
@@ -27,20 +36,22 @@ FIRST = Parting(
     agreed_until=2,
 )
 PARTED = Comparison(
-    verdict=Verdict.PARTED,
+    verdict=DiffVerdict.PARTED,
     method=Method.ROUNDING,
     a=SIDE,
     b=replace(SIDE, path="ddpcheck-runs/four", attempt=1, world_size=4),
     first=FIRST,
     cause="One run's gradients are a multiple of the other's.",
-    then=(Parting(4, Where.HYPER, 0, None, 0, 6, (0,), "0.lr is 0.1 in run A and 0.4 in run B"),),
+    then=(
+        FirstDifference(4, DiffSource.HYPER, 0, None, 0, 6, (0,), "0.lr is 0.1 in run A and 0.4 in run B"),
+    ),
     suspects=(Value("world size", 1, 4),),
     compared={"reduced": 24},
-    growth=(Growth(2, 0, 1e-8, 0.01), Growth(3, 0, 3.0, 0.01)),
+    growth=(DifferenceGrowth(2, 0, 1e-8, 0.01), DifferenceGrowth(3, 0, 3.0, 0.01)),
     notes=("Something to know.",),
 )
 AGREED = replace(
-    PARTED, verdict=Verdict.AGREE, first=None, cause="", then=(), suspects=(), growth=(), notes=()
+    PARTED, verdict=DiffVerdict.AGREE, first=None, cause="", then=(), suspects=(), growth=(), notes=()
 )
 
 
@@ -107,7 +118,7 @@ def test_digits_that_tell_numbers_apart() -> None:
 
 
 def test_after_wrapping() -> None:
-    start = replace(FIRST, step=-1, stage=Where.INIT, agreed_until=None)
+    start = replace(FIRST, step=-1, stage=DiffSource.INIT, agreed_until=None)
     assert shown(replace(PARTED, first=start))[0].startswith("The runs part after wrapping, stage init.after")
 
 
@@ -117,7 +128,7 @@ def test_nothing_else_differs() -> None:
 
 
 def test_a_long_run_shows_the_step_that_matters() -> None:
-    growth = tuple(Growth(step, 0, 1e-8 if step < 137 else 1.0, 0.1) for step in range(1000))
+    growth = tuple(DifferenceGrowth(step, 0, 1e-8 if step < 137 else 1.0, 0.1) for step in range(1000))
     lines = shown(replace(PARTED, growth=growth))
     table = lines[lines.index("Reduced gradients: difference over size") :]
     assert any(line.split()[:1] == ["137"] and "beyond rounding" in line for line in table)

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.live.state import Agreement, LiveRank, LiveState, Pace
-from ddpcheck.reports.terminal.console import Ink
+from ddpcheck.analysis.live.state import LiveAgreement, LiveRank, LiveState, LiveStepTime
+from ddpcheck.reports.terminal.console import ReportConsole
 from ddpcheck.reports.terminal.live import HEIGHT, clock_text, live_view, panel_lines, standing_out
 
 PARTS = {"data": 1000, "forward": 2000, "backward": 4000, "optimizer": 1000, "other": 0, "wait": 2000}
@@ -26,13 +26,13 @@ SOUND = LiveState(
     name="train",
     world_size=4,
     ranks=tuple(rank(number) for number in range(4)),
-    agreement=Agreement(1240),
-    pace=Pace(10_000, tuple(range(9000, 11_000, 100)), 0.08, 0.03, 2),
+    agreement=LiveAgreement(1240),
+    pace=LiveStepTime(10_000, tuple(range(9000, 11_000, 100)), 0.08, 0.03, 2),
     seconds=133.0,
 )
 PARTED = replace(
     SOUND,
-    agreement=Agreement(1240, True, 3, "applied", (2,)),
+    agreement=LiveAgreement(1240, True, 3, "applied", (2,)),
     finding=Finding("DDP202", Severity.ERROR, "Gradients were \x1b[31mnot reduced", "", step=3, ranks=(2,)),
 )
 
@@ -66,7 +66,7 @@ def test_a_sound_run_under_its_output() -> None:
 
 
 def test_figures_come_before_bars() -> None:
-    pace = Pace(1_234_000, (1_234_000,) * 32, 0.44, 0.3, 127)
+    pace = LiveStepTime(1_234_000, (1_234_000,) * 32, 0.44, 0.3, 127)
     ranks = tuple(rank(number, memory=(412 + number) * 10**6) for number in range(4))
     crowded = replace(SOUND, pace=pace, ranks=ranks)
     figures = "   exposed 44 %   late 30 % (rank 127)   memory 412.0-415.0 MB"
@@ -96,7 +96,7 @@ def test_a_quiet_job_and_a_rank_that_raised() -> None:
 
 def screen_of(state: LiveState) -> str:
     drawn = Console(file=io.StringIO(), width=80)
-    Ink(drawn).put(live_view(state, drawn))
+    ReportConsole(drawn).put(live_view(state, drawn))
     return drawn.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
@@ -119,8 +119,8 @@ def test_a_thousand_ranks_are_those_that_stand_out() -> None:
         SOUND,
         world_size=1024,
         ranks=tuple(ranks),
-        agreement=Agreement(1238, True, 3, "params", (2,)),
-        pace=Pace(10_000, (10_000,) * 32, 0.0, 0.2, 700),
+        agreement=LiveAgreement(1238, True, 3, "params", (2,)),
+        pace=LiveStepTime(10_000, (10_000,) * 32, 0.0, 0.2, 700),
     )
     shown = {(why, each.rank) for why, each in standing_out(state)}
     assert {("stands apart", 2), ("raised", 9), ("is behind", 700), ("holds most", 5)} <= shown

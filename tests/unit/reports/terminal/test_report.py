@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.report import Attempt, Check, RankStatus, RankSummary, Report, Verdict
+from ddpcheck.analysis.report import AttemptSummary, Check, RankStatus, RankSummary, Report, Verdict
 from ddpcheck.reports.terminal.report import render
 
 DIVERGENCE_EVIDENCE: dict[str, Any] = {
@@ -68,7 +68,7 @@ def make_report(**changes: Any) -> Report:
         command=("torchrun", "train.py"),
         exit_code=0,
         findings=(),
-        attempts=(Attempt(0, 4, 120, rank_rows(4)),),
+        attempts=(AttemptSummary(0, 4, 120, rank_rows(4)),),
         checks=(
             Check("parameters after each step", 480, "agree", "120 steps x 4 ranks, 148 parameters"),
             Check("optimizer state", 0, "not checked", "ask for it with --optimizer-state"),
@@ -158,7 +158,7 @@ def test_text_from_the_job_is_only_text() -> None:
     report = make_report(
         verdict=Verdict.FINDINGS,
         findings=(finding,),
-        attempts=(Attempt(0, 1, 1, rows),),
+        attempts=(AttemptSummary(0, 1, 1, rows),),
         checks=(Check(nasty, 1, nasty, nasty),),
         run={"path": nasty},
     )
@@ -178,7 +178,7 @@ def test_a_thousand_ranks_are_a_few_lines() -> None:
         replace(row, host=f"node-{row.rank // 8}", device=f"cuda:{row.rank % 8}") for row in rank_rows(1024)
     )
     died = replace(rows[-1], status=RankStatus.DIED, steps=118, last_step=118, last_stage="local")
-    report = make_report(world_size=1024, attempts=(Attempt(0, 1024, 120, (*rows[:-1], died)),))
+    report = make_report(world_size=1024, attempts=(AttemptSummary(0, 1024, 120, (*rows[:-1], died)),))
     text = rendered(report)
     assert "0-1022" in text
     assert "128 hosts" in text
@@ -229,7 +229,7 @@ def test_errors_come_before_notes() -> None:
 
 
 def test_attempts_each_have_a_table() -> None:
-    attempts = (Attempt(0, 4, 7, rank_rows(4, steps=7)), Attempt(1, 3, 120, rank_rows(3)))
+    attempts = (AttemptSummary(0, 4, 7, rank_rows(4, steps=7)), AttemptSummary(1, 3, 120, rank_rows(3)))
     text = rendered(replace(DIVERGED, attempts=attempts))
     assert "Ranks, attempt 0: 4 ranks, 7 steps" in text
     assert "Ranks, attempt 1: 3 ranks, 120 steps" in text

@@ -8,22 +8,22 @@ from collections.abc import Mapping
 
 from rich.console import Console
 
-from ddpcheck.analysis.allreduce.saved_gradients import SavedGradients, SavedParameter, Side
+from ddpcheck.analysis.allreduce.saved_gradients import SavedGradients, SavedParameter, SavedStage
 from ddpcheck.reports.terminal.saved_gradients import render_gradients
 
 
-def side(*values: float | str) -> Side:
-    return Side(math.hypot(*(x for x in values if not isinstance(x, str))), values)
+def side(*values: float | str) -> SavedStage:
+    return SavedStage(math.hypot(*(x for x in values if not isinstance(x, str))), values)
 
 
 def parameter(
     name: str = "cat",
-    local: Mapping[int, Side] | None = None,
-    reduced: Mapping[int, Side] | None = None,
+    local: Mapping[int, SavedStage] | None = None,
+    reduced: Mapping[int, SavedStage] | None = None,
     equal: bool = True,
     off_mean: float | None = 0.0,
-    before: Mapping[int, Side] | None = None,
-    after: Mapping[int, Side] | None = None,
+    before: Mapping[int, SavedStage] | None = None,
+    after: Mapping[int, SavedStage] | None = None,
     shape: tuple[int, ...] = (2,),
 ) -> SavedParameter:
     return SavedParameter(
@@ -117,7 +117,7 @@ def test_nothing_runs_off_the_edge() -> None:
 
 def test_names_cannot_drive_the_terminal() -> None:
     evil = "\x1b[2J\x1b]0;owned\x07w\r\n[red]x[/red]\u202e\x9b1m"
-    text = "\n".join(shown(parameter(evil, local={0: Side(1.0, ("\x1b[31m0xff",))})))
+    text = "\n".join(shown(parameter(evil, local={0: SavedStage(1.0, ("\x1b[31m0xff",))})))
     assert not any(ord(char) < 32 and char != "\n" for char in text)
     assert not any(char in text for char in "\x7f\x9b\u202e")
     # No markup either: the brackets are part of the name.
@@ -125,6 +125,6 @@ def test_names_cannot_drive_the_terminal() -> None:
 
 
 def test_odd_values() -> None:
-    lines = shown(parameter(local={0: Side(math.nan, (math.nan, math.inf, "0xff"))}, shape=()))
+    lines = shown(parameter(local={0: SavedStage(math.nan, (math.nan, math.inf, "0xff"))}, shape=()))
     assert "cat (float32 scalar)" in lines
     assert any(line.split() == ["gradient", "of", "rank", "0", "nan", "nan", "inf", "0xff"] for line in lines)

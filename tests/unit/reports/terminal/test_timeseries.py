@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ddpcheck.analysis.report import Report
 from ddpcheck.analysis.timeseries.model import GradientHistory
-from ddpcheck.reports.terminal.console import Ink
+from ddpcheck.reports.terminal.console import ReportConsole
 from ddpcheck.reports.terminal.timeseries import put_course
 from ddpcheck.reports.time_json import time_table
 from tests.helpers.sample_measurements import measurements
@@ -19,7 +19,7 @@ from tests.helpers.sample_reports import stored
 
 def drawn(report: Report, width: int = 80, encoding: str = "utf-8") -> list[str]:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    put_course(Ink(Console(file=file, width=width)), report)
+    put_course(ReportConsole(Console(file=file, width=width)), report)
     file.flush()
     return file.buffer.getvalue().decode(encoding).splitlines()  # type: ignore[attr-defined, no-any-return]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.analysis.aggregate import launch
-from ddpcheck.records.schema import FaultRecord, Of, Stage
+from ddpcheck.records.schema import FaultRecord, Stage, TensorKind
 from tests.helpers.run_builder import RunBuilder
 
 ODD = {1: ["body.bias"]}
@@ -88,13 +88,15 @@ def test_an_optimizer_made_anew_on_all_ranks(tmp_path: Path) -> None:
 
 def test_another_state(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 3).wrap().optimizer()
-    build.look(Stage.STATE, 0, of=Of.STATE, odd=ODD, optimizer=0, hyper=dict.fromkeys(build.ranks, "whole"))
+    build.look(
+        Stage.STATE, 0, of=TensorKind.STATE, odd=ODD, optimizer=0, hyper=dict.fromkeys(build.ranks, "whole")
+    )
     assert build.step(0, odd=ODD).end().only("DDP206").cause == "optimizer state differs before the step"
 
 
 def test_the_parts_of_a_sharded_state_explain_nothing(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().optimizer()
-    build.look(Stage.STATE, 0, of=Of.STATE, odd=ODD, optimizer=0, hyper={0: "left", 1: "right"})
+    build.look(Stage.STATE, 0, of=TensorKind.STATE, odd=ODD, optimizer=0, hyper={0: "left", 1: "right"})
     build.step(0, odd=ODD).end().only("DDP201")
 
 
@@ -105,7 +107,12 @@ def test_the_same_everywhere(tmp_path: Path) -> None:
 
 def state(build: RunBuilder, step: int, ranks: list[int], part: str = "whole") -> RunBuilder:
     return build.look(
-        Stage.STATE, step, of=Of.STATE, optimizer=0, ranks=ranks, hyper=dict.fromkeys(build.ranks, part)
+        Stage.STATE,
+        step,
+        of=TensorKind.STATE,
+        optimizer=0,
+        ranks=ranks,
+        hyper=dict.fromkeys(build.ranks, part),
     )
 
 

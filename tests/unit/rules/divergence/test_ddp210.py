@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.records.schema import DigestRecord, Of, Stage
+from ddpcheck.records.schema import DigestRecord, Stage, TensorKind
 from tests.helpers.run_builder import NAMES, RunBuilder
 
 BUFFERS = ["norm.mean", "norm.var"]
 
 
 def synced(build: RunBuilder, forward: int, odd: dict[int, list[str]] | None = None) -> RunBuilder:
-    return build.look(Stage.BUFFERS, forward, BUFFERS, of=Of.BUFFERS, odd=odd, width=1)
+    return build.look(Stage.BUFFERS, forward, BUFFERS, of=TensorKind.BUFFERS, odd=odd, width=1)
 
 
 @pytest.mark.parametrize(("world_size", "odd"), [(2, (0, 1)), (4, (3,))])
@@ -65,7 +65,9 @@ def at_the_end(
     build: RunBuilder, names: list[str], ranks: list[int], odd: dict[int, list[str]]
 ) -> RunBuilder:
     build.wrap(buffers=names).optimizer().train(3)
-    return build.look(Stage.BUFFERS_END, -1, names, of=Of.BUFFERS, odd=odd, width=8, ranks=ranks).end()
+    return build.look(
+        Stage.BUFFERS_END, -1, names, of=TensorKind.BUFFERS, odd=odd, width=8, ranks=ranks
+    ).end()
 
 
 @pytest.mark.parametrize(("world_size", "odd"), [(2, (0, 1)), (3, (1,))])
@@ -93,7 +95,7 @@ def test_a_rank_s_own_notes_are_no_more_than_a_note(tmp_path: Path) -> None:
 def test_models_that_have_parted_measure_different_statistics(tmp_path: Path) -> None:
     """Their parameters differ, and that is what there is to tell."""
     build = RunBuilder(tmp_path, 2).wrap(buffers=STATISTICS).optimizer().train(2).train(1, 2, {1: [NAMES[0]]})
-    build.look(Stage.BUFFERS_END, -1, STATISTICS, of=Of.BUFFERS, odd={1: STATISTICS}, width=8).end()
+    build.look(Stage.BUFFERS_END, -1, STATISTICS, of=TensorKind.BUFFERS, odd={1: STATISTICS}, width=8).end()
     assert [finding.code for finding in build.findings()] == ["DDP201"]
 
 
@@ -106,7 +108,7 @@ def test_buffers_that_ddp_leaves_alone(tmp_path: Path, forwards: tuple[int, int]
             DigestRecord(
                 module=0,
                 stage=Stage.BUFFERS_END.value,
-                of=Of.BUFFERS.value,
+                of=TensorKind.BUFFERS.value,
                 step=-1,
                 root=f"{rank:032x}",
                 leaves=base64.b64encode(bytes([rank] * 8)).decode(),

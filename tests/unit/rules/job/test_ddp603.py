@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.analysis.finding import Finding
-from ddpcheck.records.schema import ModuleRecord, StandingRecord
+from ddpcheck.records.schema import ModuleRecord, StackRecord
 from tests.helpers.run_builder import NAMES, RunBuilder
 from tests.unit.analysis.hang.test_stacks import BACKWARD, BARRIER, BUFFERS, C10D, LOGGER, MAIN, USER
 
@@ -25,7 +25,7 @@ class Hung(RunBuilder):
         self.silent: set[int] = set()
 
     def stands(self, rank: int, frames: list[Any], state: str = "waits", **said: Any) -> Hung:
-        record = StandingRecord(
+        record = StackRecord(
             **{"look": 2, "time": 1.0, "frames": frames, "step": 4, "moment": "after_step", **said}
         )
         self.say(rank, record)

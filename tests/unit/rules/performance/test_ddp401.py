@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.analysis.aggregate.launch import Attempt
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.overlap.model import Overlap
 from ddpcheck.analysis.run_reader import NodeNotes
@@ -17,7 +17,7 @@ from tests.helpers.overlap_builder import overlap
 
 
 def found(seen: Overlap | None) -> list[Finding]:
-    return find(Case(Attempt("a"), 0, Path(), NodeNotes(), (), 0, overlap=seen))
+    return find(RuleContext(Attempt("a"), 0, Path(), NodeNotes(), (), 0, overlap=seen))
 
 
 def test_a_quarter_of_the_step() -> None:

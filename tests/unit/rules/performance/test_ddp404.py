@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.analysis.aggregate.launch import Attempt
-from ddpcheck.analysis.context import Case
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.overlap.model import BucketAdvice
 from ddpcheck.analysis.run_reader import NodeNotes
@@ -24,7 +24,7 @@ def found(advised: BucketAdvice | None) -> list[Finding]:
         attempt.feed(header, header)
         attempt.feed(header, ModuleRecord(0, "Net", [0, 1], 0, [], []))
     seen = replace(overlap(), advice=advised)
-    return find(Case(attempt, 0, Path(), NodeNotes(), (), 0, overlap=seen))
+    return find(RuleContext(attempt, 0, Path(), NodeNotes(), (), 0, overlap=seen))
 
 
 def test_a_gain_is_noted() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.records.schema import Of, Stage
+from ddpcheck.records.schema import Stage, TensorKind
 from tests.helpers.run_builder import RunBuilder
 
 
@@ -48,7 +48,7 @@ def test_differing_names_are_another_story(tmp_path: Path) -> None:
 
 def test_buffers_that_differ_in_training_only_are_another_story(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap(buffers=["norm.mean"])
-    build.look(Stage.BUFFERS, 0, ["norm.mean"], of=Of.BUFFERS, odd={1: ["norm.mean"]})
+    build.look(Stage.BUFFERS, 0, ["norm.mean"], of=TensorKind.BUFFERS, odd={1: ["norm.mean"]})
     assert build.end().findings("DDP101") == []
 
 
@@ -58,11 +58,13 @@ ADAPTER = ("adapter.down", "adapter.up")
 def with_adapter(folder: Path, world_size: int, odd: dict[int, list[str]]) -> RunBuilder:
     """DDP was told to leave an adapter alone, which is not the same on all ranks."""
     build = RunBuilder(folder, world_size).wrap(ignored=ADAPTER).optimizer()
-    return build.look(Stage.INIT_AFTER, -1, ADAPTER, of=Of.IGNORED, odd=odd, width=8)
+    return build.look(Stage.INIT_AFTER, -1, ADAPTER, of=TensorKind.IGNORED, odd=odd, width=8)
 
 
 def apply_to_adapter(build: RunBuilder, step: int, odd: dict[int, list[str]] | None = None) -> RunBuilder:
-    return build.look(Stage.APPLIED, step, ADAPTER, of=Of.IGNORED, odd=odd, width=8, optimizer=0).step(step)
+    return build.look(
+        Stage.APPLIED, step, ADAPTER, of=TensorKind.IGNORED, odd=odd, width=8, optimizer=0
+    ).step(step)
 
 
 @pytest.mark.parametrize(("world_size", "ranks"), [(2, (0, 1)), (3, (1,))])
