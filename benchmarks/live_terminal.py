@@ -1,4 +1,4 @@
-"""How many of a job's lines come through whole under the live view, in a real terminal: tmux.
+"""Counts how many lines of a job stay intact above the live view, in a real terminal (tmux).
 
     python benchmarks/live_terminal.py [TIMES]
 

@@ -1,4 +1,4 @@
-"""What reading the loss costs the training thread: the moments of one step on a processor, in microseconds.
+"""Cost of reading the loss in the training thread, per step on the CPU, in microseconds.
 
 python benchmarks/loss_cost.py
 """

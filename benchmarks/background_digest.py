@@ -1,6 +1,6 @@
-"""Would it pay to hash parameters in a thread, beside the next forward and backward? And would it be right?
+"""Compares digests taken in the training thread with digests taken by a background thread: time and correctness.
 
-    python benchmarks/background_look.py
+    python benchmarks/background_digest.py
 
 Trains one small model in one process and hashes its parameters after each step, in line and in a thread.
 The job clamps its weights through `.data` right after the step, as WGANs do: no version counter moves, so

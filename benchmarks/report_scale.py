@@ -1,7 +1,7 @@
-"""What `ddpcheck report` costs as ranks and steps double: time, memory, and the size of what it reads and writes.
+"""Cost of `ddpcheck report` as ranks and steps double: time, memory, bytes read and written.
 
-    python benchmarks/scale.py
-    python benchmarks/scale.py --ranks 1024 --steps 1000 --seed SEED    (one size, and the page too)
+    python benchmarks/report_scale.py
+    python benchmarks/report_scale.py --ranks 1024 --steps 1000 --seed SEED    (one size, and the page too)
 
 The runs are made by tests/scale from the records of a real one of four ranks. Exits 1 where a report takes more than
 in proportion, more than 2 GB, or does not name the rank and the node that are wrong.
@@ -28,7 +28,7 @@ from tests.scale.plan import Plan  # noqa: E402
 
 DDPCHECK = Path(sys.executable).parent / "ddpcheck"
 RANKS, STEPS = (64, 128, 256, 512), (100, 200, 400, 800)
-# Twice the work, and what of it is noise.
+# Twice the work, plus noise.
 MOST_RATIO = 2.3
 MOST_MEMORY = 2 << 30
 

@@ -1,6 +1,6 @@
-"""What ddpcheck adds to a Python process that never makes a process group, with and without torch.
+"""Start-up time that ddpcheck adds to a Python process without a process group, with and without torch.
 
-python benchmarks/startup.py [--rounds N]
+python benchmarks/startup_cost.py [--rounds N]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The scaling efficiency that a report states, against the same work on one rank: both under ddpcheck, by turns.
+"""Compares the scaling efficiency in the report with the same work on one rank, interleaved.
 
-python benchmarks/scaling.py [--rounds N] [--case N]
+python benchmarks/scaling_efficiency.py [--rounds N] [--case N]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What clocking a step costs the training thread: the moments of one step, told through the guard, in microseconds.
+"""Cost of step timing in the training thread: the events of one step through the guard, in microseconds.
 
-python benchmarks/clock_cost.py
+python benchmarks/step_timing_cost.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A cable between two network namespaces on which every packet takes a while: not every kernel has netem.
+"""A link between two network namespaces that delays every packet, for kernels without netem.
 
-    python benchmarks/far_link_job.py DEVICE SECONDS HOST HOST   # as root; says "ready", then carries until it is ended
+    python benchmarks/delayed_link_job.py DEVICE SECONDS HOST HOST   # as root; says "ready", then carries until it is ended
 
 Makes a TUN device of that name in each namespace. How fast the cable is remains the devices' own business (tc).
 """
@@ -48,7 +48,7 @@ def carry(ends: tuple[int, int], seconds: float) -> None:
 
 if __name__ == "__main__":
     device, seconds, *hosts = sys.argv[1:]
-    # Before other programs: a packet that waits for a processor would be a longer cable.
+    # High priority: a packet that waits for a CPU would add to the delay.
     os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(2))
     first, second = (opened_in(host, device) for host in hosts)
     print("ready", flush=True)

@@ -1,6 +1,6 @@
-"""Counts how often DDP402 names a rank that was slowed by a fifth, and how often it accuses a sound job.
+"""Counts how often DDP402 detects a rank slowed by 20 %, and how often it is raised on a healthy job.
 
-python benchmarks/late_ranks.py [--times N] [--cases late|even|NAMES] [--busy N] [--keep FOLDER]
+python benchmarks/straggler_detection.py [--times N] [--cases late|even|NAMES] [--busy N] [--keep FOLDER]
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LATE = {
 EVEN = dict.fromkeys(
     ("even", "even_with_pauses", "computing_small", "computing_large", "computing_on_threads"), ""
 )
-# Real work of which one rank has more: named where each rank has a core of its own.
+# Real work with more on one rank: detected where each rank has its own core.
 OTHERS = {"computing_slowly": "forward"}
 CASES = {**LATE, **EVEN, **OTHERS}
 LATE_RANK = 1

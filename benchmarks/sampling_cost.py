@@ -1,6 +1,6 @@
-"""What sampling a node costs: processor time of the launcher's thread over a minute, start-up included.
+"""Cost of sampling a node: CPU time of the launcher's thread over a minute, including start-up.
 
-python benchmarks/sampling.py [--seconds N]
+python benchmarks/sampling_cost.py [--seconds N]
 
 Without a driver, and with 8 GPUs of 18 NVLinks each by the tests' NVML, which answers at once: a real driver takes
 time of its own for each call. Exits 1 where sampling takes more than 1 % of a core.

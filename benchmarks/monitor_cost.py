@@ -1,4 +1,4 @@
-"""What following a job under way costs its launcher: a look at the files when nothing is new, and each step of a rank.
+"""Cost of monitoring a running job in the launcher: polling without new records, and each step of a rank.
 
 Files are made by tests/scale. Ranks of this node are followed by every launcher; those of all nodes by the one that has
 rank 0, which reports in the end.
