@@ -1,8 +1,8 @@
 """A link between two network namespaces that delays every packet, for kernels without netem.
 
-    python benchmarks/delayed_link_job.py DEVICE SECONDS HOST HOST   # as root; says "ready", then carries until it is ended
+    python benchmarks/delayed_link_job.py DEVICE SECONDS HOST HOST   # as root; prints "ready", forwards until stopped
 
-Makes a TUN device of that name in each namespace. How fast the cable is remains the devices' own business (tc).
+Makes a TUN device of that name in each namespace. `tc` on the devices limits the bandwidth.
 """
 
 from __future__ import annotations
