@@ -126,7 +126,6 @@ class ParameterProbe(Probe):
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
         for tracked in optimizer.modules:
-            tracked.stepped = True
             self._held.pop(tracked.index, None)
             marks = self._marks[tracked.index] = self._sample(tracked)
             if optimizer.steps % self.context.config.every == 0:
@@ -269,8 +268,7 @@ class ParameterProbe(Probe):
         held = self._held.get(tracked.index)
         if last is not None and now.root == (last.root if held is None else held.root):
             return False
-        if tracked.backward is not None:
-            tracked.backward.close_window()
+        tracked.end_window()
         if moment.stage is not Stage.PARAMS or tracked.index in self._by_hand:
             return True
         if held is None:
@@ -287,8 +285,9 @@ class ParameterProbe(Probe):
         pending, moment = change.pending, change.pending.moment
         slot = (moment.tracked.index, moment.of)
         if pending.only_changes:
-            moment = replace(moment, step=moment.tracked.steps)
-            moment.tracked.steps += moment.stage is Stage.PARAMS
+            moment = replace(moment, step=moment.tracked.next_step)
+            if moment.stage is Stage.PARAMS:
+                moment.tracked.count_step()
         last = self._last.get(slot)
         if last is not None:
             last.current = False

@@ -15,7 +15,7 @@ from torch.autograd.profiler import record_function
 from torch.profiler.profiler import _KinetoProfile
 
 from ddpcheck.agent.patches import Patches
-from ddpcheck.probes.probe import Probe, ProbeContext
+from ddpcheck.probes.probe import Phase, Probe, ProbeContext
 from ddpcheck.probes.process.profiler_conflict import PROFILERS
 from ddpcheck.records.schema import ReadyRecord, TraceRecord
 from ddpcheck.step_ranges import parse_steps
@@ -129,6 +129,7 @@ class ProfileProbe(Probe):
     """Steps begin where the last one ended, at the end of the optimizer's step; the first one with its forward."""
 
     name = "profile"
+    phase = Phase.PROFILER
 
     @classmethod
     def wanted(cls, config: Config) -> bool:

@@ -97,7 +97,7 @@ class Agent:
         if not distributed.is_initialized() or (self._dispatcher is not None and not self._group_gone):
             return
         if self._dispatcher is not None:
-            self._dispatcher.session.close("exit")
+            self._dispatcher.context.close("exit")
         self._group_gone = False
         from ddpcheck.agent.dispatcher import Dispatcher
         from ddpcheck.agent.rank_context import RankContext
@@ -201,7 +201,7 @@ class Agent:
 
         group = args[0] if args else kwargs.get("group")
         if self._dispatcher is not None and group in (None, distributed.group.WORLD):
-            self._dispatcher.session.end()
+            self._dispatcher.context.end()
             self._group_gone = True
 
     def _watch_exits(self) -> None:
@@ -247,12 +247,12 @@ class Agent:
     def _close(self) -> None:
         if self._dispatcher is not None:
             reason = "raised" if self._error[0] else "exit"
-            self._dispatcher.session.close(reason, *self._error)
+            self._dispatcher.context.close(reason, *self._error)
 
     def _forked(self) -> None:
         """A child of a rank, most often a data-loader worker, is no rank."""
         if self._dispatcher is not None:
-            self._dispatcher.session.abandon()
+            self._dispatcher.context.abandon()
             self._dispatcher = None
             STARTUP.end()
             from ddpcheck.probes.process.profiler_conflict import PROFILERS
