@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpcheck.probes.probe import Probe
-from ddpcheck.records.schema import LOOSE, CommHookRecord, JoinRecord, StructureRecord
+from ddpcheck.records.kinds.modules import LOCAL_SGD_HOOK, CommHookRecord, JoinRecord, StructureRecord
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
@@ -34,7 +34,7 @@ class ParamSetProbe(Probe):
         hooks = getattr(ddp, "_comm_hooks", ())
         for hook, _ in hooks[watched.comm_hooks :]:
             name = getattr(hook, "__qualname__", type(hook).__name__)
-            watched.loose |= LOOSE in name
+            watched.loose |= LOCAL_SGD_HOOK in name
             self.scene.write(CommHookRecord(watched.index, name, watched.steps))
         watched.comm_hooks = len(hooks)
 

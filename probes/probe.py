@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
     from ddpcheck.config import Config
     from ddpcheck.probes.live_compare.node import NodeCompare
-    from ddpcheck.records.schema import Record
+    from ddpcheck.records.registry import Record
 
 
 class ProbeContext(Protocol):

@@ -23,7 +23,8 @@ from ddpcheck.probes.live_compare.store import StoreCompare
 from ddpcheck.probes.probe import MOMENTS, Probe
 from ddpcheck.probes.profile import ProfileProbe
 from ddpcheck.probes.roster import PROBES
-from ddpcheck.records.schema import EndRecord, FaultRecord, Record
+from ddpcheck.records.kinds.rank import EndRecord, FaultRecord
+from ddpcheck.records.registry import Record
 
 OWN = "ddpcheck"
 

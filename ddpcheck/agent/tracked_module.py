@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ddpcheck.agent.backward_tracker import BackwardTracker
-from ddpcheck.records.schema import ModuleRecord
+from ddpcheck.records.kinds.modules import ModuleRecord
 
 Holder = dict[str, Any]  # a submodule's own dict of parameters or buffers
 

@@ -16,7 +16,8 @@ from ddpcheck.config import Config
 from ddpcheck.probes.live_compare.node import NodeCompare
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.roster import PROBES
-from ddpcheck.records.schema import DigestRecord, Record, Stage
+from ddpcheck.records.kinds.digests import DigestRecord, Stage
+from ddpcheck.records.registry import Record
 
 Kind = TypeVar("Kind", bound=Record)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ddpcheck.probes.loss import MOST_PENDING, ROWS_A_RECORD, LossProbe, read_scalar
-from ddpcheck.records.schema import LossRecord
+from ddpcheck.records.kinds.optimizers import LossRecord
 from tests.helpers.fake_scene import FakeScene, Job
 
 

@@ -19,7 +19,8 @@ from ddpcheck.config import Config
 from ddpcheck.probes.gradients import GradientProbe
 from ddpcheck.probes.process.profiler_conflict import PROFILERS
 from ddpcheck.probes.profile import ProfileProbe, _limits
-from ddpcheck.records.schema import BackwardRecord, ReadyRecord, TraceRecord
+from ddpcheck.records.kinds.gradients import BackwardRecord
+from ddpcheck.records.kinds.profile import ReadyRecord, TraceRecord
 from tests.helpers.fake_scene import FakeScene, Job
 
 

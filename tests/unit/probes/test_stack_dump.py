@@ -17,7 +17,7 @@ from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.shm_exchange import ShmExchange, ask, create_exchange, signs
 from ddpcheck.probes import stack_dump
 from ddpcheck.probes.stack_dump import StackDumpProbe, frames_of
-from ddpcheck.records.schema import StackRecord
+from ddpcheck.records.kinds.hang import StackRecord
 from tests.helpers.fake_scene import FakeScene, Job
 
 

@@ -15,7 +15,8 @@ from ddpcheck.agent.shm_exchange import ShmExchange, create_exchange
 from ddpcheck.probes.live_compare import node
 from ddpcheck.probes.parameters import ParameterProbe
 from ddpcheck.records.digest_codec import unpack_leaves, unpack_samples
-from ddpcheck.records.schema import CaptureRecord, DetailRecord, Record, TensorKind
+from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, TensorKind
+from ddpcheck.records.registry import Record
 from tests.helpers.fake_scene import FakeScene, Job
 
 
