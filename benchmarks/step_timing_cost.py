@@ -19,7 +19,7 @@ from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 from ddpcheck.config import Config
 from ddpcheck.probes.probe import EVENTS, Probe
 from ddpcheck.probes.step_timing import StepTimingProbe
-from ddpcheck.records.schema import Record, to_line
+from ddpcheck.records.registry import Record, to_line
 
 # Rounds are short, so that most pass without another program in between.
 STEPS = 20

@@ -15,7 +15,7 @@ import torch
 from ddpcheck.agent.tracked_loader import MOST_EPOCHS, MOST_MAPS, LoaderRegistry, SampleDraws, TrackedLoader
 from ddpcheck.probes.batch_fingerprint import NOTHING, Contents, Fingerprint, Taken, take
 from ddpcheck.probes.probe import Probe, ProbeContext
-from ddpcheck.records.schema import BatchRecord
+from ddpcheck.records.kinds.data import BatchRecord
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule

@@ -21,7 +21,8 @@ from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.sketches.batch import SketchBatch, can_keep
 from ddpcheck.probes.sketches.sketch import Sketch
 from ddpcheck.probes.write_detection import FIRST, sample_windows
-from ddpcheck.records.schema import AppliedRecord, BackwardRecord, Stage, TensorKind
+from ddpcheck.records.kinds.digests import Stage, TensorKind
+from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
 from ddpcheck.records.sketch_codec import pack
 from ddpcheck.records.sketch_shares import share_of
 from ddpcheck.step_ranges import parse_steps

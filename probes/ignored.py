@@ -11,7 +11,7 @@ import torch
 from ddpcheck.probes.digest import combine
 from ddpcheck.probes.digest.submit import submit
 from ddpcheck.probes.probe import Probe, ProbeContext
-from ddpcheck.records.schema import DigestRecord, Stage, TensorKind
+from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule

@@ -12,7 +12,7 @@ from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.process.device_memory import DeviceMemory, awake, device_memory, held_elsewhere
 from ddpcheck.probes.process.os_counters import resident
-from ddpcheck.records.schema import MemoryPartsRecord, MemoryRecord
+from ddpcheck.records.kinds.memory import MemoryPartsRecord, MemoryRecord
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule

@@ -13,7 +13,8 @@ from ddpcheck.probes.digest import combine
 from ddpcheck.probes.digest.submit import submit
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.process.callsite import user_callsite
-from ddpcheck.records.schema import DigestRecord, HyperRecord, OptimizerRecord, SkipRecord, Stage, TensorKind
+from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
+from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord, SkipRecord
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule

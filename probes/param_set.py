@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpcheck.probes.probe import Probe, ProbeContext
-from ddpcheck.records.schema import CommHookRecord, JoinRecord, StructureRecord
+from ddpcheck.records.kinds.modules import CommHookRecord, JoinRecord, StructureRecord
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import ParamSetChange, TrackedModule

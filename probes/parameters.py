@@ -13,7 +13,13 @@ from ddpcheck.probes.digest.submit import submit
 from ddpcheck.probes.live_compare.snapshot import Snapshot, SnapshotKey
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.write_detection import TensorSampler, TensorSamples, WriteDetector, version_of
-from ddpcheck.records.schema import LEFT_ALONE, STATISTICS, DigestRecord, Stage, TensorKind
+from ddpcheck.records.kinds.digests import (
+    BUFFERS_NOT_SYNCED,
+    NORM_STATISTICS,
+    DigestRecord,
+    Stage,
+    TensorKind,
+)
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
@@ -175,8 +181,8 @@ class ParameterProbe(Probe):
             if not tracked.forwards or not _left_alone(tracked):
                 return
             # Statistics of normalisation are a rank's own then, as everybody knows; a codebook or a queue is not.
-            places = [place for place in places if tracked.buffers[place].key not in STATISTICS]
-            how = LEFT_ALONE
+            places = [place for place in places if tracked.buffers[place].key not in NORM_STATISTICS]
+            how = BUFFERS_NOT_SYNCED
         if places:
             self._look(SnapshotKey(tracked, Stage.BUFFERS_END, TensorKind.BUFFERS, -1), places, how=how)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
     from ddpcheck.config import Config
     from ddpcheck.probes.live_compare.node import NodeCompare
-    from ddpcheck.records.schema import Record
+    from ddpcheck.records.registry import Record
 
     # The arguments of an event, without the probe. Not in typing before Python 3.11, and used in annotations only.
     Args = TypeVarTuple("Args")

@@ -18,7 +18,7 @@ from ddpcheck.agent import guard
 from ddpcheck.agent.guard import GUARD
 from ddpcheck.privacy import mask_text
 from ddpcheck.probes.probe import Probe, ProbeContext
-from ddpcheck.records.schema import StackRecord
+from ddpcheck.records.kinds.hang import StackRecord
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule

@@ -9,7 +9,7 @@ from ddpcheck.agent.startup_tracer import STARTUP, StageStart
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.process.device_memory import device_memory
 from ddpcheck.probes.process.os_counters import resident
-from ddpcheck.records.schema import StartupRecord, StartupStage
+from ddpcheck.records.kinds.startup import StartupRecord, StartupStage
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule

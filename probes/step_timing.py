@@ -25,7 +25,7 @@ from ddpcheck.probes.process.step_phases import (
     PhaseTimes,
     clock_for,
 )
-from ddpcheck.records.schema import ClockRecord
+from ddpcheck.records.kinds.timing import ClockRecord
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule

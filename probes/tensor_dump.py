@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddpcheck.probes.digest import plain_memory
-from ddpcheck.records.schema import TensorKind
+from ddpcheck.records.kinds.digests import TensorKind
 
 if TYPE_CHECKING:
     from ddpcheck.probes.live_compare.snapshot import SnapshotKey

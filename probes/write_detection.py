@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, direct_span, has_memory
-from ddpcheck.records.schema import WriteWindow
+from ddpcheck.records.kinds.digests import WriteWindow
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule

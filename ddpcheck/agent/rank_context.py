@@ -22,7 +22,8 @@ from ddpcheck.probes.live_compare.node import NodeCompare
 from ddpcheck.probes.live_compare.store import StoreCompare
 from ddpcheck.probes.probe import EVENTS, Phase, Probe
 from ddpcheck.probes.registry import PROBES
-from ddpcheck.records.schema import EndRecord, FaultRecord, Record
+from ddpcheck.records.kinds.rank import EndRecord, FaultRecord
+from ddpcheck.records.registry import Record
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ddpcheck.agent.backward_tracker import BackwardTracker
-from ddpcheck.records.schema import LOOSE, ModuleRecord
+from ddpcheck.records.kinds.modules import LOCAL_SGD_HOOK, ModuleRecord
 
 Holder = dict[str, Any]  # a submodule's own dict of parameters or buffers
 
@@ -144,7 +144,7 @@ class TrackedModule:
         for hook, _ in hooks[len(self.comm_hooks) :]:
             name = getattr(hook, "__qualname__", type(hook).__name__)
             self.comm_hooks.append(name)
-            self.loose |= LOOSE in name
+            self.loose |= LOCAL_SGD_HOOK in name
 
     @property
     def next_step(self) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddpcheck.probes.live_compare.snapshot import RecentSnapshots, Snapshot
 from ddpcheck.probes.tensor_dump import dump_tensors
-from ddpcheck.records.schema import CaptureRecord, DetailRecord, Stage, TensorKind
+from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, Stage, TensorKind
 
 if TYPE_CHECKING:
     from ddpcheck.agent.shm_exchange import Entry, ShmExchange

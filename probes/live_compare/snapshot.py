@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ddpcheck.records.schema import Stage, TensorKind
+from ddpcheck.records.kinds.digests import Stage, TensorKind
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule

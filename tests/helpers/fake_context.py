@@ -16,7 +16,8 @@ from ddpcheck.config import Config
 from ddpcheck.probes.live_compare.node import NodeCompare
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.registry import PROBES
-from ddpcheck.records.schema import DigestRecord, Record, Stage
+from ddpcheck.records.kinds.digests import DigestRecord, Stage
+from ddpcheck.records.registry import Record
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

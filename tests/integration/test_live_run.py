@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.records.schema import to_line
+from ddpcheck.records.registry import to_line
 from tests.commands import BIN
 from tests.helpers.run_builder import RunBuilder
 from tests.support.pty_screen import PtyScreen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ddpcheck.analysis.aggregate.agreement import groups_of, odd_ranks
+from ddpcheck.analysis.aggregate.agreement import groups_of, outlier_ranks
 from ddpcheck.analysis.environment import OF_EACH_RANK
 from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
@@ -104,6 +104,6 @@ def _unlike(
         f"{what} differs: {told}{more}.",
         why,
         fix,
-        ranks=odd_ranks([some for _, some in groups]),
+        ranks=outlier_ranks([some for _, some in groups]),
         evidence={"what": what, "values": {name_ranks(some): value for value, some in groups}},
     )

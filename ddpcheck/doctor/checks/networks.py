@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ddpcheck.analysis.aggregate.agreement import groups_of, odd_ranks
+from ddpcheck.analysis.aggregate.agreement import groups_of, outlier_ranks
 from ddpcheck.analysis.hardware.routes import Route, open_to_all
 from ddpcheck.analysis.hardware.traffic import LinkTraffic, NodeTraffic
 from ddpcheck.doctor.context import DoctorContext, Host
@@ -66,7 +66,7 @@ def _unlike(
     if len(groups) < 2:
         return []
     told = "; ".join(f"{value} on {_names(hosts, known, some)}" for value, some in groups[:_MOST_TOLD])
-    odd = odd_ranks([some for _, some in groups])
+    odd = outlier_ranks([some for _, some in groups])
     return [
         Diagnosis(
             NAME,

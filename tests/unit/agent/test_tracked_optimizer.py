@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ddpcheck.agent.tracked_optimizer import groups_of, inside_another_step, signature, steps_inside_backward
-from ddpcheck.records.schema import Stage
+from ddpcheck.records.kinds.digests import Stage
 from tests.helpers.fake_context import FakeContext, Job, watch
 
 

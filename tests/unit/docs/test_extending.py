@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.analysis import context, report_builder
-from ddpcheck.records.schema import RankHeader
+from ddpcheck.records.kinds.rank import RankHeader
 from tests.helpers.fake_context import FakeContext
 from tests.helpers.paths import ROOT
 from tests.helpers.run_builder import RunBuilder

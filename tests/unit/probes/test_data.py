@@ -24,7 +24,8 @@ from ddpcheck.agent.tracked_loader import MOST_MARKED, facts_of, observed, strid
 from ddpcheck.analysis.data.split import unpack
 from ddpcheck.probes.data import DataProbe, _columns, _mark
 from ddpcheck.probes.probe import Probe
-from ddpcheck.records.schema import BatchRecord, EpochRecord, LoaderRecord, to_line
+from ddpcheck.records.kinds.data import BatchRecord, EpochRecord, LoaderRecord
+from ddpcheck.records.registry import to_line
 from tests.helpers.fake_context import FakeContext, Job
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 from ddpcheck.probes.ignored import IgnoredProbe
 from ddpcheck.records.digest_codec import unpack_leaves
-from ddpcheck.records.schema import DigestRecord, Stage
+from ddpcheck.records.kinds.digests import DigestRecord, Stage
 from tests.helpers.fake_context import FakeContext, watch
 
 

@@ -9,7 +9,7 @@ import torch
 
 from ddpcheck.probes.loss import MOST_PENDING, ROWS_A_RECORD, LossProbe, read_scalar
 from ddpcheck.probes.probe import Probe
-from ddpcheck.records.schema import LossRecord
+from ddpcheck.records.kinds.optimizers import LossRecord
 from tests.helpers.fake_context import FakeContext, Job
 
 

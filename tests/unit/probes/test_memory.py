@@ -15,7 +15,7 @@ from ddpcheck.probes import memory
 from ddpcheck.probes.memory import AT_LEAST_EVERY, FIRST, MemoryProbe, held
 from ddpcheck.probes.process import device_memory
 from ddpcheck.probes.process.os_counters import Resident, most_resident, reads, resident
-from ddpcheck.records.schema import MemoryPartsRecord, MemoryRecord
+from ddpcheck.records.kinds.memory import MemoryPartsRecord, MemoryRecord
 from tests.helpers.fake_context import FakeContext, Job
 from tests.helpers.unreadable_tensors import fake, wrapper
 

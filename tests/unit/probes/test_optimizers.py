@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from ddpcheck.records.digest_codec import unpack_leaves
-from ddpcheck.records.schema import HyperRecord, OptimizerRecord, SkipRecord, Stage, to_line
+from ddpcheck.records.kinds.digests import Stage
+from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord, SkipRecord
+from ddpcheck.records.registry import to_line
 from tests.helpers.fake_context import FakeContext, Job
 
 

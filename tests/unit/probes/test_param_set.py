@@ -10,7 +10,8 @@ from torch import nn
 
 from ddpcheck.probes import param_set
 from ddpcheck.records.digest_codec import unpack_leaves
-from ddpcheck.records.schema import JoinRecord, ModuleRecord, Stage, StructureRecord
+from ddpcheck.records.kinds.digests import Stage
+from ddpcheck.records.kinds.modules import JoinRecord, ModuleRecord, StructureRecord
 from tests.helpers.fake_context import FakeContext, Job
 
 

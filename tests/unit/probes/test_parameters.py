@@ -16,7 +16,9 @@ from ddpcheck.agent.writer import RecordWriter
 from ddpcheck.probes.digest import combine, make_digester
 from ddpcheck.probes.probe import Probe
 from ddpcheck.records.digest_codec import unpack_leaves
-from ddpcheck.records.schema import DigestRecord, EndRecord, ModuleRecord, Stage, TensorKind
+from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
+from ddpcheck.records.kinds.modules import ModuleRecord
+from ddpcheck.records.kinds.rank import EndRecord
 from tests.helpers.fake_context import FakeContext, Job, watch
 
 

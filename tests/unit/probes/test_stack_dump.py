@@ -18,7 +18,7 @@ from ddpcheck.agent.shm_exchange import ShmExchange, ask, create_exchange, signs
 from ddpcheck.probes import stack_dump
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.stack_dump import StackDumpProbe, frames_of
-from ddpcheck.records.schema import StackRecord
+from ddpcheck.records.kinds.hang import StackRecord
 from tests.helpers.fake_context import FakeContext, Job
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from ddpcheck.agent.startup_tracer import StartupTracer
 from ddpcheck.probes import startup
 from ddpcheck.probes.startup import StartupProbe
-from ddpcheck.records.schema import StartupRecord
+from ddpcheck.records.kinds.startup import StartupRecord
 from tests.helpers.fake_context import FakeContext, Job
 
 

@@ -20,7 +20,8 @@ from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.process.os_counters import ProcessorQueue
 from ddpcheck.probes.process.step_phases import DevicePhaseTimer, clock_for
 from ddpcheck.probes.step_timing import ROWS_A_RECORD, StepTimingProbe
-from ddpcheck.records.schema import ClockRecord, to_line
+from ddpcheck.records.kinds.timing import ClockRecord
+from ddpcheck.records.registry import to_line
 from tests.helpers.fake_context import FakeContext, Job
 
 MILLI = 1_000_000

@@ -16,7 +16,7 @@ from ddpcheck.analysis.tensor_values import CapturedTensors
 from ddpcheck.probes import tensor_dump
 from ddpcheck.probes.live_compare.snapshot import SnapshotKey
 from ddpcheck.probes.tensor_dump import dump_tensors
-from ddpcheck.records.schema import Stage, TensorKind
+from ddpcheck.records.kinds.digests import Stage, TensorKind
 from tests.helpers.fake_context import FakeContext, watch
 from tests.helpers.unreadable_tensors import UNREADABLE, wrapper
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddpcheck.records.schema import Stage
+from ddpcheck.records.kinds.digests import Stage
 from tests.helpers.fake_context import FakeContext, Job
 
 

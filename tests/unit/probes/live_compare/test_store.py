@@ -15,7 +15,8 @@ from ddpcheck.agent.shm_exchange import ShmExchange, create_exchange
 from ddpcheck.probes.live_compare import store
 from ddpcheck.probes.live_compare.snapshot import Snapshot, SnapshotKey
 from ddpcheck.probes.live_compare.store import StoreCompare
-from ddpcheck.records.schema import NodeMismatchRecord, NodesRecord, Stage, TensorKind
+from ddpcheck.records.kinds.digests import Stage, TensorKind
+from ddpcheck.records.kinds.nodes import NodeMismatchRecord, NodesRecord
 from tests.helpers.fake_context import FakeContext, watch
 
 
