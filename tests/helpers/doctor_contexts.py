@@ -1,4 +1,4 @@
-"""Facts of machines in good order, to be spoilt by tests."""
+"""Facts of healthy machines, which tests modify."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ddpcheck.analysis.finding import Severity
 from ddpcheck.doctor.context import ConnectionAttempt, DoctorContext, HostClockOffset
-from ddpcheck.doctor.diagnosis import Diagnosis, Level
+from ddpcheck.doctor.diagnosis import Diagnosis
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.model import CHECKS
+from ddpcheck.doctor.registry import all_checks
 
 GIB = 1 << 30
 
@@ -45,11 +46,11 @@ def with_gpus(count: int, **now: Any) -> dict[str, Any]:
 
 
 def machine(number: int = 0, **changes: Any) -> Facts:
-    """One in good order, without GPUs."""
+    """A healthy machine without GPUs."""
     address = f"10.0.0.{number + 1}"
     facts = Facts(
         host=f"node{number}",
-        place=f"place{number}",
+        place=f"machine{number}",
         python={"version": "3.11.7", "executable": "/usr/bin/python3", "flags": {}},
         torch={
             "version": "2.13.0",
@@ -89,9 +90,9 @@ def on_gpus(count: int = 2, **now: Any) -> dict[str, Any]:
 
 
 def job(
-    hosts: int = 2, ranks: int = 2, spoil: Callable[[Facts], Facts] | None = None, **more: Any
+    hosts: int = 2, ranks: int = 2, change: Callable[[Facts], Facts] | None = None, **more: Any
 ) -> DoctorContext:
-    """So many hosts of so many ranks each; `spoil` is asked for each rank."""
+    """`hosts` hosts with `ranks` ranks each; `change` is applied to the facts of each rank."""
     facts = []
     for rank in range(hosts * ranks):
         number = rank // ranks
@@ -104,7 +105,7 @@ def job(
             local_world_size=ranks,
             environment=environment,
         )
-        facts.append(one if spoil is None else spoil(one))
+        facts.append(one if change is None else change(one))
     known = {
         "clocks": tuple(HostClockOffset(f"node{number}", 0.002, 0.001) for number in range(1, hosts)),
         "calls": tuple(
@@ -117,17 +118,17 @@ def job(
     return DoctorContext(tuple(facts), hosts * ranks, **{**known, **more})
 
 
-def alone(**changes: Any) -> DoctorContext:
+def single(**changes: Any) -> DoctorContext:
     return DoctorContext((machine(**changes),))
 
 
-def said(scene: DoctorContext, name: str) -> list[Diagnosis]:
-    """What the check of that name says, and what only says that all is well left out."""
-    [check] = [check for check in CHECKS if name == check.NAME]
-    return [one for one in check.find(scene) if one.level is not Level.OK]
+def problems(context: DoctorContext, name: str) -> list[Diagnosis]:
+    """Diagnoses of the check `name` that are not "ok"."""
+    [check] = [check for check in all_checks() if name == check.name]
+    return [one for one in check.run(context) if one.severity is not Severity.OK]
 
 
-def the_one(scene: DoctorContext, name: str) -> Diagnosis:
-    found = said(scene, name)
-    assert len({(one.level, one.what) for one in found}) == 1, found
+def the_problem(context: DoctorContext, name: str) -> Diagnosis:
+    found = problems(context, name)
+    assert len({(one.severity, one.message) for one in found}) == 1, found
     return found[0]
