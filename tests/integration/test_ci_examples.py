@@ -11,11 +11,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from conftest import BIN, JOBS, environment
+
+from tests.helpers.commands import BIN, environment
+from tests.helpers.paths import JOBS, ROOT
 
 yaml = pytest.importorskip("yaml")
 
-DOCS = Path(__file__).parents[2] / "docs" / "ci.md"
+DOCS = ROOT / "docs" / "ci.md"
 SECONDS = 240.0
 
 pytestmark = pytest.mark.slow

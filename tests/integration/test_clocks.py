@@ -7,11 +7,12 @@ import sys
 from typing import Any
 
 import pytest
-from conftest import JOBS, RunWatched, Watched
 
 from ddpcheck.analysis.run import Run
 from ddpcheck.analysis.step_time.result import TimeTable
 from ddpcheck.analysis.step_time.table import time_tables
+from tests.helpers.paths import JOBS
+from tests.helpers.watched_run import RunWatched, WatchedRun
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +31,7 @@ EVEN = "even_with_pauses"
 SCALE = 2
 
 
-def run(ddpcheck: RunWatched, names: list[str], world_size: int) -> Watched:
+def run(ddpcheck: RunWatched, names: list[str], world_size: int) -> WatchedRun:
     options = ["--cases", ",".join(names), "--world-size", world_size, "--scale", SCALE]
     done = ddpcheck(sys.executable, CASES, *options, options=["--fail-on", "never"], JOB_FIRST="1")
     assert done.status == 0, str(done)
@@ -38,7 +39,7 @@ def run(ddpcheck: RunWatched, names: list[str], world_size: int) -> Watched:
     return done
 
 
-def late(done: Watched, attempt: int) -> list[tuple[list[int], str]]:
+def late(done: WatchedRun, attempt: int) -> list[tuple[list[int], str]]:
     return [
         (finding["ranks"], finding["stage"])
         for finding in done.report["findings"]
@@ -72,7 +73,7 @@ def test_a_rank_whose_memory_is_taken_anew_in_each_step(ddpcheck: RunWatched) ->
     assert "memory is given back and taken again" in " ".join(done.stderr.split())
 
 
-def tables(done: Watched) -> list[TimeTable]:
+def tables(done: WatchedRun) -> list[TimeTable]:
     """Where the time of each job went."""
     run = Run(done.folder)
     run.finish()

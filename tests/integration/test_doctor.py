@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import BIN, Run, environment
+from tests.helpers.commands import BIN, environment
+from tests.helpers.watched_run import Run
 from tests.lab.host import Host
 from tests.lab.lab import Ended, Lab, make_lab, missing
 from tests.lab.network import RESOLVER_FOLDER, ip

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import BIN, environment
+from tests.helpers.commands import BIN, environment
 from tests.lab.host import Host
 from tests.lab.lab import Lab, make_lab, missing
 

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.records.schema import to_line
-from tests.commands import BIN
-from tests.support.pty_screen import PtyScreen
+from tests.helpers.commands import BIN
+from tests.helpers.paths import ROOT
+from tests.helpers.pty_screen import PtyScreen
 from tests.unit.run_builder import RunBuilder
-
-UNIT = Path(__file__).parents[1] / "unit"
 
 # A job without torch: it puts down what two ranks would have written, some of it at a time.
 JOB = """
@@ -129,7 +128,7 @@ def test_off_without_a_terminal_even_if_asked_for(tmp_path: Path) -> None:
 
 
 def test_watching_on_a_terminal_ends_with_the_verdict(tmp_path: Path) -> None:
-    stored = UNIT / "stored_runs" / "1-bypass"
+    stored = ROOT / "tests" / "unit" / "stored_runs" / "1-bypass"
     screen = PtyScreen([str(BIN / "ddpcheck"), "watch", str(stored)], cwd=tmp_path, rows=40)
     assert screen.wait() == 0
     assert any("Replicas part at step 0" in row for row in screen.lines())

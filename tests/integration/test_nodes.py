@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import BIN, JOBS, environment
+from tests.helpers.commands import BIN, environment
+from tests.helpers.paths import JOBS
 from tests.lab.host import Host
 from tests.lab.lab import Ended, Lab, make_lab, missing
 

@@ -11,7 +11,7 @@ import pytest
 from ddpcheck.analysis.result import Report
 from ddpcheck.reports.html.material import Material, material
 from ddpcheck.reports.html.page import render, to_html
-from tests.browser.chromium import Tab, browser, opened
+from tests.helpers.chromium import Tab, browser, opened
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 

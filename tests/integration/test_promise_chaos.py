@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import JOBS, Run, RunWatched, Watched
+
+from tests.helpers.paths import JOBS
+from tests.helpers.watched_run import Run, RunWatched, WatchedRun
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +53,7 @@ def test_every_entry_point_may_fail(ddpcheck: RunWatched, unwatched: Run, tmp_pa
 
 
 def _wrong(
-    entry: str, result: Mapping[str, Any], expected: list[str], done: Watched, number: int
+    entry: str, result: Mapping[str, Any], expected: list[str], done: WatchedRun, number: int
 ) -> list[Any]:
     """What is not as it should be in the job in which this entry failed on rank 1."""
     found = [f for f in done.report["findings"] if f["attempt"] == number]

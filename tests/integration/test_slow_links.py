@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BIN, JOBS, environment, run_to_end
 
+from tests.helpers.commands import BIN, environment
+from tests.helpers.paths import JOBS
+from tests.helpers.watched_run import run_to_end
 from tests.lab.host import Host
 from tests.lab.lab import Ended, Lab, make_lab, missing
 

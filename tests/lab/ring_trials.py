@@ -21,7 +21,7 @@ from ddpcheck.analysis.hardware.sample import Sample
 from ddpcheck.analysis.links.decision import carrying, slow_link
 from ddpcheck.analysis.links.link import Link, SlowLink
 from ddpcheck.analysis.links.route_tally import RouteTallies
-from tests.commands import BIN, environment
+from tests.helpers.commands import BIN, environment
 from tests.lab.lab import Ended, make_lab
 
 JOB = Path(__file__).parents[1] / "jobs" / "plain_ring.py"

@@ -23,7 +23,8 @@ from typing import Any
 from ddpcheck.analysis.analyse import analyse_run
 from ddpcheck.analysis.findings import Finding
 from ddpcheck.analysis.result import Report
-from tests.integration.conftest import BIN, JOBS, environment
+from tests.helpers.commands import BIN, environment
+from tests.helpers.paths import JOBS
 from tests.lab.host import Host
 from tests.lab.lab import Lab, make_lab
 

@@ -1,1 +1,3 @@
-"""What tests need besides pytest: hosts made of namespaces, and NVML without a GPU."""
+"""Old place of the NVML stand-in; it is now in tests.helpers.nvml."""
+
+from tests.helpers import nvml as nvml
