@@ -1,11 +1,11 @@
-"""Runs jobs one after the other, each on ranks forked from this process, which has torch imported already.
+"""Runs jobs one after the other, each on ranks forked from this process, which has imported torch already.
 
     python forker.py PLAN RESULTS
 
-PLAN is a JSON list of jobs: script, arguments, ranks, seconds, logs (a folder). A line of JSON about each goes to
-RESULTS as it ends: the process and the exit status of every rank, and which ranks had to be stopped. A rank is as
-close to `python script` under a launcher as a fork can be: its own environment variables, folder and output, an
-uncaught exception through sys.excepthook, exit handlers at the end.
+PLAN is a JSON list of jobs: script, arguments, ranks, seconds, logs (a folder). A line of JSON about each job is added
+to RESULTS when it ends: process id and exit status of every rank, and which ranks had to be stopped. A rank is as close
+to `python script` under a launcher as a fork can be: it has its own environment variables, folder and output, uncaught
+exceptions go through sys.excepthook, and exit handlers run at the end.
 """
 
 from __future__ import annotations
@@ -25,21 +25,25 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch._dynamo  # slow to import: once here instead of at the first step of every rank
 import torch.distributed as dist
-import torch.distributed.optim
+import torch.distributed.optim  # noqa: F401  # slow to import: once here instead of once in each rank
 from free_port import free_port
 
-# What a launcher leaves the other ranks after one has failed.
+JOBS = str(Path(__file__).parents[1] / "jobs")
+sys.path.insert(0, JOBS)
+import forking  # noqa: E402
+
+# Scripts of the corpus must not import the jobs of the tests by accident.
+sys.path.remove(JOBS)
+
+# How long the other ranks may continue after one has failed, as under torchrun.
 GRACE_SECONDS = 3.0
 KILL_SECONDS = 3.0
 _POLL_SECONDS = 0.02
-_KEPT: list[Any] = []
 
 
 def main() -> None:
-    torch.set_num_threads(1)
+    forking.prepare()
     plan, results = Path(sys.argv[1]), Path(sys.argv[2])
     with results.open("a", encoding="utf-8") as sink:
         for job in json.loads(plan.read_text(encoding="utf-8")):
@@ -78,13 +82,13 @@ def fork_rank(job: dict[str, Any], rank: int, port: int, folder: str) -> int:
 
 
 def become_rank(job: dict[str, Any], rank: int, port: int, folder: str) -> None:
-    # Handlers of the parent are the parent's to run.
+    # Exit handlers of the parent run in the parent only.
     atexit._clear()
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         log = os.open(f"{job['logs']}/rank-{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(log, descriptor)
         os.close(log)
-    # A rank that crashes in somebody's native code tells where.
+    # Write the stack if native code crashes.
     faulthandler.enable()
     os.environ.update(
         RANK=str(rank),
@@ -97,29 +101,28 @@ def become_rank(job: dict[str, Any], rank: int, port: int, folder: str) -> None:
     os.chdir(folder)
     sys.argv = [job["script"], *job["arguments"]]
     sys.path[0] = os.path.dirname(job["script"])
-    # Of its own for every rank, as in processes that were started: forks share the parent's.
+    # A state of its own for each rank, as in new processes: forks inherit the parent's.
     random.seed()
     keep_groups()
 
 
 def keep_groups() -> None:
-    """Hold on to process groups until the process is gone.
+    """Hold references to process groups until the process is gone.
 
-    A group whose last reference is dropped while gloo's threads still want the interpreter now and then never
-    returns: one script in thirty stands still as `main` ends and its DDP module goes. That is torch's own, with and
-    without ddpcheck, and not what a script is here for.
+    Without this, about one script in thirty hangs when `main` returns and its DDP module is freed, with and without
+    ddpcheck: see `forking.keep`.
     """
     destroy = dist.destroy_process_group
 
     def destroy_process_group(group: Any = None) -> None:
-        _KEPT.extend(dist.distributed_c10d._world.pg_map)
+        forking.keep(*dist.distributed_c10d._world.pg_map)
         destroy(group)
 
     dist.destroy_process_group = destroy_process_group
 
 
 def run_script(script: str) -> int:
-    """As the interpreter runs a file, with what it does at the end."""
+    """Run a file as the interpreter does, with exit handlers."""
     status = 0
     try:
         runpy.run_path(script, run_name="__main__")
@@ -134,9 +137,9 @@ def run_script(script: str) -> int:
 
 
 def wait_for(ranks: list[int], deadline: float) -> tuple[list[int], list[int]]:
-    """How each rank ended, negative by a signal, and which had to be stopped.
+    """Exit status of each rank, negative for a signal, and the ranks that had to be stopped.
 
-    After a failure the others have a moment, as under torchrun.
+    After a failure the other ranks have GRACE_SECONDS.
     """
     exits: dict[int, int] = {}
     stopped: list[int] = []
@@ -163,7 +166,7 @@ def reap(ranks: list[int], exits: dict[int, int]) -> dict[int, int]:
 
 
 def end(ranks: list[int], exits: dict[int, int]) -> None:
-    """Ask, then kill; what was killed is waited for however long it takes."""
+    """SIGTERM, then SIGKILL; wait for killed ranks without a limit."""
     for number, seconds in ((signal.SIGTERM, KILL_SECONDS), (signal.SIGKILL, float("inf"))):
         for pid in ranks:
             if pid not in exits:
