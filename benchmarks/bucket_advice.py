@@ -1,4 +1,4 @@
-"""Checks forecasts of DDP404 by running them: hosts with slow links between them, compute that only sleeps.
+"""Compares the gain that DDP404 predicts with the gain measured, on hosts with slow links and sleeping compute.
 
     python benchmarks/bucket_advice.py [--case N]   # as root: it makes network namespaces and takes them down
 
@@ -50,7 +50,7 @@ class Case:
         return HOSTS[: self.ranks]
 
 
-# Links so slow, and pauses so long, that what else the processor does matters little.
+# Links are so slow and pauses so long that other CPU load matters little.
 CASES = (
     Case("six equal layers, default buckets", "25mbit", (512,) * 7, 0.24),
     Case("twelve equal layers, two buckets", "50mbit", (384,) * 13, 0.12, (5,)),
@@ -87,7 +87,7 @@ def rank_main(rank: int, case: Case, limits: Sequence[float], folder: Path) -> N
         def forward(self, batch: torch.Tensor) -> torch.Tensor:
             return torch.relu(Busy.apply(super().forward(batch)))
 
-    # Before other programs: what sleeps wakes up in time, however busy the machine is.
+    # High priority: sleeping ranks wake up in time on a busy machine.
     os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     torch.set_num_threads(1)
     torch.manual_seed(rank)
@@ -158,13 +158,13 @@ def switch(case: Case) -> Iterator[None]:
 
 @contextmanager
 def far_link(case: Case) -> Iterator[None]:
-    command = [sys.executable, Path(__file__).with_name("far_link_job.py"), DEVICE, str(case.delay)]
+    command = [sys.executable, Path(__file__).with_name("delayed_link_job.py"), DEVICE, str(case.delay)]
     carrier = subprocess.Popen([*command, *case.hosts], stdout=subprocess.PIPE, text=True)
     try:
         if carrier.stdout is None or carrier.stdout.readline() != "ready\n":
             sys.exit("the far link could not be made")
         for host in case.hosts:
-            # Few large packets: the carrier should need little of the processor.
+            # Few large packets: forwarding should need little CPU.
             run("ip", "-n", host, "link", "set", DEVICE, "mtu", "9000")
         yield
     finally:

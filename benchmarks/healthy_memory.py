@@ -1,4 +1,4 @@
-"""Whether anything is said of the memory of sound jobs, over thousands of steps: nothing should be.
+"""Runs healthy jobs for thousands of steps and checks that no memory finding is raised.
 
 python benchmarks/healthy_memory.py [--steps 3000] [--cases NAME,NAME]
 

@@ -1,4 +1,4 @@
-"""The jobs that healthy_memory.py watches: sound ones whose memory is lively, each for thousands of quick steps.
+"""The jobs of healthy_memory.py: healthy jobs whose memory use varies, each with thousands of short steps.
 
 Not meant to be started by hand.
 """
@@ -164,7 +164,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for name in options.cases.split(","):
-            # Of slow steps fewer come to as long a job.
+            # Slow steps need fewer steps for a job of the same length.
             steps = options.steps // SLOWER.get(name, 1)
             arguments = (name, steps, os.path.join(folder, name))
             multiprocessing.start_processes(train, args=arguments, nprocs=2, start_method="fork")

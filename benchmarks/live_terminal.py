@@ -1,4 +1,4 @@
-"""How many of a job's lines come through whole under the live view, in a real terminal: tmux.
+"""Counts how many lines of a job stay intact above the live view, in a real terminal (tmux).
 
     python benchmarks/live_terminal.py [TIMES]
 
@@ -22,10 +22,10 @@ SIZES = ((80, 40), (80, 16), (120, 30), (50, 24))
 DRIVER = f"""
 import os, sys
 sys.path.insert(0, {str(ROOT)!r})
-from ddpcheck.launcher.live_pane import LivePane
-from ddpcheck.launcher.node_log import NodeLog
-from ddpcheck.launcher.supervise import supervise
-from ddpcheck.launcher.terminal import Terminal
+from ddpcheck.launcher.live.pane import LivePane
+from ddpcheck.records.node_log import NodeLog
+from ddpcheck.launcher.process.supervise import supervise
+from ddpcheck.launcher.live.terminal import Terminal
 turns = 0
 def tick():
     global turns

@@ -1,4 +1,4 @@
-"""What reading the loss costs the training thread: the moments of one step on a processor, in microseconds.
+"""Cost of reading the loss in the training thread, per step on the CPU, in microseconds.
 
 python benchmarks/loss_cost.py
 """
@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ddpcheck.agent.session import Session
-from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+from ddpcheck.agent.rank_context import RankContext
+from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 from ddpcheck.config import Config
 from ddpcheck.probes.loss import LossProbe
 from ddpcheck.probes.probe import MOMENTS
@@ -25,7 +25,7 @@ ROUNDS = 500
 MOST_MICROSECONDS = 25.0
 
 
-class Alone(Session):
+class Alone(RankContext):
     """A session with one probe or none, which turns records into lines without a file."""
 
     def __init__(self, *probes: Any) -> None:
@@ -40,7 +40,7 @@ class Alone(Session):
         self.bytes += len(to_line(record))
 
 
-def one_step(session: Alone, optimizer: WatchedOptimizer, loss: torch.Tensor) -> None:
+def one_step(session: Alone, optimizer: TrackedOptimizer, loss: torch.Tensor) -> None:
     session.tell("forward", None)
     session.tell("backward_called", loss)
     session.tell("backward_returned")
@@ -51,7 +51,7 @@ def one_step(session: Alone, optimizer: WatchedOptimizer, loss: torch.Tensor) ->
 
 def measure(session: Alone) -> float:
     """Microseconds a step, the median over the rounds."""
-    optimizer = WatchedOptimizer(0, "SGD", lambda: None, ())  # type: ignore[arg-type]
+    optimizer = TrackedOptimizer(0, "SGD", lambda: None, ())  # type: ignore[arg-type]
     losses = [torch.rand((), requires_grad=True) * 3 for _ in range(STEPS)]
     rounds = []
     for _ in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""What DDP502 says that options would save, against what they save when they are turned on.
+"""Compares the savings that DDP502 predicts with the memory saved when the option is turned on.
 
 python benchmarks/memory_options.py [--megabytes 200] [--keep]
 """

@@ -1,4 +1,4 @@
-"""The job that memory_options.py measures: two ranks, a model of so many megabytes, an option on or off.
+"""The job that memory_options.py measures: two ranks, a model of a given size, an option on or off.
 
 Not meant to be started by hand.
 """

@@ -1,4 +1,4 @@
-"""The job that step_time.py measures: two ranks that train a block of steps whenever they are told to.
+"""The job that step_time.py measures: two ranks that train a block of steps on request.
 
 Not meant to be started by hand.
 """

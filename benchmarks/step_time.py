@@ -1,4 +1,4 @@
-"""Step time with and without ddpcheck, side by side: two identical jobs that train in turns, block by block.
+"""Step time with and without ddpcheck, side by side: two identical jobs that train in interleaved blocks.
 
 python benchmarks/step_time.py [--pairs N] [--rounds N] [--model gpt|mlp|many]
 
@@ -26,7 +26,7 @@ RANKS = 2
 # Buckets are rebuilt, memory is touched, and gradients have been sketched at each of the first steps.
 WARM_UP = 10
 STEPS_A_BLOCK = {"gpt": 2, "mlp": 10, "many": 10}
-# glibc decides anew in each process, by what it happens to free first; unless it is told.
+# Without these, glibc picks its thresholds in each process, depending on what is freed first.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(8 << 30)}
 
 
@@ -49,7 +49,7 @@ CASES = [
     Case("gpt", [], 1.03),
     Case("gpt", ["--gradients", "off"], 1.03),
     Case("mlp", None),
-    # Where glibc does as it likes, two that are not watched lie up to a tenth apart: it takes many pairs to tell.
+    # With glibc defaults two unwatched jobs differ by up to 10 %: many pairs are needed.
     Case("mlp", [], 1.10),
     Case("mlp", ["--sketch-every", "20"]),
     Case("mlp", ["--gradients", "off"], 1.10),
@@ -146,7 +146,7 @@ def ratios_of_a_pair(case: Case, rounds: int, watched_first: bool) -> tuple[floa
             job.train(WARM_UP)
         blocks = []
         for number in range(rounds):
-            # Who goes first changes, so that neither always finds the machine as the other left it.
+            # The order alternates, so that neither job always runs in the state the other left.
             turn = order if number % 2 else order[::-1]
             blocks.append({watched: jobs[watched].train(steps) for watched in turn})
         ended = [job.end() for job in jobs.values()]

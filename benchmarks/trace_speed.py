@@ -42,7 +42,7 @@ OURS = """
 import sys
 from pathlib import Path
 from ddpcheck.traces.analyse import analyse
-from ddpcheck.traces.reading import load
+from ddpcheck.traces.reader import load
 def once():
     return analyse(load([Path(sys.argv[1])]).traces).ranks[0].shares.overlap_pct
 """
@@ -59,7 +59,7 @@ WHOLE = """
 import sys
 from pathlib import Path
 from ddpcheck.traces.analyse import analyse
-from ddpcheck.traces.reading import load
+from ddpcheck.traces.reader import load
 shares = analyse(load([Path(sys.argv[1])]).traces).ranks[0].shares
 print(shares.comm_ns, shares.overlap_ns)
 """
@@ -134,7 +134,7 @@ def repeated(out: Path, size: int) -> None:
     text = gzip.decompress(TRACE.read_bytes())
     begin = text.index(b"[", text.index(b'"traceEvents"')) + 1
     end = text.rindex(b"]", 0, text.index(b'"traceName"', begin) if b'"traceName"' in text[begin:] else None)
-    # INFO and the like stand behind the events.
+    # Metadata follows the events.
     end = text.rindex(b"}", 0, text.index(b'"INFO"', begin)) + 1 if b'"INFO"' in text[begin:] else end
     pieces = re.split(rb'("ts": |"correlation": |ProfilerStep#)(\d+)', text[begin:end])
     tail = text[text.index(b"]", end) :]

@@ -1,4 +1,4 @@
-"""What AllReduce moves over each kind of link: the counters of the nodes against 2(n-1)/n of the gradients.
+"""Compares the bytes counted on each kind of link with what AllReduce must move, 2(n-1)/n of the gradients.
 
 Hosts are network namespaces of this machine, with taps between them; needs root. Exits 1 where a figure is further
 from what is expected than the share of a step at either end explains.

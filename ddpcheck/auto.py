@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ddpcheck.config import ENV_CONFIG, Config
 from ddpcheck.injection import arm
-from ddpcheck.launcher.job_folder import local_rank, meeting_place
+from ddpcheck.launcher.multi_node.job_folder import local_rank, meeting_place
 from ddpcheck.launcher.run_folder import begin_run
 
 

@@ -93,7 +93,7 @@ def _let_agent_in() -> None:
     try:
         if sys.version_info < OLDEST_PYTHON:
             raise RuntimeError("ddpcheck needs Python 3.10 or newer in the ranks")
-        from ddpcheck.agent.entry import install
+        from ddpcheck.agent.install import install
 
         install()
     except KeyboardInterrupt:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 if TYPE_CHECKING:
-    from ddpcheck.analysis.result import Report
+    from ddpcheck.analysis.report import Report
 
 _MARK = "ddpcheck"
 _MOST_LINES = 40
@@ -119,7 +119,7 @@ def _judged(folder: Path, status: int, output: str) -> Report:
 
 
 def _message(report: Report, output: str) -> str:
-    from ddpcheck.analysis.findings import Severity
+    from ddpcheck.analysis.finding import Severity
     from ddpcheck.reports.finding_text import finding_text
     from ddpcheck.reports.verdict import in_order, verdict_sentence
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import hashlib
 from array import array
 from collections import deque
 from dataclasses import replace
@@ -9,15 +12,48 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 
-from ddpcheck.agent.watched_loader import MOST_EPOCHS, MOST_MAPS, Draws, Loaders, WatchedLoader
+from ddpcheck.agent.tracked_loader import MOST_EPOCHS, MOST_MAPS, LoaderRegistry, SampleDraws, TrackedLoader
 from ddpcheck.probes.batch_fingerprint import NOTHING, Contents, Fingerprint, Taken, take
-from ddpcheck.probes.probe import Probe, Scene
-from ddpcheck.probes.randomness import States, drawn_from, states
+from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.records.schema import BatchRecord
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.watched_module import WatchedModule
-    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.agent.tracked_module import TrackedModule
+    from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
+
+
+States = tuple[bytes, ...]
+
+
+def states() -> States:
+    """How torch's own generators of this process stand: read, never advanced.
+
+    A device's generator keeps its seed and offset on the host, so nothing waits for the device. One that was
+    never used is not woken up.
+    """
+    found = [_bytes(torch.default_generator)]
+    cuda: Any = torch.cuda
+    if cuda.is_initialized():
+        # While a graph is being captured its generator cannot be read.
+        with contextlib.suppress(RuntimeError):
+            found.append(_bytes(cuda.default_generators[cuda.current_device()]))
+    return tuple(found)
+
+
+def drawn_from(before: States, after: States) -> str:
+    """A digest of the states from which numbers were drawn in between; empty where none were.
+
+    Ranks that give the same one drew the same numbers.
+    """
+    used = [then for then, now in zip(before, after, strict=False) if then != now]
+    return hashlib.blake2b(b"".join(used), digest_size=6).hexdigest() if used else ""
+
+
+def _bytes(generator: torch.Generator) -> bytes:
+    with torch._C.DisableTorchFunction():
+        state = generator.get_state()
+        return ctypes.string_at(state.data_ptr(), state.numel())
+
 
 # What the loss leaves out, by the convention of torch and of transformers.
 IGNORED_LABEL = -100
@@ -32,7 +68,7 @@ MOST_NUMBERS = 1 << 12
 MOST_PENDING = 64
 
 
-class Pending(NamedTuple):
+class PendingFingerprint(NamedTuple):
     """A batch whose record is not complete: its fingerprint is on its way, or its step has not come."""
 
     record: BatchRecord
@@ -45,21 +81,21 @@ class DataProbe(Probe):
 
     name = "data"
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ProbeContext) -> None:
         super().__init__(scene)
-        self._loaders = Loaders(scene.world_size)
+        self._loaders = LoaderRegistry(scene.world_size)
         # The pass that was last drawn from, since the last training forward.
-        self._touched: Draws | None = None
-        self._open: Pending | None = None
+        self._touched: SampleDraws | None = None
+        self._open: PendingFingerprint | None = None
         self._before: tuple[int, States] | None = None
         # How the generators stood after the last step.
         self._after: States | None = None
-        self._pending: deque[Pending] = deque()
+        self._pending: deque[PendingFingerprint] = deque()
 
-    def wrapped(self, watched: WatchedModule) -> None:
+    def wrapped(self, watched: TrackedModule) -> None:
         self._after = states()
 
-    def inputs(self, watched: WatchedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def inputs(self, watched: TrackedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ddp = watched.ddp()
         # Gradients are often left on during evaluation, which may rightly see the same data on every rank.
         if ddp is not None and not ddp.training:
@@ -74,7 +110,7 @@ class DataProbe(Probe):
             self._open = _look(watched, args, kwargs, drew)
         self._settle()
 
-    def before_step(self, optimizer: WatchedOptimizer) -> None:
+    def before_step(self, optimizer: TrackedOptimizer) -> None:
         if self._before is None:
             return
         index, before = self._before
@@ -84,7 +120,7 @@ class DataProbe(Probe):
                 drew = drawn_from(before, states())
                 self._open = self._open._replace(record=replace(self._open.record, drew=drew))
 
-    def after_step(self, optimizer: WatchedOptimizer) -> None:
+    def after_step(self, optimizer: TrackedOptimizer) -> None:
         self._after = states()
         self._close()
         self._settle()
@@ -117,7 +153,7 @@ class DataProbe(Probe):
         for loader in self._loaders.all:
             self._write_passes(loader, keep=0)
 
-    def _feed(self, watched: WatchedModule) -> None:
+    def _feed(self, watched: TrackedModule) -> None:
         """Whose batch is this? That of the loader last drawn from, unless it had come to its end."""
         draws, self._touched = self._touched, None
         if draws is None:
@@ -158,7 +194,7 @@ class DataProbe(Probe):
                     )
                 )
 
-    def _write_passes(self, loader: WatchedLoader, keep: int) -> None:
+    def _write_passes(self, loader: TrackedLoader, keep: int) -> None:
         """Write the passes over a loader that are over, all but the last `keep`."""
         done = loader.open[: len(loader.open) - keep]
         del loader.open[: len(done)]
@@ -178,8 +214,8 @@ def _parts(record: BatchRecord, found: Fingerprint) -> list[str]:
 
 
 def _look(
-    watched: WatchedModule, args: tuple[Any, ...], kwargs: dict[str, Any], drew_before: str = ""
-) -> Pending:
+    watched: TrackedModule, args: tuple[Any, ...], kwargs: dict[str, Any], drew_before: str = ""
+) -> PendingFingerprint:
     contents = Contents(args, kwargs)
     counted: dict[str, tuple[torch.Tensor, int]] = {}
     if SHARED_COUNT not in contents.named:
@@ -189,7 +225,7 @@ def _look(
                 counted[count] = (tensor, unless)
     step = None if watched.steps == watched.forwards else watched.steps
     record = BatchRecord(watched.forwards, watched.index, step, rows=contents.rows(), drew_before=drew_before)
-    return Pending(record, take(contents, list(counted.values())), tuple(counted))
+    return PendingFingerprint(record, take(contents, list(counted.values())), tuple(counted))
 
 
 def _per_token(labels: Any) -> TypeGuard[torch.Tensor]:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ddpcheck.probes.safetensors_file import tensor_bytes, writable, write_safetensors
+from ddpcheck.probes.tensor_dump import tensor_bytes, writable, write_safetensors
 from ddpcheck.step_ranges import StepRanges, parse_steps
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.watched_module import WatchedModule
-    from ddpcheck.probes.probe import Scene
+    from ddpcheck.agent.tracked_module import TrackedModule
+    from ddpcheck.probes.probe import ProbeContext
 
 FOLDER = "gradients"
 
@@ -20,19 +20,19 @@ FOLDER = "gradients"
 class GradientFiles:
     """One file an attempt, rank, module and step; nothing is kept for steps that were not asked for."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ProbeContext) -> None:
         self._scene = scene
         every = scene.config.gradients == "full"
         self._steps = StepRanges(((0, None),)) if every else parse_steps(scene.config.save_gradients)
         self._local: dict[int, dict[int, torch.Tensor]] = {}
         self._before: dict[int, dict[str, torch.Tensor]] = {}
 
-    def keep_local(self, watched: WatchedModule, step: int, place: int, gradient: torch.Tensor) -> None:
+    def keep_local(self, watched: TrackedModule, step: int, place: int, gradient: torch.Tensor) -> None:
         """A copy: the reducer is about to write the mean over it."""
         if self._steps and step in self._steps:
             self._local.setdefault(watched.index, {})[place] = gradient.detach().clone()
 
-    def write(self, watched: WatchedModule, step: int, gradients: list[torch.Tensor | None]) -> None:
+    def write(self, watched: TrackedModule, step: int, gradients: list[torch.Tensor | None]) -> None:
         local = self._local.pop(watched.index, {})
         if not self._steps or step not in self._steps:
             return
@@ -45,20 +45,20 @@ class GradientFiles:
                 tensors[f"reduced/{slot.name}"] = reduced.detach()
         self._write(watched, step, "", tensors)
 
-    def keep_parameters(self, watched: WatchedModule, step: int) -> None:
+    def keep_parameters(self, watched: TrackedModule, step: int) -> None:
         """How the parameters stand before the step that applies these gradients."""
         if self._steps and step in self._steps:
             self._before[watched.index] = {
                 f"before/{slot.name}": slot.holder[slot.key].detach().clone() for slot in watched.parameters
             }
 
-    def write_parameters(self, watched: WatchedModule, step: int) -> None:
+    def write_parameters(self, watched: TrackedModule, step: int) -> None:
         before = self._before.pop(watched.index, None)
         if before is not None:
             after = {f"after/{slot.name}": slot.holder[slot.key].detach() for slot in watched.parameters}
             self._write(watched, step, "-parameters", {**before, **after})
 
-    def _write(self, watched: WatchedModule, step: int, what: str, tensors: dict[str, torch.Tensor]) -> None:
+    def _write(self, watched: TrackedModule, step: int, what: str, tensors: dict[str, torch.Tensor]) -> None:
         # The start of the session keeps a restart from writing over what the attempt before it has left.
         start = self._scene.session[:8]
         name = f"step-{step:08d}-module-{watched.index}-rank-{self._scene.rank:05d}-{start}{what}.safetensors"

@@ -13,24 +13,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddpcheck.probes.digest import combine
+from ddpcheck.probes.digest.submit import read_along, submit, submit_rest
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, has_memory
-from ddpcheck.probes.glimpses import glimpse
 from ddpcheck.probes.gradient_files import GradientFiles
-from ddpcheck.probes.looks import Look, Moment
-from ddpcheck.probes.probe import Probe, Scene
-from ddpcheck.probes.samples import FIRST
-from ddpcheck.probes.sketches.book import SketchBook, can_keep
-from ddpcheck.probes.sketches.packing import pack
+from ddpcheck.probes.live_compare.snapshot import Snapshot, SnapshotKey
+from ddpcheck.probes.probe import Probe, ProbeContext
+from ddpcheck.probes.sketches.batch import SketchBatch, can_keep
 from ddpcheck.probes.sketches.sketch import Sketch
-from ddpcheck.probes.submission import read_along, submit, submit_rest
-from ddpcheck.records.schema import AppliedRecord, BackwardRecord, Of, Stage
-from ddpcheck.records.shares import share_of
+from ddpcheck.probes.write_detection import FIRST, sample_windows
+from ddpcheck.records.schema import AppliedRecord, BackwardRecord, Stage, TensorKind
+from ddpcheck.records.sketch_codec import pack
+from ddpcheck.records.sketch_shares import share_of
 from ddpcheck.step_ranges import parse_steps
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.watched_module import WatchedModule
-    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
-    from ddpcheck.probes.digest import Ticket
+    from ddpcheck.agent.tracked_module import TrackedModule
+    from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
+    from ddpcheck.probes.digest import DigestFuture
 
 NO_GRADIENT = bytes(16)
 NOTHING = Sketch(0.0, 0.0, 0, 0)
@@ -51,14 +50,14 @@ class Backward:
     number: int
     step: int
     sketched: bool
-    local: SketchBook = field(default_factory=SketchBook)
+    local: SketchBatch = field(default_factory=SketchBatch)
     # Gradients from before it. Of parameters that a backward leaves out, DDP reduces these once more: that is how a
     # micro-batch under no_sync comes to its right when the last one does not use the same layers.
-    left_over: SketchBook = field(default_factory=SketchBook)
+    left_over: SketchBatch = field(default_factory=SketchBatch)
     # Of this rank's share.
-    reduced: SketchBook = field(default_factory=SketchBook)
+    reduced: SketchBatch = field(default_factory=SketchBatch)
     # Of all reduced gradients, with their places: whether ranks got the same.
-    digests: Ticket | None = None
+    digests: DigestFuture | None = None
     digested: list[int] = field(default_factory=list)
     # Places without a reduced gradient that could be sketched.
     absent: set[int] = field(default_factory=set)
@@ -74,7 +73,9 @@ class Backward:
         """By place, digests of large gradients that still hold, as no glimpse tells of a write."""
         if self.digests is None or not self.digests.ready() or not any(self.glimpses):
             return {}
-        if any(then and glimpse(now) != then for now, then in zip(gradients, self.glimpses, strict=True)):
+        if any(
+            then and sample_windows(now) != then for now, then in zip(gradients, self.glimpses, strict=True)
+        ):
             return {}
         leaves = zip(self.digested, self.digests.result(), strict=True)
         return {place: leaf for place, leaf in leaves if self.glimpses[place]}
@@ -86,7 +87,7 @@ class Backward:
 
 
 @dataclass(frozen=True)
-class Due:
+class DeferredRecord:
     """A record that may still wait for a device."""
 
     ready: Callable[[], bool]
@@ -104,25 +105,25 @@ class GradientProbe(Probe):
 
     name = "gradients"
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ProbeContext) -> None:
         super().__init__(scene)
         self._backwards: dict[int, Backward] = {}
         self._files = GradientFiles(scene)
         self._profiled = parse_steps(scene.config.profile)
-        self._looks: dict[int, Look] = {}
-        self._due: deque[Due] = deque()
+        self._looks: dict[int, Snapshot] = {}
+        self._due: deque[DeferredRecord] = deque()
         # Steps begun so far: what comes from a device after the next step has begun is no longer current.
         self._generation = 0
 
-    def wrapped(self, watched: WatchedModule) -> None:
+    def wrapped(self, watched: TrackedModule) -> None:
         """Compile now what a device needs, not in the first backward."""
         for device in {tensor.device for tensor in watched.tensors(watched.parameters)}:
             if device.type == "cuda":
-                from ddpcheck.probes.sketches.device import fused_kernel
+                from ddpcheck.probes.sketches.batch import fused_kernel
 
                 fused_kernel(device)
 
-    def backward_begun(self, watched: WatchedModule) -> None:
+    def backward_begun(self, watched: TrackedModule) -> None:
         self._write(watched)
         watch = watched.backward
         if watch is None:
@@ -135,13 +136,13 @@ class GradientProbe(Probe):
                     backward.left_over.add(place, gradient)
             backward.left_over.send()
 
-    def gradient_ready(self, watched: WatchedModule, place: int, gradient: torch.Tensor) -> None:
+    def gradient_ready(self, watched: TrackedModule, place: int, gradient: torch.Tensor) -> None:
         backward = self._backwards[watched.index]
         if backward.sketched or (self._looks_at(backward.step) and _has_nonfinite(gradient)):
             backward.local.add(place, gradient)
         self._files.keep_local(watched, backward.step, place, gradient)
 
-    def reduced(self, watched: WatchedModule) -> None:
+    def reduced(self, watched: TrackedModule) -> None:
         finished = time.time()
         backward = self._backwards[watched.index]
         backward.finished = finished
@@ -149,11 +150,11 @@ class GradientProbe(Probe):
         if backward.sketched or backward.local:
             self._look_at_reduced(watched, backward, gradients)
         backward.marks = _marks(gradients)
-        backward.glimpses = list(map(glimpse, gradients)) if backward.digests is not None else []
+        backward.glimpses = list(map(sample_windows, gradients)) if backward.digests is not None else []
         self._files.write(watched, backward.step, gradients)
 
     def _look_at_reduced(
-        self, watched: WatchedModule, backward: Backward, gradients: list[torch.Tensor | None]
+        self, watched: TrackedModule, backward: Backward, gradients: list[torch.Tensor | None]
     ) -> None:
         # Between sketches only this rank looks, because of what it found in its own gradients.
         share = frozenset(self._share(watched) if backward.sketched else range(len(gradients)))
@@ -177,15 +178,15 @@ class GradientProbe(Probe):
         backward.reduced.send()
         backward.digests = submit_rest(present, leaves)
 
-    def _share(self, watched: WatchedModule) -> tuple[int, ...]:
+    def _share(self, watched: TrackedModule) -> tuple[int, ...]:
         sizes = [tensor.numel() for tensor in watched.tensors(watched.parameters)]
         return share_of(sizes, watched.group.index(self.scene.rank), len(watched.group))
 
-    def forward(self, watched: WatchedModule) -> None:
+    def forward(self, watched: TrackedModule) -> None:
         self._settle()
         self._write(watched)
 
-    def before_step(self, optimizer: WatchedOptimizer) -> None:
+    def before_step(self, optimizer: TrackedOptimizer) -> None:
         self._settle()
         for watched in optimizer.modules:
             self._write(watched)
@@ -193,7 +194,7 @@ class GradientProbe(Probe):
             if self._looks_at(optimizer.steps):
                 self._write_applied(optimizer, watched)
 
-    def after_step(self, optimizer: WatchedOptimizer) -> None:
+    def after_step(self, optimizer: TrackedOptimizer) -> None:
         """From here on the user may clear the gradients: they can no longer be captured."""
         self._generation += 1
         for watched in optimizer.modules:
@@ -214,7 +215,7 @@ class GradientProbe(Probe):
         # A sketch holds up the backward, and what it hides of the communication would be seen as the job's doing.
         return often and self._looks_at(step) and step not in self._profiled
 
-    def _put(self, due: Due) -> None:
+    def _put(self, due: DeferredRecord) -> None:
         """Write it now if it is complete, else when it is; records keep their order."""
         self._due.append(due)
         self._settle()
@@ -224,7 +225,7 @@ class GradientProbe(Probe):
         while self._due and (wait or self._due[0].ready()):
             self._due.popleft().write()
 
-    def _write(self, watched: WatchedModule) -> None:
+    def _write(self, watched: TrackedModule) -> None:
         """One record a reduced backward, once it is known that nothing more belongs to it."""
         backward = self._backwards.get(watched.index)
         watch = watched.backward
@@ -261,9 +262,9 @@ class GradientProbe(Probe):
             )
 
         books = (backward.local, backward.left_over, backward.reduced)
-        self._put(Due(lambda: digests.ready() and all(book.ready() for book in books), write))
+        self._put(DeferredRecord(lambda: digests.ready() and all(book.ready() for book in books), write))
 
-    def _write_applied(self, optimizer: WatchedOptimizer, watched: WatchedModule) -> None:
+    def _write_applied(self, optimizer: TrackedOptimizer, watched: TrackedModule) -> None:
         watch = watched.backward
         if watch is None:
             return
@@ -289,7 +290,7 @@ class GradientProbe(Probe):
         )
         live = self.scene.disagreements is not None and not watched.loose
         samples = b"".join(map(_first_values, gradients)) if live else b""
-        moment = Moment(watched, Stage.APPLIED, Of.GRADIENTS, optimizer.steps, optimizer.index)
+        moment = SnapshotKey(watched, Stage.APPLIED, TensorKind.GRADIENTS, optimizer.steps, optimizer.index)
         count, generation = len(gradients), self._generation
 
         def write() -> None:
@@ -301,12 +302,12 @@ class GradientProbe(Probe):
             if live and self.scene.disagreements is not None:
                 current = generation == self._generation
                 key = moment.key(self.scene.session)
-                look = Look(moment, key, root, leaves, samples, current=current)
+                look = Snapshot(moment, key, root, leaves, samples, current=current)
                 if current:
                     self._looks[watched.index] = look
                 self.scene.disagreements.publish(look)
 
-        self._put(Due(lambda: ticket.ready() and nonfinite.ready(), write))
+        self._put(DeferredRecord(lambda: ticket.ready() and nonfinite.ready(), write))
 
 
 def _is_timed(number: int) -> bool:
@@ -316,7 +317,7 @@ def _is_timed(number: int) -> bool:
 
 def _digests_of_applied(
     backward: Backward | None, places: Sequence[int], gradients: list[torch.Tensor | None]
-) -> Ticket:
+) -> DigestFuture:
     """Of large gradients those from after the reduction, unless something tells of a write since.
 
     `backward`: the reduced one, where addresses and versions are what they were then.
@@ -334,7 +335,7 @@ def _digests_of_applied(
     return ticket if ticket.ready() and backward.holds(places, ticket.result()) else submit(present)
 
 
-def _leaves(count: int, places: Sequence[int], ticket: Ticket) -> list[bytes]:
+def _leaves(count: int, places: Sequence[int], ticket: DigestFuture) -> list[bytes]:
     """One for each parameter; the ticket's are those of `places`."""
     leaves = [NO_GRADIENT] * count
     for place, leaf in zip(places, ticket.result(), strict=True):
@@ -344,20 +345,20 @@ def _leaves(count: int, places: Sequence[int], ticket: Ticket) -> list[bytes]:
 
 def _nonfinite_applied(
     backward: Backward | None, moved: bool, places: list[int], gradients: list[torch.Tensor | None]
-) -> SketchBook:
+) -> SketchBatch:
     """Sketches that tell what is not finite in what is applied.
 
     What was not finite after the reduction still is, unless somebody wrote to the gradients since.
     """
     if backward is None:
-        return SketchBook()
+        return SketchBatch()
     # The share of this rank may be clean where what it gave was not.
     gave = backward.local.holds_nonfinite()
     if not gave and not backward.reduced.may_hold_nonfinite():
-        return SketchBook()
+        return SketchBatch()
     if not moved and not gave:
         return backward.reduced
-    again = SketchBook()
+    again = SketchBatch()
     for place in places:
         gradient = gradients[place]
         if gradient is not None:
@@ -366,7 +367,7 @@ def _nonfinite_applied(
     return again
 
 
-def _gradients(watched: WatchedModule) -> list[torch.Tensor | None]:
+def _gradients(watched: TrackedModule) -> list[torch.Tensor | None]:
     return [tensor.grad for tensor in watched.tensors(watched.parameters)]
 
 
@@ -404,7 +405,7 @@ def _nonfinite(sketches: Mapping[int, Sketch]) -> dict[str, int]:
     return {str(place): one.nonfinite for place, one in sketches.items() if one.nonfinite}
 
 
-def _divisor(watched: WatchedModule) -> int:
+def _divisor(watched: TrackedModule) -> int:
     """0: the size of the group, as ever."""
     ddp: Any = watched.ddp()
     if watched.joined and not getattr(ddp, "_divide_by_initial_world_size", True):

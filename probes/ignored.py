@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from ddpcheck.probes.digest import combine
-from ddpcheck.probes.probe import Probe, Scene
-from ddpcheck.probes.submission import submit
-from ddpcheck.records.schema import DigestRecord, Of, Stage
+from ddpcheck.probes.digest.submit import submit
+from ddpcheck.probes.probe import Probe, ProbeContext
+from ddpcheck.records.schema import DigestRecord, Stage, TensorKind
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.watched_module import WatchedModule
-    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.agent.tracked_module import TrackedModule
+    from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 
 NOTHING = bytes(16)
 WIDTH = 8
@@ -31,21 +31,21 @@ class IgnoredProbe(Probe):
 
     name = "ignored"
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ProbeContext) -> None:
         super().__init__(scene)
         self._gradients: dict[tuple[int, int], list[bytes]] = {}
 
-    def wrapped(self, watched: WatchedModule) -> None:
+    def wrapped(self, watched: TrackedModule) -> None:
         found = _ignored(watched)
         if found:
             self._write(watched, Stage.INIT_AFTER, -1, None, _leaves(watched, found))
 
-    def before_step(self, optimizer: WatchedOptimizer) -> None:
+    def before_step(self, optimizer: TrackedOptimizer) -> None:
         for watched in optimizer.modules:
             if watched.ignored:
                 self._look(optimizer, watched)
 
-    def _look(self, optimizer: WatchedOptimizer, watched: WatchedModule) -> None:
+    def _look(self, optimizer: TrackedOptimizer, watched: TrackedModule) -> None:
         looks = self._gradients.setdefault((watched.index, optimizer.index), [])
         if len(looks) >= MOST_LOOKS:
             return
@@ -57,7 +57,7 @@ class IgnoredProbe(Probe):
             self._write(watched, Stage.APPLIED, optimizer.steps, optimizer.index, leaves)
 
     def _write(
-        self, watched: WatchedModule, stage: Stage, step: int, optimizer: int | None, leaves: list[bytes]
+        self, watched: TrackedModule, stage: Stage, step: int, optimizer: int | None, leaves: list[bytes]
     ) -> None:
         self.scene.write(
             DigestRecord(
@@ -67,7 +67,7 @@ class IgnoredProbe(Probe):
                 root=combine(leaves).hex(),
                 leaves=base64.b64encode(b"".join(leaf[:WIDTH] for leaf in leaves)).decode(),
                 width=WIDTH,
-                of=Of.IGNORED.value,
+                of=TensorKind.IGNORED.value,
                 time=round(time.time(), 4),
                 optimizer=optimizer,
                 forward=watched.forwards,
@@ -75,7 +75,7 @@ class IgnoredProbe(Probe):
         )
 
 
-def _ignored(watched: WatchedModule) -> dict[str, torch.Tensor]:
+def _ignored(watched: TrackedModule) -> dict[str, torch.Tensor]:
     """Plain ones that train; a tensor subclass, as sharding makes them, is another rank's other part."""
     module = watched.module()
     if module is None or not watched.ignored:
@@ -87,7 +87,7 @@ def _ignored(watched: WatchedModule) -> dict[str, torch.Tensor]:
     }
 
 
-def _leaves(watched: WatchedModule, tensors: dict[str, torch.Tensor]) -> list[bytes]:
+def _leaves(watched: TrackedModule, tensors: dict[str, torch.Tensor]) -> list[bytes]:
     """In the order in which the module's record lists all that is ignored."""
     names = [name for name in sorted(watched.ignored) if name in tensors]
     digests = dict(zip(names, submit([tensors[name] for name in names]).result(), strict=True))

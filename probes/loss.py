@@ -2,20 +2,87 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import struct
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ddpcheck.probes.probe import Probe, Scene
-from ddpcheck.probes.scalar import Scalar, read_scalar
+import torch
+
+from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.records.schema import LossRecord
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.watched_module import WatchedModule
-    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.agent.tracked_module import TrackedModule
+    from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
+
+
+_LETTERS = {torch.float64: "d", torch.float32: "f", torch.float16: "e"}
+
+
+class Scalar(Protocol):
+    """A number that may still be on its way."""
+
+    def ready(self) -> bool: ...
+
+    def value(self) -> float: ...
+
+
+class KnownScalar:
+    """A number that lay in the host's memory."""
+
+    def __init__(self, value: float) -> None:
+        self._value = value
+
+    def ready(self) -> bool:
+        return True
+
+    def value(self) -> float:
+        return self._value
+
+
+class PendingScalar:
+    """A number that a device sends. Not run on a GPU so far."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        from ddpcheck.probes.digest.device_copy import copy_to_host
+
+        self._copy = copy_to_host(tensor.detach().to(torch.float64, copy=True).view(1, 1))
+
+    def ready(self) -> bool:
+        return self._copy.ready()
+
+    def value(self) -> float:
+        return float(self._copy.rows()[0][0])
+
+
+def read_scalar(root: Any) -> Scalar | None:
+    """None for anything but one real floating-point number in plain memory."""
+    # Subclasses may do anything when asked for their values.
+    if type(root) is not torch.Tensor or root.numel() != 1 or root.layout != torch.strided:
+        return None
+    if root.is_cpu:
+        return _on_host(root)
+    if root.is_cuda and root.is_floating_point() and not torch.cuda.is_current_stream_capturing():
+        return PendingScalar(root)
+    return None
+
+
+def _on_host(root: torch.Tensor) -> KnownScalar | None:
+    # A negation that torch has put off leaves other bits in memory.
+    if root.is_neg():
+        return None
+    if root.dtype == torch.bfloat16:
+        return KnownScalar(struct.unpack("<f", b"\0\0" + ctypes.string_at(root.data_ptr(), 2))[0])
+    letter = _LETTERS.get(root.dtype)
+    if letter is None:
+        return None
+    return KnownScalar(struct.unpack(f"={letter}", ctypes.string_at(root.data_ptr(), root.element_size()))[0])
+
 
 # A line is written for so many steps, and at least this often.
 ROWS_A_RECORD = 16
@@ -50,7 +117,7 @@ class LossProbe(Probe):
 
     name = "loss"
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ProbeContext) -> None:
         super().__init__(scene)
         self._depth = 0
         self._scalars: list[Scalar | None] = []
@@ -58,7 +125,7 @@ class LossProbe(Probe):
         self._rows: list[tuple[int, int, float | None]] = []
         self._written = perf_counter_ns()
 
-    def forward(self, watched: WatchedModule) -> None:
+    def forward(self, watched: TrackedModule) -> None:
         # A backward that raised never returned.
         self._depth = 0
 
@@ -71,20 +138,20 @@ class LossProbe(Probe):
     def backward_returned(self) -> None:
         self._depth = max(0, self._depth - 1)
 
-    def before_step(self, optimizer: WatchedOptimizer) -> None:
+    def before_step(self, optimizer: TrackedOptimizer) -> None:
         self._depth = 0
         scalars, self._scalars = self._scalars, []
         if scalars:
             scale = optimizer.scale if optimizer.scaled else 1.0
             self._pending.append(Step(optimizer.index, optimizer.steps, scalars, scale))
 
-    def after_step(self, optimizer: WatchedOptimizer) -> None:
+    def after_step(self, optimizer: TrackedOptimizer) -> None:
         self._settle()
         full = len(self._rows) >= ROWS_A_RECORD
         if full or perf_counter_ns() - self._written > SECONDS_A_RECORD * 1e9:
             self._write()
 
-    def skipped(self, optimizer: WatchedOptimizer) -> None:
+    def skipped(self, optimizer: TrackedOptimizer) -> None:
         self._scalars = []
 
     def ending(self) -> None:

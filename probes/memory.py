@@ -2,17 +2,97 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-from ddpcheck.probes.device_memory import DeviceMemory, awake, device_memory
-from ddpcheck.probes.memory_parts import gradient_bytes, held, parts_of
-from ddpcheck.probes.probe import Probe, Scene
-from ddpcheck.probes.process_counters import resident
+import torch
+
+from ddpcheck.probes.digest import plain_memory
+from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES
+from ddpcheck.probes.probe import Probe, ProbeContext
+from ddpcheck.probes.process.device_memory import DeviceMemory, awake, device_memory, held_elsewhere
+from ddpcheck.probes.process.os_counters import resident
 from ddpcheck.records.schema import MemoryPartsRecord, MemoryRecord
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.watched_module import WatchedModule
-    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.agent.tracked_module import TrackedModule
+    from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
+
+
+def parts_of(watched: TrackedModule, optimizer: TrackedOptimizer, kept: int, base: int) -> MemoryPartsRecord:
+    """Taken between backward and step, when everything but the activations is there."""
+    parameters = watched.tensors(watched.parameters)
+    gradients = [tensor.grad for tensor in parameters if tensor.grad is not None]
+    buckets = _reduced_bytes(watched, parameters)
+    views = watched.options.get("gradient_as_bucket_view") is True
+    device = parameters[0].device if parameters else torch.device("cpu")
+    return MemoryPartsRecord(
+        module=watched.index,
+        optimizer=optimizer.index,
+        step=optimizer.steps,
+        device=str(device),
+        parameters=held(parameters),
+        buffers=held(watched.tensors(watched.buffers)),
+        # A view holds on to the whole bucket: what lies outside is what the reducer does not know.
+        gradients=max(0, _sizes(gradients) - buckets) if views else held(gradients),
+        buckets=buckets,
+        views=views,
+        state=held(_state(optimizer, parameters)),
+        kept=0 if views else kept,
+        base=base,
+        elsewhere=held_elsewhere(device) if device.type == "cuda" else {},
+    )
+
+
+def gradient_bytes(watched: TrackedModule) -> int:
+    """What the gradients hold now."""
+    return held(tensor.grad for tensor in watched.tensors(watched.parameters) if tensor.grad is not None)
+
+
+def held(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of memory behind `tensors`, what several of them share counted once."""
+    storages: dict[int, int] = {}
+    rest = 0
+    for tensor in tensors:
+        if tensor.layout is not torch.strided:
+            rest += _sparse(tensor)
+            continue
+        memory = tensor if type(tensor) in PLAIN_TYPES else plain_memory(tensor)
+        if memory is None:
+            rest += tensor.nbytes  # a wrapper: what lies behind it is its own affair
+            continue
+        storage = memory.untyped_storage()
+        storages[storage.data_ptr() or id(storage)] = storage.nbytes()
+    return rest + sum(storages.values())
+
+
+def _sparse(tensor: torch.Tensor) -> int:
+    if tensor.layout is torch.sparse_coo:
+        return int(tensor._values().nbytes + tensor._indices().nbytes)
+    return 0
+
+
+def _sizes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
+
+
+def _reduced_bytes(watched: TrackedModule, parameters: list[torch.Tensor]) -> int:
+    """DDP's buckets are flat copies of the gradients it reduces, without gaps."""
+    places = watched.backward.places if watched.backward is not None else range(len(parameters))
+    reduced = [parameters[place] for place in places if place < len(parameters)]
+    return sum(tensor.nbytes for tensor in reduced if tensor.requires_grad)
+
+
+def _state(optimizer: TrackedOptimizer, parameters: list[torch.Tensor]) -> Iterable[torch.Tensor]:
+    held_by: Any = optimizer.ref()
+    # ZeRO steps an inner optimizer, which holds this rank's share of the state.
+    inner = getattr(held_by, "optim", held_by)
+    state = getattr(inner, "state", {})
+    for parameter in parameters:
+        for value in (state.get(parameter) or {}).values():
+            if isinstance(value, torch.Tensor):
+                yield value
+
 
 # Every one of the first steps is written; later a change by this much, and else every so manieth.
 FIRST = 16
@@ -28,7 +108,7 @@ class MemoryProbe(Probe):
 
     name = "memory"
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ProbeContext) -> None:
         super().__init__(scene)
         self._high = 0
         self._last = MemoryRecord(-1)
@@ -38,7 +118,7 @@ class MemoryProbe(Probe):
         # The optimizer whose steps count; of several, the first that stepped.
         self._counting: int | None = None
 
-    def wrapped(self, watched: WatchedModule) -> None:
+    def wrapped(self, watched: TrackedModule) -> None:
         """What was there before the job took shape: interpreter, libraries, data, and DDP's first buckets."""
         tensors = [*watched.tensors(watched.parameters), *watched.tensors(watched.buffers)]
         on_device = any(tensor.is_cuda for tensor in tensors)
@@ -47,14 +127,14 @@ class MemoryProbe(Probe):
         # On the host a bucket is no memory before it is written to.
         self._base[watched.index] = max(0, now - held(tensors) - (buckets if on_device else 0))
 
-    def backward_begun(self, watched: WatchedModule) -> None:
+    def backward_begun(self, watched: TrackedModule) -> None:
         """Activations are all there: about the most that a step holds."""
         self._high = max(self._high, resident().own)
         first = watched.backward is not None and not watched.backward.window.synced
         if first and watched.steps in PARTS_AT:
             self._kept[watched.index] = gradient_bytes(watched)
 
-    def before_step(self, optimizer: WatchedOptimizer) -> None:
+    def before_step(self, optimizer: TrackedOptimizer) -> None:
         if optimizer.steps not in PARTS_AT:
             return
         for watched in optimizer.modules:
@@ -65,7 +145,7 @@ class MemoryProbe(Probe):
                 self._parts[place] = parts
                 self.scene.write(parts)
 
-    def after_step(self, optimizer: WatchedOptimizer) -> None:
+    def after_step(self, optimizer: TrackedOptimizer) -> None:
         if self._counting is None:
             self._counting = optimizer.index
         if optimizer.index != self._counting or optimizer.steps % self.scene.config.every:

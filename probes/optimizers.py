@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddpcheck.probes.digest import combine
-from ddpcheck.probes.probe import Probe, Scene
-from ddpcheck.probes.submission import submit
-from ddpcheck.probes.user_line import user_line
-from ddpcheck.records.schema import DigestRecord, HyperRecord, Of, OptimizerRecord, SkipRecord, Stage
+from ddpcheck.probes.digest.submit import submit
+from ddpcheck.probes.probe import Probe, ProbeContext
+from ddpcheck.probes.process.callsite import user_callsite
+from ddpcheck.records.schema import DigestRecord, HyperRecord, OptimizerRecord, SkipRecord, Stage, TensorKind
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.watched_module import WatchedModule
-    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.agent.tracked_module import TrackedModule
+    from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 
 NO_STATE = bytes(16)
 
@@ -28,14 +28,14 @@ class OptimizerProbe(Probe):
 
     name = "optimizers"
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ProbeContext) -> None:
         super().__init__(scene)
         self._values: dict[int, dict[str, Any]] = {}
         self._signatures: dict[int, tuple[int, ...]] = {}
         # Which dict held each optimizer's state at its last step; never looked into, only compared.
         self._states: dict[int, int] = {}
 
-    def before_step(self, optimizer: WatchedOptimizer) -> None:
+    def before_step(self, optimizer: TrackedOptimizer) -> None:
         self._write_groups(optimizer)
         # Before the step, a state that differs is a cause; after it, perhaps an effect of the gradients.
         # A look at the first step, and after each load, shows what only some ranks loaded; one at every step
@@ -47,34 +47,34 @@ class OptimizerProbe(Probe):
             for watched in optimizer.modules:
                 self._write_state(optimizer, torch_optimizer, watched)
 
-    def _loaded(self, optimizer: WatchedOptimizer, torch_optimizer: torch.optim.Optimizer) -> bool:
+    def _loaded(self, optimizer: TrackedOptimizer, torch_optimizer: torch.optim.Optimizer) -> bool:
         """Whether the state is another dict than before: load_state_dict makes a new one."""
         state = id(torch_optimizer.state)
         loaded = self._states.get(optimizer.index) != state
         self._states[optimizer.index] = state
         return loaded
 
-    def _write_groups(self, optimizer: WatchedOptimizer) -> None:
+    def _write_groups(self, optimizer: TrackedOptimizer) -> None:
         if self._signatures.get(optimizer.index) == optimizer.signature:
             return
         self._signatures[optimizer.index] = optimizer.signature
-        where = user_line()
+        where = user_callsite()
         for watched in optimizer.modules:
             groups = optimizer.groups[watched.index]
             self.scene.write(OptimizerRecord(optimizer.index, optimizer.name, watched.index, groups, where))
 
-    def after_step(self, optimizer: WatchedOptimizer) -> None:
+    def after_step(self, optimizer: TrackedOptimizer) -> None:
         torch_optimizer = optimizer.ref()
         if torch_optimizer is not None:
             self._write_changes(optimizer, torch_optimizer)
 
-    def skipped(self, optimizer: WatchedOptimizer) -> None:
+    def skipped(self, optimizer: TrackedOptimizer) -> None:
         for module in optimizer.modules:
             self.scene.write(
                 SkipRecord(optimizer.index, module.index, optimizer.steps, module.forwards, optimizer.scale)
             )
 
-    def _write_changes(self, optimizer: WatchedOptimizer, torch_optimizer: torch.optim.Optimizer) -> None:
+    def _write_changes(self, optimizer: TrackedOptimizer, torch_optimizer: torch.optim.Optimizer) -> None:
         values = _hyperparameters(torch_optimizer)
         if optimizer.scale is not None:
             values["GradScaler.scale"] = optimizer.scale
@@ -88,7 +88,7 @@ class OptimizerProbe(Probe):
         self.scene.write(HyperRecord(optimizer.index, optimizer.steps, changed))
 
     def _write_state(
-        self, optimizer: WatchedOptimizer, torch_optimizer: torch.optim.Optimizer, watched: WatchedModule
+        self, optimizer: TrackedOptimizer, torch_optimizer: torch.optim.Optimizer, watched: TrackedModule
     ) -> None:
         tensors = watched.tensors(watched.parameters)
         owned = optimizer.owned(watched)
@@ -103,7 +103,7 @@ class OptimizerProbe(Probe):
             DigestRecord(
                 module=watched.index,
                 stage=Stage.STATE.value,
-                of=Of.STATE.value,
+                of=TensorKind.STATE.value,
                 step=optimizer.steps,
                 optimizer=optimizer.index,
                 root=combine(leaves).hex(),

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from ddpcheck.agent.board import Board
-    from ddpcheck.agent.watched_module import WatchedModule
-    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.agent.shm_exchange import ShmExchange
+    from ddpcheck.agent.tracked_module import TrackedModule
+    from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
     from ddpcheck.config import Config
-    from ddpcheck.probes.disagreements import Disagreements
+    from ddpcheck.probes.live_compare.node import NodeCompare
     from ddpcheck.records.schema import Record
 
 
-class Scene(Protocol):
+class ProbeContext(Protocol):
     """What a probe may know of the rank it runs in."""
 
     config: Config
@@ -23,9 +23,9 @@ class Scene(Protocol):
     rank: int
     world_size: int
     # Shared with the launcher and the ranks of this node, where it could be made.
-    board: Board | None
+    board: ShmExchange | None
     # Live comparison with the ranks of this node, where there is a board.
-    disagreements: Disagreements | None
+    disagreements: NodeCompare | None
     # Whether its file is closed: nothing more can be written.
     over: bool
     # Nanoseconds that probes have taken from the training thread so far.
@@ -42,7 +42,7 @@ class Probe:
 
     name = ""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ProbeContext) -> None:
         self.scene = scene
 
     @classmethod
@@ -50,52 +50,52 @@ class Probe:
         """Whether this run has any use for it; what is not wanted costs nothing."""
         return True
 
-    def entering(self, watched: WatchedModule) -> None:
+    def entering(self, watched: TrackedModule) -> None:
         """DDP's constructor is about to run."""
 
-    def wrapped(self, watched: WatchedModule) -> None:
+    def wrapped(self, watched: TrackedModule) -> None:
         """DDP's constructor has run: the broadcast is done."""
 
-    def forward(self, watched: WatchedModule) -> None:
+    def forward(self, watched: TrackedModule) -> None:
         """A training forward through the wrapper begins."""
 
-    def inputs(self, watched: WatchedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def inputs(self, watched: TrackedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The same moment, with what the user passes to the wrapper."""
 
-    def buffers_synced(self, watched: WatchedModule) -> None:
+    def buffers_synced(self, watched: TrackedModule) -> None:
         """DDP has just synchronised the buffers."""
 
-    def forward_done(self, watched: WatchedModule) -> None:
+    def forward_done(self, watched: TrackedModule) -> None:
         """A training forward through the wrapper is over."""
 
     def backward_called(self, root: Any = None) -> None:
         """Somebody calls backward on `root`, perhaps from inside another one; None: with weights, which we leave."""
 
-    def backward_begun(self, watched: WatchedModule) -> None:
+    def backward_begun(self, watched: TrackedModule) -> None:
         """The first gradient of a backward that DDP is going to reduce is there."""
 
-    def stray_begun(self, watched: WatchedModule) -> None:
+    def stray_begun(self, watched: TrackedModule) -> None:
         """The first gradient of a backward that DDP is not going to reduce is there."""
 
-    def gradient_ready(self, watched: WatchedModule, place: int, gradient: torch.Tensor) -> None:
+    def gradient_ready(self, watched: TrackedModule, place: int, gradient: torch.Tensor) -> None:
         """This rank's own gradient of one parameter, accumulated and not yet reduced."""
 
-    def computed(self, watched: WatchedModule) -> None:
+    def computed(self, watched: TrackedModule) -> None:
         """All gradients of that backward are there; DDP now waits for the rest of its reduction."""
 
-    def reduced(self, watched: WatchedModule) -> None:
+    def reduced(self, watched: TrackedModule) -> None:
         """DDP has finished that backward: all gradients are reduced."""
 
     def backward_returned(self) -> None:
         """The backward that was called last is over."""
 
-    def before_step(self, optimizer: WatchedOptimizer) -> None:
+    def before_step(self, optimizer: TrackedOptimizer) -> None:
         """The optimizer is about to step."""
 
-    def after_step(self, optimizer: WatchedOptimizer) -> None:
+    def after_step(self, optimizer: TrackedOptimizer) -> None:
         """The optimizer has stepped; its count still names this step."""
 
-    def skipped(self, optimizer: WatchedOptimizer) -> None:
+    def skipped(self, optimizer: TrackedOptimizer) -> None:
         """GradScaler left a step out."""
 
     def asking(self, iterator: Any) -> None:
@@ -113,7 +113,7 @@ class Probe:
     def exhausted(self, iterator: Any) -> None:
         """A data loader's sampler has nothing more to give."""
 
-    def forgetting(self, watched: WatchedModule) -> None:
+    def forgetting(self, watched: TrackedModule) -> None:
         """The user let DDP's wrapper go; its tensors are still there."""
 
     def ending(self) -> None:

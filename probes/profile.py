@@ -2,22 +2,124 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.profiler import record_function
+from torch.profiler.profiler import _KinetoProfile
 
 from ddpcheck.agent.patches import Patches
-from ddpcheck.probes.probe import Probe, Scene
-from ddpcheck.probes.profilers import PROFILERS
-from ddpcheck.probes.recording import Recording, warm_up
+from ddpcheck.probes.probe import Probe, ProbeContext
+from ddpcheck.probes.process.profiler_conflict import PROFILERS
 from ddpcheck.records.schema import ReadyRecord, TraceRecord
 from ddpcheck.step_ranges import parse_steps
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.watched_module import WatchedModule
-    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.agent.tracked_module import TrackedModule
+    from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
     from ddpcheck.config import Config
+
+
+FOLDER = "traces"
+# Kineto tells of every start and stop on stderr. It reads its level once, when the first profiler is made.
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
+_SILENT = "99"
+
+
+class ProfilerSession:
+    """Under way from the moment it is made; nothing of it lies inside a span of ours, which could not end in time."""
+
+    # For how long threads of this rank could have run and had no processor: on a machine that is too busy, what
+    # looks like a slow link is this.
+    held_up_ns = 0
+
+    def __init__(self, step: int) -> None:
+        self.first = step
+        self.end = step
+        # Shapes tell the sizes of what gloo reduces.
+        self._profiler = _new_profiler(record_shapes=True)
+        with PROFILERS.ours(), _silence():
+            self._profiler.start()
+        PROFILERS.recording = True
+        self._held_up = _held_up_ns()
+        self._mark = _mark(step)
+
+    def next(self, step: int) -> None:
+        """One step is over and the next begins."""
+        self._close()
+        self.end = step
+        self._mark = _mark(step)
+
+    def stop(self) -> None:
+        """The last step is over."""
+        self._close()
+        self.held_up_ns = max(0, _held_up_ns() - self._held_up)
+        PROFILERS.recording = False
+        with PROFILERS.ours(), _silence():
+            self._profiler.stop()
+
+    def write(self, run_dir: str, rank: int) -> str:
+        """The trace as a file of the run folder; its name in there."""
+        folder = Path(run_dir) / FOLDER
+        folder.mkdir(mode=0o700, exist_ok=True)
+        name = f"{socket.gethostname()}_{os.getpid()}_rank{rank}.{time.time_ns()}.pt.trace.json.gz"
+        with PROFILERS.ours():
+            self._profiler.export_chrome_trace(str(folder / name))
+        (folder / name).chmod(0o600)
+        return f"{FOLDER}/{name}"
+
+    def _close(self) -> None:
+        self._mark.__exit__(None, None, None)
+
+
+def warm_up() -> None:
+    """What a first recording has to set up takes long on a device: better in the step before."""
+    profiler = _new_profiler()
+    with PROFILERS.ours(), _silence():
+        profiler.start()
+        profiler.stop()
+
+
+def _held_up_ns() -> int:
+    """Over all threads, as Linux counts it; 0 where it does not."""
+    total = 0
+    for thread in Path("/proc/self/task").glob("*/schedstat"):
+        # Threads come and go.
+        with suppress(OSError, ValueError, IndexError):
+            total += int(thread.read_text().split()[1])
+    return total
+
+
+def _new_profiler(**options: Any) -> Any:
+    """The part of torch.profiler without a schedule, which warns about schedules that it did not make."""
+    return _KinetoProfile(**options)
+
+
+def _mark(step: int) -> Any:
+    # By this name the profiler itself marks steps, and its readers know them.
+    mark: Any = record_function(f"ProfilerStep#{step}")
+    mark.__enter__()
+    return mark
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """The job's own output stays as it is; where the user has chosen a level, it holds."""
+    if _LOG_LEVEL in os.environ:
+        yield
+        return
+    os.environ[_LOG_LEVEL] = _SILENT
+    try:
+        yield
+    finally:
+        os.environ.pop(_LOG_LEVEL, None)
+
 
 # A script may profile by itself at every step: what it exports is noted so many times.
 MOST_EXPORTS = 100
@@ -32,12 +134,12 @@ class ProfileProbe(Probe):
     def wanted(cls, config: Config) -> bool:
         return bool(config.profile)
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ProbeContext) -> None:
         super().__init__(scene)
         steps = parse_steps(scene.config.profile)
         self._first, self._end = steps.ranges[0] if steps else (0, 0)
         self._step = -1
-        self._recording: Recording | None = None
+        self._recording: ProfilerSession | None = None
         # By module, the moments at which gradients of the backward under way were ready.
         self._ready: dict[int, list[tuple[int, int]]] = {}
         self._exports = 0
@@ -46,11 +148,11 @@ class ProfileProbe(Probe):
             PROFILERS.watch_exports(self._patches)
             PROFILERS.step_aside, PROFILERS.exported = self._step_aside, self._exported
 
-    def forward(self, watched: WatchedModule) -> None:
+    def forward(self, watched: TrackedModule) -> None:
         if self._step < 0:
             self._enter(watched.steps)
 
-    def after_step(self, optimizer: WatchedOptimizer) -> None:
+    def after_step(self, optimizer: TrackedOptimizer) -> None:
         self._enter(optimizer.steps + 1)
 
     def _enter(self, step: int) -> None:
@@ -64,7 +166,7 @@ class ProfileProbe(Probe):
             if step < self._first:
                 warm_up()
             else:
-                self._recording = Recording(step)
+                self._recording = ProfilerSession(step)
 
     def _go_on(self, step: int) -> None:
         if self._recording is not None and step < (self._end or 0):
@@ -108,16 +210,16 @@ class ProfileProbe(Probe):
         if self._exports <= MOST_EXPORTS:
             self.scene.write(TraceRecord(file=path, own=False))
 
-    def backward_begun(self, watched: WatchedModule) -> None:
+    def backward_begun(self, watched: TrackedModule) -> None:
         if self._recording is not None:
             self._ready[watched.index] = []
 
-    def gradient_ready(self, watched: WatchedModule, place: int, gradient: torch.Tensor) -> None:
+    def gradient_ready(self, watched: TrackedModule, place: int, gradient: torch.Tensor) -> None:
         ready = self._ready.get(watched.index)
         if ready is not None:
             ready.append((place, time.time_ns()))
 
-    def reduced(self, watched: WatchedModule) -> None:
+    def reduced(self, watched: TrackedModule) -> None:
         done = time.time_ns()
         ready = self._ready.pop(watched.index, None)
         if not ready or self._recording is None or watched.backward is None:

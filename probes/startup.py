@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ddpcheck.agent.startup_watch import STARTUP, Begun
-from ddpcheck.probes.device_memory import device_memory
-from ddpcheck.probes.probe import Probe, Scene
-from ddpcheck.probes.process_counters import resident
+from ddpcheck.agent.startup_tracer import STARTUP, StageStart
+from ddpcheck.probes.probe import Probe, ProbeContext
+from ddpcheck.probes.process.device_memory import device_memory
+from ddpcheck.probes.process.os_counters import resident
 from ddpcheck.records.schema import StartupRecord, StartupStage
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.watched_module import WatchedModule
-    from ddpcheck.agent.watched_optimizer import WatchedOptimizer
+    from ddpcheck.agent.tracked_module import TrackedModule
+    from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 
 
 class StartupProbe(Probe):
@@ -21,28 +21,28 @@ class StartupProbe(Probe):
 
     name = "startup"
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ProbeContext) -> None:
         super().__init__(scene)
-        self._batch: Begun | None = None
+        self._batch: StageStart | None = None
         self._fed: tuple[float, float] | None = None
         self._done = STARTUP.over
         if not self._done:
             STARTUP.write_to(scene.write)
 
-    def wrapped(self, watched: WatchedModule) -> None:
+    def wrapped(self, watched: TrackedModule) -> None:
         if not self._done:
             # Of several modules, the last one wrapped.
             STARTUP.drop(self._batch)
             self._batch = STARTUP.begin(StartupStage.BATCH)
 
-    def forward(self, watched: WatchedModule) -> None:
+    def forward(self, watched: TrackedModule) -> None:
         if self._done or self._fed is not None:
             return
         STARTUP.finish(self._batch)
         STARTUP.end()
         self._fed = (time.time(), time.monotonic())
 
-    def after_step(self, optimizer: WatchedOptimizer) -> None:
+    def after_step(self, optimizer: TrackedOptimizer) -> None:
         if self._done or self._fed is None:
             return
         self._done = True

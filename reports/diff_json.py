@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from ddpcheck.compare.comparison import Comparison
+from ddpcheck.diff.model import Comparison
 from ddpcheck.reports.json_report import plain
 
 # The order people read in: the verdict and what it is about first, the bulk last.

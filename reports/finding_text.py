@@ -2,10 +2,75 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.findings import Finding
-from ddpcheck.rank_ranges import name_ranks
-from ddpcheck.reports.evidence_text import evidence_text
+import io
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+
+from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.report import Report
+from ddpcheck.formatting import name_ranks
 from ddpcheck.reports.safe_text import safe_line
+from ddpcheck.reports.terminal.console import ReportConsole
+from ddpcheck.reports.terminal.evidence import put_evidence
+
+_WIDTH = 100
+
+
+def evidence_text(evidence: Mapping[str, Any]) -> str:
+    """Tables of ranks side by side, without colours; no blank line at either end."""
+    sink = io.StringIO()
+    console = Console(
+        file=sink, width=_WIDTH, color_system=None, force_terminal=False, legacy_windows=False, _environ={}
+    )
+    put_evidence(ReportConsole(console), evidence, indent=0)
+    return sink.getvalue().strip("\n")
+
+
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "<string>")
+# Codes about the parameters and gradients of a module.
+_OF_MODULES = ("DDP1", "DDP2")
+# `/home/me/train.py:41 in main`, or `RuntimeError: ... (/home/me/train.py:41)`.
+_CALL = re.compile(r"(?P<file>[^\s()][^()]*?\.py):(?P<line>\d+)(?: in |\)|$)")
+
+
+def script_line(report: Report, finding: Finding) -> tuple[str, int | None]:
+    """File and line of what the ranks were doing, or where the module is wrapped or stepped, or the script."""
+    for text in _calls(finding):
+        found = _CALL.search(text)
+        if found and not any(mark in found["file"] for mark in _LIBRARIES):
+            return found["file"], int(found["line"])
+    return _of_module(report, finding) or (_script(report), None)
+
+
+def _calls(finding: Finding) -> Iterator[str]:
+    """Stacks of the odd ranks first, the innermost call first."""
+    standings = finding.evidence.get("standings")
+    if isinstance(standings, (list, tuple)):
+        groups = [group for group in standings if isinstance(group, Mapping)]
+        for group in sorted(groups, key=lambda one: not set(one.get("ranks", ())) & set(finding.ranks)):
+            yield from map(str, group.get("stack") or ())
+    details = finding.evidence.get("details")
+    if isinstance(details, Mapping):
+        odd = [str(rank) for rank in finding.ranks]
+        yield from (str(details[rank]) for rank in sorted(details, key=lambda rank: rank not in odd))
+
+
+def _of_module(report: Report, finding: Finding) -> tuple[str, int | None] | None:
+    """What differs from the wrapping on is told of there, everything later where the optimizer steps."""
+    history = next((one for one in report.agreement if one.module == finding.module), None)
+    if history is None or finding.code[:4] not in _OF_MODULES:
+        return None
+    at_wrapping = finding.code.startswith("DDP1") and finding.step is None
+    place = history.wrapped_at if at_wrapping else history.stepped_at or history.wrapped_at
+    file, _, line = place.rpartition(":")
+    return (file, int(line)) if file and line.isdecimal() else None
+
+
+def _script(report: Report) -> str:
+    return next((word for word in report.command if word.endswith(".py")), "")
 
 
 def finding_text(finding: Finding) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from ddpcheck.analysis.history.result import (
+from ddpcheck.analysis.timeseries.model import (
     AgreementHistory,
-    AgreementStretch,
+    AgreementInterval,
     EnvironmentRow,
     EnvironmentValue,
     GradientHistory,
@@ -44,8 +44,8 @@ def environment_from(raw: Iterable[Mapping[str, Any]]) -> tuple[EnvironmentRow, 
     )
 
 
-def _stretches(raw: Iterable[Mapping[str, Any]]) -> tuple[AgreementStretch, ...]:
-    return tuple(AgreementStretch(**_known(AgreementStretch, item)) for item in raw)
+def _stretches(raw: Iterable[Mapping[str, Any]]) -> tuple[AgreementInterval, ...]:
+    return tuple(AgreementInterval(**_known(AgreementInterval, item)) for item in raw)
 
 
 def _known(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:

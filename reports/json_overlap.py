@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from ddpcheck.analysis.overlap.result import (
+from ddpcheck.analysis.overlap.model import (
     BucketAdvice,
+    BucketLayout,
     BucketOverlap,
     BucketPart,
-    Layout,
     Overlap,
     RankOverlap,
-    RankStep,
+    RankStepOverlap,
     StepOverlap,
 )
 
@@ -33,7 +33,9 @@ def overlap_from(raw: Mapping[str, Any] | None) -> Overlap | None:
 
 def _rank(raw: Mapping[str, Any]) -> RankOverlap:
     known = _known(RankOverlap, raw)
-    known["by_step"] = tuple(RankStep(**_known(RankStep, item)) for item in raw.get("by_step", ()))
+    known["by_step"] = tuple(
+        RankStepOverlap(**_known(RankStepOverlap, item)) for item in raw.get("by_step", ())
+    )
     known["computing"] = tuple((start, end) for start, end in raw.get("computing", ()))
     return RankOverlap(**known)
 
@@ -49,8 +51,8 @@ def _advice(raw: Mapping[str, Any] | None) -> BucketAdvice | None:
         return None
     known = _known(BucketAdvice, raw)
     for key in ("now", "best"):
-        known[key] = Layout(**_known(Layout, raw[key]))
-    known["tried"] = tuple(Layout(**_known(Layout, item)) for item in raw["tried"])
+        known[key] = BucketLayout(**_known(BucketLayout, raw[key]))
+    known["tried"] = tuple(BucketLayout(**_known(BucketLayout, item)) for item in raw["tried"])
     return BucketAdvice(**known)
 
 

@@ -9,11 +9,10 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from ddpcheck.analysis.clock_offsets import HostClock
-from ddpcheck.analysis.findings import Finding, Severity
-from ddpcheck.analysis.result import (
+from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.report import (
     REPORT_SCHEMA,
-    Attempt,
+    AttemptSummary,
     Check,
     DataEpoch,
     RankStatus,
@@ -21,6 +20,7 @@ from ddpcheck.analysis.result import (
     Report,
     Verdict,
 )
+from ddpcheck.analysis.timing.clock_offsets import HostClock
 from ddpcheck.errors import RunUnreadable
 from ddpcheck.reports.json_history import agreement_from, environment_from, gradients_from
 from ddpcheck.reports.json_overlap import overlap_from
@@ -106,10 +106,10 @@ def _finding(raw: Mapping[str, Any]) -> Finding:
     return Finding(**known)
 
 
-def _attempt(raw: Mapping[str, Any]) -> Attempt:
-    known = _known(Attempt, raw)
+def _attempt(raw: Mapping[str, Any]) -> AttemptSummary:
+    known = _known(AttemptSummary, raw)
     known["ranks"] = tuple(_rank(item) for item in known["ranks"])
-    return Attempt(**known)
+    return AttemptSummary(**known)
 
 
 def _rank(raw: Mapping[str, Any]) -> RankSummary:

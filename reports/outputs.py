@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -10,10 +11,25 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from ddpcheck.analysis.result import Report
+from ddpcheck.analysis.report import Report
 from ddpcheck.errors import UserError
 from ddpcheck.reports.safe_text import safe_line
-from ddpcheck.reports.whole_file import write_whole
+
+
+def write_whole(path: Path, content: str, mode: int = 0o666) -> None:
+    """Under another name first: half a report would be worse for its readers than none."""
+    # Nodes that share a folder may have processes of the same number.
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
 
 PAGE = "report.html"
 TENSORBOARD = "tensorboard"
@@ -52,7 +68,7 @@ def write_outputs(
             sys.stderr.write(f"ddpcheck: {path} could not be made ({type(error).__name__}: {error})\n")
             well = False
     if asked.github:
-        from ddpcheck.reports.github import add_summary, workflow_commands
+        from ddpcheck.reports.ci.github import add_summary, workflow_commands
 
         stream.write(workflow_commands(report))
         stream.flush()
@@ -102,11 +118,11 @@ def _files(report: Report, asked: Outputs, folder: Path) -> Iterator[tuple[Path,
 
         yield page, lambda: to_html(report)
     if asked.junit is not None:
-        from ddpcheck.reports.junit import to_junit
+        from ddpcheck.reports.ci.junit import to_junit
 
         yield asked.junit, lambda: to_junit(report, asked.fail_on)
     if asked.markdown is not None:
-        from ddpcheck.reports.markdown import to_markdown
+        from ddpcheck.reports.ci.markdown import to_markdown
 
         yield asked.markdown, lambda: to_markdown(report)
     if asked.json is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from ddpcheck.analysis.step_time.result import (
+from ddpcheck.analysis.timing.model import (
     CrossCheck,
     RankTime,
     Refaults,

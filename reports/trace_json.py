@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ddpcheck.traces.result import TRACE_SCHEMA, CollectiveResult, RankResult, Shares, TraceResult
+from ddpcheck.traces.model import TRACE_SCHEMA, CollectiveResult, RankResult, Shares, TraceResult
 
 
 def to_json(result: TraceResult, left_out: Sequence[str] = ()) -> str:

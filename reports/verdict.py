@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 
-from ddpcheck.analysis.findings import Finding, Severity
-from ddpcheck.analysis.result import Report, Verdict
-from ddpcheck.rank_ranges import name_ranks
+from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.report import Report, Verdict
+from ddpcheck.formatting import name_ranks
 
 # Errors that mean the replicas no longer hold the same model.
 _PARTING = frozenset(

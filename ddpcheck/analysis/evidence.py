@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.analysis.agreement import Disagreement
-from ddpcheck.analysis.attempt import Attempt, Rank
-from ddpcheck.analysis.captured import CapturedTensors
+from ddpcheck.analysis.aggregate.agreement import Disagreement
+from ddpcheck.analysis.aggregate.launch import Attempt, RankData
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.analysis.values import differing_elements, element_size, index_of, value
-from ddpcheck.records.leaves import unpack_leaves, unpack_samples
-from ddpcheck.records.schema import CaptureRecord, DetailRecord, Of
+from ddpcheck.analysis.tensor_values import CapturedTensors, differing_elements, element_size, index_of, value
+from ddpcheck.records.digest_codec import unpack_leaves, unpack_samples
+from ddpcheck.records.schema import CaptureRecord, DetailRecord, TensorKind
 
 MOST_NAMES = 10
 MOST_VALUES = 5
@@ -24,9 +23,9 @@ def tensor_rows(attempt: Attempt, found: Disagreement) -> list[Row]:
     """The tensors behind a moment's leaves, in order."""
     rank = attempt.ranks[min(found.sightings)]
     record = rank.latest[found.moment.module]
-    if found.moment.of == Of.IGNORED.value:
+    if found.moment.of == TensorKind.IGNORED.value:
         return [[name, "", [], 1] for name in record.ignored]
-    return record.buffers if found.moment.of == Of.BUFFERS.value else record.parameters
+    return record.buffers if found.moment.of == TensorKind.BUFFERS.value else record.parameters
 
 
 def differing_places(attempt: Attempt, found: Disagreement) -> list[int]:
@@ -39,7 +38,7 @@ def differing_places(attempt: Attempt, found: Disagreement) -> list[int]:
     return [place for place in range(len(columns[0])) if len({column[place] for column in columns}) > 1]
 
 
-def _leaves(rank: Rank, number: int, found: Disagreement) -> list[bytes]:
+def _leaves(rank: RankData, number: int, found: Disagreement) -> list[bytes]:
     sighting = found.sightings[number]
     narrow = unpack_leaves(sighting.leaves, sighting.width)
     detail = _detail(rank, found)
@@ -49,7 +48,7 @@ def _leaves(rank: Rank, number: int, found: Disagreement) -> list[bytes]:
     return [leaf[: sighting.width] for leaf in unpack_leaves(detail.leaves, detail.width)] or narrow
 
 
-def _detail(rank: Rank, found: Disagreement) -> DetailRecord | None:
+def _detail(rank: RankData, found: Disagreement) -> DetailRecord | None:
     for module, record in rank.details:
         if module == found.moment.module and _same(record, found):
             return record

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ddpcheck.cli.run_folder import find_run
+from ddpcheck.cli.run_lookup import find_run
 from ddpcheck.errors import RunNotFound, RunUnreadable, UsageError
 
 PARTED = 10
@@ -53,8 +53,8 @@ def diff(
     """
     _check_rtol(rtol)
     attempts = _attempts(attempt)
-    from ddpcheck.compare.compare import compare_runs
-    from ddpcheck.compare.comparison import Verdict
+    from ddpcheck.diff.compare import compare_runs
+    from ddpcheck.diff.model import DiffVerdict
 
     try:
         comparison = compare_runs(find_run(run_a), find_run(run_b), rtol, attempts)
@@ -68,10 +68,10 @@ def diff(
     else:
         from rich.console import Console
 
-        from ddpcheck.reports.diff import render
+        from ddpcheck.reports.terminal.diff import render
 
         render(comparison, Console())
-    raise typer.Exit(PARTED if comparison.verdict is Verdict.PARTED else 0)
+    raise typer.Exit(PARTED if comparison.verdict is DiffVerdict.PARTED else 0)
 
 
 def _check_rtol(rtol: float | None) -> None:

@@ -53,7 +53,7 @@ def doctor(
         raise UsageError(f"--wait {wait:g}: give from 1 to 3600 seconds")
     if command and python:
         raise UsageError("--python is for this machine alone: with a launcher, ranks run with the launcher's")
-    from ddpcheck.launcher.doctor import look_at_job, look_at_machine
+    from ddpcheck.launcher.rank_tools import look_at_job, look_at_machine
 
     report = look_at_job(command, out, wait) if command else look_at_machine(python or sys.executable, out)
     if json:
@@ -61,7 +61,7 @@ def doctor(
     else:
         from rich.console import Console
 
-        from ddpcheck.reports.doctor_terminal import render
+        from ddpcheck.reports.terminal.doctor import render
 
         render(report, Console())
     if report.has_problem:

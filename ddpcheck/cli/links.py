@@ -47,6 +47,6 @@ def links(
         arguments = as_arguments(parse_sizes(sizes), check_seconds(seconds), check_tolerance(tolerance))
     except ValueError as error:
         raise UsageError(str(error)) from None
-    from ddpcheck.launcher.links import measure_links
+    from ddpcheck.launcher.rank_tools import measure_links
 
     raise typer.Exit(measure_links(command, arguments, out.absolute(), backend))

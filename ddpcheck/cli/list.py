@@ -47,6 +47,6 @@ def list_runs(
         return
     from rich.console import Console
 
-    from ddpcheck.reports.run_list import render_list
+    from ddpcheck.reports.terminal.run_list import render_list
 
     render_list(runs, str(where), Console())

@@ -31,10 +31,10 @@ def merge(
         raise UsageError("there is nothing to join: name the run folders of all nodes")
     from rich.console import Console
 
-    from ddpcheck.analysis.analyse import analyse_run
-    from ddpcheck.launcher.merging import merge as join
-    from ddpcheck.launcher.report_file import write_report
-    from ddpcheck.reports.terminal import render
+    from ddpcheck.analysis.report_builder import analyse_run
+    from ddpcheck.launcher.multi_node.merge import merge as join
+    from ddpcheck.launcher.run_folder import write_report
+    from ddpcheck.reports.terminal.report import render
 
     whole = join([Path(folder) for folder in folders], out)
     report = analyse_run(whole)

@@ -18,12 +18,12 @@ from ddpcheck.cli.report_options import (
     checked_page,
     shown_by,
 )
-from ddpcheck.cli.run_folder import find_run
+from ddpcheck.cli.run_lookup import find_run
 from ddpcheck.errors import UsageError
 from ddpcheck.reports.outputs import Outputs, page_of, write_outputs
 
 if TYPE_CHECKING:
-    from ddpcheck.analysis.result import Report
+    from ddpcheck.analysis.report import Report
 
 TIMELINE = "timeline.json.gz"
 
@@ -90,7 +90,7 @@ def report(
     if gradients is not None:
         _show_gradients(path, gradients)
         return
-    from ddpcheck.analysis.analyse import analyse_run
+    from ddpcheck.analysis.report_builder import analyse_run
 
     result = analyse_run(path, course=tensorboard)
     if json:
@@ -108,7 +108,7 @@ def report(
 def _show(result: Report, page: Path | None) -> None:
     from rich.console import Console
 
-    from ddpcheck.reports.terminal import render
+    from ddpcheck.reports.terminal.report import render
 
     render(result, Console(), page)
 
@@ -116,8 +116,8 @@ def _show(result: Report, page: Path | None) -> None:
 def _show_gradients(path: Path, step: int) -> None:
     from rich.console import Console
 
-    from ddpcheck.analysis.saved_gradients import saved_gradients
-    from ddpcheck.reports.gradients import render_gradients
+    from ddpcheck.analysis.allreduce.saved_gradients import saved_gradients
+    from ddpcheck.reports.terminal.saved_gradients import render_gradients
 
     render_gradients(saved_gradients(path, step), Console())
 
@@ -129,7 +129,7 @@ def _names_a_timeline(text: str) -> bool:
 def _write_timeline(path: Path, out: Path) -> None:
     if not _names_a_timeline(str(out)):
         raise UsageError(f"--trace {out}: the name must end in .json or .json.gz")
-    from ddpcheck.analysis.overlap.timeline import traces_of_run
+    from ddpcheck.analysis.overlap.build import traces_of_run
     from ddpcheck.traces.analyse import analyse
     from ddpcheck.traces.merged import write_merged
 

@@ -189,7 +189,7 @@ def run(
         run_id=_checked_id(run_id),
         wait_nodes=wait_nodes,
     )
-    from ddpcheck.launcher.watch import run_watched
+    from ddpcheck.launcher.run import run_watched
 
     raise typer.Exit(run_watched(command, options))
 

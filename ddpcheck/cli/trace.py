@@ -43,7 +43,7 @@ def trace(
     if merged is not None and not merged.name.endswith((".json", ".json.gz")):
         raise UsageError(f"--merged {merged}: the name must end in .json or .json.gz")
     from ddpcheck.traces.analyse import analyse
-    from ddpcheck.traces.reading import load
+    from ddpcheck.traces.reader import load
 
     loaded = load(files)
     result = analyse(loaded.traces)
@@ -58,7 +58,7 @@ def trace(
     else:
         from rich.console import Console
 
-        from ddpcheck.reports.trace_terminal import render
+        from ddpcheck.reports.terminal.trace import render
 
         render(result, Console(), loaded.left_out, merged)
     if loaded.left_out:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ddpcheck.cli.run_folder import find_run
+from ddpcheck.cli.run_lookup import find_run
 
 
 def view(
@@ -54,12 +54,12 @@ def view(
 def _events(run: Path, spare: Path) -> Path:
     """The folder that TensorBoard is to read, made where needed; in `spare` where the run folder cannot be written."""
     from ddpcheck.reports.outputs import TENSORBOARD
-    from ddpcheck.reports.tensorboard.origin import is_current
+    from ddpcheck.reports.tensorboard.folder import is_current
 
     out = run / TENSORBOARD
     if is_current(run, out):
         return out
-    from ddpcheck.analysis.analyse import analyse_run
+    from ddpcheck.analysis.report_builder import analyse_run
     from ddpcheck.reports.tensorboard.folder import write_tensorboard
 
     report = analyse_run(run, course=True)

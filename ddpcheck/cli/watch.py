@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpcheck.cli.run_folder import find_run
+from ddpcheck.cli.run_lookup import find_run
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ddpcheck.analysis.live.state import LiveState
-    from ddpcheck.launcher.following import Following
+    from ddpcheck.launcher.multi_node.remote_follow import RemoteFollow
 
 _INTERRUPTED = 130
 
@@ -39,10 +39,10 @@ def watch(
     """
     from rich.console import Console
 
-    from ddpcheck.launcher.following import Following
+    from ddpcheck.launcher.multi_node.remote_follow import RemoteFollow
 
     console = Console()
-    following = Following(find_run(run))
+    following = RemoteFollow(find_run(run))
     try:
         state = following.look() if once or not console.is_terminal else _follow(following, console)
     except KeyboardInterrupt:
@@ -52,10 +52,10 @@ def watch(
         _conclude(following, console)
 
 
-def _follow(following: Following, console: Console) -> LiveState:
+def _follow(following: RemoteFollow, console: Console) -> LiveState:
     from rich.live import Live
 
-    from ddpcheck.reports.live_view import live_view
+    from ddpcheck.reports.terminal.live import live_view
 
     with Live(console=console, screen=True, auto_refresh=False) as screen:
         for state in following:
@@ -64,15 +64,15 @@ def _follow(following: Following, console: Console) -> LiveState:
 
 
 def _show(state: LiveState, console: Console) -> None:
-    from ddpcheck.reports.ink import Ink
-    from ddpcheck.reports.live_view import live_view
+    from ddpcheck.reports.terminal.console import ReportConsole
+    from ddpcheck.reports.terminal.live import live_view
 
-    Ink(console).put(live_view(state, console))
+    ReportConsole(console).put(live_view(state, console))
 
 
-def _conclude(following: Following, console: Console) -> None:
-    from ddpcheck.analysis.analyse import conclude
-    from ddpcheck.analysis.run import read_description
-    from ddpcheck.reports.terminal import render_outcome
+def _conclude(following: RemoteFollow, console: Console) -> None:
+    from ddpcheck.analysis.report_builder import build_report
+    from ddpcheck.analysis.run_reader import read_description
+    from ddpcheck.reports.terminal.report import render_outcome
 
-    render_outcome(conclude(following.run, read_description(following.run.path)), console)
+    render_outcome(build_report(following.run, read_description(following.run.path)), console)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ddpcheck.doctor.facts.injection import in_this_rank, stand_aside
 
 if TYPE_CHECKING:
-    from ddpcheck.doctor.result import DoctorReport
+    from ddpcheck.doctor.model import DoctorReport
 
 PROBLEM = 10
 
@@ -57,7 +57,7 @@ def _own_rank() -> int | None:
 def _shown(report: DoctorReport) -> str:
     """As a terminal shows it; where the rank's Python has no rich, what programs read has to do."""
     try:
-        from ddpcheck.reports.doctor_terminal import as_text
+        from ddpcheck.reports.terminal.doctor import as_text
     except ImportError:
         return report.to_json()
     return as_text(report, sys.stdout)

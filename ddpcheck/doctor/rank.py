@@ -6,28 +6,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.doctor.board import CannotMeet, open_board
-from ddpcheck.doctor.calls import Listener
-from ddpcheck.doctor.choice import gloo_choice
-from ddpcheck.doctor.facts.collect import collect
+from ddpcheck.doctor.connectivity import Listener
+from ddpcheck.doctor.context import DoctorContext
+from ddpcheck.doctor.facts.machine import collect
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.facts.torch_build import torch_facts
-from ddpcheck.doctor.meeting import meet
-from ddpcheck.doctor.result import DoctorReport
-from ddpcheck.doctor.scene import Scene
+from ddpcheck.doctor.interface_selection import gloo_choice
+from ddpcheck.doctor.model import DoctorReport
+from ddpcheck.doctor.rendezvous import meet
+from ddpcheck.doctor.store_client import RendezvousFailed, open_store
 
 
 def report_as_rank(folder: Path, injection: dict[str, Any], seconds: float) -> tuple[DoctorReport, bool]:
     """The report, and whether this rank is the first of its machine."""
     facts = collect(folder, torch_facts, lambda: injection)
     if facts.rank is None or facts.world_size is None:
-        return DoctorReport.of(Scene((facts,))), True
+        return DoctorReport.of(DoctorContext((facts,))), True
     listener = _listener(facts)
     if listener is not None:
         facts = replace(facts, listener=listener.described())
     try:
         return _met(facts, seconds)
-    except CannotMeet as error:
+    except RendezvousFailed as error:
         return _alone(facts, str(error))
     finally:
         if listener is not None:
@@ -36,20 +36,22 @@ def report_as_rank(folder: Path, injection: dict[str, Any], seconds: float) -> t
 
 def _met(facts: Facts, seconds: float) -> tuple[DoctorReport, bool]:
     if facts.torch.get("error"):
-        raise CannotMeet("torch cannot be imported")
-    board = open_board(facts.rank or 0, seconds)
+        raise RendezvousFailed("torch cannot be imported")
+    board = open_store(facts.rank or 0, seconds)
     try:
         report = meet(board, facts, seconds)
     except RuntimeError as error:  # the store went away, most often with rank 0
-        raise CannotMeet(f"the store did not answer any more: {str(error).partition(chr(10))[0]}") from error
+        raise RendezvousFailed(
+            f"the store did not answer any more: {str(error).partition(chr(10))[0]}"
+        ) from error
     if report is None:
-        raise CannotMeet("rank 0 has made no report")
+        raise RendezvousFailed("rank 0 has made no report")
     first = {host.first.rank for host in report.scene.hosts}
     return report, facts.rank in first
 
 
 def _alone(facts: Facts, reason: str) -> tuple[DoctorReport, bool]:
-    scene = Scene((facts,), facts.world_size, apart=reason)
+    scene = DoctorContext((facts,), facts.world_size, apart=reason)
     return DoctorReport.of(scene), not facts.local_rank
 
 

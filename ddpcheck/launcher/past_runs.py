@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from ddpcheck.launcher.following import launcher_is_gone
-from ddpcheck.launcher.other_nodes import REPORT_FILE
+from ddpcheck.launcher.multi_node.coordination import REPORT_FILE
+from ddpcheck.launcher.multi_node.remote_follow import launcher_is_gone
 from ddpcheck.launcher.run_folder import RUN_FILE, read_run_file
 from ddpcheck.records.schema import RANK_FILES
 

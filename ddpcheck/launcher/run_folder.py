@@ -5,21 +5,89 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from pathlib import Path
+from itertools import pairwise
+from pathlib import Path, PurePath
 from typing import Any
 
+from ddpcheck.analysis.report import Report
 from ddpcheck.config import Config
 from ddpcheck.errors import OutputFolderError
-from ddpcheck.launcher.job_id import job_id
-from ddpcheck.launcher.joining import may_join
-from ddpcheck.launcher.process_table import process_start
-from ddpcheck.launcher.run_name import run_name
+from ddpcheck.launcher.multi_node.shared_run import may_join
+from ddpcheck.launcher.process.process_table import process_start
 from ddpcheck.privacy import mask_arguments
 from ddpcheck.version import VERSION
+
+_MODULE_OPTIONS = {"-m", "--module"}
+_LAUNCHER_MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+_LONGEST = 40
+
+
+def run_name(command: Sequence[str]) -> str:
+    """`train` for `torchrun --nproc 4 train.py`; always fit to be part of a file name."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", _script(command)).strip("-.")
+    return name[:_LONGEST] or "run"
+
+
+def _script(command: Sequence[str]) -> str:
+    for argument in command:
+        if argument.endswith((".py", ".sh")) and not argument.startswith("-"):
+            return PurePath(argument).stem
+    for option, module in pairwise(command):
+        if option in _MODULE_OPTIONS and module not in _LAUNCHER_MODULES and re.fullmatch(r"[\w.]+", module):
+            return module.removesuffix(".__main__").rsplit(".", 1)[-1]
+    return PurePath(command[0]).name if command else ""
+
+
+_RENDEZVOUS_OPTIONS = {"--rdzv-id", "--rdzv_id"}
+_RENDEZVOUS_VARIABLE = "PET_RDZV_ID"
+# By scheduler, what names a job and, of one that starts several things, which of them.
+_SCHEDULERS = (
+    ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    ("PBS_JOBID",),
+    ("LSB_JOBID",),
+    ("FLUX_JOB_ID",),
+)
+# What torchrun calls a rendezvous that nobody named.
+_UNNAMED = {"", "none"}
+
+
+def job_id(given: str, command: Sequence[str], environ: Mapping[str, str]) -> str:
+    """The same on all nodes of a job; empty where nothing names it."""
+    return given or _of_rendezvous(command, environ) or _of_scheduler(environ)
+
+
+def _of_rendezvous(command: Sequence[str], environ: Mapping[str, str]) -> str:
+    for option, value in pairwise([*command, ""]):
+        name, _, attached = option.partition("=")
+        if name in _RENDEZVOUS_OPTIONS and (attached or value) not in _UNNAMED:
+            return attached or value
+    named = environ.get(_RENDEZVOUS_VARIABLE, "")
+    return "" if named in _UNNAMED else named
+
+
+def _of_scheduler(environ: Mapping[str, str]) -> str:
+    for first, *others in _SCHEDULERS:
+        if environ.get(first):
+            return ".".join([environ[first], *(environ[name] for name in others if environ.get(name))])
+    return ""
+
+
+def write_report(report: Report, folder: Path) -> None:
+    """A disk that is full by now costs this file, and is told."""
+    from ddpcheck.reports.json_report import to_json
+    from ddpcheck.reports.outputs import write_whole
+
+    try:
+        write_whole(folder / "report.json", to_json(report), mode=0o600)
+    except OSError as error:
+        sys.stderr.write(f"ddpcheck: report.json could not be written: {error.strerror} ({folder})\n")
+
 
 # Version of run.json. 1 (2026-11): first version.
 RUN_SCHEMA = 1

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from ddpcheck.errors import PortInUse, ViewerFailed
-from ddpcheck.launcher.signals import SignalInbox
+from ddpcheck.launcher.process.signals import SignalInbox
 
 HOST = "localhost"
 FIRST_PORT = 6006

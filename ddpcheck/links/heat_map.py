@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from ddpcheck.links.result import BETWEEN, WITHIN, Link, LinksReport, megabits
+from ddpcheck.links.model import BETWEEN, WITHIN, LinksReport, MeasuredLink, megabits
 
 # From as fast as the others to far slower; the second of each is how much slower it may be at the most.
 _SHADES = ((" ", 1.2), ("░", 1.5), ("▒", 2.5), ("▓", 5.0), ("█", float("inf")))
@@ -35,7 +35,7 @@ def _verdict(report: LinksReport) -> str:
     return "\n".join([f"Slow links ({size})", *(f"  {one.sentence()}" for one in report.explanations)])
 
 
-def _map(links: Sequence[Link], group: str, hosts: dict[int, str]) -> str:
+def _map(links: Sequence[MeasuredLink], group: str, hosts: dict[int, str]) -> str:
     units = sorted({link.source for link in links} | {link.target for link in links})
     usual = median(link.bandwidth for link in links)
     cells = {(link.source, link.target): link.bandwidth for link in links}

@@ -6,6 +6,7 @@ and how long, and a link that is a thousand times slower than another takes no l
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
@@ -13,8 +14,54 @@ from typing import Any
 
 import torch
 
-from ddpcheck.links.courier import Courier
-from ddpcheck.links.result import AllReduce
+from ddpcheck.links.model import AllReduce
+
+# On CUDA nothing of this has met a device yet: beside where tensors live, only `settle` differs.
+
+
+class Transport:
+    """Point to point messages of one process group."""
+
+    def __init__(self, device: str) -> None:
+        self._distributed: Any = torch.distributed
+        self._device = torch.device(device)
+        self._buffers: dict[int, torch.Tensor] = {}
+        self._number = torch.zeros(1, dtype=torch.int64, device=self._device)
+
+    def send_number(self, number: int, to: int) -> None:
+        self._number.fill_(number)
+        self._distributed.send(self._number, to)
+
+    def receive_number(self, source: int) -> int:
+        self._distributed.recv(self._number, source)
+        return int(self._number.item())
+
+    def send(self, size: int, to: int) -> None:
+        self._distributed.send(self._buffer(size), to)
+
+    def receive(self, size: int, source: int) -> None:
+        self._distributed.recv(self._buffer(size), source)
+
+    def reduce(self, size: int) -> None:
+        """An AllReduce of so many bytes over all ranks."""
+        self._distributed.all_reduce(self._buffer(size).view(torch.float32))
+        self.settle()
+
+    def settle(self) -> None:
+        """What was started on a device has ended."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def now(self) -> float:
+        self.settle()
+        return time.perf_counter()
+
+    def _buffer(self, size: int) -> torch.Tensor:
+        """Of whole floats, and zeros: sums of them stay zeros."""
+        if size not in self._buffers:
+            self._buffers[size] = torch.zeros(max(4, size // 4 * 4), dtype=torch.uint8, device=self._device)
+        return self._buffers[size]
+
 
 _STOP = 0
 _LATENCY_SHARE = 0.1
@@ -38,7 +85,7 @@ class OneWay:
     messages: int
 
 
-def measure_pair(courier: Courier, me: int, other: int, sizes: Sequence[int], seconds: float) -> OneWay:
+def measure_pair(courier: Transport, me: int, other: int, sizes: Sequence[int], seconds: float) -> OneWay:
     """Both ranks of a pair call this at the same time; each gets its own way to the other."""
     leads = me < other
     if leads:
@@ -53,7 +100,7 @@ def measure_pair(courier: Courier, me: int, other: int, sizes: Sequence[int], se
     return _send(courier, other, sizes, seconds * (1 - _LATENCY_SHARE) / 2, latency)
 
 
-def _ping(courier: Courier, other: int, seconds: float) -> float:
+def _ping(courier: Transport, other: int, seconds: float) -> float:
     """Half the time of a number's way there and back."""
     times: list[float] = []
     started = courier.now()
@@ -66,12 +113,12 @@ def _ping(courier: Courier, other: int, seconds: float) -> float:
     return median(times[_WARM_UP:]) / 2
 
 
-def _answer(courier: Courier, other: int) -> None:
+def _answer(courier: Transport, other: int) -> None:
     while courier.receive_number(other) != _STOP:
         courier.send_number(1, other)
 
 
-def _send(courier: Courier, other: int, sizes: Sequence[int], seconds: float, latency: float) -> OneWay:
+def _send(courier: Transport, other: int, sizes: Sequence[int], seconds: float, latency: float) -> OneWay:
     """The largest size there is time for, until the time is up; each message is acknowledged on arrival."""
     deadline = courier.now() + seconds
     size = sizes[0]
@@ -88,7 +135,7 @@ def _send(courier: Courier, other: int, sizes: Sequence[int], seconds: float, la
 
 
 def _rates(
-    courier: Courier, other: int, size: int, latency: float, most: int = _MOST, until: float = 0.0
+    courier: Transport, other: int, size: int, latency: float, most: int = _MOST, until: float = 0.0
 ) -> list[float]:
     """Bytes a second of so many messages, or of those until then; a few at the least."""
     rates: list[float] = []
@@ -103,7 +150,7 @@ def _rates(
     return rates
 
 
-def _receive(courier: Courier, other: int) -> None:
+def _receive(courier: Transport, other: int) -> None:
     while (size := courier.receive_number(other)) != _STOP:
         courier.receive(size, other)
         courier.settle()
@@ -111,7 +158,7 @@ def _receive(courier: Courier, other: int) -> None:
 
 
 def sweep_allreduce(
-    courier: Courier, sizes: Sequence[int], seconds: float, world_size: int
+    courier: Transport, sizes: Sequence[int], seconds: float, world_size: int
 ) -> list[AllReduce]:
     """AllReduce at every size there is time for; the slowest rank counts."""
     swept: list[AllReduce] = []
@@ -131,7 +178,7 @@ def _times(first: float, seconds: float) -> int:
     return max(_FEWEST, min(50, int(seconds / max(first, 1e-6))))
 
 
-def _time_of(courier: Courier, size: int) -> float:
+def _time_of(courier: Transport, size: int) -> float:
     before = courier.now()
     courier.reduce(size)
     return courier.now() - before

@@ -6,15 +6,33 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from ddpcheck.links.courier import Courier
-from ddpcheck.links.judge import is_uneven, judge
-from ddpcheck.links.measure import measure_pair, sweep_allreduce
-from ddpcheck.links.result import BETWEEN, WITHIN, Link, LinksReport, Node
-from ddpcheck.links.schedule import rounds
+from ddpcheck.links.evaluate import is_uneven, judge
+from ddpcheck.links.measure import Transport, measure_pair, sweep_allreduce
+from ddpcheck.links.model import BETWEEN, WITHIN, LinksReport, MeasuredLink, Node
+
+Unit = TypeVar("Unit")
+
+
+def rounds(units: Sequence[Unit]) -> list[list[tuple[Unit, Unit]]]:
+    """A round-robin by the circle method: N - 1 rounds of N / 2 pairs, N rounds where N is odd.
+
+    Nobody shares a cable with another pair of its round, and time grows with N, not with the number of pairs.
+    """
+    if len(units) < 2:
+        return []
+    circle: list[Unit | None] = [*units, *([None] if len(units) % 2 else [])]
+    half = len(circle) // 2
+    result = []
+    for _ in range(len(circle) - 1):
+        facing = zip(circle[:half], reversed(circle[half:]), strict=True)
+        result.append([(a, b) for a, b in facing if a is not None and b is not None])
+        # The first stays, all others move on by one place.
+        circle = [circle[0], circle[-1], *circle[1:-1]]
+    return result
 
 
 @dataclass(frozen=True)
@@ -30,7 +48,7 @@ def survey(options: SurveyOptions, device: str) -> LinksReport:
     """Called by all ranks of a process group; all get the same report."""
     distributed: Any = torch.distributed
     started = time.monotonic()
-    courier = Courier(device)
+    courier = Transport(device)
     nodes = _nodes()
     links = _look(courier, nodes, options)
     looks = 1
@@ -68,11 +86,11 @@ def _nodes() -> list[Node]:
     ]
 
 
-def _look(courier: Courier, nodes: Sequence[Node], options: SurveyOptions) -> list[Link]:
+def _look(courier: Transport, nodes: Sequence[Node], options: SurveyOptions) -> list[MeasuredLink]:
     """Every pair once. Ranks that have no part in a round wait at its end."""
     distributed: Any = torch.distributed
     me: int = distributed.get_rank()
-    found: list[Link] = []
+    found: list[MeasuredLink] = []
     across = [[(a.ranks[0], b.ranks[0]) for a, b in pairs] for pairs in rounds(nodes)]
     inside = [rounds(node.ranks) for node in nodes]
     within = [
@@ -85,19 +103,21 @@ def _look(courier: Courier, nodes: Sequence[Node], options: SurveyOptions) -> li
             if partner is not None:
                 way = measure_pair(courier, me, partner, options.sizes, options.seconds)
                 found.append(
-                    Link(me, partner, group, way.latency, way.bandwidth, way.spread, way.size, way.messages)
+                    MeasuredLink(
+                        me, partner, group, way.latency, way.bandwidth, way.spread, way.size, way.messages
+                    )
                 )
             distributed.barrier()
     return sorted((link for links in _gathered(found) for link in links), key=_place)
 
 
-def _better(first: Sequence[Link], second: Sequence[Link]) -> list[Link]:
+def _better(first: Sequence[MeasuredLink], second: Sequence[MeasuredLink]) -> list[MeasuredLink]:
     """Of two looks at each link the one at which it was faster."""
     others = {_place(link): link for link in second}
     return [max(link, others[_place(link)], key=lambda one: one.bandwidth) for link in first]
 
 
-def _place(link: Link) -> tuple[str, int, int]:
+def _place(link: MeasuredLink) -> tuple[str, int, int]:
     return link.group, link.source, link.target
 
 

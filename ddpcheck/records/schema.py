@@ -42,7 +42,7 @@ class Stage(str, Enum):
     STATE = "optimizer.state"
 
 
-class Of(str, Enum):
+class TensorKind(str, Enum):
     """Which tensors of a module a digest covers."""
 
     PARAMETERS = "parameters"
@@ -51,6 +51,14 @@ class Of(str, Enum):
     GRADIENTS = "gradients"
     # Parameters that DDP was told to leave alone.
     IGNORED = "ignored"
+
+
+class WriteWindow(str, Enum):
+    """The part of a step in which parameters were written by something else than the optimizer."""
+
+    BEFORE_FORWARD = "before the forward"
+    IN_FORWARD = "inside the forward"
+    AFTER_BACKWARD = "between backward and step"
 
 
 class StartupStage(str, Enum):
@@ -126,7 +134,7 @@ class DigestRecord:
     root: str
     leaves: str
     width: int
-    of: str = Of.PARAMETERS.value
+    of: str = TensorKind.PARAMETERS.value
     time: float = 0.0
     optimizer: int | None = None
     # Training forwards of this module so far: tells a skipped step from a diverged one.
@@ -238,7 +246,7 @@ class AppliedRecord:
     kind: ClassVar[str] = "applied"
     # Compared across ranks like a digest, whose leaves are written only where ranks disagree.
     stage: ClassVar[str] = Stage.APPLIED.value
-    of: ClassVar[str] = Of.GRADIENTS.value
+    of: ClassVar[str] = TensorKind.GRADIENTS.value
     leaves: ClassVar[str] = ""
     width: ClassVar[int] = 8
     forward: ClassVar[int | None] = None
@@ -363,7 +371,7 @@ class EpochRecord:
 
 
 @dataclass(frozen=True)
-class StandingRecord:
+class StackRecord:
     """Where the training thread stands: the answer to a question of the launcher, in a job that is quiet."""
 
     kind: ClassVar[str] = "standing"
@@ -523,7 +531,7 @@ class ReadyRecord:
 
 
 @dataclass(frozen=True)
-class ApartRecord:
+class NodeMismatchRecord:
     """Another node's digest of the same moment, read from the job's store, is not this rank's."""
 
     kind: ClassVar[str] = "apart"
@@ -592,7 +600,7 @@ Record = (
     | BatchRecord
     | LoaderRecord
     | EpochRecord
-    | StandingRecord
+    | StackRecord
     | ClockRecord
     | LossRecord
     | MemoryRecord
@@ -600,7 +608,7 @@ Record = (
     | StartupRecord
     | TraceRecord
     | ReadyRecord
-    | ApartRecord
+    | NodeMismatchRecord
     | NodesRecord
     | FaultRecord
     | EndRecord
@@ -625,7 +633,7 @@ KINDS: dict[str, type[Record]] = {
         BatchRecord,
         LoaderRecord,
         EpochRecord,
-        StandingRecord,
+        StackRecord,
         ClockRecord,
         LossRecord,
         MemoryRecord,
@@ -633,7 +641,7 @@ KINDS: dict[str, type[Record]] = {
         StartupRecord,
         TraceRecord,
         ReadyRecord,
-        ApartRecord,
+        NodeMismatchRecord,
         NodesRecord,
         FaultRecord,
         EndRecord,

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 BITS = 64
 
 
-class Totals:
+class CounterTotals:
     """What each of many counters has counted since its first reading."""
 
     def __init__(self) -> None:

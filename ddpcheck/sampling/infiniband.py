@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.sampling.counters import Totals
+from ddpcheck.sampling.counters import CounterTotals
 
 ROOT = Path("/sys/class/infiniband")
 # The data counters count words of four bytes.
@@ -20,7 +20,7 @@ class InfinibandPorts:
 
     def __init__(self, root: Path = ROOT) -> None:
         self._ports = {f"{port.parents[1].name}/{port.name}": port for port in sorted(root.glob("*/ports/*"))}
-        self._totals = Totals()
+        self._totals = CounterTotals()
 
     def describe(self) -> list[dict[str, Any]]:
         return [

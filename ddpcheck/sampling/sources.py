@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ddpcheck.sampling import cpu, interface_facts
-from ddpcheck.sampling.connections import Connections
+from ddpcheck.sampling import host
+from ddpcheck.sampling import interfaces as interface_facts
 from ddpcheck.sampling.gpu_source import GpuSource
+from ddpcheck.sampling.host import RankProcesses, network_namespace
 from ddpcheck.sampling.infiniband import InfinibandPorts
 from ddpcheck.sampling.interfaces import Interfaces
-from ddpcheck.sampling.processes import RankProcesses, network_namespace
+from ddpcheck.sampling.tcp import Connections
 
 Made = TypeVar("Made")
 # Told even where it is nothing or 0; a node without InfiniBand, GPUs or neighbours has no more to say of them.
@@ -27,13 +28,13 @@ class Sources:
         self._ranks = ranks
         # The ranks' processes as they were last seen: whose connections to look at.
         self._pids: list[int] = []
-        processors = self._try("cpu", cpu.Cpu)
+        processors = self._try("cpu", host.Cpu)
         interfaces = self._try("interfaces", Interfaces)
         infiniband = self._try("infiniband", InfinibandPorts)
         connections = self._try("connections", Connections)
         self._gpus = self._try("gpus", GpuSource)
         # In this order: the time of a sample is that of the interfaces' counters, and what follows takes longer.
-        self._readers: dict[str, Callable[[], Any]] = {"memory": cpu.memory_used, "ranks": self._read_ranks}
+        self._readers: dict[str, Callable[[], Any]] = {"memory": host.memory_used, "ranks": self._read_ranks}
         self._describers: dict[str, Callable[[], Any]] = {"interfaces": interface_facts.describe}
         if interfaces is not None:
             self._readers = {"interfaces": interfaces.read, **self._readers}
@@ -68,7 +69,7 @@ class Sources:
 
     def describe(self) -> dict[str, Any]:
         """What stays as it is."""
-        facts: dict[str, Any] = {"namespace": network_namespace(), **cpu.describe()}
+        facts: dict[str, Any] = {"namespace": network_namespace(), **host.describe()}
         for name, describe in self._describers.items():
             facts[name] = self._try(f"{name} described", describe) or []
         if self._gpus is not None:

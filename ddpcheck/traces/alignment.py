@@ -6,20 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from ddpcheck.traces.kernels import Kind
-from ddpcheck.traces.matching import Match
+from ddpcheck.traces.collectives import Match
+from ddpcheck.traces.kernels import CollectiveKind
+from ddpcheck.traces.model import RankClockOffset
 from ddpcheck.traces.rank_trace import Collective, RankTrace
-from ddpcheck.traces.result import Clock
 
 # Nobody can leave these before everybody has arrived, so ranks end them together. A broadcast's root may go early.
-_END_TOGETHER = (Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL, Kind.BARRIER)
+_END_TOGETHER = (
+    CollectiveKind.ALL_REDUCE,
+    CollectiveKind.ALL_GATHER,
+    CollectiveKind.REDUCE_SCATTER,
+    CollectiveKind.ALL_TO_ALL,
+    CollectiveKind.BARRIER,
+)
 # Ends differ by a few microseconds even on one clock: a correction below that would only add noise. Above it,
 # an offset has to stand out of the scatter too.
 _NOISE_NS = 50_000
 _OUT_OF_SCATTER = 3
 
 
-def clocks(matched: Sequence[Match]) -> dict[int, Clock]:
+def clocks(matched: Sequence[Match]) -> dict[int, RankClockOffset]:
     """Each rank's offset: the median over collectives of its end minus the median end of all ranks."""
     deviations: dict[int, list[float]] = {}
     for match in _telling(matched):
@@ -33,7 +39,7 @@ def clocks(matched: Sequence[Match]) -> dict[int, Clock]:
 
 def _telling(matched: Sequence[Match]) -> list[Match]:
     """The largest groups only: neighbours in a small one share a clock, and would outvote the whole."""
-    for kinds in ((Kind.ALL_REDUCE,), _END_TOGETHER):
+    for kinds in ((CollectiveKind.ALL_REDUCE,), _END_TOGETHER):
         telling = [match for match in matched if next(iter(match.values())).kind in kinds]
         if telling:
             most = max(map(len, telling))
@@ -41,19 +47,21 @@ def _telling(matched: Sequence[Match]) -> list[Match]:
     return []
 
 
-def _clock(deviations: Sequence[float]) -> Clock:
+def _clock(deviations: Sequence[float]) -> RankClockOffset:
     offset = median(deviations)
     residual = median(abs(each - offset) for each in deviations)
     stands_out = abs(offset) > max(_NOISE_NS, _OUT_OF_SCATTER * residual)
-    return Clock(round(offset), round(residual), len(deviations), stands_out)
+    return RankClockOffset(round(offset), round(residual), len(deviations), stands_out)
 
 
-def on_one_clock(traces: Sequence[RankTrace], by_rank: Mapping[int, Clock | None]) -> list[RankTrace]:
+def on_one_clock(
+    traces: Sequence[RankTrace], by_rank: Mapping[int, RankClockOffset | None]
+) -> list[RankTrace]:
     """The same traces, with the offsets of clocks that stood out taken away."""
     return [_corrected(trace, by_rank.get(trace.rank)) for trace in traces]
 
 
-def _corrected(trace: RankTrace, clock: Clock | None) -> RankTrace:
+def _corrected(trace: RankTrace, clock: RankClockOffset | None) -> RankTrace:
     if clock is None or not clock.corrected:
         return trace
     by = clock.offset_ns

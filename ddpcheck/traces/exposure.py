@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ddpcheck.traces.alignment import on_one_clock
 from ddpcheck.traces.intervals import Cover, Interval
+from ddpcheck.traces.model import Part, TraceResult
 from ddpcheck.traces.rank_trace import RankTrace
-from ddpcheck.traces.result import Part, TraceResult
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from enum import Enum
 from functools import lru_cache
 
 
-class Kind(str, Enum):
+class CollectiveKind(str, Enum):
     """Operations between ranks, by the names that torch.distributed gives them."""
 
     ALL_REDUCE = "all_reduce"
@@ -31,18 +31,18 @@ _COMMUNICATES = re.compile(r"(?:void )?(?:nccl|rccl|msccl)", re.IGNORECASE)
 
 # Longer names first: a reduce_scatter is neither a reduce nor a scatter.
 _BY_WORD = (
-    ("allreduce", Kind.ALL_REDUCE),
-    ("reducescatter", Kind.REDUCE_SCATTER),
-    ("allgather", Kind.ALL_GATHER),
-    ("alltoall", Kind.ALL_TO_ALL),
-    ("broadcast", Kind.BROADCAST),
-    ("sendrecv", Kind.SEND_RECV),
-    ("barrier", Kind.BARRIER),
-    ("gather", Kind.GATHER),
-    ("scatter", Kind.SCATTER),
-    ("reduce", Kind.REDUCE),
-    ("send", Kind.SEND),
-    ("recv", Kind.RECV),
+    ("allreduce", CollectiveKind.ALL_REDUCE),
+    ("reducescatter", CollectiveKind.REDUCE_SCATTER),
+    ("allgather", CollectiveKind.ALL_GATHER),
+    ("alltoall", CollectiveKind.ALL_TO_ALL),
+    ("broadcast", CollectiveKind.BROADCAST),
+    ("sendrecv", CollectiveKind.SEND_RECV),
+    ("barrier", CollectiveKind.BARRIER),
+    ("gather", CollectiveKind.GATHER),
+    ("scatter", CollectiveKind.SCATTER),
+    ("reduce", CollectiveKind.REDUCE),
+    ("send", CollectiveKind.SEND),
+    ("recv", CollectiveKind.RECV),
 )
 
 
@@ -52,15 +52,37 @@ def communicates(kernel: str) -> bool:
     return _COMMUNICATES.match(kernel) is not None
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> CollectiveKind:
     """The operation that the name of a kernel, an annotation or an argument tells of."""
     plain = name.partition("(")[0].lower().replace("_", "")
     for word, kind in _BY_WORD:
         if word in plain:
             return kind
-    return Kind.UNKNOWN
+    return CollectiveKind.UNKNOWN
 
 
 def short_name(kernel: str) -> str:
     """A kernel's name without its arguments."""
     return kernel.partition("(")[0].strip()
+
+
+def algorithm_bandwidth(size: int | None, duration_ns: int) -> float | None:
+    """Bytes over time in GB/s (1e9 bytes), which is bytes per nanosecond."""
+    if size is None or duration_ns <= 0:
+        return None
+    return round(size / duration_ns, 3)
+
+
+def bus_bandwidth(kind: CollectiveKind, algorithm: float | None, ranks: int | None) -> float | None:
+    """What the links carried: comparable between operations and numbers of ranks."""
+    if algorithm is None or not ranks:
+        return None
+    return round(algorithm * _factor(kind, ranks), 3)
+
+
+def _factor(kind: CollectiveKind, ranks: int) -> float:
+    if kind is CollectiveKind.ALL_REDUCE:
+        return 2 * (ranks - 1) / ranks
+    if kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL):
+        return (ranks - 1) / ranks
+    return 1.0

@@ -13,8 +13,8 @@ from typing import Any
 from ddpcheck.errors import UserError
 from ddpcheck.traces.alignment import on_one_clock
 from ddpcheck.traces.intervals import Cover
+from ddpcheck.traces.model import TRACE_SCHEMA, CollectiveResult, Part, TraceResult
 from ddpcheck.traces.rank_trace import RankTrace
-from ddpcheck.traces.result import TRACE_SCHEMA, CollectiveResult, Part, TraceResult
 
 JsonEvent = dict[str, Any]
 

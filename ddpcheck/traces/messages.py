@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ddpcheck.traces.events import Args
-from ddpcheck.traces.kernels import Kind, kind_of
+from ddpcheck.traces.kernels import CollectiveKind, kind_of
 
 # Two spellings: of process groups ("Float") and of recorded shapes ("float", "c10::BFloat16").
 _BYTES = {
@@ -42,7 +42,7 @@ _BYTES = {
 class Message:
     """What arguments tell of a collective; where they are silent, None."""
 
-    kind: Kind = Kind.UNKNOWN
+    kind: CollectiveKind = CollectiveKind.UNKNOWN
     elements_in: int | None = None
     elements_out: int | None = None
     dtype: str | None = None
@@ -51,16 +51,16 @@ class Message:
     group_size: int | None = None
     sequence: int | None = None
 
-    def bytes_for(self, kind: Kind) -> int | None:
+    def bytes_for(self, kind: CollectiveKind) -> int | None:
         """The size S that bandwidths are reckoned with: of a gather the whole that is gathered."""
-        elements = self.elements_out if kind is Kind.ALL_GATHER else self.elements_in
+        elements = self.elements_out if kind is CollectiveKind.ALL_GATHER else self.elements_in
         size = _size_of(self.dtype)
         return None if elements is None or size is None else elements * size
 
     def filled_from(self, other: Message) -> Message:
         """This message, with what it does not know taken from `other`."""
         mine = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        unknown = [name for name, value in mine.items() if value is None or value is Kind.UNKNOWN]
+        unknown = [name for name, value in mine.items() if value is None or value is CollectiveKind.UNKNOWN]
         return Message(**{**mine, **{name: getattr(other, name) for name in unknown}})
 
 

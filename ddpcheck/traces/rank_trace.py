@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddpcheck.traces.intervals import Interval
-from ddpcheck.traces.kernels import Kind
+from ddpcheck.traces.kernels import CollectiveKind
 from ddpcheck.traces.messages import Message
 
 # A piece of compute or a copy: start and end in nanoseconds since 1970, and the step that launched it.
@@ -18,7 +18,7 @@ class Collective:
 
     start: int
     end: int
-    kind: Kind
+    kind: CollectiveKind
     name: str
     # The stream or thread it ran on.
     lane: str

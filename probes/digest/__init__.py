@@ -1,19 +1,17 @@
 """Digests of tensors: 16 bytes that tell whether two ranks hold the same bits."""
 
-from .digester import ENV_HASH, Digester, make_digester
-from .label import digest_size
-from .outline import is_supported, plain_memory
-from .ticket import ReadyTicket, Ticket
-from .tree import UNSUPPORTED, combine
-from .xxh3 import Reading
+from ddpcheck.probes.digest.digester import ENV_HASH, Digester, make_digester
+from ddpcheck.probes.digest.flatten import is_supported, plain_memory
+from ddpcheck.probes.digest.protocol import UNSUPPORTED, DigestFuture, ReadyDigests, combine, digest_size
+from ddpcheck.probes.digest.xxh3 import Reading
 
 __all__ = [
     "ENV_HASH",
     "UNSUPPORTED",
+    "DigestFuture",
     "Digester",
     "Reading",
-    "ReadyTicket",
-    "Ticket",
+    "ReadyDigests",
     "combine",
     "digest_size",
     "is_supported",

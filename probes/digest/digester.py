@@ -9,9 +9,9 @@ from typing import Protocol
 
 import torch
 
-from .multilinear import MultilinearDigester
-from .ticket import Ticket
-from .xxh3 import Reading, Xxh3Digester
+from ddpcheck.probes.digest.multilinear import MultilinearDigester
+from ddpcheck.probes.digest.protocol import DigestFuture
+from ddpcheck.probes.digest.xxh3 import Reading, Xxh3Digester
 
 # "multilinear" makes CPU ranks use the GPUs' algorithm, so that the two can be compared in one job.
 ENV_HASH = "DDPCHECK_HASH"
@@ -23,7 +23,7 @@ class Digester(Protocol):
     @property
     def algorithm(self) -> str: ...
 
-    def submit(self, tensors: Sequence[torch.Tensor]) -> Ticket:
+    def submit(self, tensors: Sequence[torch.Tensor]) -> DigestFuture:
         """Hash `tensors` as they are at this moment, in the order of the current stream."""
 
     def read_along(self, tensor: torch.Tensor) -> Reading | None:

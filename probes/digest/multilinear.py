@@ -7,21 +7,19 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .device_copy import Copy, copy_to_host
-from .fused import FusedHash, fused_hash
-from .label import finish
-from .multilinear_torch import lane_sums
-from .outline import Outline, outline
-from .tensor_bytes import direct_span
-from .ticket import ReadyTicket, Ticket
-from .tree import UNSUPPORTED
+from ddpcheck.probes.digest.device_copy import Copy, copy_to_host
+from ddpcheck.probes.digest.flatten import FlatTensor, outline
+from ddpcheck.probes.digest.multilinear_torch import lane_sums
+from ddpcheck.probes.digest.protocol import UNSUPPORTED, DigestFuture, ReadyDigests, finish
+from ddpcheck.probes.digest.tensor_bytes import direct_span
+from ddpcheck.probes.digest.triton_launch import FusedHash, fused_hash
 
 
 @dataclass(slots=True)
 class _Batch:
     """One submission: the spans to hash by device, and where each leaf's digests are to be found."""
 
-    outlines: list[Outline | None] = field(default_factory=list)
+    outlines: list[FlatTensor | None] = field(default_factory=list)
     # Per span, in order: its label, its device, its row among that device's lanes.
     places: list[tuple[bytes, torch.device, int]] = field(default_factory=list)
     memories: dict[torch.device, list[torch.Tensor]] = field(default_factory=dict)
@@ -29,7 +27,7 @@ class _Batch:
     def add(self, tensor: torch.Tensor) -> None:
         span = direct_span(tensor) if not tensor.is_meta else None
         if span is not None:
-            self.outlines.append(Outline(span[0].label))
+            self.outlines.append(FlatTensor(span[0].label))
             self._place(span[0].label, tensor)
             return
         whole = outline(tensor)
@@ -44,7 +42,7 @@ class _Batch:
         rows.append(memory)
 
 
-class MultilinearTicket:
+class MultilinearFuture:
     """Lanes under way from one or more devices. Holds no tensor of the user's."""
 
     __slots__ = ("_copies", "_leaves", "_outlines", "_places")
@@ -76,17 +74,17 @@ class MultilinearDigester:
     def __init__(self) -> None:
         self._fused: dict[torch.device, FusedHash | None] = {}
 
-    def submit(self, tensors: Sequence[torch.Tensor]) -> Ticket:
+    def submit(self, tensors: Sequence[torch.Tensor]) -> DigestFuture:
         # A default device is a torch-function mode: it would make each look at a tensor ten times slower.
         with torch._C.DisableTorchFunction(), torch.no_grad():
             if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 # Under graph capture kernels are recorded, not run: there are no values to hash yet.
-                return ReadyTicket([UNSUPPORTED] * len(tensors))
+                return ReadyDigests([UNSUPPORTED] * len(tensors))
             batch = _Batch()
             for tensor in tensors:
                 batch.add(tensor)
             lanes = {device: self._lanes(device, memories) for device, memories in batch.memories.items()}
-            return MultilinearTicket(batch, {device: copy_to_host(rows) for device, rows in lanes.items()})
+            return MultilinearFuture(batch, {device: copy_to_host(rows) for device, rows in lanes.items()})
 
     def read_along(self, tensor: torch.Tensor) -> None:
         """Its kernels read for themselves."""

@@ -6,8 +6,18 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from .keys import BLOCK_SEEDS, BLOCK_WORDS, GAMMA, LANES, MASK32, MIX_1, MIX_2, WORD_SEEDS, signed64
-from .tensor_bytes import SERIAL_ELEMENTS, copy_serially, span_view
+from ddpcheck.probes.digest.tensor_bytes import SERIAL_ELEMENTS, copy_serially, span_view
+from ddpcheck.records.sketch_signs import (
+    BLOCK_SEEDS,
+    BLOCK_WORDS,
+    GAMMA,
+    LANES,
+    MASK32,
+    MIX_1,
+    MIX_2,
+    WORD_SEEDS,
+    signed64,
+)
 
 # Blocks worked on at once: on CPU few enough to stay on one thread and in its cache, elsewhere enough to fill
 # a device, at the price of 32 MB of scratch.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .keys import BLOCK_WORDS, LANES, MASK32, MASK64, block_key, word_key
-from .label import lane_starts
+from ddpcheck.probes.digest.protocol import lane_starts
+from ddpcheck.records.sketch_signs import BLOCK_WORDS, LANES, MASK32, MASK64, block_key, word_key
 
 
 def words_of(data: bytes) -> list[int]:

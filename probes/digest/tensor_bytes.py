@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .label import describe, label_of, lane_starts, seed_of
+from ddpcheck.probes.digest.protocol import describe, label_of, lane_starts, seed_of
 
 # at::parallel_for stays on the calling thread up to this many elements. A digest may run on a thread of its
 # own, where a parallel region would start a second pool of OpenMP workers beside the user's.
@@ -21,7 +21,7 @@ _LAYOUTS_KEPT = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TensorLayout:
     """All that follows from dtype, shape and strides alone, computed once for each combination."""
 
     dtype: torch.dtype
@@ -40,28 +40,28 @@ class Layout:
 
 
 _Key = tuple[torch.dtype, torch.Size, tuple[int, ...]]
-_layouts: dict[_Key, Layout] = {}
+_layouts: dict[_Key, TensorLayout] = {}
 
 
-def layout_of(tensor: torch.Tensor) -> Layout:
+def layout_of(tensor: torch.Tensor) -> TensorLayout:
     key = (tensor.dtype, tensor.size(), tensor.stride())
     return _layouts.get(key) or _remember(key, tensor)
 
 
-def _remember(key: _Key, tensor: torch.Tensor) -> Layout:
+def _remember(key: _Key, tensor: torch.Tensor) -> TensorLayout:
     if len(_layouts) >= _LAYOUTS_KEPT:
         _layouts.clear()  # shapes that change with every batch must not pile up
     layout = _layouts[key] = _make_layout(tensor)
     return layout
 
 
-def _make_layout(tensor: torch.Tensor) -> Layout:
+def _make_layout(tensor: torch.Tensor) -> TensorLayout:
     itemsize = tensor.element_size()
     nbytes = tensor.numel() * itemsize
     label = label_of(describe(tensor.dtype, tensor.shape, tensor.stride()))
     # Complex tensors may carry a conjugate bit, quantized ones a scale: neither shows in dtype or strides.
     ordinary = not tensor.dtype.is_complex and not tensor.is_quantized
-    return Layout(
+    return TensorLayout(
         dtype=tensor.dtype,
         numel=tensor.numel(),
         nbytes=nbytes,
@@ -98,7 +98,7 @@ def has_memory(tensor: torch.Tensor, nbytes: int, itemsize: int) -> bool:
     return storage.nbytes() >= tensor.storage_offset() * itemsize + nbytes
 
 
-def direct_span(tensor: torch.Tensor) -> tuple[Layout, int] | None:
+def direct_span(tensor: torch.Tensor) -> tuple[TensorLayout, int] | None:
     """Layout and address of a tensor whose memory can be hashed as it lies; None sends it the long way round.
 
     Nothing is remembered about a tensor from one step to the next, since users replace `.data` under the same

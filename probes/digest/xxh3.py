@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 
-from .label import seed_of
-from .outline import outline
-from .tensor_bytes import Layout, direct_span, layout_of
-from .ticket import ReadyTicket
-from .tree import UNSUPPORTED
+from ddpcheck.probes.digest.flatten import outline
+from ddpcheck.probes.digest.protocol import UNSUPPORTED, ReadyDigests, seed_of
+from ddpcheck.probes.digest.tensor_bytes import TensorLayout, direct_span, layout_of
 
 
 class Reading:
@@ -20,7 +18,7 @@ class Reading:
 
     __slots__ = ("_address", "_layout", "_leaf", "_memory", "_state", "_xxhash")
 
-    def __init__(self, xxhash: ModuleType, layout: Layout, address: int) -> None:
+    def __init__(self, xxhash: ModuleType, layout: TensorLayout, address: int) -> None:
         self._xxhash, self._layout, self._address = xxhash, layout, address
         self._state: Any = None
         self._leaf = b""
@@ -49,7 +47,7 @@ class Xxh3Digester:
         self._hash: Callable[[Any, int], bytes] = xxhash.xxh3_128_digest
         self._xxhash = xxhash
 
-    def submit(self, tensors: Sequence[torch.Tensor]) -> ReadyTicket:
+    def submit(self, tensors: Sequence[torch.Tensor]) -> ReadyDigests:
         leaves = []
         # A default device is a torch-function mode: it would make each look at a tensor ten times slower.
         with torch._C.DisableTorchFunction():
@@ -60,7 +58,7 @@ class Xxh3Digester:
                 else:
                     layout, address = span
                     leaves.append(self._hash(layout.buffer_at(address), layout.seed))
-        return ReadyTicket(leaves)
+        return ReadyDigests(leaves)
 
     def read_along(self, tensor: torch.Tensor) -> Reading | None:
         # Elements in any other order than that of their memory are not read as they are hashed.

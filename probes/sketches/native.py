@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from .weights import BLOCK, PIECE, sign_bits, weight
+from ddpcheck.records.sketch_signs import BLOCK, PIECE, sign_bits, weight
 
 # A name of its own for each dtype that the library knows.
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -27,7 +27,7 @@ MOST_PIECES = 16
 _Doubles = ctypes.c_double * 3
 
 
-class Totals:
+class NativeTotals:
     """What a kernel has added up of one tensor so far."""
 
     __slots__ = ("_doubles", "address")
@@ -74,7 +74,7 @@ class NativeKernel:
         self._signs = ctypes.create_string_buffer(sign_bits())
         self._first_sign = ctypes.addressof(self._signs)
 
-    def add(self, totals: Totals, address: int, start: int, count: int) -> None:
+    def add(self, totals: NativeTotals, address: int, start: int, count: int) -> None:
         """`count` elements of a tensor from number `start` on, which is a multiple of PIECE."""
         weights = _weights.address((start + count) // BLOCK + 1)
         self._kernel(address, count, PIECE, self._first_sign, start, BLOCK, weights, totals.address)
@@ -115,6 +115,6 @@ def _counts_right(kernel: NativeKernel) -> bool:
         tensor = torch.tensor(_TRIAL, dtype=kernel.dtype, device="cpu")
     bits = int.from_bytes(sign_bits()[:8], "little")
     signed = sum(value if bits >> place & 1 else -value for place, value in enumerate(_TRIAL))
-    totals = Totals()
+    totals = NativeTotals()
     kernel.add(totals, tensor.data_ptr(), 0, len(_TRIAL))
     return totals.value_and_squares() == (signed, sum(value * value for value in _TRIAL))

@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 import torch
 
-from ddpcheck.probes.digest.outline import plain_memory
+from ddpcheck.probes.digest.flatten import plain_memory
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, copy_serially, direct_span
-
-from .native import MOST_PIECES, NativeKernel, Totals, native_kernel
-from .weights import BLOCK, PIECE, signs, weight
+from ddpcheck.probes.sketches.native import MOST_PIECES, NativeKernel, NativeTotals, native_kernel
+from ddpcheck.records.sketch_signs import BLOCK, PIECE, signs, weight
 
 # Norms between these are good to 1 part in 10,000 in float32: no square overflows, none that counts is lost.
 _NORM_MIN, _NORM_MAX = 1e-14, 1e17
@@ -72,7 +71,7 @@ def sketch_where_it_lies(tensor: torch.Tensor, along: Along | None = None) -> Sk
     count = layout.numel
     if count > PIECE:
         return _sketch_native(kernel, tensor, count, along or _nobody)
-    totals = Totals()
+    totals = NativeTotals()
     kernel.add(totals, address, 0, count)
     if along is not None:
         along(0, count)
@@ -84,13 +83,13 @@ def _sketch_any(tensor: torch.Tensor, along: Along | None) -> Sketch:
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.is_sparse:
-        from .sparse import sketch_sparse
+        from ddpcheck.probes.sketches.sparse import sketch_sparse
 
         return sketch_sparse(tensor)
     if not tensor.is_cpu:
-        from .device import DevicePage
+        from ddpcheck.probes.sketches.batch import DeviceSketches
 
-        page = DevicePage(tensor.device)
+        page = DeviceSketches(tensor.device)
         page.add(0, tensor)
         return page.sketches()[0]
     return _sketch_cpu(as_real(tensor), tensor.numel(), along or _nobody)
@@ -147,7 +146,7 @@ def _finished(tensor: torch.Tensor, numel: int, value: float, norm: float, most:
 
 
 def _sketch_native(kernel: NativeKernel, tensor: torch.Tensor, numel: int, along: Along) -> Sketch:
-    totals = Totals()
+    totals = NativeTotals()
     most = (MOST_PIECES if along is _nobody else MOST_PIECES_ALONG) * PIECE
     for start, address, size in _stretches(tensor, kernel, most):
         kernel.add(totals, address, start, size)
@@ -155,7 +154,7 @@ def _sketch_native(kernel: NativeKernel, tensor: torch.Tensor, numel: int, along
     return _finished_native(tensor, numel, totals)
 
 
-def _finished_native(tensor: torch.Tensor, numel: int, totals: Totals) -> Sketch:
+def _finished_native(tensor: torch.Tensor, numel: int, totals: NativeTotals) -> Sketch:
     value, squares = totals.value_and_squares()
     return _finished(tensor, numel, value, math.sqrt(squares), PIECE)
 

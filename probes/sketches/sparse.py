@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from .sketch import Sketch, as_real, sign_table
-from .weights import BLOCK, PIECE, weight
+from ddpcheck.probes.sketches.sketch import Sketch, as_real, sign_table
+from ddpcheck.records.sketch_signs import BLOCK, PIECE, weight
 
 
 def sketch_sparse(tensor: torch.Tensor) -> Sketch:

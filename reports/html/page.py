@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 
-from ddpcheck.analysis.result import Report
+from ddpcheck.analysis.report import Report
+from ddpcheck.reports.html.context import PageContext, page_context
 from ddpcheck.reports.html.markup import Html, joined, tag
-from ddpcheck.reports.html.material import Material, material
 from ddpcheck.reports.html.sections import (
     agreement,
     checks,
@@ -31,7 +31,7 @@ from ddpcheck.reports.html.sections import (
 from ddpcheck.version import VERSION
 
 # Title and what makes it, top to bottom; a section that returns None is left out.
-_SECTIONS: tuple[tuple[str, Callable[[Material], Html | None]], ...] = (
+_SECTIONS: tuple[tuple[str, Callable[[PageContext], Html | None]], ...] = (
     ("Findings", findings.section),
     ("Agreement", agreement.section),
     ("Gradients", gradients.section),
@@ -55,10 +55,10 @@ _SCRIPTS = (
 
 def to_html(report: Report) -> str:
     """One document that works from a file, without a network."""
-    return render(material(report))
+    return render(page_context(report))
 
 
-def render(made: Material) -> str:
+def render(made: PageContext) -> str:
     """The same, where report.json is at hand as plain data."""
     title, head = verdict.section(made)
     sections = [(name, content) for name, make in _SECTIONS if (content := _made(make, made)) is not None]
@@ -75,7 +75,7 @@ def render(made: Material) -> str:
     return f'<!DOCTYPE html>\n<html lang="en">{_head(title)}{body}</html>\n'
 
 
-def _made(make: Callable[[Material], Html | None], made: Material) -> Html | None:
+def _made(make: Callable[[PageContext], Html | None], made: PageContext) -> Html | None:
     """A part of the report in a shape that this version does not know costs its own section, never the page."""
     try:
         return make(made)

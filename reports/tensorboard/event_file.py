@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,9 @@ from tensorboard.plugins.image import metadata as image
 from tensorboard.plugins.scalar import metadata as scalar
 from tensorboard.plugins.text import metadata as text
 from tensorboard.summary.writer.record_writer import RecordWriter
+
+from ddpcheck.analysis.timeseries.model import NamedSeries
+from ddpcheck.reports.tensorboard.tags import SHOWN, tag_of
 
 # Made when a tag is first written, and not for every value.
 Metadata = Callable[[], SummaryMetadata]
@@ -117,3 +120,16 @@ class EventFile:
 
 def _shape(*sizes: int) -> TensorShapeProto:
     return TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in sizes])
+
+
+def write_lines(file: EventFile, lines: Iterable[NamedSeries], when: Callable[[float], float]) -> None:
+    """All figures of a step go into one record, with the time at which the step was over."""
+    by_step: dict[int, dict[str, float]] = {}
+    about: dict[str, str] = {}
+    for line in lines:
+        shown, tag = SHOWN[line.figure], tag_of(line)
+        about[tag] = shown.about
+        for step, value in zip(line.steps, line.values, strict=True):
+            by_step.setdefault(step, {})[tag] = value / shown.unit
+    for step in sorted(by_step):
+        file.scalars(step, when(step), by_step[step], about)

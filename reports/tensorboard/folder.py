@@ -4,21 +4,76 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
-from ddpcheck.analysis.course.result import Course, Histogram
-from ddpcheck.analysis.result import Report
+from ddpcheck.analysis.overlap.model import Overlap
+from ddpcheck.analysis.report import Report
+from ddpcheck.analysis.timeseries.model import Histogram, RunTimeSeries
 from ddpcheck.errors import UsageError
-from ddpcheck.reports.tensorboard.event_file import EventFile
-from ddpcheck.reports.tensorboard.figures import safe_name
+from ddpcheck.reports.tensorboard.event_file import EventFile, write_lines
 from ddpcheck.reports.tensorboard.layout import layout_of
 from ddpcheck.reports.tensorboard.link_image import link_image
-from ddpcheck.reports.tensorboard.origin import MARK, mark_of
-from ddpcheck.reports.tensorboard.scalars import write_lines
+from ddpcheck.reports.tensorboard.tags import safe_name
 from ddpcheck.reports.tensorboard.texts import overlap_text, rank_text, verdict_text
-from ddpcheck.reports.tensorboard.traces import link_traces
+from ddpcheck.version import VERSION
+
+MARK = "ddpcheck.json"
+_MADE_FROM = ("run.json", "rank-*.jsonl", "node-*.jsonl", "links.json", "gradients/*.safetensors", "traces/*")
+
+
+def mark_of(run: Path) -> dict[str, Any]:
+    """How many files there are, how large they are together, and the latest time one was written."""
+    found = [path.stat() for pattern in _MADE_FROM for path in run.glob(pattern)]
+    return {
+        "ddpcheck": VERSION,
+        "files": len(found),
+        "bytes": sum(each.st_size for each in found),
+        "latest": max((each.st_mtime_ns for each in found), default=0),
+    }
+
+
+def is_current(run: Path, folder: Path) -> bool:
+    try:
+        written = json.loads((folder / MARK).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(written == mark_of(run))
+
+
+# A worker, an optional number, and the ending: what the plugin takes for a trace.
+_WORKER = re.compile(r".+\.\d+\.pt\.trace\.json(\.gz)?")
+
+
+def link_traces(overlap: Overlap | None, run: Path, into: Path, stands_at: Path) -> int:
+    """Links to the traces of the profiled attempt, made in `into`, which will stand at `stands_at`; how many."""
+    count = 0
+    for rank in overlap.ranks if overlap else ():
+        source = (run / rank.file).absolute()
+        if source.is_file():
+            into.mkdir(parents=True, exist_ok=True)
+            _link(source, into, stands_at, _name(source, rank.rank))
+            count += 1
+    return count
+
+
+def _name(source: Path, rank: int) -> str:
+    if _WORKER.fullmatch(source.name) and f"rank{rank}." in source.name:
+        return source.name
+    ending = "json.gz" if source.name.endswith(".gz") else "json"
+    return f"rank{rank}.{source.stat().st_mtime_ns}.pt.trace.{ending}"
+
+
+def _link(source: Path, into: Path, stands_at: Path, name: str) -> None:
+    """By a path from one to the other, so that a run folder may be moved; where links are not to be had, a copy."""
+    try:
+        (into / name).symlink_to(os.path.relpath(source, stands_at.absolute()))
+    except OSError:
+        shutil.copyfile(source, into / name)
+
 
 JOB = "job"
 
@@ -33,7 +88,7 @@ def write_tensorboard(report: Report, run: Path, out: Path) -> None:
     made = out.with_name(f".{out.name}.{os.uname().nodename}.{os.getpid()}")
     shutil.rmtree(made, ignore_errors=True)
     try:
-        _write(report, report.course or Course(), made)
+        _write(report, report.course or RunTimeSeries(), made)
         link_traces(report.overlap, run, made / JOB, out / JOB)
         (made / MARK).write_text(json.dumps(mark), encoding="utf-8")
         if out.exists():
@@ -47,7 +102,7 @@ def _is_ours(out: Path) -> bool:
     return out.is_dir() and ((out / MARK).is_file() or not any(out.iterdir()))
 
 
-def _write(report: Report, course: Course, folder: Path) -> None:
+def _write(report: Report, course: RunTimeSeries, folder: Path) -> None:
     began = course.when(0) or time.time()
     histograms: dict[int | None, list[Histogram]] = {}
     for each in course.histograms:
@@ -68,7 +123,7 @@ def _write(report: Report, course: Course, folder: Path) -> None:
             write_lines(file, lines, course.when)
 
 
-def _write_job(file: EventFile, report: Report, course: Course) -> None:
+def _write_job(file: EventFile, report: Report, course: RunTimeSeries) -> None:
     everyones = (course.job, *course.ranks.values(), *course.spread.values())
     file.layout(layout_of({line.figure for lines in everyones for line in lines}))
     file.text("report/verdict", verdict_text(report))
@@ -78,7 +133,7 @@ def _write_job(file: EventFile, report: Report, course: Course) -> None:
         file.image(f"links/{number}", *link_image(matrix), matrix.title)
 
 
-def _write_histograms(file: EventFile, histograms: list[Histogram], course: Course) -> None:
+def _write_histograms(file: EventFile, histograms: list[Histogram], course: RunTimeSeries) -> None:
     for each in histograms:
         name = "/".join(filter(None, ["gradients", safe_name(each.of), safe_name(each.parameter)]))
         when = "after_allreduce" if each.reduced else "before_allreduce"

@@ -6,8 +6,8 @@ import io
 
 from PIL import Image, ImageDraw, ImageFont
 
-from ddpcheck.analysis.course.result import LinkMatrix
-from ddpcheck.links.result import megabits
+from ddpcheck.analysis.timeseries.model import LinkMatrix
+from ddpcheck.links.model import megabits
 from ddpcheck.reports.safe_text import safe_line, shortened
 
 # Cells with a figure in them up to so many names; beyond that colours alone, and names that still fit.

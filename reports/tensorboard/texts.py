@@ -6,15 +6,13 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 
-from ddpcheck.analysis.findings import Finding
-from ddpcheck.analysis.overlap.result import Overlap, RankOverlap
-from ddpcheck.analysis.result import Report
-from ddpcheck.rank_ranges import rank_ranges
-from ddpcheck.reports.evidence_text import evidence_text
-from ddpcheck.reports.finding_text import finding_place
+from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.overlap.model import Overlap, RankOverlap
+from ddpcheck.analysis.report import Report
+from ddpcheck.formatting import percent_text, rank_ranges, time_text
+from ddpcheck.reports.finding_text import evidence_text, finding_place
 from ddpcheck.reports.safe_text import safe_line
-from ddpcheck.reports.terminal_ranks import rank_groups, standing
-from ddpcheck.reports.trace_units import percent_text, time_text
+from ddpcheck.reports.terminal.ranks import rank_groups, standing
 from ddpcheck.reports.verdict import counted, in_order, verdict_sentence
 
 _MOST_FINDINGS = 20

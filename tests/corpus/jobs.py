@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.launcher.process_table import descendants, read_process
+from ddpcheck.launcher.process.process_table import descendants, read_process
 from tests.corpus import exit_flaw
 from tests.corpus.header import Header
 from tests.helpers.commands import BIN, environment

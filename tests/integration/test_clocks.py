@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.analysis.run import Run
-from ddpcheck.analysis.step_time.result import TimeTable
-from ddpcheck.analysis.step_time.table import time_tables
+from ddpcheck.analysis.run_reader import RunReader
+from ddpcheck.analysis.timing.model import TimeTable
+from ddpcheck.analysis.timing.table import time_tables
 from tests.helpers.paths import JOBS
 from tests.helpers.watched_run import RunWatched, WatchedRun
 
@@ -75,7 +75,7 @@ def test_a_rank_whose_memory_is_taken_anew_in_each_step(ddpcheck: RunWatched) ->
 
 def tables(done: WatchedRun) -> list[TimeTable]:
     """Where the time of each job went."""
-    run = Run(done.folder)
+    run = RunReader(done.folder)
     run.finish()
     found = [time_tables(each.clocks, [module[0] for module in each.modules()]) for each in run.ordered()]
     return [only for (only,) in found]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.compare.compare import compare_runs
-from ddpcheck.compare.comparison import Comparison, Method, Verdict, Where
+from ddpcheck.diff.compare import compare_runs
+from ddpcheck.diff.model import Comparison, DiffSource, DiffVerdict, Method
 from tests.helpers.commands import BIN, CommandResult
 from tests.helpers.paths import JOBS
 from tests.helpers.watched_run import run_to_end
@@ -63,35 +63,42 @@ def diff(cases: tuple[Path, list[str]]) -> Callable[..., CommandResult]:
 
 def test_the_same_job_twice(compared: Compare) -> None:
     found = compared("plain", "again")
-    assert (found.verdict, found.method, found.notes) == (Verdict.AGREE, Method.EXACT, ())
+    assert (found.verdict, found.method, found.notes) == (DiffVerdict.AGREE, Method.EXACT, ())
     ranks, steps = 2, 24
-    for stage in (Where.LOCAL, Where.REDUCED, Where.APPLIED, Where.HYPER, Where.PARAMS, Where.DATA):
+    for stage in (
+        DiffSource.LOCAL,
+        DiffSource.REDUCED,
+        DiffSource.APPLIED,
+        DiffSource.HYPER,
+        DiffSource.PARAMS,
+        DiffSource.DATA,
+    ):
         assert found.compared[stage.value] == ranks * steps, stage
 
 
 def test_a_run_that_was_stopped_early(compared: Compare) -> None:
     found = compared("plain", "stopped early")
-    assert found.verdict is Verdict.AGREE
+    assert found.verdict is DiffVerdict.AGREE
     assert found.notes == ("Run A took 24 steps and run B 20: the first 20 were compared.",)
 
 
 @pytest.mark.parametrize(
     ("a", "b", "step", "stage", "parameter"),
     [
-        ("plain", "other seed", -1, Where.INIT, "0.weight"),
-        ("plain", "other data", 0, Where.DATA, None),
-        ("plain", "scaled loss", 2, Where.LOCAL, "0.weight"),
-        ("plain", "lower rate", 3, Where.HYPER, None),
-        ("plain", "written", 4, Where.REWRITTEN, "4.bias"),
-        ("plain", "clipped", 5, Where.APPLIED, "0.weight"),
-        ("dropout", "dropout, other noise", 0, Where.RANDOM, None),
+        ("plain", "other seed", -1, DiffSource.INIT, "0.weight"),
+        ("plain", "other data", 0, DiffSource.DATA, None),
+        ("plain", "scaled loss", 2, DiffSource.LOCAL, "0.weight"),
+        ("plain", "lower rate", 3, DiffSource.HYPER, None),
+        ("plain", "written", 4, DiffSource.REWRITTEN, "4.bias"),
+        ("plain", "clipped", 5, DiffSource.APPLIED, "0.weight"),
+        ("dropout", "dropout, other noise", 0, DiffSource.RANDOM, None),
     ],
 )
 def test_one_change_to_the_bit(
-    compared: Compare, a: str, b: str, step: int, stage: Where, parameter: str | None
+    compared: Compare, a: str, b: str, step: int, stage: DiffSource, parameter: str | None
 ) -> None:
     for found in (compared(a, b), compared(b, a)):
-        assert (found.verdict, found.method) == (Verdict.PARTED, Method.EXACT)
+        assert (found.verdict, found.method) == (DiffVerdict.PARTED, Method.EXACT)
         assert found.first is not None
         assert (found.first.step, found.first.stage, found.first.parameter) == (step, stage, parameter)
         assert found.first.ranks == (0, 1)
@@ -109,7 +116,7 @@ def test_one_change_to_the_bit(
 )
 def test_the_same_global_batch_on_more_ranks(compared: Compare, a: str, b: str) -> None:
     found = compared(a, b)
-    assert (found.verdict, found.method) == (Verdict.AGREE, Method.ROUNDING)
+    assert (found.verdict, found.method) == (DiffVerdict.AGREE, Method.ROUNDING)
     assert (found.compared["reduced"], found.compared["hyperparameters"]) == (24, 24)
     # The runs did round differently, and by far less than is allowed.
     assert 0 < max(one.relative for one in found.growth) < 1e-5
@@ -130,19 +137,19 @@ def test_the_same_global_batch_on_more_ranks(compared: Compare, a: str, b: str) 
 def test_a_loss_that_is_scaled_wrongly(compared: Compare, a: str, b: str, says: str) -> None:
     found = compared(a, b)
     assert found.first is not None
-    assert (found.first.step, found.first.stage, found.first.message) == (0, Where.REDUCED, says)
+    assert (found.first.step, found.first.stage, found.first.message) == (0, DiffSource.REDUCED, says)
 
 
 @pytest.mark.parametrize(
     ("b", "step", "stage"),
     [
-        ("four ranks, other seed", -1, Where.INIT),
-        ("four ranks, scaled loss", 2, Where.REDUCED),
-        ("four ranks, lower rate", 3, Where.HYPER),
-        ("four ranks, adamw", 0, Where.HYPER),
+        ("four ranks, other seed", -1, DiffSource.INIT),
+        ("four ranks, scaled loss", 2, DiffSource.REDUCED),
+        ("four ranks, lower rate", 3, DiffSource.HYPER),
+        ("four ranks, adamw", 0, DiffSource.HYPER),
     ],
 )
-def test_one_change_on_more_ranks(compared: Compare, b: str, step: int, stage: Where) -> None:
+def test_one_change_on_more_ranks(compared: Compare, b: str, step: int, stage: DiffSource) -> None:
     found = compared("one rank", b)
     assert found.first is not None
     assert (found.first.step, found.first.stage) == (step, stage)

@@ -24,10 +24,10 @@ DRIVER = """
 import sys
 sys.path.insert(0, {root!r})
 from ddpcheck.launcher import live_pane
-from ddpcheck.launcher.node_log import NodeLog
+from ddpcheck.records.node_log import NodeLog
 from ddpcheck.launcher.process import leave_as
-from ddpcheck.launcher.supervise import supervise
-from ddpcheck.launcher.terminal import Terminal
+from ddpcheck.launcher.process.supervise import supervise
+from ddpcheck.launcher.live.terminal import Terminal
 import os
 folder, *command = sys.argv[1:]
 open(folder + "/driver", "w").write(str(os.getpid()))
@@ -309,7 +309,7 @@ def test_one_view_a_terminal(tmp_path: Path) -> None:
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from ddpcheck.launcher.terminal import Terminal
+from ddpcheck.launcher.live.terminal import Terminal
 first = Terminal()
 try:
     Terminal()

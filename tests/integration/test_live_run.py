@@ -14,8 +14,9 @@ from ddpcheck.records.schema import to_line
 from tests.helpers.commands import BIN
 from tests.helpers.paths import ROOT
 from tests.helpers.pty_screen import PtyScreen
-from tests.unit.run_builder import RunBuilder
+from tests.helpers.run_builder import RunBuilder
 
+STORED = ROOT / "tests" / "stored_runs"
 # A job without torch: it puts down what two ranks would have written, some of it at a time.
 JOB = """
 import json, os, time
@@ -128,7 +129,7 @@ def test_off_without_a_terminal_even_if_asked_for(tmp_path: Path) -> None:
 
 
 def test_watching_on_a_terminal_ends_with_the_verdict(tmp_path: Path) -> None:
-    stored = ROOT / "tests" / "unit" / "stored_runs" / "1-bypass"
+    stored = STORED / "1-bypass"
     screen = PtyScreen([str(BIN / "ddpcheck"), "watch", str(stored)], cwd=tmp_path, rows=40)
     assert screen.wait() == 0
     assert any("Replicas part at step 0" in row for row in screen.lines())

@@ -90,9 +90,9 @@ def test_an_installed_ddpcheck_is_whole(kind: str, wheel: Path, sdist: Path, tmp
     listed = run(binaries / "ddpcheck", "explain", cwd=away).splitlines()
     assert len(listed) == len(list((ROOT / "ddpcheck" / "explanations").glob("*.md")))
     script = (
-        "import ddpcheck.probes.digest, ddpcheck.reports.terminal, ddpcheck.bootstrap, pathlib, torch\n"
+        "import ddpcheck.probes.digest, ddpcheck.reports.terminal.report, ddpcheck.bootstrap, pathlib, torch\n"
         "from ddpcheck.probes.sketches.native import native_kernel; assert native_kernel(torch.float32)\n"
-        "from ddpcheck.analysis.result import Report, Verdict; from ddpcheck.reports.html.page import to_html\n"
+        "from ddpcheck.analysis.report import Report, Verdict; from ddpcheck.reports.html.page import to_html\n"
         "assert 'uPlot' in to_html(Report(Verdict.OK, 0, 0, (), 0, (), (), ()))\n"
         "print(*ddpcheck.bootstrap.__path__, ddpcheck.__file__, ddpcheck.reports.__file__, sep='\\n')"
     )

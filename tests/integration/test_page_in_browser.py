@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ddpcheck.analysis.result import Report
-from ddpcheck.reports.html.material import Material, material
+from ddpcheck.analysis.report import Report
+from ddpcheck.reports.html.context import PageContext, page_context
 from ddpcheck.reports.html.page import render, to_html
 from tests.helpers.chromium import Tab, browser, opened
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-
-from sample_measurements import measurements
-from sample_reports import ATTACK, attacked, attacking, of_many_ranks, stored
+from tests.helpers.sample_measurements import measurements
+from tests.helpers.sample_reports import ATTACK, attacked, attacking, of_many_ranks, stored
 
 pytestmark = [
     pytest.mark.slow,
@@ -69,16 +65,16 @@ def tab() -> Iterator[Tab]:
 def saved(folder: Path, report: Report, ranks: int = 0) -> Path:
     """The page of a report; with `ranks`, with measurements of so many."""
     path = folder / "report.html"
-    made = material(report)
-    measured = Material(report, {**made.document, **measurements(ranks)}) if ranks else made
+    made = page_context(report)
+    measured = PageContext(report, {**made.document, **measurements(ranks)}) if ranks else made
     path.write_text(render(measured), encoding="utf-8")
     return path
 
 
 def test_markup_from_the_job_shows_as_text_and_nothing_is_loaded(tab: Tab, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    made = material(attacking())
-    page.write_text(render(Material(made.report, {**made.document, **attacked("", measurements(4))})))
+    made = page_context(attacking())
+    page.write_text(render(PageContext(made.report, {**made.document, **attacked("", measurements(4))})))
     tab.open(page)
     assert tab.run("typeof window.attacked") == "undefined"
     shown = tab.run("document.body.innerText")

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.analysis.attempt import Attempt
-from ddpcheck.analysis.case import Case
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.overlap.build import overlap_of
-from ddpcheck.analysis.overlap.result import Overlap
-from ddpcheck.analysis.rules.ddp401 import find
-from ddpcheck.analysis.run import NodeNotes, Run
+from ddpcheck.analysis.overlap.model import Overlap
+from ddpcheck.analysis.run_reader import NodeNotes, RunReader
+from ddpcheck.rules.performance.ddp401 import find
 from tests.helpers.commands import BIN, CommandResult
 from tests.helpers.paths import JOBS
 from tests.helpers.watched_run import WatchedRun, run_to_end
@@ -49,7 +49,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> WatchedRun:
 
 @pytest.fixture(scope="module")
 def seen(watched: WatchedRun) -> dict[str, Overlap]:
-    run = Run(watched.folder)
+    run = RunReader(watched.folder)
     run.finish()
     found = [overlap_of(attempt, run.path) for attempt in run.ordered()]
     return {case: each for case, each in zip(CASES, found, strict=True) if each is not None}
@@ -80,7 +80,7 @@ def test_exposed_transfers_are_found_and_nothing_else(watched: WatchedRun, seen:
     assert watched.codes("error", "warning") == wanted, str(watched)
     assert sum(each.bytes or 0 for each in overlap.buckets) == 3 * 4 * 8_000_000
     idle = replace(overlap, ranks=tuple(replace(rank, held_up_ns=0) for rank in overlap.ranks))
-    [finding] = find(Case(Attempt("a"), 0, Path(), NodeNotes(), (), 0, overlap=idle))
+    [finding] = find(RuleContext(Attempt("a"), 0, Path(), NodeNotes(), (), 0, overlap=idle))
     assert finding.evidence["exposed_share"] >= 0.2
     assert finding.evidence["bytes_a_step"] == 4 * 8_000_000
 

@@ -84,7 +84,7 @@ def _wrong(
 # Stands for an agent that cannot be imported, in the process that imports torch.
 NO_AGENT = """
 import runpy, sys
-sys.modules["ddpcheck.agent.entry"] = None
+sys.modules["ddpcheck.agent.install"] = None
 sys.argv = sys.argv[1:]
 sys.path.insert(0, {jobs!r})
 runpy.run_path(sys.argv[0], run_name="__main__")
@@ -112,7 +112,7 @@ def test_a_rank_that_cannot_open_its_session(ddpcheck: RunWatched, tmp_path: Pat
     """Nothing else is known of such a rank, so the report is incomplete."""
     script = tmp_path / "job.py"
     script.write_text(
-        "import torch.distributed as d, ddpcheck.agent.session as s\ns.Session = None\n"
+        "import torch.distributed as d, ddpcheck.agent.rank_context as s\ns.RankContext = None\n"
         "d.init_process_group('gloo')\nprint('trained')\n"
     )
     done = ddpcheck("torchrun", "--nproc-per-node", "1", script)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.analysis.analyse import analyse_run
+from ddpcheck.analysis.report_builder import analyse_run
 from tests.helpers.commands import BIN
 from tests.helpers.paths import JOBS
 from tests.helpers.watched_run import Run, RunWatched, WatchedRun, run_to_end

@@ -16,18 +16,15 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.analysis.course.links import link_matrices
-from ddpcheck.analysis.links.join import Links
+from ddpcheck.analysis.network.connections import NodeLinks
+from ddpcheck.analysis.timeseries.links import link_matrices
 from ddpcheck.launcher.viewer import START
 from ddpcheck.reports.tensorboard.link_image import link_image
 from tests.helpers.chromium import Tab, browser, opened
 from tests.helpers.commands import BIN, environment
 from tests.helpers.paths import JOBS
+from tests.helpers.tensorboard_run import links
 from tests.helpers.watched_run import WatchedRun, run_to_end
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-
-from tensorboard_run import links
 
 pytestmark = [
     pytest.mark.slow,
@@ -252,7 +249,7 @@ def test_histograms_of_the_saved_gradients(tab: Tab, server: str) -> None:
 
 
 def test_the_map_of_links_is_an_image(watched: WatchedRun, tab: Tab, server: str) -> None:
-    [matrix] = link_matrices(Links(), watched.folder)
+    [matrix] = link_matrices(NodeLinks(), watched.folder)
     _, *size = link_image(matrix)
     shows(tab, server, "images", "links/0", "job")
     deadline = time.monotonic() + MOST_SECONDS

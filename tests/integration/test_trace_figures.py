@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ddpcheck.traces.analyse import analyse
-from ddpcheck.traces.reading import load
-from ddpcheck.traces.result import TraceResult
+from ddpcheck.traces.model import TraceResult
+from ddpcheck.traces.reader import load
 from tests.helpers.paths import ROOT
 
 TRACES = Path(os.environ.get("DDPCHECK_TRACES", ROOT.parent / "shared" / "traces"))

@@ -18,7 +18,7 @@ import pytest
 
 from ddpcheck.config import Config
 from ddpcheck.launcher.environment import command_environment
-from ddpcheck.launcher.process_table import read_process
+from ddpcheck.launcher.process.process_table import read_process
 from tests.helpers.paths import ROOT
 
 # What `ddpcheck run` does around a command, without the report.
@@ -28,9 +28,9 @@ sys.path.insert(0, {root!r})
 from ddpcheck.config import Config
 from ddpcheck.errors import CommandNotStarted
 from ddpcheck.launcher.environment import command_environment
-from ddpcheck.launcher.node_log import NodeLog
+from ddpcheck.records.node_log import NodeLog
 from ddpcheck.launcher.process import leave_as
-from ddpcheck.launcher.supervise import StopRequest, supervise
+from ddpcheck.launcher.process.supervise import StopRequest, supervise
 from ddpcheck.launcher import leftovers, supervise as supervision
 if os.environ.get("TEST_HURRY"):
     supervision.STOP_SECONDS = supervision.PATIENCE_SECONDS = leftovers.TERM_SECONDS = 0.5

@@ -20,7 +20,7 @@ import torch._dynamo  # imported by DDP's constructor: once here instead of once
 
 RANK_SECONDS = 60.0
 # Imported by ddpcheck inside a rank.
-_AGENT_MODULES = ("ddpcheck.agent.session", "ddpcheck.agent.watcher")
+_AGENT_MODULES = ("ddpcheck.agent.rank_context", "ddpcheck.agent.dispatcher")
 _KEPT: list[Any] = []
 
 

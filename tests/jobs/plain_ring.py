@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 
-from ddpcheck.sampling.connections import Connections
+from ddpcheck.sampling.tcp import Connections
 
 PORT = 5000
 EVERY = 0.4

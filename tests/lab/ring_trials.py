@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from ddpcheck.analysis.hardware.sample import Sample
-from ddpcheck.analysis.links.decision import carrying, slow_link
-from ddpcheck.analysis.links.link import Link, SlowLink
-from ddpcheck.analysis.links.route_tally import RouteTallies
+from ddpcheck.analysis.hardware.statistics import NodeSample
+from ddpcheck.analysis.network.model import NodeLink, SlowLink
+from ddpcheck.analysis.network.route_counters import RouteCounterTable
+from ddpcheck.analysis.network.slow_link import carrying, slow_link
 from tests.helpers.commands import BIN, environment
 from tests.lab.lab import Ended, make_lab
 
@@ -103,17 +103,17 @@ def _command(trial: Trial, number: int) -> list[object]:
     return [BIN / "python", JOB, *own, "--bytes", BYTES, "--steps", trial.steps]
 
 
-def _links(trial: Trial, number: int, ended: Ended) -> list[Link]:
+def _links(trial: Trial, number: int, ended: Ended) -> list[NodeLink]:
     """From the second reading on, as in a job from its second step."""
     if ended.status:
         sys.exit(str(ended))
     told = json.loads(ended.stdout)
-    tallies = RouteTallies()
+    tallies = RouteCounterTable()
     for time, routes in told["readings"][1:]:
-        tallies.add(Sample(time, connections={name: tuple(row) for name, row in routes.items()}))
+        tallies.add(NodeSample(time, connections={name: tuple(row) for name, row in routes.items()}))
     source, target = f"node{number}", f"node{(number - 1) % trial.hosts}"
     return [
-        Link(
+        NodeLink(
             source,
             target,
             tally.bytes,

@@ -20,9 +20,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ddpcheck.analysis.analyse import analyse_run
-from ddpcheck.analysis.findings import Finding
-from ddpcheck.analysis.result import Report
+from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.report import Report
+from ddpcheck.analysis.report_builder import analyse_run
 from tests.helpers.commands import BIN, environment
 from tests.helpers.paths import JOBS
 from tests.lab.host import Host

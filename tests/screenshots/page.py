@@ -6,7 +6,7 @@ import base64
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddpcheck.analysis.analyse import analyse_run
+from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.reports.html.page import to_html
 from tests.helpers.chromium import Tab
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from ddpcheck.analysis.analyse import analyse_run
-from ddpcheck.reports.terminal import render
+from ddpcheck.analysis.report_builder import analyse_run
+from ddpcheck.reports.terminal.report import render
 
 COLUMNS = 96
 

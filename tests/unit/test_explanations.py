@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
 from ddpcheck import explanations
+from tests.helpers.paths import ROOT
 
-RULES = Path(__file__).parents[2] / "ddpcheck" / "analysis"
+RULES = ROOT / "ddpcheck" / "analysis"
 
 
 @pytest.mark.parametrize("code", explanations.codes())
@@ -35,7 +35,7 @@ def test_every_code_that_rules_raise_has_a_page() -> None:
 
 
 def test_the_index_lists_every_page_with_its_title() -> None:
-    index = (Path(__file__).parents[2] / "docs" / "findings.md").read_text()
+    index = (ROOT / "docs" / "findings.md").read_text()
     for code in explanations.codes():
         title = explanations.page(code).splitlines()[0].partition(": ")[2]
         assert f"| [{code}](../ddpcheck/explanations/{code}.md) | {title} |" in index

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers.paths import ROOT
 
 # Instead of the agent: says when it was let in and what it could see then.
 STUB = """
 import sys, types
 sys.path[:0] = [{root!r}, {fake!r}]
-entry = types.ModuleType("ddpcheck.agent.entry")
+entry = types.ModuleType("ddpcheck.agent.install")
 def install():
     print("install", hasattr(sys.modules["torch.nn.parallel.distributed"], "DistributedDataParallel"))
     {body}
 entry.install = install
 import ddpcheck.agent
-sys.modules["ddpcheck.agent.entry"] = entry
+sys.modules["ddpcheck.agent.install"] = entry
 from ddpcheck.injection import DdpImportFinder, arm
 hooks = lambda: sum(isinstance(f, DdpImportFinder) for f in sys.meta_path)
 """

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sample_reports import stored
 
 from ddpcheck import pytest as plugin
 from ddpcheck import pytest_rank
-from ddpcheck.analysis.result import Report, Verdict
+from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.reports.json_report import to_json
+from tests.helpers.sample_reports import stored
 
 
 def write_down(path: str, text: str = "nothing") -> None:

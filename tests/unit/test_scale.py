@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.analysis.analyse import analyse_run
-from ddpcheck.analysis.result import Report, Verdict
+from ddpcheck.analysis.report import Report, Verdict
+from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.records.reader import RecordFile
 from ddpcheck.reports.json_report import to_json
 from ddpcheck.reports.verdict import verdict_sentence
@@ -25,8 +25,8 @@ MOST_A_STEP = 500
 MEASURE = """
 import sys
 from pathlib import Path
-from ddpcheck.analysis import run
-from ddpcheck.analysis.analyse import analyse_run
+from ddpcheck.analysis import run_reader as run
+from ddpcheck.analysis.report_builder import analyse_run
 
 # What is read ahead is bounded by these, which are more than a short run has.
 run._BYTES_OF_ALL, run._LINES_OF_ALL = 1 << 20, 1 << 10

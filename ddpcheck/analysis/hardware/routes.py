@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddpcheck.analysis.hardware.traffic import Link, NodeTraffic
+from ddpcheck.analysis.hardware.traffic import LinkTraffic, NodeTraffic
 
 # The share of a node's network traffic by which an interface is the one that carries it.
 _MOST_OF_IT = 0.8
@@ -20,7 +20,7 @@ class Route:
     """One interface on each node."""
 
     # By host.
-    links: dict[str, Link]
+    links: dict[str, LinkTraffic]
 
     @property
     def speed(self) -> int | None:
@@ -53,7 +53,7 @@ def open_to_all(nodes: Sequence[NodeTraffic]) -> list[Route]:
     return routes
 
 
-def _carrier(node: NodeTraffic) -> Link | None:
+def _carrier(node: NodeTraffic) -> LinkTraffic | None:
     links = [link for link in node.links if link.kind == "network"]
     if not links:
         return None
@@ -65,7 +65,7 @@ def _carrier(node: NodeTraffic) -> Link | None:
     return busiest if carries else None
 
 
-def _networks(node: NodeTraffic) -> dict[str, tuple[str, Link]]:
+def _networks(node: NodeTraffic) -> dict[str, tuple[str, LinkTraffic]]:
     """By network: this node's address in it, and the interface."""
     found = {}
     for link in node.links:

@@ -2,14 +2,89 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ddpcheck.analysis.attempt import Attempt
-from ddpcheck.analysis.hardware.expected import Expected, expect
+from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.hardware.facts import InterfaceFacts, PortFacts
-from ddpcheck.analysis.hardware.node_samples import NodeSamples
-from ddpcheck.analysis.hardware.sample import Sample
+from ddpcheck.analysis.hardware.samples import NodeSamples
+from ddpcheck.analysis.hardware.statistics import NodeSample
+from ddpcheck.analysis.module_key import ModuleKey
+
+_SIZES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "complex128": 16,
+    "complex64": 8,
+}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """For one step, by a ring: rank i sends to its neighbour, 2(n-1)/n of the gradients' bytes."""
+
+    gradient_bytes: float
+    # Bytes sent by each rank, split by where its neighbour is.
+    to_other_nodes: Mapping[int, float]
+    to_own_node: Mapping[int, float]
+    why_not: str = ""
+
+    @property
+    def all(self) -> float:
+        return sum(self.to_other_nodes.values()) + sum(self.to_own_node.values())
+
+
+def expect(attempt: Attempt, node_of: Mapping[int, str]) -> Expected:
+    """`node_of`: the node on which each rank runs."""
+    gradient_bytes = 0.0
+    away: dict[int, float] = dict.fromkeys(attempt.ranks, 0.0)
+    home = dict(away)
+    steps = max((attempt.steps(rank) for rank in attempt.ranks), default=0)
+    for module in attempt.modules():
+        group = module[0]
+        size = _bytes_a_step(attempt, module, steps)
+        gradient_bytes += size
+        share = ring_share(len(group)) * size
+        for place, rank in enumerate(group):
+            neighbour = group[place - 1]
+            target = home if node_of.get(rank) == node_of.get(neighbour) else away
+            target[rank] = target.get(rank, 0.0) + share
+    return Expected(gradient_bytes, away, home, _why_not(attempt))
+
+
+def ring_share(ranks: int) -> float:
+    """What one rank sends, against the bytes that are reduced."""
+    return 2 * (ranks - 1) / ranks if ranks else 0.0
+
+
+def _bytes_a_step(attempt: Attempt, module: ModuleKey, steps: int) -> float:
+    """Backwards without reduction (no_sync) send nothing; several modules may step at different paces."""
+    ranks = attempt.of_module(module)
+    if not ranks:
+        return 0.0
+    record = next(iter(ranks.values())).latest[module]
+    reductions = attempt.pace.reductions(module)
+    times = 1.0 if reductions is None or not steps else reductions / steps
+    return times * sum(map(_size, record.parameters))
+
+
+def _size(row: list[Any]) -> int:
+    """Bytes of a parameter's gradient, out of [name, dtype, shape, trainable]."""
+    _, dtype, shape, trainable = row
+    return math.prod(shape) * _SIZES.get(dtype, 4) if trainable else 0
+
+
+def _why_not(attempt: Attempt) -> str:
+    """Where what is sent is not what was computed, nothing can be expected."""
+    hooks = {hook for rank in attempt.ranks.values() for hooks in rank.comm_hooks.values() for hook in hooks}
+    if hooks:
+        return f"a communication hook decides what is sent ({', '.join(sorted(hooks))})"
+    return "there is one rank only" if attempt.world_size < 2 else ""
+
 
 # Steps between two samples below which a share of a step too many or too few would tell on the figures.
 FEWEST_STEPS = 10.0
@@ -17,7 +92,7 @@ _GLOO = "gloo"
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkTraffic:
     """What went over one link of a node, in bytes a step."""
 
     kind: str  # loopback, network, infiniband, nvlink, pcie
@@ -39,7 +114,7 @@ class NodeTraffic:
     # Between the two samples that the figures come from.
     steps: float
     seconds: float
-    links: tuple[Link, ...]
+    links: tuple[LinkTraffic, ...]
     # Bytes a step, each way, by kind of link; kinds of which nothing can be said are left out.
     expected: Mapping[str, float]
 
@@ -139,32 +214,34 @@ def _placed(expected: Expected, ranks: tuple[int, ...], backend: str) -> dict[st
     return {"network": away, "loopback": home} if _GLOO in backend else {"network": away}
 
 
-def _links(node: NodeSamples, before: Sample, after: Sample, steps: float, seconds: float) -> list[Link]:
+def _links(
+    node: NodeSamples, before: NodeSample, after: NodeSample, steps: float, seconds: float
+) -> list[LinkTraffic]:
     found = []
     for name, row in after.interfaces.items():
         known = node.facts.interfaces.get(name, InterfaceFacts(name))
         kind = "loopback" if known.loopback else "network"
         sent, received = _moved(before.interfaces.get(name), row, steps)
-        found.append(Link(kind, name, sent, received, known.speed, known.running, known.addresses))
+        found.append(LinkTraffic(kind, name, sent, received, known.speed, known.running, known.addresses))
     for name, row in after.infiniband.items():
         port = node.facts.infiniband.get(name, PortFacts(name))
         sent, received = _moved(before.infiniband.get(name), row, steps)
-        found.append(Link("infiniband", name, sent, received, port.speed))
+        found.append(LinkTraffic("infiniband", name, sent, received, port.speed))
     for index, gpu in enumerate(after.gpus):
         earlier = before.gpus[index] if index < len(before.gpus) else None
         for kind in ("nvlink", "pcie"):
             now, then = getattr(gpu, kind), getattr(earlier, kind, None)
             if now is not None and then is not None:
                 sent, received = (max(0, new - old) / steps for new, old in zip(now, then, strict=True))
-                found.append(Link(kind, f"GPU {node.gpu_index(index)}", sent, received))
+                found.append(LinkTraffic(kind, f"GPU {node.gpu_index(index)}", sent, received))
         if gpu.pcie_rate is not None:
             # No counter: what the rates of some moments come to over a step.
             sent, received = (seconds / steps * rate for rate in _mean_rate(node, index, before, after))
-            found.append(Link("pcie", f"GPU {node.gpu_index(index)}", sent, received))
+            found.append(LinkTraffic("pcie", f"GPU {node.gpu_index(index)}", sent, received))
     return found
 
 
-def _mean_rate(node: NodeSamples, index: int, before: Sample, after: Sample) -> tuple[float, float]:
+def _mean_rate(node: NodeSamples, index: int, before: NodeSample, after: NodeSample) -> tuple[float, float]:
     inside = [sample for sample in node.series if before.time <= sample.time <= after.time] or [after]
     told = [sample.gpus[index].pcie_rate for sample in inside if index < len(sample.gpus)]
     rates = [rate for rate in told if rate is not None] or [(0, 0)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ddpcheck.analysis.findings import Finding
+from ddpcheck.analysis.finding import Finding
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class LiveRank:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class LiveAgreement:
     """Whether replicas hold the same parameters, as far as they were compared."""
 
     # Steps, of the module with the most of them.
@@ -41,7 +41,7 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Pace:
+class LiveStepTime:
     """How fast the ranks train together, by their latest steps."""
 
     step_us: int
@@ -63,8 +63,8 @@ class LiveState:
     # Which start of the job it is, from 0.
     attempt: int = 0
     ranks: tuple[LiveRank, ...] = ()
-    agreement: Agreement = field(default_factory=Agreement)
-    pace: Pace | None = None
+    agreement: LiveAgreement = field(default_factory=LiveAgreement)
+    pace: LiveStepTime | None = None
     finding: Finding | None = None
     # Since the job began, and since any rank last got further.
     seconds: float = 0.0

@@ -3,14 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from statistics import mean, median
 
-from ddpcheck.analysis.attempt import Attempt, first_apart
-from ddpcheck.analysis.live.finding import LiveFindings
-from ddpcheck.analysis.live.state import Agreement, LiveRank, LiveState, Pace
-from ddpcheck.analysis.run import Run
-from ddpcheck.analysis.step_time.rank_clock import PARTS, RankClock
-from ddpcheck.records.schema import Of, Stage
+from ddpcheck.analysis.aggregate.launch import Attempt, first_apart
+from ddpcheck.analysis.context import RuleContext
+from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.live.state import LiveAgreement, LiveRank, LiveState, LiveStepTime
+from ddpcheck.analysis.run_reader import NodeNotes, RunReader
+from ddpcheck.analysis.timing.rank_series import PARTS, StepTimeSeries
+from ddpcheck.records.schema import Stage, TensorKind
+from ddpcheck.rules.divergence import ddp201, ddp202, ddp203, ddp205, ddp206, ddp208, ddp210
+from ddpcheck.rules.registry import Rule
+from ddpcheck.rules.wrapping import ddp101, ddp103, ddp104
+
+# Those that hold however the job goes on: others count, or wait for the end.
+_RULES: tuple[Rule, ...] = tuple(
+    rule.find for rule in (ddp103, ddp101, ddp104, ddp202, ddp203, ddp205, ddp206, ddp208, ddp201, ddp210)
+)
+# When to look after the parting: at once, and again when all ranks have written what they know of it.
+_LOOKS = (0.0, 2.0, 10.0)
+
+
+class LiveFindings:
+    """The gravest finding of each start of the job; rules are asked a few times, not at every turn."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._found: dict[str, Finding | None] = {}
+        self._looked: dict[str, tuple[float, int]] = {}
+
+    def latest(self, attempt: Attempt, number: int, now: float) -> Finding | None:
+        """Of ranks that are known to have parted."""
+        since, looks = self._looked.get(attempt.session, (now, 0))
+        if looks < len(_LOOKS) and now - since >= _LOOKS[looks]:
+            self._looked[attempt.session] = since, looks + 1
+            self._found[attempt.session] = self._ask(attempt, number)
+        return self._found.get(attempt.session)
+
+    def _ask(self, attempt: Attempt, number: int) -> Finding | None:
+        case = RuleContext(attempt, number, self._folder, NodeNotes(), (), None)
+        for rule in _RULES:
+            try:
+                found = rule(case)
+            except Exception:
+                # What a rule needs may not be there yet; the report at the end tells of rules that fail.
+                continue
+            if found:
+                return found[0]
+        return None
+
 
 # Steps that medians are taken over.
 LATEST = 32
@@ -22,7 +64,7 @@ QUIET_STEPS = 5
 class LiveTracker:
     """Follows one run; `now` is any clock that goes on while nothing happens."""
 
-    def __init__(self, run: Run, name: str, began: float) -> None:
+    def __init__(self, run: RunReader, name: str, began: float) -> None:
         self._run = run
         self._name = name
         self._began = began
@@ -75,28 +117,28 @@ def _rank(attempt: Attempt, number: int) -> LiveRank:
     )
 
 
-def _latest(clock: RankClock, column: str) -> int:
+def _latest(clock: StepTimeSeries, column: str) -> int:
     return round(median(clock.columns[column][-LATEST:]))
 
 
-def _agreement(attempt: Attempt) -> Agreement:
+def _agreement(attempt: Attempt) -> LiveAgreement:
     tallies = attempt.agreement.tallies
     compared = max(
         (
             tally.compared
             for (_, stage, of), tally in tallies.items()
-            if (stage, of) == (Stage.PARAMS.value, Of.PARAMETERS.value)
+            if (stage, of) == (Stage.PARAMS.value, TensorKind.PARAMETERS.value)
         ),
         default=0,
     )
     if not attempt.parted():
-        return Agreement(compared)
+        return LiveAgreement(compared)
     firsts = [
         (tally.first.moment.step, tally.first.moment.stage, tally.first.odd_ranks())
         for (module, stage, of), tally in tallies.items()
         if tally.first is not None
         and stage not in (Stage.INIT_BEFORE.value, Stage.BUFFERS_END.value)
-        and of != Of.IGNORED.value
+        and of != TensorKind.IGNORED.value
         and not attempt.loose(module)
     ]
     for module in attempt.modules():
@@ -104,17 +146,17 @@ def _agreement(attempt: Attempt) -> Agreement:
         if found is not None:
             firsts.append((found[1].step, found[1].stage, (found[0], found[1].other_rank)))
     step, stage, odd = min(firsts)
-    return Agreement(compared, True, None if step < 0 else step, stage, odd)
+    return LiveAgreement(compared, True, None if step < 0 else step, stage, odd)
 
 
-def _pace(ranks: tuple[LiveRank, ...], clocks: Mapping[int, RankClock]) -> Pace | None:
+def _pace(ranks: tuple[LiveRank, ...], clocks: Mapping[int, StepTimeSeries]) -> LiveStepTime | None:
     clocked = {rank.rank: rank for rank in ranks if rank.step_us}
     if not clocked:
         return None
     step = median(rank.step_us or 0 for rank in clocked.values())
     waits = {number: rank.parts_us["wait"] for number, rank in clocked.items()}
     shortest = min(waits.values())
-    return Pace(
+    return LiveStepTime(
         step_us=round(step),
         course_us=tuple(clocks[min(clocked)].columns["total"][-LATEST:]),
         exposed=shortest / step,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from ddpcheck.analysis.attempt import Attempt
-from ddpcheck.analysis.memory.seen import RankMemory
-from ddpcheck.analysis.memory.series import Series
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.memory.collector import RankMemory
+from ddpcheck.analysis.timeseries.series import Series
 
 MOST_RANKS = 256
 # Points of each curve; more than that nobody can see.

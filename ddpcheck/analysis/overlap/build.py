@@ -2,30 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 
-from ddpcheck.analysis.attempt import Attempt
-from ddpcheck.analysis.overlap.advice import bucket_advice
-from ddpcheck.analysis.overlap.computing import computing
-from ddpcheck.analysis.overlap.result import (
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.overlap.bucket_advice import bucket_advice
+from ddpcheck.analysis.overlap.model import (
     BucketOverlap,
     BucketPart,
     Overlap,
     RankOverlap,
-    RankStep,
+    RankStepOverlap,
     StepOverlap,
 )
-from ddpcheck.errors import UserError
-from ddpcheck.rank_ranges import name_ranks
+from ddpcheck.analysis.run_reader import RunReader
+from ddpcheck.errors import TraceUnreadable, UserError
+from ddpcheck.formatting import name_ranks
 from ddpcheck.records.schema import TraceRecord
+from ddpcheck.traces.alignment import on_one_clock
 from ddpcheck.traces.analyse import analyse
 from ddpcheck.traces.exposure import Exposure, exposures
+from ddpcheck.traces.intervals import Cover, Interval
+from ddpcheck.traces.model import CollectiveResult, RankResult, TraceResult
 from ddpcheck.traces.rank_trace import RankTrace
-from ddpcheck.traces.reading import load
-from ddpcheck.traces.result import CollectiveResult, RankResult
+from ddpcheck.traces.reader import load
+
+# Of a step: shorter pauses would not show, and every one of thousands of operators would be written down.
+FINEST = 1 / 150
+# A drawing has no room for more, and report.json should not grow for it.
+MOST_RANKS = 48
+
+
+def computing(traces: Sequence[RankTrace], result: TraceResult) -> dict[int, tuple[Interval, ...]]:
+    """By rank, from the moment that everything else in the result counts from; empty for very many ranks."""
+    if len(traces) > MOST_RANKS:
+        return {}
+    aligned = on_one_clock(traces, {rank.rank: rank.clock for rank in result.ranks})
+    return {trace.rank: _from(result.origin_ns, _coarse(trace)) for trace in aligned}
+
+
+def _coarse(trace: RankTrace) -> Iterable[Interval]:
+    """Pieces of compute with nothing but short pauses between them are one."""
+    pieces = list(Cover((start, end) for start, end, _ in trace.compute))
+    if not pieces:
+        return
+    least = FINEST * (pieces[-1][1] - pieces[0][0]) / max(1, len(trace.steps))
+    begin, end = pieces[0]
+    for start, until in pieces[1:]:
+        if start - end >= least:
+            yield begin, end
+            begin = start
+        end = until
+    yield begin, end
+
+
+def _from(origin: int, pieces: Iterable[Interval]) -> tuple[Interval, ...]:
+    return tuple((start - origin, end - origin) for start, end in pieces)
+
 
 OURS, THEIRS = "ddpcheck", "user"
 
@@ -141,7 +176,7 @@ def _rank(rank: RankResult, exposed: Sequence[Exposure]) -> RankOverlap:
         clock_offset_ns=rank.clock.offset_ns if rank.clock else 0,
         clock_residual_ns=rank.clock.residual_ns if rank.clock else 0,
         by_step=tuple(
-            RankStep(
+            RankStepOverlap(
                 step=each.step,
                 comm_ns=each.shares.comm_ns,
                 compute_ns=each.shares.compute_ns,
@@ -195,3 +230,16 @@ def _bucket(each: CollectiveResult) -> BucketOverlap:
             for part in each.parts
         ),
     )
+
+
+def traces_of_run(path: Path) -> tuple[list[RankTrace], list[str]]:
+    """Of the last attempt that was profiled, with a sentence for each trace that could not be used."""
+    run = RunReader(path)
+    run.finish()
+    profiled = [attempt for attempt in run.ordered() if attempt.window]
+    if not profiled:
+        raise TraceUnreadable(f"nothing was profiled in {path}: use `ddpcheck run --profile`")
+    traces, left_out = traces_of(profiled[-1], path)
+    if not traces:
+        raise TraceUnreadable(f"there is no trace to show in {path}: {'; '.join(left_out)}")
+    return traces, left_out

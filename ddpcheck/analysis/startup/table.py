@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
-from ddpcheck.analysis.attempt import Attempt
-from ddpcheck.analysis.startup.by_node import NodeReads, reads_by_node, told_by_node
-from ddpcheck.analysis.startup.scenario import readers_of, repeated_bytes, scenario_of, told
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.startup.scenario import (
+    NodeReads,
+    readers_of,
+    reads_by_node,
+    repeated_bytes,
+    scenario_of,
+    told,
+    told_by_node,
+)
 from ddpcheck.analysis.startup.timeline import RankTimeline, timeline
-from ddpcheck.records.schema import Of, Stage
+from ddpcheck.records.schema import Stage, TensorKind
 
 MOST_RANKS = 256
 
@@ -80,7 +87,7 @@ def _slowest(rows: list[RankTimeline]) -> list[RankTimeline]:
 def _equal_before(attempt: Attempt) -> bool | None:
     """Of all modules that have anyone to be equal to."""
     tallies = [
-        attempt.agreement.tally(module, Stage.INIT_BEFORE, Of.PARAMETERS)
+        attempt.agreement.tally(module, Stage.INIT_BEFORE, TensorKind.PARAMETERS)
         for module in attempt.modules()
         if len(module[0]) > 1
     ]

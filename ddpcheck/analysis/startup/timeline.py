@@ -7,6 +7,21 @@ from typing import TypedDict
 
 from ddpcheck.records.schema import StartupRecord, StartupStage
 
+MOST_RECORDS = 512
+
+
+class StartupCollector:
+    """Fed record by record."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, list[StartupRecord]] = {}
+
+    def add(self, rank: int, record: StartupRecord) -> None:
+        said = self.ranks.setdefault(rank, [])
+        if len(said) < MOST_RECORDS:
+            said.append(record)
+
+
 # A load is taken for a direct one if nearly all of it came to the device and nearly nothing went through the host.
 MOST_OF_IT, NEXT_TO_NOTHING = 0.9, 0.1
 LEAST_TO_TELL = 1 << 20

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.units import seconds_text
+from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
-from ddpcheck.doctor.scene import Scene
+from ddpcheck.formatting import seconds_text
 
 NAME = "clocks"
 # Hosts that ask a time server agree to some milliseconds.
 _MUCH = 1.0
 
 
-def find(scene: Scene) -> list[Diagnosis]:
+def find(scene: DoctorContext) -> list[Diagnosis]:
     if not scene.clocks:
         return []
     # No more than what is certain.

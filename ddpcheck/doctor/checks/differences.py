@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ddpcheck.analysis.agreement import groups_of, odd_ranks
-from ddpcheck.analysis.history.environment import OF_EACH_RANK
+from ddpcheck.analysis.aggregate.agreement import groups_of, odd_ranks
+from ddpcheck.analysis.environment import OF_EACH_RANK
+from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.scene import Scene
-from ddpcheck.rank_ranges import name_ranks
+from ddpcheck.formatting import name_ranks
 
 NAME = "differences"
 _MOST_TOLD = 4
@@ -57,7 +57,7 @@ _OF_EACH = OF_EACH_RANK | {
 _MAY_DIFFER = frozenset({"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_DEBUG"})
 
 
-def find(scene: Scene) -> list[Diagnosis]:
+def find(scene: DoctorContext) -> list[Diagnosis]:
     ranks = {each.rank: each for each in scene.facts if each.rank is not None}
     if len(ranks) < 2:
         return []

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from ddpcheck.doctor.context import DoctorContext, Host
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.scene import Host, Scene
 from ddpcheck.doctor.visible import VARIABLE, visible_gpus
-from ddpcheck.rank_ranges import name_ranks
+from ddpcheck.formatting import name_ranks
 
 NAME = "GPUs of ranks"
 
 
-def find(scene: Scene) -> list[Diagnosis]:
+def find(scene: DoctorContext) -> list[Diagnosis]:
     found = scene.by_rank(_variable)
     for host in scene.hosts if scene.is_job else ():
         found += _shared(host)

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from ddpcheck.analysis.hardware.tally import THROTTLING
-from ddpcheck.analysis.units import size_text
+from ddpcheck.analysis.hardware.statistics import THROTTLING
+from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.scene import Scene
+from ddpcheck.formatting import size_text
 
 NAME = "GPUs"
 # An idle driver holds some memory, and so does a display.
@@ -19,7 +19,7 @@ _IN_USE = 2 << 30
 _HARMLESS = 0x4
 
 
-def find(scene: Scene) -> list[Diagnosis]:
+def find(scene: DoctorContext) -> list[Diagnosis]:
     return scene.by_host(_look)
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 
-from ddpcheck.doctor.choice import GLOO_VARIABLE, gloo_choice
+from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.scene import Scene
+from ddpcheck.doctor.interface_selection import GLOO_VARIABLE, gloo_choice
 
 NAME = "host name"
 
 
-def find(scene: Scene) -> list[Diagnosis]:
+def find(scene: DoctorContext) -> list[Diagnosis]:
     first = next((each.place for each in scene.facts if each.rank == 0), None)
     return [
         *scene.by_host(lambda facts: _own_name(facts, scene.spans_hosts)),

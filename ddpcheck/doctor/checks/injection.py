@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts, Section
-from ddpcheck.doctor.scene import Scene
 
 NAME = "injection"
 _BY_HAND = "Otherwise put `import ddpcheck.auto` at the top of the script."
 _OPTIONS = {"isolated": "-I", "ignore_environment": "-E", "no_site": "-S"}
 
 
-def find(scene: Scene) -> list[Diagnosis]:
+def find(scene: DoctorContext) -> list[Diagnosis]:
     return scene.by_rank(_look)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ddpcheck.doctor.choice import (
+from ddpcheck.doctor.context import DoctorContext
+from ddpcheck.doctor.diagnosis import Diagnosis, Level
+from ddpcheck.doctor.facts.record import Facts
+from ddpcheck.doctor.interface_selection import (
     GLOO_VARIABLE,
     NCCL_VARIABLE,
     Choice,
@@ -12,9 +15,6 @@ from ddpcheck.doctor.choice import (
     nccl_choice,
     speed_text,
 )
-from ddpcheck.doctor.diagnosis import Diagnosis, Level
-from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.scene import Scene
 
 NAME = "interfaces"
 # Less than this between two speeds is not worth a word.
@@ -22,7 +22,7 @@ _TIMES_FASTER = 2.0
 _DOWN = "is down"
 
 
-def find(scene: Scene) -> list[Diagnosis]:
+def find(scene: DoctorContext) -> list[Diagnosis]:
     return scene.by_rank(lambda facts: _look(facts, scene.spans_hosts))
 
 

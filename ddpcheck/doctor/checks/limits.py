@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpcheck.analysis.units import size_text
+from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.scene import Scene
+from ddpcheck.formatting import size_text
 
 NAME = "limits"
 _FEW_FILES, _SOME_FILES = 1024, 4096
@@ -15,7 +15,7 @@ _FEW_PROCESSES = 1024
 _LITTLE_LOCKED = 64 << 20
 
 
-def find(scene: Scene) -> list[Diagnosis]:
+def find(scene: DoctorContext) -> list[Diagnosis]:
     return scene.by_host(_look)
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ddpcheck.analysis.agreement import groups_of, odd_ranks
+from ddpcheck.analysis.aggregate.agreement import groups_of, odd_ranks
 from ddpcheck.analysis.hardware.routes import Route, open_to_all
-from ddpcheck.analysis.hardware.traffic import Link, NodeTraffic
-from ddpcheck.doctor.choice import GLOO_VARIABLE, NCCL_VARIABLE, Choice, gloo_choice, speed_text
+from ddpcheck.analysis.hardware.traffic import LinkTraffic, NodeTraffic
+from ddpcheck.doctor.context import DoctorContext, Host
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
-from ddpcheck.doctor.scene import Host, Scene
+from ddpcheck.doctor.interface_selection import GLOO_VARIABLE, NCCL_VARIABLE, Choice, gloo_choice, speed_text
 
 NAME = "networks"
 _TIMES_FASTER = 2.0
 _MOST_TOLD = 4
 
 
-def find(scene: Scene) -> list[Diagnosis]:
+def find(scene: DoctorContext) -> list[Diagnosis]:
     hosts = scene.hosts
     if len(hosts) < 2:
         return []
@@ -123,7 +123,7 @@ def _route(route: Route) -> str:
 def _as_node(host: Host) -> NodeTraffic:
     """In the shape in which networks that are open to all are looked for; nothing has moved yet."""
     links = tuple(
-        Link(
+        LinkTraffic(
             str(one.get("class", "network")),
             str(one["name"]),
             0.0,

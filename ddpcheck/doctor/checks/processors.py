@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from ddpcheck.doctor.context import DoctorContext, Host
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.scene import Host, Scene
 
 NAME = "processors"
 _VARIABLE = "OMP_NUM_THREADS"
@@ -14,7 +14,7 @@ _VARIABLE = "OMP_NUM_THREADS"
 _MUCH_UNUSED = 8
 
 
-def find(scene: Scene) -> list[Diagnosis]:
+def find(scene: DoctorContext) -> list[Diagnosis]:
     if not scene.is_job:
         return [_alone(scene.facts[0])]
     return [found for host in scene.hosts for found in _of_host(host)]

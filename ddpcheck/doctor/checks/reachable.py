@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from ddpcheck.doctor.context import ConnectionAttempt, DoctorContext
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
-from ddpcheck.doctor.scene import Call, Scene
 
 NAME = "connections"
 _MOST_TOLD = 4
 
 
-def find(scene: Scene) -> list[Diagnosis]:
+def find(scene: DoctorContext) -> list[Diagnosis]:
     if not scene.calls:
         return []
-    failed: dict[tuple[str, str], list[Call]] = {}
+    failed: dict[tuple[str, str], list[ConnectionAttempt]] = {}
     for call in scene.calls:
         if call.reason:
             failed.setdefault((call.called, call.address), []).append(call)
@@ -21,7 +21,9 @@ def find(scene: Scene) -> list[Diagnosis]:
     return [_unreachable(scene, *key, calls) for key, calls in failed.items()]
 
 
-def _unreachable(scene: Scene, called: str, address: str, calls: list[Call]) -> Diagnosis:
+def _unreachable(
+    scene: DoctorContext, called: str, address: str, calls: list[ConnectionAttempt]
+) -> Diagnosis:
     tried = sum(call.called == called for call in scene.calls)
     callers = [call.caller for call in calls]
     who = "No other host" if len(calls) == tried else f"{', '.join(callers[:_MOST_TOLD])}"

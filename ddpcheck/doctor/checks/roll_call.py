@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
-from ddpcheck.doctor.scene import Scene
-from ddpcheck.rank_ranges import name_ranks
+from ddpcheck.formatting import name_ranks
 
 NAME = "ranks"
 
 
-def find(scene: Scene) -> list[Diagnosis]:
+def find(scene: DoctorContext) -> list[Diagnosis]:
     if scene.world_size is None:
         return []
     if scene.apart:
@@ -32,7 +32,7 @@ def find(scene: Scene) -> list[Diagnosis]:
     return found or [_all_there(scene)]
 
 
-def _missing(scene: Scene) -> Diagnosis:
+def _missing(scene: DoctorContext) -> Diagnosis:
     return Diagnosis(
         NAME,
         Level.PROBLEM,
@@ -43,7 +43,7 @@ def _missing(scene: Scene) -> Diagnosis:
     )
 
 
-def _same_names(scene: Scene) -> list[Diagnosis]:
+def _same_names(scene: DoctorContext) -> list[Diagnosis]:
     counts = Counter(host.first.host for host in scene.hosts)
     return [
         Diagnosis(
@@ -59,7 +59,7 @@ def _same_names(scene: Scene) -> list[Diagnosis]:
     ]
 
 
-def _all_there(scene: Scene) -> Diagnosis:
+def _all_there(scene: DoctorContext) -> Diagnosis:
     hosts = len(scene.hosts)
     where = scene.hosts[0].name if hosts == 1 else f"{hosts} hosts"
     return Diagnosis(NAME, Level.OK, f"{scene.world_size} of {scene.world_size} reported, on {where}")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.units import size_text
+from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.scene import Scene
+from ddpcheck.formatting import size_text
 
 NAME = "run folder"
 _NO_ROOM = 64 << 20
 _LITTLE_ROOM = 1 << 30
 
 
-def find(scene: Scene) -> list[Diagnosis]:
+def find(scene: DoctorContext) -> list[Diagnosis]:
     return scene.by_host(_look)
 
 

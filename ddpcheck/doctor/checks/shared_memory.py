@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.units import size_text
+from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.scene import Scene
+from ddpcheck.formatting import size_text
 
 NAME = "shared memory"
 _LITTLE = 256 << 20
@@ -14,7 +14,7 @@ _WHY = "Data-loader workers hand batches over in /dev/shm, NCCL its buffers; whe
 _FIX = "Start the container with more (`--shm-size=8g` or `--ipc=host`), or clear out what others left in /dev/shm."
 
 
-def find(scene: Scene) -> list[Diagnosis]:
+def find(scene: DoctorContext) -> list[Diagnosis]:
     return scene.by_host(_look)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from ddpcheck.analysis.history.result import AgreementHistory, AgreementStretch
-from ddpcheck.rank_ranges import name_ranks, rank_ranges
+from ddpcheck.analysis.timeseries.model import AgreementHistory, AgreementInterval
+from ddpcheck.formatting import name_ranks, rank_ranges
 from ddpcheck.reports.html.chart import chart
+from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, table, tag
-from ddpcheck.reports.html.material import Material
 
 _MOST_ROWS = 200
 _KEY = (
@@ -19,7 +19,7 @@ _KEY = (
 )
 
 
-def section(made: Material) -> Html | None:
+def section(made: PageContext) -> Html | None:
     drawn = [
         _strip(history, len(made.report.agreement)) for history in made.report.agreement if history.stretches
     ]
@@ -68,13 +68,13 @@ def _table(history: AgreementHistory) -> Html:
     return table(headers, rows, "Agreement by stretches of steps", numbers=(1,))
 
 
-def _outcome(stretch: AgreementStretch) -> str:
+def _outcome(stretch: AgreementInterval) -> str:
     if not stretch.odd:
         return "none"
     return rank_ranges(stretch.odd) + ("" if stretch.majority else " (no majority)")
 
 
-def _span(stretch: AgreementStretch) -> str:
+def _span(stretch: AgreementInterval) -> str:
     if stretch.first == stretch.last:
         return _when(stretch.first)
     return f"{_when(stretch.first)} to {stretch.last}"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, table, tag
-from ddpcheck.reports.html.material import Material
 
 
-def section(made: Material) -> Html | None:
+def section(made: PageContext) -> Html | None:
     if not made.report.checks:
         return None
     rows = [

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.result import DataEpoch
+from ddpcheck.analysis.report import DataEpoch
+from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, table, tag
-from ddpcheck.reports.html.material import Material
-from ddpcheck.reports.terminal_data import alike_epochs
-from ddpcheck.reports.terminal_values import spoken_by_rank
+from ddpcheck.reports.terminal.data import alike_epochs
+from ddpcheck.reports.terminal.evidence import spoken_by_rank
 
 
-def section(made: Material) -> Html | None:
+def section(made: PageContext) -> Html | None:
     epochs = made.report.data
     if not epochs:
         return None

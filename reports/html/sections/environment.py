@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpcheck.analysis.history.result import EnvironmentRow
-from ddpcheck.rank_ranges import name_ranks
+from ddpcheck.analysis.timeseries.model import EnvironmentRow
+from ddpcheck.formatting import name_ranks
+from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, table, tag
-from ddpcheck.reports.html.material import Material
 
 
-def section(made: Material) -> Html | None:
+def section(made: PageContext) -> Html | None:
     rows = made.report.environment
     if not rows:
         return None

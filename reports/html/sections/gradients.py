@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.history.result import GradientHistory
-from ddpcheck.reports.html.chart import chart
+from ddpcheck.analysis.timeseries.model import GradientHistory
+from ddpcheck.reports.html.chart import chart, series_table
+from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined
-from ddpcheck.reports.html.material import Material
-from ddpcheck.reports.html.series_table import series_table
 
 _FIRST_CHOSEN = 4
 
 
-def section(made: Material) -> Html | None:
+def section(made: PageContext) -> Html | None:
     histories = [history for history in made.report.gradients if history.steps]
     several = len(histories) > 1
     drawn = [
@@ -22,7 +21,7 @@ def section(made: Material) -> Html | None:
     return joined(drawn) if drawn else None
 
 
-def _norms(made: Material, history: GradientHistory, several: bool) -> Html:
+def _norms(made: PageContext, history: GradientHistory, several: bool) -> Html:
     series = [
         {"label": f"rank {rank}", "rank": int(rank), "values": list(norms)}
         for rank, norms in history.local.items()

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddpcheck.analysis.units import megabits_text
+from ddpcheck.formatting import megabits_text, trace_units_size_text
 from ddpcheck.reports.html.chart import chart
+from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, table, tag
-from ddpcheck.reports.html.material import Material
-from ddpcheck.reports.trace_units import size_text
 
 # Rows and columns of the heat map; of more nodes those with the slowest links are drawn.
 _MOST_NODES = 32
@@ -19,7 +18,7 @@ _DARKEST = 4.0
 _PORT_HEADERS = ("port", "rate", "sent", "received", "errors", "waited, ticks")
 
 
-def section(made: Material) -> Html | None:
+def section(made: PageContext) -> Html | None:
     found = made.document.get("links") or {}
     links, ports = found.get("links") or [], found.get("ports") or []
     if not links and not ports:
@@ -86,7 +85,7 @@ def _figures(links: Sequence[Mapping[str, Any]]) -> Html:
             f"{link['source_address']} to {link['target_address']}",
             megabits_text(link["bandwidth"]),
             f"{100 * link['busy_share']:.0f} %",
-            size_text(round(link["bytes"] / link["steps"])) if link["steps"] else "-",
+            trace_units_size_text(round(link["bytes"] / link["steps"])) if link["steps"] else "-",
             link["retransmits"],
             f"{link['min_rtt_us'] / 1000:.3g} ms",
         ]
@@ -109,8 +108,8 @@ def _ports(ports: Sequence[Mapping[str, Any]]) -> Html:
         [
             f"{port['node']} {port['name']}",
             "-" if port["speed"] is None else f"{port['speed'] / 1000:g} Gbit/s",
-            size_text(port["sent"]),
-            size_text(port["received"]),
+            trace_units_size_text(port["sent"]),
+            trace_units_size_text(port["received"]),
             port["errors"],
             port["waited"],
         ]

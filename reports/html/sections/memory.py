@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddpcheck.reports.html.chart import chart
-from ddpcheck.reports.html.folded_table import folded_table
+from ddpcheck.reports.html.chart import chart, series_table
+from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined
-from ddpcheck.reports.html.material import Material
-from ddpcheck.reports.html.series_table import series_table
+from ddpcheck.reports.html.table import folded_table
 
 _FIRST_CHOSEN = 4
 _PARTS = ("before", "parameters", "gradients", "buckets", "optimizer_state", "buffers", "rest", "most")
 
 
-def section(made: Material) -> Html | None:
+def section(made: PageContext) -> Html | None:
     memory = made.document.get("memory") or {}
     ranks = memory.get("ranks") or []
     if not ranks:
@@ -39,7 +38,7 @@ def _row(rank: Mapping[str, Any]) -> list[object]:
     return [f"rank {rank['rank']}", rank["device"], *(_mb(rank.get(part)) for part in _PARTS)]
 
 
-def _curve(made: Material, ranks: Sequence[Mapping[str, Any]]) -> Html | None:
+def _curve(made: PageContext, ranks: Sequence[Mapping[str, Any]]) -> Html | None:
     if not ranks:
         return None
     steps = sorted({step for rank in ranks for step, _ in rank["curve"]})

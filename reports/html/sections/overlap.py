@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddpcheck.formatting import percent_text, rate_text, time_text, trace_units_size_text
 from ddpcheck.reports.html.chart import chart
-from ddpcheck.reports.html.few_ranks import MOST_ROWS, pages
-from ddpcheck.reports.html.folded_table import folded_table
+from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, table, tag
-from ddpcheck.reports.html.material import Material
-from ddpcheck.reports.trace_units import percent_text, rate_text, size_text, time_text
+from ddpcheck.reports.html.table import MOST_ROWS, folded_table, pages
 
 _MOST_STEPS = 16
 _MOST_BUCKETS = 200
@@ -24,7 +23,7 @@ _KINDS = (
 )
 
 
-def section(made: Material) -> Html | None:
+def section(made: PageContext) -> Html | None:
     overlap = made.document.get("overlap")
     if not overlap or not overlap.get("ranks"):
         return None
@@ -112,7 +111,7 @@ def _reduction(
     """One rank's part in the reduction of a bucket, from its last gradient to its end."""
     start, end = part["start_ns"], part["end_ns"]
     hidden = 100 * part["hidden_ns"] / max(1, end - start)
-    label = f"bucket {bucket['bucket']}, {size_text(bucket['bytes'])}, {hidden:.0f} % hidden"
+    label = f"bucket {bucket['bucket']}, {trace_units_size_text(bucket['bytes'])}, {hidden:.0f} % hidden"
     ready = start if part["ready_ns"] is None else min(start, part["ready_ns"])
     arrived = min(end, start + (part["wait_ns"] or 0))
     stretches = ((_QUEUED, ready, start), (_WAITING, start, arrived), (_TRANSFER, arrived, end))
@@ -127,7 +126,7 @@ def _row(bucket: Mapping[str, Any]) -> list[object]:
     return [
         f"step {bucket['step']}",
         bucket["bucket"],
-        size_text(bucket["bytes"]),
+        trace_units_size_text(bucket["bytes"]),
         time_text(bucket["transfer_ns"]),
         time_text(bucket["skew_ns"]),
         "" if bucket["last_rank"] is None else bucket["last_rank"],

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.result import Attempt, RankSummary
-from ddpcheck.rank_ranges import rank_ranges
+from ddpcheck.analysis.report import AttemptSummary, RankSummary
+from ddpcheck.formatting import rank_ranges
+from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, table, tag
-from ddpcheck.reports.html.material import Material
-from ddpcheck.reports.terminal_ranks import rank_groups, standing
+from ddpcheck.reports.terminal.ranks import rank_groups, standing
 from ddpcheck.reports.verdict import counted
 
 _MOST_SINGLE = 2048
 
 
-def section(made: Material) -> Html | None:
+def section(made: PageContext) -> Html | None:
     attempts = [attempt for attempt in made.report.attempts if attempt.ranks]
     return joined(_attempt(attempt, len(attempts)) for attempt in attempts) if attempts else None
 
 
-def _attempt(attempt: Attempt, of: int) -> Html:
+def _attempt(attempt: AttemptSummary, of: int) -> Html:
     size = f"{counted(attempt.world_size, 'rank')}, {counted(attempt.steps, 'step')}"
     heading = tag("h3", f"Attempt {attempt.number}: {size}") if of > 1 else None
     groups = rank_groups(attempt.ranks)

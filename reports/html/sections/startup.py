@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddpcheck.rank_ranges import rank_ranges
+from ddpcheck.formatting import rank_ranges, trace_units_size_text
 from ddpcheck.reports.html.chart import chart
-from ddpcheck.reports.html.few_ranks import Row, pages
+from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, table
-from ddpcheck.reports.html.material import Material
-from ddpcheck.reports.trace_units import size_text
+from ddpcheck.reports.html.table import Row, pages
 
 # In the order in which they come.
 _STAGES = (
@@ -26,7 +25,7 @@ _STAGES = (
 )
 
 
-def section(made: Material) -> Html | None:
+def section(made: PageContext) -> Html | None:
     startup = made.document.get("startup")
     if not startup or not startup["ranks"]:
         return None
@@ -68,9 +67,9 @@ def _by_node(nodes: Sequence[Mapping[str, Any]]) -> Html:
         [
             node["host"],
             rank_ranges(node["ranks"]),
-            size_text(node["loaded_bytes"]),
-            size_text(node["storage_bytes"]),
-            size_text(node["repeated_bytes"]),
+            trace_units_size_text(node["loaded_bytes"]),
+            trace_units_size_text(node["storage_bytes"]),
+            trace_units_size_text(node["repeated_bytes"]),
         ]
         for node in nodes
     ]

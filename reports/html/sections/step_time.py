@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from ddpcheck.rank_ranges import name_ranks
+from ddpcheck.formatting import name_ranks
 from ddpcheck.reports.html.chart import chart
-from ddpcheck.reports.html.few_ranks import Row, pages
+from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, table, tag
-from ddpcheck.reports.html.material import Material
+from ddpcheck.reports.html.table import Row, pages
 
 # Of a step: what a rank takes longer shows in the darkest colour from here on. Less is no delay worth a look.
 _DARKEST = 0.05
@@ -27,7 +27,7 @@ _PARTS = (
 )
 
 
-def section(made: Material) -> Html | None:
+def section(made: PageContext) -> Html | None:
     tables = made.document.get("time") or ()
     drawn = [part for one in tables if one["ranks"] for part in _group(one, len(tables) > 1)]
     return joined(drawn) if drawn else None

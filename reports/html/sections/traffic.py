@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ddpcheck.rank_ranges import rank_ranges
-from ddpcheck.reports.html.folded_table import folded_nodes
+from ddpcheck.formatting import rank_ranges, trace_units_size_text
+from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, tag
-from ddpcheck.reports.html.material import Material
-from ddpcheck.reports.trace_units import size_text
+from ddpcheck.reports.html.table import folded_nodes
 
 
-def section(made: Material) -> Html | None:
+def section(made: PageContext) -> Html | None:
     traffic = made.document.get("traffic") or {}
     nodes = traffic.get("nodes") or []
     if not nodes:
         return None
-    said = f"A step reduces {size_text(traffic['gradient_bytes'])} of gradients over {traffic['backend']}."
+    said = f"A step reduces {trace_units_size_text(traffic['gradient_bytes'])} of gradients over {traffic['backend']}."
     if traffic.get("expected") is not None:
-        said += f" All ranks together have to send {size_text(traffic['expected'])}."
+        said += f" All ranks together have to send {trace_units_size_text(traffic['expected'])}."
     headers = ("host", "ranks", "link", "sent", "received", "has to be")
     why_not = tag("p", traffic["why_not"], class_="quiet") if traffic.get("why_not") else None
     figures = folded_nodes(headers, nodes, _rows, _off, "Bytes a step", numbers=(3, 4, 5))
@@ -41,9 +40,9 @@ def _rows(node: Mapping[str, Any]) -> list[list[object]]:
                 node["host"],
                 rank_ranges(node["ranks"]),
                 f"{kind} ({names})" if names else kind,
-                size_text(moved["sent"]),
-                size_text(moved["received"]),
-                size_text(moved["expected"]) or "-",
+                trace_units_size_text(moved["sent"]),
+                trace_units_size_text(moved["received"]),
+                trace_units_size_text(moved["expected"]) or "-",
             ]
         )
     return rows

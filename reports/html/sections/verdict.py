@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 
+from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, tag
-from ddpcheck.reports.html.material import Material
 from ddpcheck.reports.verdict import counted, verdict_sentence
 
 
-def section(made: Material) -> tuple[str, Html]:
+def section(made: PageContext) -> tuple[str, Html]:
     """The title of the page, and its head."""
     report = made.report
     sentence = verdict_sentence(report)

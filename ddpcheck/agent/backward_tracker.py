@@ -1,0 +1,244 @@
+"""Follows a module's backwards: which DDP reduced, which it did not, and why not."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddpcheck.agent.guard import GUARD
+from ddpcheck.agent.patches import hide_from_compiler
+
+if TYPE_CHECKING:
+    from ddpcheck.agent.tracked_module import TrackedModule
+
+
+_FUNCTION_FILE = sys.modules[torch.autograd.Function.__module__].__file__
+
+
+class BackwardState(str, Enum):
+    """What became of the last backward before a step."""
+
+    NONE = "none"
+    SYNCED = "synced"
+    UNSYNCED = "unsynced"
+    UNFINISHED = "unfinished"
+
+
+class Reason(str, Enum):
+    """Why a backward was not reduced, as far as the order of forwards and backwards shows."""
+
+    NO_SYNC = "no_sync open"
+    FORWARD_IN_NO_SYNC = "forward inside no_sync, backward outside"
+    BYPASS = "wrapper bypassed"
+    TWO_FORWARDS = "two forwards before two backwards"
+    SECOND_BACKWARD = "second backward on one forward"
+
+
+@dataclass
+class BackwardWindow:
+    """Forwards and backwards of a module since its last step."""
+
+    armed: int = 0
+    unarmed: int = 0
+    synced: int = 0
+    unsynced: int = 0
+    last: BackwardState = BackwardState.NONE
+    reason: Reason | None = None
+    # Places of parameters whose gradient never came in a backward that DDP waited to reduce.
+    waiting: tuple[int, ...] = ()
+    closed: bool = False
+
+
+class BackwardTracker:
+    """Hooks that fire when a gradient has been accumulated, just before DDP's reducer takes it.
+
+    DDP arms its reducer in a forward with gradients and outside no_sync, and disarms it when all buckets are
+    reduced. Its own end-of-backward work is queued during the backward, so a callback that is queued from
+    inside a callback comes after it, and sees reduced gradients.
+    """
+
+    def __init__(self, watched: TrackedModule, tell: Callable[..., None]) -> None:
+        self.window = BackwardWindow()
+        self.number = 0
+        self._watched = watched
+        self._tell = tell
+        self._armed = False
+        self._synced = False
+        self._tasks: set[int] = set()
+        self._nested: set[int] = set()
+        self._fired: set[int] = set()
+        # What the reducer knows.
+        self.places: set[int] = set()
+        self._handles: list[Any] = []
+        self._ready = hide_from_compiler(GUARD.protect("backward", "ready", self._on_ready))
+        self._first = hide_from_compiler(GUARD.protect("backward", "queued", self._on_first))
+        self._second = hide_from_compiler(GUARD.protect("backward", "done", self._on_done))
+
+    @property
+    def finds_unused(self) -> bool:
+        """Whether DDP also finishes a backward that leaves parameters out."""
+        ddp: Any = self._watched.ddp()
+        return bool(getattr(ddp, "find_unused_parameters", False) or getattr(ddp, "static_graph", False))
+
+    def attach(self) -> None:
+        """Hook every parameter that the reducer knows. The hooks hold on to nothing of the user's."""
+        me = weakref.ref(self)
+        for place, tensor in enumerate(self._watched.tensors(self._watched.parameters)):
+            if not tensor.requires_grad:
+                continue
+            self.places.add(place)
+
+            def hook(parameter: torch.Tensor, place: int = place) -> None:
+                watch = me()
+                if watch is not None:
+                    watch._ready(parameter, place)
+
+            register: Any = tensor.register_post_accumulate_grad_hook
+            self._handles.append(register(hook))
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def forward(self, armed: bool) -> None:
+        """A training forward through the wrapper; `armed`: outside no_sync."""
+        self.settle()
+        self._open_window()
+        self._tasks.clear()
+        self._nested.clear()
+        if armed:
+            self.window.armed += 1
+            self._armed = True
+            self._come_last()
+        else:
+            self.window.unarmed += 1
+
+    def _come_last(self) -> None:
+        """A hook of the user's that was registered after ours may change the gradient before DDP takes it."""
+        for handle in self._handles:
+            hooks = handle.hooks_dict_ref()
+            if hooks is None or len(hooks) == 1 or handle.id not in hooks:
+                continue
+            if next(reversed(hooks)) != handle.id:
+                # Put in anew: torch goes by the order of entries, which `move_to_end` leaves as it was.
+                hooks[handle.id] = hooks.pop(handle.id)
+
+    def settle(self) -> None:
+        """Nothing more comes of the backward under way: was its reduction finished?"""
+        if not self._synced:
+            return
+        self._synced = False
+        waiting = self._waiting()
+        if waiting:
+            self.window.last = BackwardState.UNFINISHED
+            self.window.waiting = waiting
+        else:
+            # Only nested backwards had gradients to show: their end was not the end of the reduction.
+            self._reduced()
+
+    def came_to(self) -> str:
+        """What became of the last backward: how it went astray, where that is known."""
+        reason = self.window.reason if self.window.last is BackwardState.UNSYNCED else None
+        return self.window.last.value if reason is None else reason.value
+
+    def close_window(self) -> None:
+        """A step was taken; what comes next belongs to the next one."""
+        self.window.closed = True
+
+    def _open_window(self) -> None:
+        if self.window.closed:
+            self.window = BackwardWindow()
+
+    def _on_ready(self, parameter: torch.Tensor, place: int) -> None:
+        task = _graph_task()
+        if task not in self._tasks:
+            self._begin(task)
+        self._fired.add(place)
+        if self._synced and parameter.grad is not None:
+            self._tell("gradient_ready", self._watched, place, parameter.grad)
+
+    def _begin(self, task: int) -> None:
+        """The first gradient of a backward, or of a nested one as checkpointing makes them."""
+        self._open_window()
+        self._tasks.add(task)
+        if _inside_a_backward():
+            self._nested.add(task)
+        if not self._synced:
+            self._fired.clear()
+            self._synced = self._armed
+            if self._synced:
+                self.number += 1
+                self._tell("backward_begun", self._watched)
+            else:
+                self._tell("stray_begun", self._watched)
+                # An update by hand may have shown: then this backward is the first of the next step.
+                self._open_window()
+        _queue(lambda: self._first(task))
+
+    def _on_first(self, task: int) -> None:
+        if self._synced and task not in self._nested:
+            self._tell("computed", self._watched)
+        _queue(lambda: self._second(task))
+
+    def _on_done(self, task: int) -> None:
+        self._tasks.discard(task)
+        window = self.window
+        if not self._synced:
+            window.unsynced += 1
+            window.last = BackwardState.UNSYNCED
+            window.reason = self._why_unsynced()
+        elif task not in self._nested and not self._waiting():
+            self._synced = False
+            self._reduced()
+            self._tell("reduced", self._watched)
+
+    def _reduced(self) -> None:
+        self._armed = False
+        self.window.synced += 1
+        self.window.last = BackwardState.SYNCED
+
+    def _waiting(self) -> tuple[int, ...]:
+        """What the reducer still waits for; nothing where it was told to find out by itself."""
+        return () if self.finds_unused else tuple(sorted(self.places - self._fired))
+
+    def _why_unsynced(self) -> Reason:
+        window = self.window
+        if not getattr(self._watched.ddp(), "require_backward_grad_sync", True):
+            return Reason.NO_SYNC
+        if window.unarmed and not window.armed:
+            return Reason.FORWARD_IN_NO_SYNC
+        if not window.armed:
+            return Reason.BYPASS
+        return Reason.TWO_FORWARDS if window.armed > 1 else Reason.SECOND_BACKWARD
+
+
+def _queue(callback: Callable[[], object]) -> None:
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(callback)
+
+
+def _inside_a_backward() -> bool:
+    """Whether this backward was started by another one's function, as reentrant checkpointing does.
+
+    The end of the inner one comes before DDP has finished.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "apply" and frame.f_code.co_filename == _FUNCTION_FILE:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _graph_task() -> int:
+    """Which backward is under way. Private, and there since torch 2.1; without it all are taken for one."""
+    current = getattr(torch._C, "_current_graph_task_id", None)
+    return int(current()) if current is not None else 0

@@ -1,0 +1,232 @@
+"""The watcher: turns what the user does with DDP, optimizers and scalers into moments for the probes."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ddpcheck.agent.backward_tracker import BackwardTracker
+from ddpcheck.agent.guard import GUARD
+from ddpcheck.agent.rank_context import RankContext
+from ddpcheck.agent.tracked_module import TrackedModule
+from ddpcheck.agent.tracked_optimizer import (
+    TrackedOptimizer,
+    first_step,
+    groups_of,
+    inside_another_step,
+    signature,
+    steps_inside_backward,
+)
+from ddpcheck.probes.process.callsite import user_callsite
+
+_OPTIONS = (
+    "find_unused_parameters",
+    "gradient_as_bucket_view",
+    "static_graph",
+    "init_sync",
+    "broadcast_buffers",
+    "forward_sync_buffers",
+    "bucket_cap_mb",
+)
+
+
+class Dispatcher:
+    """Knows the DDP modules and optimizers of this rank; holds none of them alive."""
+
+    def __init__(self, session: RankContext, ddp_init: Callable[..., None]) -> None:
+        self.session = session
+        self._signature = inspect.signature(ddp_init)
+        self._modules: weakref.WeakKeyDictionary[torch.nn.Module, TrackedModule] = weakref.WeakKeyDictionary()
+        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, TrackedOptimizer | None]
+        self._optimizers = weakref.WeakKeyDictionary()
+        # Optimizers that step no DDP module, as far as that could be told when they had this signature.
+        self._unknown: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, ...]]
+        self._unknown = weakref.WeakKeyDictionary()
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._forgotten = GUARD.protect("agent", "forgotten", self._forget)
+        self._count = 0
+        self._optimizer_count = 0
+        self._steps_seen = 0
+
+    def entering(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        """DDP's constructor was called; the instance is still bare."""
+        given = self._signature.bind_partial(ddp, *args, **kwargs).arguments
+        module = given.get("module")
+        if not isinstance(module, torch.nn.Module):
+            return
+        group = _group_ranks(given)
+        ordinal = self._numbers.get(group, 0)
+        self._numbers[group] = ordinal + 1
+        watched = TrackedModule(
+            index=self._count,
+            ordinal=ordinal,
+            group=group,
+            module=weakref.ref(module),
+            ddp=weakref.ref(ddp),
+            ignored=_ignored(module, given),
+            name=type(module).__name__,
+            options={name: given[name] for name in _OPTIONS if name in given},
+            where=user_callsite(),
+        )
+        self._count += 1
+        weakref.finalize(ddp, self._forgotten, watched).atexit = False
+        self._modules[ddp] = watched
+        self.session.tell("entering", watched)
+
+    def _forget(self, watched: TrackedModule) -> None:
+        """The wrapper is gone; what it wrapped is still there, for a last look."""
+        self.session.tell("forgetting", watched)
+        watched.forget()
+
+    def wrapped(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        watched = self._modules.get(ddp)
+        if watched is None:
+            return
+        self.session.tell("wrapped", watched)
+        if self.session.config.gradients != "off":
+            watched.backward = BackwardTracker(watched, self.session.tell)
+            watched.backward.attach()
+
+    def forward(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        """Only training forwards count: evaluation may run on one rank alone."""
+        watched = self._modules.get(ddp)
+        if watched is not None and torch.is_grad_enabled():
+            if watched.backward is not None:
+                watched.backward.settle()
+            # Before the forward counts: what was done until now belongs to the backwards until now.
+            self.session.tell("forward", watched)
+            if watched.backward is not None:
+                watched.backward.forward(armed=bool(getattr(ddp, "require_backward_grad_sync", True)))
+            self.session.tell("inputs", watched, args, kwargs)
+            watched.forwards += 1
+
+    def buffers_synced(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        # A hook of the user's own may leave the work for the end of the backward: when it is done cannot be seen.
+        if hasattr(ddp, "buffer_hook"):
+            return
+        watched = self._modules.get(ddp)
+        if watched is not None and torch.is_grad_enabled():
+            self.session.tell("buffers_synced", watched)
+            watched.syncs += 1
+
+    def forward_done(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        watched = self._modules.get(ddp)
+        if watched is not None and torch.is_grad_enabled():
+            self.session.tell("forward_done", watched)
+
+    def backward_called(self, tensors: Any = None, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
+        # Weights of the user's own make something else of the sum than a loss.
+        self.session.tell("backward_called", tensors if grad_tensors is None else None)
+
+    def backward_returned(self, *args: Any, **kwargs: Any) -> None:
+        self.session.tell("backward_returned")
+
+    def before_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
+        if inside_another_step():
+            return
+        watched = self._watched(optimizer)
+        if watched is None:
+            return
+        for module in watched.modules:
+            if module.backward is not None:
+                module.backward.settle()
+        self.session.tell("before_step", watched)
+
+    def after_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
+        if inside_another_step():
+            return
+        self._steps_seen += 1
+        watched = self._optimizers.get(optimizer)
+        if watched is None:
+            return
+        self.session.tell("after_step", watched)
+        watched.steps += 1
+        watched.scaled, watched.scale = False, None
+        for module in watched.modules:
+            module.steps = max(module.steps, watched.steps)
+            if module.backward is not None:
+                module.backward.close_window()
+
+    def asking(self, iterator: Any) -> None:
+        self.session.tell("asking", iterator)
+
+    def got(self, iterator: Any) -> None:
+        self.session.tell("got", iterator)
+
+    def ran_out(self, iterator: Any) -> None:
+        self.session.tell("ran_out", iterator)
+
+    def drawn(self, iterator: Any, index: Any) -> None:
+        self.session.tell("drawn", iterator, index)
+
+    def exhausted(self, iterator: Any) -> None:
+        self.session.tell("exhausted", iterator)
+
+    def scaler_before(self, scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        self._steps_before = self._steps_seen
+        watched = self._watched(optimizer)
+        if watched is not None:
+            watched.scaled = isinstance(getattr(scaler, "_scale", None), torch.Tensor)
+            watched.scale = _scale(scaler, optimizer)
+
+    def scaler_after(self, scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        watched = self._optimizers.get(optimizer)
+        if watched is not None and self._steps_seen == self._steps_before:
+            self.session.tell("skipped", watched)
+            watched.scaled, watched.scale = False, None
+
+    _steps_before = 0
+
+    def _watched(self, optimizer: torch.optim.Optimizer) -> TrackedOptimizer | None:
+        """The optimizer's entry, made or renewed where its or a module's set of parameters has changed."""
+        modules = list(self._modules.values())
+        now = signature(optimizer, modules)
+        known = self._optimizers.get(optimizer)
+        if known is not None and known.signature == now:
+            return known
+        if known is None and self._unknown.get(optimizer) == now:
+            return None
+        groups = {watched.index: groups_of(optimizer, watched) for watched in modules}
+        stepped = [w for w in modules if any(place >= 0 for group in groups[w.index] for place in group)]
+        if not stepped or steps_inside_backward(optimizer):
+            self._unknown[optimizer] = now
+            return known
+        if known is None:
+            name = type(optimizer).__name__
+            known = TrackedOptimizer(self._optimizer_count, name, weakref.ref(optimizer), now)
+            known.steps = max(first_step(watched, groups[watched.index]) for watched in stepped)
+            self._optimizer_count += 1
+            self._optimizers[optimizer] = known
+        known.signature, known.modules, known.groups = now, stepped, groups
+        for watched in stepped:
+            watched.owners[known.index] = known.owned(watched)
+        return known
+
+
+def _group_ranks(given: dict[str, Any]) -> tuple[int, ...]:
+    distributed: Any = torch.distributed
+    group = given.get("process_group")
+    if group is None and given.get("device_mesh") is not None:
+        group = given["device_mesh"].get_group(mesh_dim=0)
+    return tuple(distributed.get_process_group_ranks(group or distributed.group.WORLD))
+
+
+def _ignored(module: torch.nn.Module, given: dict[str, Any]) -> frozenset[str]:
+    """What DDP was told to leave alone may rightly differ."""
+    names = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    names.update(name for name, _ in given.get("delay_all_reduce_named_params") or ())
+    return frozenset(names)
+
+
+def _scale(scaler: Any, optimizer: torch.optim.Optimizer) -> float | None:
+    """GradScaler's scale, where reading it waits for nothing that the scaler does not wait for itself."""
+    scale = getattr(scaler, "_scale", None)
+    if not isinstance(scale, torch.Tensor):
+        return None
+    if scale.device.type != "cpu" and getattr(optimizer, "_step_supports_amp_scaling", False):
+        return None
+    return float(scale.item())

@@ -1,0 +1,267 @@
+"""The way in: patches the few places through which a process becomes a rank, and wakes the agent there."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+from ddpcheck.agent.guard import GUARD
+from ddpcheck.agent.patches import Patches, calling, hide_from_compiler, leave_out_wrappers, skip_frame
+from ddpcheck.agent.startup_tracer import STARTUP
+from ddpcheck.config import Config
+from ddpcheck.injection import write_fault_line
+
+
+def set_aside() -> AbstractContextManager[Any]:
+    """Until the end of the block no mode of the user's, and no `__torch_function__`, hears of anything."""
+    if not torch._C._len_torch_dispatch_stack():
+        disabled: AbstractContextManager[Any] = torch._C.DisableTorchFunction()
+        return disabled
+    return _dispatch_modes_too()
+
+
+@contextmanager
+def _dispatch_modes_too() -> Iterator[None]:
+    # Taken off one by one: torch's own way of doing it imports its tracer first, which takes a second.
+    from torch.utils._python_dispatch import _pop_mode, _push_mode
+
+    with torch._C.DisableTorchFunction():
+        modes = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
+        try:
+            yield
+        finally:
+            for mode in reversed(modes):
+                _push_mode(mode)
+
+
+class Agent:
+    """Asleep until this very process makes a process group or a DDP module: only then is it a rank."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._patches = Patches()
+        self._hooks: list[Any] = []
+        self._sessions = 0
+        self._watcher: Any = None
+        self._ddp_init: Any = None
+        self._awake = False
+        self._group_gone = False
+
+    def install(self) -> None:
+        """At import of torch: no more than a few stubs, nothing is opened."""
+        import torch.distributed as distributed
+        from torch.nn.parallel.distributed import DistributedDataParallel
+
+        protect = GUARD.protect
+        self._ddp_init = DistributedDataParallel.__init__
+        entering = protect("agent", "entering", self._entering)
+        wrapped = protect("agent", "wrapped", self._wrapped)
+        self._patches.replace(
+            DistributedDataParallel, "__init__", lambda original: calling(original, entering, wrapped)
+        )
+        if self._config.profile:
+            from ddpcheck.probes.process.profiler_conflict import PROFILERS
+
+            PROFILERS.watch_switches(self._patches)
+        if not distributed.is_available():
+            return
+        opened = protect("agent", "open", self._open)
+        closing = protect("agent", "group_closed", self._group_closed)
+
+        def there(*args: Any, **kwargs: Any) -> None:
+            STARTUP.joined()
+            opened()
+
+        for owner in (distributed, sys.modules["torch.distributed.distributed_c10d"]):
+            self._patches.replace(
+                owner,
+                "init_process_group",
+                lambda original: calling(original, STARTUP.joining, there),
+            )
+            self._patches.replace(
+                owner, "destroy_process_group", lambda original: calling(original, closing, None)
+            )
+        # Last: what fails here leaves all the rest in place.
+        STARTUP.install()
+
+    def _open(self) -> None:
+        """A process group was made here: this process is a rank."""
+        import torch.distributed as distributed
+
+        if not distributed.is_initialized() or (self._watcher is not None and not self._group_gone):
+            return
+        if self._watcher is not None:
+            self._watcher.session.close("exit")
+        self._group_gone = False
+        from ddpcheck.agent.dispatcher import Dispatcher
+        from ddpcheck.agent.rank_context import RankContext
+
+        session = RankContext(self._config, self._sessions)
+        self._sessions += 1
+        self._watcher = Dispatcher(session, self._ddp_init)
+        if self._sessions == 1:
+            os.register_at_fork(after_in_child=self._forked)
+            self._watch_exits()
+
+    def _entering(self, *args: Any, **kwargs: Any) -> None:
+        self._open()
+        if self._watcher is not None:
+            self._watcher.entering(*args, **kwargs)
+            # Last before the constructor itself, and first after it: our own looks are not its time.
+            STARTUP.wrapping()
+
+    def _wrapped(self, *args: Any, **kwargs: Any) -> None:
+        if self._watcher is None:
+            return
+        STARTUP.wrapped()
+        self._watcher.wrapped(*args, **kwargs)
+        if not self._awake:
+            self._awake = True
+            self._watch_training()
+
+    def _watch_training(self) -> None:
+        """The first DDP module is there: look at forwards, steps and scalers from here on."""
+        from torch.nn.parallel.distributed import DistributedDataParallel
+        from torch.optim import optimizer
+
+        forward = "_pre_forward" if hasattr(DistributedDataParallel, "_pre_forward") else "forward"
+        self._observe(DistributedDataParallel, forward, before="forward")
+        self._observe(DistributedDataParallel, "_sync_buffers", after="buffers_synced")
+        self._observe(DistributedDataParallel, "_post_forward", after="forward_done")
+        # Tensor.backward goes through it too.
+        self._observe(
+            sys.modules["torch.autograd"], "backward", before="backward_called", after="backward_returned"
+        )
+        self._hooks = [
+            optimizer.register_optimizer_step_pre_hook(self._relay("before_step")),
+            optimizer.register_optimizer_step_post_hook(self._relay("after_step")),
+        ]
+        scaler = getattr(sys.modules.get("torch.amp.grad_scaler"), "GradScaler", None)
+        if scaler is not None:
+            self._observe(scaler, "step", before="scaler_before", after="scaler_after")
+        self._watch_loaders()
+
+    def _watch_loaders(self) -> None:
+        """Indices are drawn in the rank's own process, with workers too."""
+        from ddpcheck.agent.tracked_loader import observed, timed
+
+        loaders = sys.modules.get("torch.utils.data.dataloader")
+        iterators = getattr(loaders, "_BaseDataLoaderIter", None)
+        if iterators is not None:
+            drawn, exhausted = self._relay("drawn"), self._relay("exhausted")
+            self._patches.replace(iterators, "_next_index", lambda draw: observed(draw, drawn, exhausted))
+            asking, got, ran_out = self._relay("asking"), self._relay("got"), self._relay("ran_out")
+            self._patches.replace(iterators, "__next__", lambda take: timed(take, asking, got, ran_out))
+
+    def _observe(self, owner: Any, name: str, before: str = "", after: str = "") -> None:
+        def make(original: Any) -> Any:
+            wrapper = calling(
+                original, self._relay(before) if before else None, self._relay(after) if after else None
+            )
+            skip_frame(wrapper)
+            return wrapper
+
+        self._patches.replace(owner, name, make)
+
+    def _relay(self, moment: str) -> Any:
+        """A guarded call to the watcher of the day; what it returns never reaches the caller."""
+
+        def relay(*args: Any, **kwargs: Any) -> None:
+            if self._watcher is not None:
+                getattr(self._watcher, moment)(*args, **kwargs)
+
+        return hide_from_compiler(GUARD.protect("agent", moment, relay))
+
+    def _group_closed(self, *args: Any, **kwargs: Any) -> None:
+        """Only the end of the whole world ends the session, not that of one group."""
+        import torch.distributed as distributed
+
+        group = args[0] if args else kwargs.get("group")
+        if self._watcher is not None and group in (None, distributed.group.WORLD):
+            self._watcher.session.end()
+            self._group_gone = True
+
+    def _watch_exits(self) -> None:
+        """Every way out that Python can see; what it cannot see leaves a file without an end."""
+        # Guarded under a name of its own: whatever else was switched off, the file is closed properly.
+        close = GUARD.protect("exit", "close", self._close)
+        leaving = GUARD.protect("exit", "leaving", self._leaving)
+        atexit.register(close)
+        self._patches.replace(sys, "exit", lambda original: calling(original, leaving, None))
+        # Forked multiprocessing children leave this way, and so do jobs that fear a hang at exit.
+        self._patches.replace(
+            os, "_exit", lambda original: calling(original, lambda status=0: (leaving(status), close()), None)
+        )
+        hook = sys.excepthook
+        noted = GUARD.protect("exit", "raised", self._raised)
+
+        def excepthook(kind: Any, error: Any, trace: Any) -> None:
+            noted(kind, error, trace)
+            hook(kind, error, trace)
+
+        sys.excepthook = excepthook
+
+    _error = ("", "")
+
+    def _raised(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        import traceback
+
+        leave_out_wrappers(trace)
+        frames = traceback.extract_tb(trace)
+        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        self._error = (_quoted(f"{kind.__name__}: {error}"), where)
+
+    def _leaving(self, status: object = None) -> None:
+        if status in (None, 0) or self._error[0]:
+            return
+        # Launchers such as mp.spawn catch what a rank raises, and leave by a status: the reason is still at hand.
+        error = sys.exc_info()[1]
+        if error is not None and not isinstance(error, SystemExit):
+            self._raised(type(error), error, error.__traceback__)
+        else:
+            self._error = (_quoted(f"exit status {status}"), "")
+
+    def _close(self) -> None:
+        if self._watcher is not None:
+            reason = "raised" if self._error[0] else "exit"
+            self._watcher.session.close(reason, *self._error)
+
+    def _forked(self) -> None:
+        """A child of a rank, most often a data-loader worker, is no rank."""
+        if self._watcher is not None:
+            self._watcher.session.abandon()
+            self._watcher = None
+            STARTUP.end()
+            from ddpcheck.probes.process.profiler_conflict import PROFILERS
+
+            PROFILERS.forked()
+
+
+def _quoted(text: str) -> str:
+    """What the user's program said at its end, without the credentials that error messages like to quote."""
+    from ddpcheck.privacy import mask_text
+
+    return mask_text(text[:4000])[:500]
+
+
+def install() -> None:
+    """Called once torch's DDP module has been imported."""
+    config = Config.from_environment(os.environ)
+    if config is not None:
+        GUARD.last_resort = _strand
+        GUARD.surroundings = set_aside
+        Agent(config).install()
+
+
+def _strand(probe: str, entry: str, error: str, where: str) -> None:
+    """A fault before there is a session, in a file of its own; nothing of ours wakes up here again."""
+    import torch.distributed as distributed
+
+    rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else None
+    write_fault_line(probe, entry, error, where, rank)

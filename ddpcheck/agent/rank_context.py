@@ -1,0 +1,147 @@
+"""A session: one rank's part in one start of a job, from its process group to its end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch.autograd import profiler
+
+from ddpcheck.agent.guard import GUARD
+from ddpcheck.agent.identity import header, job_store, session_id
+from ddpcheck.agent.shm_exchange import ShmExchange, own_place
+from ddpcheck.agent.writer import RecordWriter
+from ddpcheck.config import Config
+from ddpcheck.probes.digest import make_digester
+from ddpcheck.probes.live_compare.node import NodeCompare
+from ddpcheck.probes.live_compare.store import StoreCompare
+from ddpcheck.probes.probe import MOMENTS, Probe
+from ddpcheck.probes.profile import ProfileProbe
+from ddpcheck.probes.roster import PROBES
+from ddpcheck.records.schema import EndRecord, FaultRecord, Record
+
+OWN = "ddpcheck"
+
+
+def marked(entry: Callable[..., Any]) -> Callable[..., None]:
+    """`entry`, under a span of its own wherever a profiler looks on."""
+
+    def call(*args: Any) -> None:
+        if not getattr(profiler, "_is_profiler_enabled", True):
+            entry(*args)
+            return
+        with profiler.record_function(OWN):
+            entry(*args)
+
+    return call
+
+
+class RankContext:
+    """Holds the file, the board and the probes of this rank."""
+
+    def __init__(self, config: Config, number: int) -> None:
+        distributed: Any = torch.distributed
+        self.config = config
+        self.rank: int = distributed.get_rank()
+        self.world_size: int = distributed.get_world_size()
+        self.session = session_id(number)
+        self._pid = os.getpid()
+        self._closed = False
+        self._ended = False
+        self.over = False
+        # What probes have taken from the training thread so far.
+        self.own_ns = 0
+        self._writer = _open_writer(Path(config.run_dir), self.rank)
+        algorithm = make_digester("cpu").algorithm
+        self.write(header(self.session, algorithm))
+        self.board = self._open_board(config)
+        GUARD.report_to(self._fault)
+        self.disagreements: NodeCompare | None = None
+        if self.board is not None:
+            # Guarded by itself: a system that is out of threads must not cost the comparison on this node.
+            across = GUARD.protect("across_nodes", "begin", self._across_nodes)(config, algorithm)
+            self.disagreements = NodeCompare(self, self.board, across)
+        self._moments: dict[str, list[Any]] = {moment: [] for moment in MOMENTS}
+        for kind in PROBES:
+            if kind.wanted(config):
+                self._enlist(kind(self))
+
+    def _enlist(self, probe: Probe) -> None:
+        """Only moments that the probe overrides cost anything."""
+        for moment in MOMENTS:
+            if getattr(type(probe), moment) is not getattr(Probe, moment):
+                protected = GUARD.protect(probe.name, moment, getattr(probe, moment))
+                # The probe that starts and stops the profiler cannot lie inside a span of it.
+                if self.config.profile and probe.name != ProfileProbe.name:
+                    protected = marked(protected)
+                self._moments[moment].append(protected)
+
+    def _open_board(self, config: Config) -> ShmExchange | None:
+        try:
+            return own_place(Path(config.board), self.rank) if config.board else None
+        except OSError as error:
+            # Ranks in another container, or no room: digests are still compared, from the files.
+            self.write(FaultRecord("board", "open", f"{type(error).__name__}: {error}", "", os.getpid()))
+            return None
+
+    def _across_nodes(self, config: Config, algorithm: str) -> StoreCompare | None:
+        """Where all ranks are on one board, or there is no store that can do it, there is nobody to ask."""
+        if self.world_size == 1 or os.environ.get("LOCAL_WORLD_SIZE") == str(self.world_size):
+            return None
+        store = job_store()
+        return None if store is None else StoreCompare(self, store, config.board, algorithm)
+
+    def tell(self, moment: str, *what: Any) -> None:
+        began = perf_counter_ns()
+        for protected in self._moments[moment]:
+            protected(*what)
+        self.own_ns += perf_counter_ns() - began
+
+    def write(self, record: Record) -> None:
+        self._writer.write(record)
+        if self._writer.failed and self.board is not None:
+            self.board.say_trouble(self._writer.failed)
+
+    def _fault(self, probe: str, entry: str, error: str, where: str) -> None:
+        self.write(FaultRecord(probe, entry, error, where, os.getpid()))
+        # The next thing that fails may be the exit.
+        self._writer.flush()
+
+    def end(self) -> None:
+        """The process group is going away: last looks, once."""
+        if not self._ended:
+            self._ended = True
+            self.tell("ending")
+
+    def close(self, reason: str, error: str = "", where: str = "") -> None:
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self.end()
+        # From here on there is nothing to look for: let go of the probes and of all they hold.
+        self.over = True
+        self._moments = {moment: [] for moment in MOMENTS}
+        self._writer.close(EndRecord(reason, time.time(), error, where, self._writer.dropped))
+        if self._writer.failed and self.board is not None:
+            self.board.say_trouble(self._writer.failed)
+
+    def abandon(self) -> None:
+        """This is a forked child, not the rank."""
+        self._closed = True
+        self._writer.abandon()
+
+
+def _open_writer(folder: Path, rank: int) -> RecordWriter:
+    """A file of our own: restarts and jobs in sequence find the first names taken."""
+    for attempt in range(10_000):
+        suffix = f".{attempt}" if attempt else ""
+        try:
+            return RecordWriter(folder / f"rank-{rank:05d}{suffix}.jsonl")
+        except FileExistsError:
+            continue
+    raise FileExistsError(f"no free name for rank {rank} in {folder}")

@@ -1,0 +1,277 @@
+"""The board: shared memory in which ranks of one node see each other's latest digests, waiting for nobody.
+
+A disagreement has to be known before the next optimizer step changes the parameters, else the differing
+values are gone. Each rank owns one slot, writes only there, and reads the others' without locks: an entry
+carries a checksum, and one that does not fit is taken as not there yet.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+SLOTS = 256
+RING = 64
+MOST_LEAVES = 8192
+LEAF = 8
+
+# Rank + 1, pid, entries written, key of the leaves, their number, trouble.
+_HEADER = struct.Struct("<iiQ8sI120s")
+_ENTRY = struct.Struct("<8s16sII")  # key, root, flags, checksum
+_RING_AT = 256
+_LEAVES_AT = 4096
+_SLOT = _LEAVES_AT + MOST_LEAVES * LEAF
+_SIZE = SLOTS * _SLOT + mmap.PAGESIZE
+_COUNT_AT = 8
+_KEY_AT = 16
+_TROUBLE_AT = 28
+# Behind the header: how often this rank has shown a sign of progress, and which threads of it are ours.
+_BEAT_AT = 152
+_OWN_THREADS_AT = 160
+_OWN_THREADS = struct.Struct("<4I")
+# Behind the last slot: the number of the launcher's latest question to all ranks.
+_QUESTION_AT = SLOTS * _SLOT + 64
+_NUMBER = struct.Struct("<Q")
+
+CAPTURED = 1
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """What the launcher sees of a rank: its signs of progress so far, and threads that are not the user's."""
+
+    beats: int
+    own_threads: frozenset[int] = frozenset()
+
+
+class HeartbeatState(NamedTuple):
+    """What a rank could not write to its file, and could still say here."""
+
+    rank: int
+    pid: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one rank said of one moment."""
+
+    rank: int
+    slot: int
+    key: bytes
+    root: bytes
+    captured: bool
+
+
+def create_exchange(path: Path) -> None:
+    """Create an empty board. Space is taken slot by slot as ranks come, so an idle board costs one page."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(descriptor, _SIZE)
+    finally:
+        os.close(descriptor)
+
+
+class ShmExchange:
+    """One rank's view of the board."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._slot = self._claim()
+            # Without real space behind it a full disk would answer an access to the mapping with SIGBUS; one
+            # page of the next slot belongs to it, since looking for news ends at the first free slot.
+            os.posix_fallocate(self._file, self._slot * _SLOT, _SLOT + mmap.PAGESIZE)
+            self._map = mmap.mmap(self._file, _SIZE)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._base = self._slot * _SLOT
+        self.begin(rank)
+
+    def begin(self, rank: int, trouble: bytes = b"") -> None:
+        """A clean place, for a rank that has said nothing yet."""
+        self._count = 0
+        self._seen = [0] * SLOTS
+        self._map[self._base : self._base + _SLOT] = bytes(_SLOT)
+        _HEADER.pack_into(self._map, self._base, rank + 1, os.getpid(), 0, b"", 0, trouble)
+
+    def begin_again(self, rank: int) -> None:
+        """The same process is a rank once more; what it could not write before is still to be told."""
+        self.begin(rank, _HEADER.unpack_from(self._map, self._base)[-1])
+
+    def _claim(self) -> int:
+        """The first slot nobody holds; the kernel gives a dead rank's lock back.
+
+        What a dead rank could not write elsewhere is kept for the launcher as long as there are other slots.
+        """
+        told = [slot for slot in range(SLOTS) if self._tells_of_trouble(slot)]
+        for slot in [*(slot for slot in range(SLOTS) if slot not in told), *told]:
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot * _SLOT)
+            except OSError:
+                continue
+            return slot
+        raise OSError(f"all {SLOTS} places on the board are taken")
+
+    def _tells_of_trouble(self, slot: int) -> bool:
+        """Read, not mapped: there may be no space behind it."""
+        return os.pread(self._file, 1, slot * _SLOT + _TROUBLE_AT) not in (b"", b"\0")
+
+    def publish(self, key: bytes, root: bytes, leaves: Sequence[bytes], flags: int = 0) -> int:
+        """Say what this rank found; returns the number of the entry."""
+        if len(leaves) <= MOST_LEAVES:
+            at = self._base + _LEAVES_AT
+            data = b"".join(leaf[:LEAF] for leaf in leaves)
+            # The key is cleared first: leaves half written belong to no moment.
+            self._map[self._base + _KEY_AT : self._base + _KEY_AT + 8] = bytes(8)
+            self._map[at : at + len(data)] = data
+            struct.pack_into("<8sI", self._map, self._base + _KEY_AT, key, len(leaves))
+        number = self._count
+        self._put(number, key, root, flags)
+        self._count += 1
+        struct.pack_into("<Q", self._map, self._base + _COUNT_AT, self._count)
+        return number
+
+    def mark_captured(self, number: int, key: bytes, root: bytes) -> None:
+        """Tell the others that this rank kept the values of entry `number`, so that they keep theirs too."""
+        if self._count - number < RING:
+            self._put(number, key, root, CAPTURED)
+
+    def say_trouble(self, text: str) -> None:
+        data = text.encode(errors="replace")[:119]
+        self._map[self._base + _TROUBLE_AT : self._base + _TROUBLE_AT + 120] = data.ljust(120, b"\0")
+
+    def beat(self, count: int) -> None:
+        """A sign of progress, for the launcher."""
+        _NUMBER.pack_into(self._map, self._base + _BEAT_AT, count)
+
+    def introduce(self, threads: Sequence[int]) -> None:
+        """Tell the launcher the ids of ddpcheck's own threads in this rank."""
+        ids = [*threads, 0, 0, 0, 0][:4]
+        _OWN_THREADS.pack_into(self._map, self._base + _OWN_THREADS_AT, *ids)
+
+    def ranks(self) -> set[int]:
+        """The ranks on this board whose processes are still there."""
+        found: set[int] = set()
+        for slot in range(SLOTS):
+            rank, pid, *_ = _HEADER.unpack_from(self._map, slot * _SLOT)
+            if rank == 0:
+                break
+            if os.path.exists(f"/proc/{pid}"):
+                found.add(rank - 1)
+        return found
+
+    def question(self) -> int:
+        """The launcher's latest question; 0: none yet. Read, not mapped: there may be no space behind it."""
+        data = os.pread(self._file, _NUMBER.size, _QUESTION_AT)
+        return int(_NUMBER.unpack(data)[0]) if len(data) == _NUMBER.size else 0
+
+    def _put(self, number: int, key: bytes, root: bytes, flags: int) -> None:
+        at = self._base + _RING_AT + (number % RING) * _ENTRY.size
+        _ENTRY.pack_into(self._map, at, key, root, flags, _check(key, root, flags))
+
+    def news(self) -> Iterator[Entry]:
+        """Entries of other ranks since the last look; what a ring that ran over has lost is skipped."""
+        for slot in range(SLOTS):
+            base = slot * _SLOT
+            rank, _, count, _, _, _ = _HEADER.unpack_from(self._map, base)
+            if rank == 0:
+                return
+            if slot == self._slot or count == self._seen[slot]:
+                continue
+            first = max(self._seen[slot] if count > self._seen[slot] else 0, count - RING)
+            self._seen[slot] = count
+            for number in range(first, count):
+                entry = self._read(slot, rank - 1, number)
+                if entry is not None:
+                    yield entry
+
+    def _read(self, slot: int, rank: int, number: int) -> Entry | None:
+        at = slot * _SLOT + _RING_AT + (number % RING) * _ENTRY.size
+        key, root, flags, check = _ENTRY.unpack_from(self._map, at)
+        if check != _check(key, root, flags):
+            return None
+        return Entry(rank, slot, key, root, bool(flags & CAPTURED))
+
+    def leaves_of(self, slot: int, key: bytes) -> list[bytes] | None:
+        """The leaves behind another rank's latest entry, if that is still the one of `key`."""
+        base = slot * _SLOT
+        found, count = struct.unpack_from("<8sI", self._map, base + _KEY_AT)
+        if found != key:
+            return None
+        at = base + _LEAVES_AT
+        data = self._map[at : at + count * LEAF]
+        again = self._map[base + _KEY_AT : base + _KEY_AT + 8]
+        if again != key:
+            return None
+        return [data[i : i + LEAF] for i in range(0, len(data), LEAF)]
+
+    def close(self) -> None:
+        self._map.close()
+        os.close(self._file)
+
+
+_held: dict[tuple[int, Path], ShmExchange] = {}
+
+
+def own_place(path: Path, rank: int) -> ShmExchange:
+    """The one place of this process, whatever number of process groups it makes, held until it ends.
+
+    A second view could never be let go: closing any descriptor of the file gives up all locks of the process.
+    """
+    # A forked child has its parent's views, but none of its locks.
+    key = (os.getpid(), path)
+    if key in _held:
+        _held[key].begin_again(rank)
+    else:
+        _held[key] = ShmExchange(path, rank)
+    return _held[key]
+
+
+def troubles(path: Path) -> list[HeartbeatState]:
+    """What ranks could not write to their files, read by the launcher."""
+    found: list[HeartbeatState] = []
+    with path.open("rb") as file:
+        for slot in range(SLOTS):
+            file.seek(slot * _SLOT)
+            rank, pid, _, _, _, trouble = _HEADER.unpack(file.read(_HEADER.size))
+            text = trouble.rstrip(b"\0").decode(errors="replace")
+            if rank and text:
+                found.append(HeartbeatState(rank - 1, pid, text))
+    return found
+
+
+def signs(path: Path) -> dict[int, Heartbeat]:
+    """Signs of ranks by process id, read by the launcher."""
+    found: dict[int, Heartbeat] = {}
+    with path.open("rb") as file:
+        for slot in range(SLOTS):
+            file.seek(slot * _SLOT)
+            data = file.read(_RING_AT)
+            rank, pid, *_ = _HEADER.unpack_from(data)
+            if not rank:
+                break
+            threads = frozenset(_OWN_THREADS.unpack_from(data, _OWN_THREADS_AT))
+            found[pid] = Heartbeat(_NUMBER.unpack_from(data, _BEAT_AT)[0], threads - {0})
+    return found
+
+
+def ask(path: Path, number: int) -> None:
+    """Ask all ranks of this node where they stand."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.pwrite(descriptor, _NUMBER.pack(number), _QUESTION_AT)
+    finally:
+        os.close(descriptor)
+
+
+def _check(key: bytes, root: bytes, flags: int) -> int:
+    return zlib.crc32(root, zlib.crc32(key)) ^ flags

@@ -1,0 +1,217 @@
+"""A DDP module under watch: its tensors by name, in order, and whether that set changed since wrapping."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import is_not
+from typing import Any
+
+import torch
+
+from ddpcheck.agent.backward_tracker import BackwardTracker
+from ddpcheck.records.schema import ModuleRecord
+
+Holder = dict[str, Any]  # a submodule's own dict of parameters or buffers
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a tensor lives: looked up anew each time, since users replace tensors."""
+
+    name: str
+    holder: Holder
+    key: str
+
+
+@dataclass(frozen=True)
+class ParamSetChange:
+    """A way in which the set of parameters is not what DDP was told of."""
+
+    change: str
+    parameter: str
+
+
+class Holders:
+    """All dicts of one kind of a module, compared at every step: so all of them at once, and in C."""
+
+    def __init__(self, holders: Iterable[Holder]) -> None:
+        self._holders = list(holders)
+        self._sizes = list(map(len, self._holders))
+        self._filled = [holder for holder in self._holders if holder]
+        self._keys = list(chain.from_iterable(self._filled))
+
+    def values(self) -> Iterable[Any]:
+        return chain.from_iterable(map(dict.values, self._filled))
+
+    def renamed(self) -> bool:
+        return (
+            list(map(len, self._holders)) != self._sizes
+            or list(chain.from_iterable(self._filled)) != self._keys
+        )
+
+
+@dataclass(eq=False)
+class TrackedModule:
+    """One DDP module. `ordinal` counts those wrapped in the same process group, so ranks agree on it."""
+
+    index: int
+    ordinal: int
+    group: tuple[int, ...]
+    module: weakref.ref[torch.nn.Module]
+    ddp: weakref.ref[torch.nn.Module]
+    ignored: frozenset[str]
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    where: str = ""
+    forwards: int = 0
+    # Of the buffers: under no_sync ranks may come to the same one by different numbers of forwards.
+    syncs: int = 0
+    steps: int = 0
+    stepped: bool = False
+    joined: bool = False
+    comm_hooks: int = 0
+    # Replicas are meant to differ between averagings (post-localSGD): nothing to compare at each step.
+    loose: bool = False
+    # Follows the backwards, once the module is wrapped.
+    backward: BackwardTracker | None = None
+    parameters: list[Slot] = field(default_factory=list)
+    buffers: list[Slot] = field(default_factory=list)
+    # By optimizer, the places of the parameters it steps.
+    owners: dict[int, set[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # What the reducer was built from: parameters that wanted gradients then.
+        self._reduced: dict[int, str] = {}
+        # With all places of tied parameters, which are listed once.
+        self._parts = Holders([])
+        self._members: list[Any] = []
+        self._buffer_parts = Holders([])
+        self._absent: list[bool] = []
+        self._tensors: list[torch.Tensor] = []
+        self._wanted: list[bool] = []
+        self.revision = 0
+        self.catalogue()
+        for slot in self.parameters:
+            tensor = slot.holder[slot.key]
+            if tensor.requires_grad:
+                self._reduced[id(tensor)] = slot.name
+
+    def catalogue(self) -> None:
+        """List the tensors as they stand now, each once, in DDP's order."""
+        module = self.module()
+        if module is None:
+            return
+        self.parameters = list(_slots(module, "_parameters", self.ignored))
+        self.buffers = list(_slots(module, "_buffers", self.ignored))
+        children = list(module.modules())
+        self._parts = Holders(part for child in children for part in (child._modules, child._parameters))
+        self._members = list(self._parts.values())
+        self._buffer_parts = Holders(child._buffers for child in children)
+        self._absent = [buffer is None for buffer in self._buffer_parts.values()]
+        self._tensors = self.tensors(self.parameters)
+        self._wanted = [tensor.requires_grad for tensor in self._tensors]
+        self.revision += 1
+
+    def changes(self) -> list[ParamSetChange]:
+        """What changed since the last call and matters to the reducer; after any change lists anew."""
+        if not self._changed():
+            return []
+        names = [slot.name for slot in self.parameters]
+        before = dict(zip(names, self._tensors, strict=True))
+        wanted = dict(zip(names, self._wanted, strict=True))
+        self.catalogue()
+        return list(self._compare(before, wanted))
+
+    def _changed(self) -> bool:
+        return (
+            self._parts.renamed()
+            or any(map(is_not, self._parts.values(), self._members))
+            or self._buffer_parts.renamed()
+            # Which buffer it is does not matter: they are looked up anew each time, and users replace them.
+            or [buffer is None for buffer in self._buffer_parts.values()] != self._absent
+            or [tensor.requires_grad for tensor in self._tensors] != self._wanted
+        )
+
+    def _compare(self, before: dict[str, Any], wanted: dict[str, bool]) -> Iterable[ParamSetChange]:
+        for slot in self.parameters:
+            tensor = slot.holder[slot.key]
+            if not tensor.requires_grad or id(tensor) in self._reduced:
+                continue
+            old = before.get(slot.name)
+            if old is None:
+                yield ParamSetChange("added", slot.name)
+            elif old is not tensor:
+                yield ParamSetChange("replaced", slot.name)
+            elif not wanted[slot.name]:
+                yield ParamSetChange("unfrozen", slot.name)
+
+    def strangers(self) -> set[int]:
+        """Places at which another tensor stands now than the reducer was built from."""
+        known = self._reduced
+        return {place for place, tensor in enumerate(self._tensors) if id(tensor) not in known}
+
+    @property
+    def key(self) -> str:
+        """The module's name across ranks."""
+        return f"{','.join(map(str, self.group))}#{self.ordinal}"
+
+    def forget(self) -> None:
+        """The user let DDP's wrapper go: hold none of its tensors, and leave no hook on a module that lives on."""
+        if self.backward is not None:
+            self.backward.detach()
+        self.parameters, self.buffers, self._tensors, self._wanted = [], [], [], []
+        self._parts, self._buffer_parts, self._members, self._absent = Holders([]), Holders([]), [], []
+
+    def tensors(self, slots: list[Slot]) -> list[torch.Tensor]:
+        return [slot.holder[slot.key] for slot in slots]
+
+    def kept_buffers(self) -> list[int]:
+        """Places of the buffers that a checkpoint holds and that measure something: no caches, no counters."""
+        module = self.module()
+        kept: set[str] = set()
+        for prefix, child in module.named_modules() if module is not None else ():
+            passing: set[str] = getattr(child, "_non_persistent_buffers_set", set())
+            kept |= {f"{prefix}.{key}" if prefix else key for key in child._buffers if key not in passing}
+        return [
+            place
+            for place, slot in enumerate(self.buffers)
+            if slot.name in kept and slot.holder[slot.key].is_floating_point()
+        ]
+
+    def record(self) -> ModuleRecord:
+        return ModuleRecord(
+            module=self.index,
+            name=self.name,
+            group=list(self.group),
+            ordinal=self.ordinal,
+            parameters=_rows(self.parameters),
+            buffers=_rows(self.buffers),
+            ignored=sorted(self.ignored),
+            options=self.options,
+            where=self.where,
+        )
+
+
+def _slots(module: torch.nn.Module, attribute: str, ignored: frozenset[str]) -> Iterable[Slot]:
+    """Tied tensors appear once, under their first name, as `named_parameters` has it."""
+    seen: set[int] = set()
+    for prefix, child in module.named_modules():
+        holder: Holder = getattr(child, attribute)
+        for key, tensor in holder.items():
+            name = f"{prefix}.{key}" if prefix else key
+            if tensor is None or id(tensor) in seen or name in ignored:
+                continue
+            seen.add(id(tensor))
+            yield Slot(name, holder, key)
+
+
+def _rows(slots: list[Slot]) -> list[list[Any]]:
+    rows = []
+    for slot in slots:
+        tensor = slot.holder[slot.key]
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        rows.append([slot.name, dtype, list(tensor.shape), int(tensor.requires_grad)])
+    return rows

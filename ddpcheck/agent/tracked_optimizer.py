@@ -1,0 +1,83 @@
+"""An optimizer under watch: which DDP modules it steps, and how often it has."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import FrameType
+
+import torch
+
+from ddpcheck.agent.tracked_module import TrackedModule
+
+_OPTIMIZER_FILE = sys.modules[torch.optim.Optimizer.__module__].__file__
+
+
+@dataclass(eq=False)
+class TrackedOptimizer:
+    """One optimizer; `steps` names the step under way: its finished ones, after those of a predecessor."""
+
+    index: int
+    name: str
+    ref: weakref.ref[torch.optim.Optimizer]
+    signature: tuple[int, ...]
+    steps: int = 0
+    # Whether a GradScaler scales the step under way; its scale, where it can be read without waiting.
+    scaled: bool = False
+    scale: float | None = None
+    # Short digest of the hyperparameters in force, for the step's record.
+    hyper: str = ""
+    modules: list[TrackedModule] = field(default_factory=list)
+    # Per module index: per group, the places of its parameters in the module's list.
+    groups: dict[int, list[list[int]]] = field(default_factory=dict)
+
+    def owned(self, watched: TrackedModule) -> set[int]:
+        return {place for group in self.groups[watched.index] for place in group if place >= 0}
+
+
+def signature(optimizer: torch.optim.Optimizer, modules: Iterable[TrackedModule]) -> tuple[int, ...]:
+    """Changes whenever the optimizer's or a module's set of parameters does."""
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    return (*sizes, -1, *(watched.revision for watched in modules))
+
+
+def groups_of(optimizer: torch.optim.Optimizer, watched: TrackedModule) -> list[list[int]]:
+    """Per group, where its parameters stand in the module's list; -1 for those of others."""
+    places = {id(tensor): place for place, tensor in enumerate(watched.tensors(watched.parameters))}
+    return [[places.get(id(p), -1) for p in group["params"]] for group in optimizer.param_groups]
+
+
+def first_step(watched: TrackedModule, groups: list[list[int]]) -> int:
+    """The number of a new optimizer's first step: a job that makes its optimizer anew goes on counting.
+
+    One that steps other parameters works beside the optimizers before it, and joins the step they took last.
+    """
+    earlier: set[int] = set().union(*watched.owners.values())
+    takes_over = any(place in earlier for group in groups for place in group)
+    return watched.steps if takes_over else max(watched.steps - 1, 0)
+
+
+def steps_inside_backward(optimizer: torch.optim.Optimizer) -> bool:
+    """One of the many one-parameter optimizers that `_apply_optimizer_in_backward` makes.
+
+    They step while the backward is under way, one parameter at a time: no moment to look at the whole module.
+    """
+    first = next((p for group in optimizer.param_groups for p in group["params"]), None)
+    return any(optimizer is other for other in getattr(first, "_in_backward_optimizers", ()))
+
+
+def inside_another_step() -> bool:
+    """Whether the step that called our hook was itself called from an optimizer's step, as ZeRO does.
+
+    The inner one leaves parameters as they rightly are only on this rank: only the outermost step counts.
+    Read off the stack, not counted, since a step that raises would leave a counter wrong for good.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    steps = 0
+    while frame is not None and steps < 2:
+        code = frame.f_code
+        steps += code.co_name == "wrapper" and code.co_filename == _OPTIMIZER_FILE
+        frame = frame.f_back
+    return steps > 1

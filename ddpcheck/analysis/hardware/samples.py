@@ -1,0 +1,215 @@
+"""The samples of each node, read line by line: what was notable, and where the counters stood around the steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ddpcheck.analysis.hardware.facts import NodeFacts, facts_from, number
+from ddpcheck.analysis.hardware.statistics import (
+    GpuSample,
+    GpuStatistics,
+    NodeSample,
+    NodeStatistics,
+    sample_from,
+)
+from ddpcheck.analysis.network.route_counters import RouteCounterTable
+from ddpcheck.records.node_log import node_lines
+
+Rates = list[tuple[int, int]]
+
+
+def series_of(samples: Sequence[NodeSample]) -> dict[str, Any]:
+    """For drawing: gauges at each time, and bytes a second since the time before."""
+    network = rates_of(samples, partial(_over_interfaces, False))
+    loopback = rates_of(samples, partial(_over_interfaces, True))
+    gpus = max((len(sample.gpus) for sample in samples), default=0)
+    return {
+        "time": [sample.time for sample in samples],
+        "cpu": [sample.cpu for sample in samples],
+        "memory": [sample.memory for sample in samples],
+        "network": {"received": [row[0] for row in network], "sent": [row[1] for row in network]},
+        "loopback": {"received": [row[0] for row in loopback], "sent": [row[1] for row in loopback]},
+        "gpus": [_gpu_series(samples, index) for index in range(gpus)],
+    }
+
+
+def _gpu_series(samples: Sequence[NodeSample], index: int) -> dict[str, Any]:
+    gauges = {
+        name: [getattr(_gpu(sample, index), name) for sample in samples]
+        for name in ("memory", "busy", "clock", "temperature", "power")
+    }
+    rates = {
+        kind: [row[1] for row in rates_of(samples, partial(_both_ways, index, kind))]
+        for kind in ("nvlink", "pcie")
+    }
+    return {**gauges, **{f"{kind}_sent": row for kind, row in rates.items()}}
+
+
+def _both_ways(index: int, kind: str, sample: NodeSample) -> tuple[int, ...]:
+    moved: tuple[int, int] | None = getattr(_gpu(sample, index), kind)
+    return () if moved is None else (moved[1], moved[0])
+
+
+def _gpu(sample: NodeSample, index: int) -> GpuSample:
+    """A driver that was silent tells nothing of any GPU."""
+    return sample.gpus[index] if index < len(sample.gpus) else GpuSample()
+
+
+def _over_interfaces(loopback: bool, sample: NodeSample) -> tuple[int, ...]:
+    rows = [row for name, row in sample.interfaces.items() if (name == "lo") is loopback]
+    return sum(row[0] for row in rows), sum(row[1] for row in rows)
+
+
+def rates_of(samples: Sequence[NodeSample], totals: Callable[[NodeSample], tuple[int, ...]]) -> Rates:
+    """Bytes a second, received and sent; 0 for the first."""
+    found = [(0, 0)] if samples else []
+    for before, after in pairwise(samples):
+        old, new = totals(before), totals(after)
+        seconds = after.time - before.time
+        if len(old) == len(new) == 2 and seconds > 0:
+            found.append((_rate(old[0], new[0], seconds), _rate(old[1], new[1], seconds)))
+        else:
+            found.append((0, 0))
+    return found
+
+
+def _rate(before: int, after: int, seconds: float) -> int:
+    return round(max(0, after - before) / seconds)
+
+
+# Beyond so many nodes, series for drawing stay in the node logs.
+MOST_DRAWN = 16
+MOST_POINTS = 120
+MOST_CLOSELY = 1000
+FEW_POINTS = 8
+_KINDS = ("hardware", "sample", "sampled")
+Window = tuple[float, float]
+
+
+@dataclass
+class DownsampledSeries:
+    """So many samples at the most: every second, fourth, … of a long job."""
+
+    most: int
+    samples: list[NodeSample] = field(default_factory=list)
+    _seen: int = 0
+    _stride: int = 1
+
+    def add(self, sample: NodeSample) -> None:
+        if self._seen % self._stride == 0:
+            self.samples.append(sample)
+        self._seen += 1
+        if len(self.samples) > self.most:
+            self.samples = self.samples[::2]
+            self._stride *= 2
+
+
+@dataclass
+class NodeSamples:
+    """What one launcher sampled; bounded, however long the job was."""
+
+    host: str
+    facts: NodeFacts = field(default_factory=NodeFacts)
+    # Processor time that sampling took; None where the launcher did not come to its end.
+    cpu_seconds: float | None = None
+    count: int = 0
+    first: NodeSample | None = None
+    last: NodeSample | None = None
+    # The first and the last sample inside the window of the steps.
+    opening: NodeSample | None = None
+    closing: NodeSample | None = None
+    tally: NodeStatistics = field(default_factory=NodeStatistics)
+    # What its ranks sent to other addresses inside that window.
+    routes: RouteCounterTable = field(default_factory=RouteCounterTable)
+    # The same of other launchers on this node, who saw only ranks of their own.
+    more_routes: list[RouteCounterTable] = field(default_factory=list)
+    # By place of the GPU: inside the window of the steps alone.
+    stepping: list[GpuStatistics] = field(default_factory=list)
+    # For drawing, and closer for those who have room for more.
+    drawn: DownsampledSeries = field(default_factory=lambda: DownsampledSeries(MOST_POINTS))
+    closely: DownsampledSeries = field(default_factory=lambda: DownsampledSeries(MOST_CLOSELY))
+
+    @property
+    def series(self) -> list[NodeSample]:
+        """For drawing."""
+        return self.drawn.samples
+
+    def tally_of(self, place: int) -> GpuStatistics:
+        """Of the GPU at a place of the samples."""
+        return self.tally.gpus[place] if place < len(self.tally.gpus) else GpuStatistics()
+
+    def gpu_index(self, place: int) -> int:
+        """The index by which NVML knows the GPU at a place of the samples."""
+        return self.facts.gpus[place].index if place < len(self.facts.gpus) else place
+
+    def add(self, sample: NodeSample, window: Window | None) -> None:
+        self.tally.add(self.last, sample)
+        self.first = self.first or sample
+        self.last = sample
+        if window is not None and window[0] <= sample.time <= window[1]:
+            self.opening = self.opening or sample
+            self.closing = sample
+            self.routes.add(sample)
+            self.stepping += [GpuStatistics() for _ in sample.gpus[len(self.stepping) :]]
+            for tally, gpu in zip(self.stepping, sample.gpus, strict=False):
+                tally.add(gpu)
+        self.drawn.add(sample)
+        self.closely.add(sample)
+        self.count += 1
+
+
+def read_nodes(folder: Path, windows: Mapping[str, Window]) -> list[NodeSamples]:
+    """`windows`: by host, when its ranks stepped.
+
+    One for each node: launchers that share a host and a network namespace see the same, and count once.
+    """
+    found: dict[tuple[str, int], NodeSamples] = {}
+    for host, raw in _lines(folder):
+        pid = raw.get("pid")
+        key = (host, pid if isinstance(pid, int) else 0)
+        node = found.get(key)
+        if node is None:
+            node = found[key] = NodeSamples(host)
+            if len(found) > MOST_DRAWN:
+                node.drawn, node.closely = DownsampledSeries(FEW_POINTS), DownsampledSeries(FEW_POINTS)
+        if raw["kind"] == "hardware":
+            node.facts = facts_from(raw)
+        elif raw["kind"] == "sampled":
+            node.cpu_seconds = number(raw.get("cpu_seconds"))
+        else:
+            sample = sample_from(raw)
+            if sample is not None:
+                node.add(sample, windows.get(host))
+    return _distinct([node for node in found.values() if node.count])
+
+
+def _distinct(launchers: Sequence[NodeSamples]) -> list[NodeSamples]:
+    """One of each node's launchers: all see the same of it, but for ranks that only one of them knows."""
+    distinct: dict[tuple[str, str], NodeSamples] = {}
+    for node in launchers:
+        first = distinct.setdefault((node.host, node.facts.namespace), node)
+        if node is not first and first.tally.ranks.keys().isdisjoint(node.tally.ranks):
+            first.more_routes.append(node.routes)
+    return list(distinct.values())
+
+
+def _lines(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    hosts: dict[str, str] = {}
+    for name, line in node_lines(folder):
+        try:
+            raw = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(raw, dict):
+            continue
+        if raw.get("kind") == "node":
+            # A file's name may have lost letters of the host's.
+            hosts[name] = str(raw.get("host", ""))
+        elif raw.get("kind") in _KINDS:
+            yield hosts.get(name) or name.removeprefix("node-").removesuffix(".jsonl"), raw

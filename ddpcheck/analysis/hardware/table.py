@@ -1,0 +1,176 @@
+"""The key `hardware` of report.json: what each node has, and what it did while the job ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ddpcheck.analysis.hardware.facts import GpuFacts, InterfaceFacts
+from ddpcheck.analysis.hardware.samples import MOST_DRAWN, NodeSamples, series_of
+from ddpcheck.analysis.hardware.statistics import GpuSample, GpuStatistics
+
+# Samples of a GPU at work before its PCIe generation is judged: the link takes a moment to wake up.
+_FEWEST_AT_WORK = 4
+
+
+def remarks_on(facts: GpuFacts, tally: GpuStatistics) -> list[str]:
+    """In words, without the GPU's name; most GPUs have none."""
+    lost = [f"lost ({tally.lost})"] if tally.lost else []
+    held = [f"{reason} in {100 * share:.0f} % of the samples" for reason, share in tally.throttling().items()]
+    cut = [f"cut in {len(facts.mig)} MIG slices"] if facts.mig else []
+    return lost + held + _memory_errors(tally) + _narrow(facts, tally) + cut
+
+
+def _memory_errors(tally: GpuStatistics) -> list[str]:
+    """Only those that came while the job ran."""
+    kinds = zip(("corrected", "uncorrected"), tally.last.ecc, strict=False)
+    return [f"{count} {kind} memory error{'s' if count > 1 else ''}" for kind, count in kinds if count]
+
+
+def _narrow(facts: GpuFacts, tally: GpuStatistics) -> list[str]:
+    if len(facts.pcie) != 2:
+        return []
+    generation, width = facts.pcie
+    found = []
+    if len(tally.last.pcie_link) == 2 and tally.last.pcie_link[1] < width:
+        # The generation sinks when the link is idle; the width does not.
+        found.append(f"PCIe runs x{tally.last.pcie_link[1]} of x{width}")
+    if tally.at_work >= _FEWEST_AT_WORK and tally.generation < generation:
+        found.append(f"PCIe runs at generation {tally.generation} of {generation} under load")
+    return found
+
+
+def gpu_row(facts: GpuFacts, tally: GpuStatistics, ranks: Mapping[int, str]) -> dict[str, Any]:
+    """`ranks`: by process id."""
+    last = tally.last
+    return {
+        "index": facts.index,
+        "name": facts.name,
+        "uuid": facts.uuid,
+        "bus": facts.bus,
+        "memory": {"total": facts.memory, "most": tally.memory},
+        "busy": tally.busy.row(),
+        "memory_busy": tally.memory_busy.row(),
+        "clock": {
+            "highest": facts.clock,
+            "mean": None if (clock := tally.clock.row()) is None else clock["mean"],
+            "lowest_seen": tally.lowest_clock,
+            "memory_lowest_seen": tally.lowest_memory_clock,
+        },
+        "throttled": tally.throttling(),
+        "temperature": tally.temperature,
+        "power_watts": None if tally.power is None else round(tally.power / 1000, 2),
+        "ecc": {"corrected": last.ecc[0], "uncorrected": last.ecc[1]} if len(last.ecc) == 2 else None,
+        "nvlinks": len(facts.nvlinks),
+        "nvlink": _moved(last.nvlink),
+        "nvlink_by_link": _by_link(facts, last),
+        "pcie": _moved(last.pcie),
+        "pcie_link": {
+            "most": _link(facts.pcie),
+            "now": _link(last.pcie_link),
+            "generation_at_work": tally.generation or None,
+        },
+        "processes": [
+            {
+                "pid": pid,
+                "rank": int(rank) if (rank := ranks.get(pid, "")).isdecimal() else None,
+                "most": most,
+            }
+            for pid, most in sorted(tally.processes.items())
+        ],
+        "mig": [
+            {"uuid": uuid, "memory": memory, "most": tally.mig[place] if place < len(tally.mig) else None}
+            for place, (uuid, memory) in enumerate(facts.mig)
+        ],
+        "unsupported": list(facts.unsupported),
+        "lost": tally.lost,
+        "remarks": remarks_on(facts, tally),
+    }
+
+
+def _by_link(facts: GpuFacts, last: GpuSample) -> list[dict[str, int]]:
+    if len(facts.nvlinks) != len(last.links):
+        return []
+    return [
+        {"link": link, "sent": sent, "received": received}
+        for link, (sent, received) in zip(facts.nvlinks, last.links, strict=True)
+    ]
+
+
+def _link(numbers: tuple[int, ...]) -> dict[str, int] | None:
+    return {"generation": numbers[0], "width": numbers[1]} if len(numbers) == 2 else None
+
+
+def _moved(pair: tuple[int, int] | None) -> dict[str, int] | None:
+    return None if pair is None else {"sent": pair[0], "received": pair[1]}
+
+
+def hardware_table(nodes: Sequence[NodeSamples]) -> dict[str, Any]:
+    """What each node has and did; empty where nothing was sampled."""
+    if not nodes:
+        return {}
+    return {"nodes": [_node(node, drawn=number < MOST_DRAWN) for number, node in enumerate(nodes)]}
+
+
+def _node(node: NodeSamples, drawn: bool) -> dict[str, Any]:
+    facts, last = node.facts, node.last
+    return {
+        "host": node.host,
+        "samples": node.count,
+        "seconds": round(last.time - node.first.time, 2) if last and node.first else 0.0,
+        "sampling_cpu_seconds": node.cpu_seconds,
+        "cpus": facts.cpus,
+        "cpu": node.tally.cpu.row(),
+        "memory": {"total": facts.memory, "most": node.tally.memory},
+        "interfaces": _interfaces(node),
+        "infiniband": _infiniband(node),
+        "ranks": _ranks(node),
+        "note": facts.note,
+        "driver": facts.driver,
+        "gpus": [gpu_row(gpu, node.tally_of(place), node.tally.pids) for place, gpu in enumerate(facts.gpus)],
+        "topology": [list(row) for row in facts.topology],
+        "p2p": [list(row) for row in facts.p2p],
+        "series": series_of(node.series) if drawn else {},
+    }
+
+
+def _interfaces(node: NodeSamples) -> list[dict[str, Any]]:
+    found = []
+    for name, row in (node.last.interfaces if node.last else {}).items():
+        known = node.facts.interfaces.get(name, InterfaceFacts(name))
+        received, sent = node.tally.rates.get(name, (0, 0))
+        found.append(
+            {
+                "name": name,
+                "class": "loopback" if known.loopback else "network",
+                "driver": known.driver,
+                "speed": known.speed,
+                "running": known.running,
+                "addresses": list(known.addresses),
+                "received": row[0],
+                "sent": row[1],
+                "most_received_a_second": received,
+                "most_sent_a_second": sent,
+                "errors": row[2] + row[3],
+                "drops": row[4] + row[5],
+            }
+        )
+    return found
+
+
+def _infiniband(node: NodeSamples) -> list[dict[str, Any]]:
+    ports = node.last.infiniband if node.last else {}
+    return [
+        {**asdict(port), **dict(zip(("received", "sent", "errors", "waited"), ports[name], strict=True))}
+        for name, port in node.facts.infiniband.items()
+        if name in ports
+    ]
+
+
+def _ranks(node: NodeSamples) -> dict[str, Any]:
+    """The memory of each rank at its most, what it read and wrote, and the GPUs that its process was seen on."""
+    ordered = sorted(node.tally.ranks.items(), key=lambda item: int(item[0]) if item[0].isdecimal() else 0)
+    return {
+        rank: {**row, "gpus": sorted(node.gpu_index(place) for place in row["gpus"])} for rank, row in ordered
+    }

@@ -1,1 +1,0 @@
-"""What ranks said step by step, kept small however long the job ran."""

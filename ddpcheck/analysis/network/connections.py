@@ -1,0 +1,112 @@
+"""Brings the connections of all nodes together: whose addresses they have, and the links between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.hardware.samples import NodeSamples
+from ddpcheck.analysis.hardware.traffic import node_key, nodes_of_ranks
+from ddpcheck.analysis.network.infiniband import PortUse, SlowPort, ports_of, slow_port
+from ddpcheck.analysis.network.model import NodeLink, SlowLink
+from ddpcheck.analysis.network.route_counters import RouteCounters
+from ddpcheck.analysis.network.slow_link import slow_link
+
+# Steps under way at a moment, by node.
+StepsAt = Callable[[str, float], float | None]
+
+
+@dataclass(frozen=True)
+class NodeLinks:
+    """Between the nodes of one attempt, while its ranks stepped."""
+
+    links: tuple[NodeLink, ...] = ()
+    ports: tuple[PortUse, ...] = ()
+    ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    slow: SlowLink | None = None
+    slow_port: SlowPort | None = None
+
+
+def links_of(attempt: Attempt, nodes: Sequence[NodeSamples]) -> NodeLinks:
+    """Empty where there are not several nodes with ranks."""
+    names = _names(nodes)
+    ranks: dict[str, list[int]] = {}
+    for rank, key in sorted(nodes_of_ranks(attempt, nodes).items()):
+        if key in names:
+            ranks.setdefault(names[key], []).append(rank)
+    taking_part = {names[node_key(node)]: node for node in nodes if names[node_key(node)] in ranks}
+    if len(taking_part) < 2:
+        return NodeLinks()
+
+    def steps_at(name: str, time: float) -> float | None:
+        line = attempt.pace.of(ranks[name][0])
+        return None if line is None else line.at(time)
+
+    links = tuple(_links(taking_part, steps_at))
+    ports = tuple(ports_of(taking_part))
+    on_node = {name: tuple(numbers) for name, numbers in ranks.items()}
+    return NodeLinks(links, ports, on_node, slow_link(links), slow_port(ports))
+
+
+def _names(nodes: Sequence[NodeSamples]) -> dict[str, str]:
+    """The host's name; where several nodes have the same, as in a rehearsal, with an address."""
+    counts = Counter(node.host for node in nodes)
+    return {
+        node_key(node): node.host if counts[node.host] == 1 else f"{node.host} ({_first_address(node)})"
+        for node in nodes
+    }
+
+
+def _first_address(node: NodeSamples) -> str:
+    return next(iter(_addresses(node)), node.facts.namespace)
+
+
+def _addresses(node: NodeSamples) -> list[str]:
+    of_networks = [each for each in node.facts.interfaces.values() if not each.loopback]
+    return [address.partition("/")[0] for each in of_networks for address in each.addresses]
+
+
+def _links(nodes: Mapping[str, NodeSamples], steps_at: StepsAt) -> list[NodeLink]:
+    owners = _owners(nodes)
+    found = []
+    for source, node in nodes.items():
+        for route, tally in _routes(node):
+            local, _, remote = route.partition(" ")
+            target = owners.get(remote)
+            # Storage, a registry, a dashboard: whatever a rank talks to beside the other nodes.
+            if target is not None and target != source and tally.bytes > 0:
+                found.append(_link((source, target), (local, remote), tally, steps_at))
+    return sorted(found, key=lambda link: (link.ends, link.addresses))
+
+
+def _routes(node: NodeSamples) -> Iterator[tuple[str, RouteCounters]]:
+    for routes in (node.routes, *node.more_routes):
+        yield from routes.items()
+
+
+def _owners(nodes: Mapping[str, NodeSamples]) -> dict[str, str]:
+    """The node of each address. Every host has a docker0 at 172.17.0.1, which tells nothing."""
+    counts = Counter(address for node in nodes.values() for address in set(_addresses(node)))
+    return {
+        address: name for name, node in nodes.items() for address in _addresses(node) if counts[address] == 1
+    }
+
+
+def _link(
+    ends: tuple[str, str], addresses: tuple[str, str], tally: RouteCounters, steps_at: StepsAt
+) -> NodeLink:
+    began, ended = (steps_at(ends[0], moment) for moment in (tally.began, tally.ended))
+    return NodeLink(
+        *ends,
+        bytes=tally.bytes,
+        busy_seconds=tally.busy_seconds,
+        seconds=tally.ended - tally.began,
+        stretches=tuple(tally.stretches),
+        source_address=addresses[0],
+        target_address=addresses[1],
+        steps=None if began is None or ended is None else ended - began,
+        retransmits=tally.retransmits,
+        min_rtt=tally.min_rtt,
+    )

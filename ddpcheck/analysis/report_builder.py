@@ -1,0 +1,233 @@
+"""From a run folder to a finished report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.context import RuleContext
+from ddpcheck.analysis.coverage import checks_of
+from ddpcheck.analysis.data.table import data_table
+from ddpcheck.analysis.environment import environment_rows
+from ddpcheck.analysis.exit_status import summaries
+from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.hardware.machine import machine_of, traffic_table
+from ddpcheck.analysis.hardware.table import hardware_table
+from ddpcheck.analysis.memory.table import memory_table
+from ddpcheck.analysis.network.table import links_table
+from ddpcheck.analysis.overlap.build import overlap_or_why
+from ddpcheck.analysis.report import AttemptSummary as AttemptSummary
+from ddpcheck.analysis.report import RankStatus, RankSummary, Report, Verdict
+from ddpcheck.analysis.run_reader import RunReader, place, read_description, read_notes
+from ddpcheck.analysis.startup.table import startup_table
+from ddpcheck.analysis.timeseries.build import build_timeseries
+from ddpcheck.analysis.timeseries.history import agreement_history, gradient_history
+from ddpcheck.analysis.timing.table import time_tables
+from ddpcheck.records.schema import FaultRecord
+from ddpcheck.records.session_name import of_one_job
+from ddpcheck.rules.job.ddp605 import failed_rule
+from ddpcheck.rules.registry import RULES, Rule
+
+_JOB = "TORCHELASTIC_RUN_ID"
+
+
+def made_good_by(attempts: Sequence[Attempt], rows: Sequence[Sequence[RankSummary]]) -> list[int | None]:
+    """For each attempt the number of the restart in which all ranks finished; None where there was none."""
+    return [_made_good_by(number, attempts, rows) for number in range(len(attempts))]
+
+
+def _made_good_by(
+    number: int, attempts: Sequence[Attempt], rows: Sequence[Sequence[RankSummary]]
+) -> int | None:
+    for later in range(number + 1, len(attempts)):
+        if not _restarts(attempts[later - 1], attempts[later]):
+            return None
+        if all(row.status is RankStatus.FINISHED for row in rows[later]):
+            return later
+    return None
+
+
+def _restarts(earlier: Attempt, later: Attempt) -> bool:
+    """Whether one torchrun started both; another job in the same run, however alike, makes nothing good."""
+    if of_one_job(earlier.session, later.session):
+        return True
+    # Older torchruns make a new store for every attempt.
+    same_job = _jobs(earlier) == _jobs(later) != {""}
+    return same_job and _restart(later) > _restart(earlier)
+
+
+def _jobs(attempt: Attempt) -> set[str]:
+    return {rank.header.environment.get(_JOB, "") for rank in attempt.ranks.values()}
+
+
+def _restart(attempt: Attempt) -> int:
+    return max((rank.header.restart for rank in attempt.ranks.values()), default=0)
+
+
+def analyse_run(path: Path, *, course: bool = False) -> Report:
+    """Read a stored run from beginning to end and judge it."""
+    description = read_description(path)
+    run = RunReader(path)
+    return build_report(run, description, course=course)
+
+
+def build_report(run: RunReader, description: dict[str, Any], *, course: bool = False) -> Report:
+    """Judge a run whose records have been read as far as they were there; reads the rest.
+
+    `course`: with all figures over the steps, for a report that draws them.
+    """
+    run.finish()
+    notes = read_notes(run.path, description)
+    exit_code = description.get("exit_code")
+    exit_code = exit_code if isinstance(exit_code, int) else None
+    over = "ended" in description
+    attempts = run.ordered() or [Attempt("")]
+    ranks = [summaries(attempt, number, notes, over) for number, attempt in enumerate(attempts)]
+    restarts = made_good_by(attempts, ranks)
+    strays = _placed(run.strays, ranks)
+    troubles = place(notes.troubles, ranks)
+    machine = machine_of(run.path, attempts[-1])
+    overlaps = [overlap_or_why(attempt, run.path) for attempt in attempts]
+    times = [time_tables(attempt.clocks, [module[0] for module in attempt.modules()]) for attempt in attempts]
+    cases = [
+        RuleContext(
+            attempt=attempt,
+            number=number,
+            folder=run.path,
+            notes=notes,
+            ranks=ranks[number],
+            exit_code=exit_code,
+            strays=strays[number],
+            troubles=troubles[number],
+            made_good_by=restarts[number],
+            traffic=machine.traffic if number == len(attempts) - 1 else None,
+            links=machine.links if number == len(attempts) - 1 else None,
+            nodes=tuple(machine.nodes) if number == len(attempts) - 1 else (),
+            overlap=overlaps[number],
+            time=times[number],
+        )
+        for number, attempt in enumerate(attempts)
+    ]
+    findings = tuple(_ordered([f for case in cases for rule in RULES for f in _findings(rule, case)]))
+    last = attempts[-1]
+    overlap = next((overlap for overlap in reversed(overlaps) if overlap is not None), None)
+    return Report(
+        verdict=_verdict(findings, exit_code, bool(description.get("stopped")), _is_partial(cases)),
+        world_size=last.world_size,
+        steps=max((last.steps(rank) for rank in last.ranks), default=0),
+        command=_command(description),
+        exit_code=exit_code,
+        findings=findings,
+        attempts=tuple(
+            AttemptSummary(
+                number=case.number,
+                world_size=case.attempt.world_size,
+                steps=max((case.attempt.steps(rank) for rank in case.attempt.ranks), default=0),
+                ranks=case.ranks,
+            )
+            for case in cases
+            if case.attempt.ranks
+        ),
+        checks=checks_of(last),
+        data=data_table(last),
+        hardware=hardware_table(machine.nodes),
+        traffic=traffic_table(machine.traffic),
+        links=links_table(machine.links, times[-1]),
+        time=times[-1],
+        memory=memory_table(last),
+        startup=startup_table(last),
+        overlap=overlap,
+        agreement=agreement_history(last),
+        gradients=gradient_history(last),
+        environment=environment_rows(last),
+        hosts=last.hosts(),
+        course=build_timeseries(last, machine.nodes, overlaps[-1], findings, machine.links, run.path)
+        if course
+        else None,
+        run=_about(run, description),
+    )
+
+
+def _findings(rule: Rule, case: RuleContext) -> list[Finding]:
+    """A rule that fails costs its own findings, never the report."""
+    try:
+        return rule(case)
+    except Exception as error:
+        return [failed_rule(case, rule.__module__.rpartition(".")[2].upper(), error)]
+
+
+def _ordered(findings: list[Finding]) -> list[Finding]:
+    """Worst first; among equals the order of the rules, which is from cause to effect."""
+    return sorted(findings, key=lambda finding: -finding.severity.weight)
+
+
+def _placed(strays: list[FaultRecord], ranks: list[tuple[RankSummary, ...]]) -> list[tuple[FaultRecord, ...]]:
+    """Faults of processes without a record file, each to an attempt in which its rank is missing."""
+    missing = [{row.rank for row in rows if row.status is RankStatus.MISSING} for rows in ranks]
+    placed: list[list[FaultRecord]] = [[] for _ in ranks]
+    for fault in strays:
+        number = next((n for n, gone in enumerate(missing) if fault.rank in gone), len(ranks) - 1)
+        missing[number].discard(-1 if fault.rank is None else fault.rank)
+        placed[number].append(fault)
+    return [tuple(faults) for faults in placed]
+
+
+def _is_partial(cases: list[RuleContext]) -> bool:
+    """Whether a rank of the last attempt is not in the records at all."""
+    last = cases[-1]
+    return not last.attempt.ranks or bool(last.with_status(RankStatus.MISSING))
+
+
+def _verdict(findings: tuple[Finding, ...], exit_code: int | None, stopped: bool, partial: bool) -> Verdict:
+    if exit_code not in (None, 0) and not stopped:
+        return Verdict.FAILED
+    if any(finding.severity is not Severity.NOTE and finding.code != "DDP601" for finding in findings):
+        return Verdict.FINDINGS
+    if partial or any(finding.code == "DDP601" for finding in findings):
+        return Verdict.INCOMPLETE
+    return Verdict.OK
+
+
+def _command(description: dict[str, Any]) -> tuple[str, ...]:
+    command = description.get("command")
+    return tuple(map(str, command)) if isinstance(command, list) else ()
+
+
+def _about(run: RunReader, description: dict[str, Any]) -> dict[str, Any]:
+    headers = [rank.header for attempt in run.attempts.values() for rank in attempt.ranks.values()]
+    return {
+        "path": str(run.path),
+        "name": description.get("name", run.path.name),
+        "id": description.get("id", run.path.name),
+        "started": description.get("started"),
+        "seconds": description.get("seconds"),
+        "ddpcheck": description.get("ddpcheck"),
+        "torch": sorted({header.torch for header in headers}),
+        "parameters": _parameters(run),
+        "every": _every(description),
+        "hosts": sorted({header.host for header in headers}),
+        "unreadable_lines": sum(rank.bad_lines for a in run.attempts.values() for rank in a.ranks.values()),
+        "files_without_header": run.headless,
+        # Folders that a generator made, for tests and benchmarks: nobody is to take them for a job's.
+        **({"synthetic": description["synthetic"]} if description.get("synthetic") else {}),
+    }
+
+
+def _parameters(run: RunReader) -> int:
+    """How many parameters the last attempt's modules have together."""
+    attempts = run.ordered()
+    if not attempts:
+        return 0
+    last = attempts[-1]
+    return sum(
+        max(len(rank.latest[module].parameters) for rank in last.of_module(module).values())
+        for module in last.modules()
+    )
+
+
+def _every(description: dict[str, Any]) -> int:
+    config = description.get("config")
+    every = config.get("every", 1) if isinstance(config, dict) else 1
+    return every if isinstance(every, int) else 1

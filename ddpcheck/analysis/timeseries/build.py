@@ -1,0 +1,139 @@
+"""From one attempt, its machines and its profile to lines over the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.hardware.samples import MOST_DRAWN, NodeSamples
+from ddpcheck.analysis.hardware.step_times import StepTimeline
+from ddpcheck.analysis.network.connections import NodeLinks
+from ddpcheck.analysis.overlap.model import Overlap
+from ddpcheck.analysis.timeseries.agreement_lines import job_agreement, rank_agreement
+from ddpcheck.analysis.timeseries.histograms import gradient_histograms
+from ddpcheck.analysis.timeseries.history import gradient_history
+from ddpcheck.analysis.timeseries.lines import (
+    Shortest,
+    job_gradients,
+    job_loss,
+    job_overlap,
+    job_time,
+    rank_gradients,
+    rank_loss,
+    rank_memory,
+    rank_overlap,
+    rank_time,
+    shortest_waits,
+)
+from ddpcheck.analysis.timeseries.links import link_matrices
+from ddpcheck.analysis.timeseries.model import GradientHistory, NamedSeries, RunTimeSeries, SeriesKind
+from ddpcheck.analysis.timeseries.nodes import job_nodes, rank_gpus
+from ddpcheck.analysis.timeseries.series import room_for
+
+LEAST, MEDIAN, MOST = "least", "median", "most"
+Key = tuple[SeriesKind, str]
+Pick = Callable[[list[float]], float]
+
+
+def spread_of(ranks: Iterable[tuple[NamedSeries, ...]]) -> Mapping[str, tuple[NamedSeries, ...]]:
+    """Of each figure that ranks have."""
+    gathered: dict[Key, dict[int, list[float]]] = {}
+    for lines in ranks:
+        for each in lines:
+            by_step = gathered.setdefault((each.figure, each.of), {})
+            for step, value in zip(each.steps, each.values, strict=True):
+                by_step.setdefault(step, []).append(value)
+    picks: dict[str, Pick] = {LEAST: min, MEDIAN: median, MOST: max}
+    return {name: tuple(_line(key, gathered[key], pick) for key in gathered) for name, pick in picks.items()}
+
+
+def _line(key: Key, by_step: Mapping[int, list[float]], pick: Pick) -> NamedSeries:
+    steps = sorted(by_step)
+    return NamedSeries(key[0], steps, [pick(by_step[step]) for step in steps], key[1])
+
+
+# With more ranks than this nobody finds anything in a chart of them all.
+MOST_RANKS = 64
+MOST_NAMED = 16
+
+
+class TimeSeriesBuilder:
+    """What the lines of an attempt are drawn from."""
+
+    def __init__(self, attempt: Attempt, nodes: Sequence[NodeSamples], overlap: Overlap | None) -> None:
+        self._attempt = attempt
+        self._nodes = nodes[:MOST_DRAWN]
+        self._overlap = overlap
+        self._gradients: tuple[GradientHistory, ...] = gradient_history(attempt)
+        self._shortest: Shortest = shortest_waits(attempt)
+        self._pace = _first_pace(attempt)
+
+    def job(self, room: int) -> tuple[NamedSeries, ...]:
+        nodes = job_nodes(self._nodes, self._pace, room) if self._pace else ()
+        return (
+            *job_agreement(self._attempt, room),
+            *job_gradients(self._gradients, room),
+            *job_loss(self._attempt, room),
+            *job_time(self._shortest, room),
+            *job_overlap(self._overlap),
+            *nodes,
+        )
+
+    def rank(self, rank: int, room: int) -> tuple[NamedSeries, ...]:
+        clock = self._attempt.clocks.get(rank)
+        return (
+            *rank_agreement(self._attempt, rank, room),
+            *rank_gradients(self._gradients, rank, room),
+            *rank_loss(self._attempt, rank, room),
+            *(rank_time(clock, rank, self._shortest, room) if clock else ()),
+            *rank_memory(self._attempt, rank, room),
+            *rank_overlap(self._overlap, rank),
+            *self._gpus(rank, room),
+        )
+
+    def when(self, step: float) -> float:
+        return self._pace.when(step) if self._pace else 0.0
+
+    def _gpus(self, rank: int, room: int) -> tuple[NamedSeries, ...]:
+        host, pace = self._attempt.ranks[rank].header.host, self._attempt.pace.of(rank)
+        node = next((node for node in self._nodes if node.host == host), None)
+        return rank_gpus(node, rank, pace, room) if node and pace else ()
+
+
+def build_timeseries(
+    attempt: Attempt,
+    nodes: Sequence[NodeSamples],
+    overlap: Overlap | None,
+    findings: Iterable[Finding],
+    links: NodeLinks,
+    folder: Path,
+) -> RunTimeSeries:
+    """Everything over the steps; empty where nothing was recorded."""
+    builder = TimeSeriesBuilder(attempt, nodes, overlap)
+    everyone = sorted(attempt.ranks)
+    shown = everyone if len(everyone) <= MOST_RANKS else _named(findings, everyone)
+    room = room_for(len(everyone))
+    lines = {rank: builder.rank(rank, room) for rank in everyone}
+    return RunTimeSeries(
+        job=builder.job(room_for(1)),
+        ranks={rank: lines[rank] for rank in shown},
+        spread=spread_of(lines.values()) if len(shown) < len(everyone) else {},
+        histograms=gradient_histograms(folder, shown),
+        links=link_matrices(links, folder),
+        when=builder.when,
+    )
+
+
+def _named(findings: Iterable[Finding], everyone: Sequence[int]) -> list[int]:
+    """The ranks that findings are about, of each the first few; where none is, the first rank of all."""
+    named = dict.fromkeys(rank for finding in findings for rank in finding.ranks[:MOST_NAMED])
+    found = [rank for rank in named if rank in set(everyone)][:MOST_NAMED]
+    return sorted(found or everyone[:1])
+
+
+def _first_pace(attempt: Attempt) -> StepTimeline | None:
+    """Steps by the clock of the first rank: all ranks take them together."""
+    return next((line for line in map(attempt.pace.of, sorted(attempt.ranks)) if line), None)

@@ -1,0 +1,72 @@
+"""From the books of an attempt to what report.json holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.analysis.timeseries.gradients import OFF_MEAN, REDUCED, GradientSeries
+from ddpcheck.analysis.timeseries.model import AgreementHistory, GradientHistory
+from ddpcheck.records.schema import OptimizerRecord
+
+MOST_MODULES = 8
+
+
+def agreement_history(attempt: Attempt) -> tuple[AgreementHistory, ...]:
+    """Modules whose replicas are to agree at every step, in the order they were wrapped."""
+    books = attempt.agreement.books
+    modules = [module for module in attempt.modules() if module in books and not attempt.loose(module)]
+    return tuple(
+        AgreementHistory(
+            module=attempt.number(module),
+            name=_name(attempt, module),
+            ranks=module[0],
+            stretches=tuple(sorted(books[module].stretches, key=lambda stretch: stretch.first)),
+            cut=books[module].cut,
+            wrapped_at=_first(rank.as_wrapped[module].where for rank in attempt.of_module(module).values()),
+            stepped_at=_first(record.where for record in _optimizers(attempt, module)),
+        )
+        for module in modules[:MOST_MODULES]
+    )
+
+
+def gradient_history(attempt: Attempt) -> tuple[GradientHistory, ...]:
+    """Modules whose gradients were sketched."""
+    books = attempt.gradients.books
+    modules = [module for module in attempt.modules() if module in books and books[module].points]
+    return tuple(_gradients(attempt, module, books[module]) for module in modules[:MOST_MODULES])
+
+
+def _gradients(attempt: Attempt, module: ModuleKey, book: GradientSeries) -> GradientHistory:
+    numbers = sorted(book.points)
+    points = [book.points[number] for number in numbers]
+    # Norms are known to two digits at most; more would only fill the file.
+    series = {
+        key: tuple(None if key not in point else float(f"{point[key]:.3g}") for point in points)
+        for key in (*module[0], REDUCED, OFF_MEAN)
+    }
+    return GradientHistory(
+        module=attempt.number(module),
+        name=_name(attempt, module),
+        every=book.every,
+        steps=tuple(number * book.every for number in numbers),
+        local={str(rank): series[rank] for rank in module[0]},
+        reduced=series[REDUCED],
+        off_mean=series[OFF_MEAN],
+    )
+
+
+def _optimizers(attempt: Attempt, module: ModuleKey) -> Iterator[OptimizerRecord]:
+    for rank in attempt.of_module(module).values():
+        for (_, of), record in sorted(rank.optimizers.items(), key=lambda item: item[0][0]):
+            if of == module:
+                yield record
+
+
+def _first(places: Iterable[str]) -> str:
+    return next(filter(None, places), "")
+
+
+def _name(attempt: Attempt, module: ModuleKey) -> str:
+    return next(rank.latest[module].name for rank in attempt.of_module(module).values())

@@ -1,0 +1,167 @@
+"""Which ranks the others wait for, step after step, by how much and in what part of their work.
+
+Durations only: clocks of two hosts are never compared. A late rank shows in two ways that have to agree: its own work
+takes longer than the others', and the others wait longer than it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import mean, median
+
+from ddpcheck.analysis.timing.aligned import AlignedSteps
+from ddpcheck.analysis.timing.model import RankTime, Refaults, Straggler
+from ddpcheck.analysis.timing.rank_series import BUSY
+
+# Of a step, in the kernel: what a job does not notice is not worth a word.
+REFAULTS_LEAST_SHARE = 0.15
+# A page is found, cleared and mapped in less, also on a virtual machine.
+MOST_US_A_FAULT = 10
+# What has glibc keep its memory: in the environment of the ranks.
+KEEPS_MEMORY = "MALLOC_TRIM_THRESHOLD_=8589934592 MALLOC_MMAP_THRESHOLD_=33554432"
+
+
+def may_be_faults(kernel_us: float, faults: float) -> bool:
+    """Whether so many page faults can be what the kernel was busy with, and not reading or sending."""
+    return faults * MOST_US_A_FAULT >= kernel_us
+
+
+def refaults_in(ranks: Sequence[RankTime]) -> Refaults | None:
+    """Of the rank that loses most to them; None where none loses much."""
+    found = [each for row in ranks if (each := _of_rank(row)) is not None]
+    return max(found, key=lambda each: each.share, default=None)
+
+
+def _of_rank(row: RankTime) -> Refaults | None:
+    if row.kernel_us is None or row.faults is None or not row.step.mean_us:
+        return None
+    share = row.kernel_us / row.step.mean_us
+    if share < REFAULTS_LEAST_SHARE or not may_be_faults(row.kernel_us, row.faults):
+        return None
+    return Refaults(row.rank, row.faults, round(share, 4))
+
+
+# What it costs the others at least: below, schedulers do the same to sound jobs.
+LEAST_COST_US = 2000
+LEAST_SHARE = 0.05
+# The time watched must not be too short either: who gets which core is settled anew now and then.
+LEAST_SPAN_US = 1_000_000
+# Of all steps, those in which the others wait longer: now and then another rank is later still. What the late rank does
+# longer, it must do longer more often than that. Ranks that are late by turns come to a half; and however much a busy
+# machine scatters what a rank is late by, it seldom turns it round.
+OFTEN = 0.75
+MOSTLY = 0.8
+# The run in so many stretches, in each of which it has to show.
+STRETCHES = 4
+# Of the delay, so much must be explained by the rank's own work; and no more by a lack of processors.
+EXPLAINED = 0.5
+
+
+def straggler_in(together: AlignedSteps) -> Straggler | None:
+    """The late ranks, if there are any."""
+    ranks = together.ranks
+    if len(ranks) < 2 or not _long_enough(together):
+        return None
+    late = _late_ranks(together)
+    others = tuple(rank for rank in ranks if rank not in late)
+    delays = _delays(together, late, others)
+    cost = median(delays)
+    step = median(together.columns[others[0]]["total"])
+    if cost < max(LEAST_COST_US, LEAST_SHARE * step) or not _steady(delays, cost, OFTEN):
+        return None
+    more = {part: _more(together, part, late, others) for part in BUSY}
+    excess = {part: median(amounts) for part, amounts in more.items()}
+    part = max(excess, key=lambda name: excess[name])
+    if sum(excess.values()) < EXPLAINED * cost or not _steady(more[part], excess[part], MOSTLY):
+        return None
+    return Straggler(
+        ranks=late,
+        cost_us=round(cost),
+        share=round(cost / step, 4),
+        part=part,
+        own_us=round(_typical(together, part, late)),
+        others_us=round(_typical(together, part, others)),
+        excess_us={name: round(value) for name, value in excess.items()},
+        steps_late=sum(delay > 0 for delay in delays),
+        queued_us=_counted_more(together, "queued", late, others, median),
+        faults=_counted_more(together, "faults", late, others, mean),
+        # The kernel may count in ticks, of which many a short step meets none.
+        kernel_us=_counted_more(together, "kernel", late, others, mean),
+    )
+
+
+def lacks_processors(straggler: Straggler) -> bool:
+    """Whether the delay comes of standing in line for a processor, as on a host with too many threads."""
+    return straggler.queued_us is not None and straggler.queued_us > EXPLAINED * straggler.cost_us
+
+
+def faults_memory_in(straggler: Straggler) -> bool:
+    """Whether the delay comes of memory that was given back to the system and is taken again in each step."""
+    kernel, faults = straggler.kernel_us, straggler.faults
+    return (
+        kernel is not None
+        and faults is not None
+        and kernel > EXPLAINED * straggler.cost_us
+        and may_be_faults(kernel, faults)
+    )
+
+
+def _long_enough(together: AlignedSteps) -> bool:
+    rank = together.ranks[0]
+    return sum(together.columns[rank]["total"]) * together.every >= LEAST_SPAN_US
+
+
+def _late_ranks(together: AlignedSteps) -> tuple[int, ...]:
+    """At most half of the ranks: those below the widest gap between the ranks' typical waits."""
+    waits = {rank: median(together.columns[rank]["wait"]) for rank in together.ranks}
+    ordered = sorted(waits, key=lambda rank: waits[rank])
+    sizes = range(1, len(ordered) // 2 + 1)
+    size = max(sizes, key=lambda n: waits[ordered[n]] - waits[ordered[n - 1]])
+    return tuple(sorted(ordered[:size]))
+
+
+def _delays(together: AlignedSteps, late: Sequence[int], others: Sequence[int]) -> list[float]:
+    """Step by step, how much longer the others typically waited than any late one.
+
+    Not the least of the others' waits: of many ranks, some other one is held up in almost every step.
+    """
+    waits = {rank: together.columns[rank]["wait"] for rank in together.ranks}
+    return [
+        median(waits[rank][step] for rank in others) - max(waits[rank][step] for rank in late)
+        for step in range(len(together.steps))
+    ]
+
+
+def _steady(amounts: Sequence[float], typical: float, share: float) -> bool:
+    """Whether there is something of it in that share of the steps, and a good part in each stretch of the run."""
+    if sum(amount > 0 for amount in amounts) < share * len(amounts):
+        return False
+    size = len(amounts) // STRETCHES
+    stretches = [amounts[number * size : (number + 1) * size] for number in range(STRETCHES)]
+    return all(median(stretch) >= typical / 4 for stretch in stretches)
+
+
+def _more(together: AlignedSteps, name: str, late: Sequence[int], others: Sequence[int]) -> list[float]:
+    """Step by step, how much more of it the late ranks have than the others."""
+    columns = {rank: together.columns[rank][name] for rank in together.ranks}
+    return [
+        median(columns[rank][step] for rank in late) - median(columns[rank][step] for rank in others)
+        for step in range(len(together.steps))
+    ]
+
+
+def _typical(together: AlignedSteps, part: str, ranks: Sequence[int]) -> float:
+    return median(median(together.columns[rank][part]) for rank in ranks)
+
+
+def _counted_more(
+    together: AlignedSteps,
+    name: str,
+    late: Sequence[int],
+    others: Sequence[int],
+    average: Callable[[Sequence[float]], float],
+) -> int | None:
+    """How much more of it the late ranks had; None where some system does not tell."""
+    if any(min(together.columns[rank][name]) < 0 for rank in together.ranks):
+        return None
+    return round(average(_more(together, name, late, others)))

@@ -1,0 +1,126 @@
+"""From the clocks of an attempt to one table for each set of ranks that synchronise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from statistics import mean, median
+
+from ddpcheck.analysis.timing.aligned import AlignedSteps, align_steps
+from ddpcheck.analysis.timing.model import CrossCheck, RankTime, Scaling, Spent, TimeTable
+from ddpcheck.analysis.timing.rank_series import PARTS, StepTimeSeries
+from ddpcheck.analysis.timing.straggler import refaults_in, straggler_in
+
+COMPUTE = ("forward", "backward", "optimizer")
+# Points of each rank's course, and of all ranks together.
+MOST_POINTS = 64
+LEAST_POINTS = 8
+MOST_NUMBERS = 8192
+
+
+def time_tables(
+    clocks: Mapping[int, StepTimeSeries], groups: Iterable[tuple[int, ...]]
+) -> tuple[TimeTable, ...]:
+    """Groups of which a rank has no clocks are left out: nobody knows whom the others wait for."""
+    distinct = list(dict.fromkeys(groups))
+    tables = [
+        _table(group, {rank: clocks[rank] for rank in group})
+        for group in distinct
+        if all(rank in clocks for rank in group)
+    ]
+    return tuple(table for table in tables if table is not None)
+
+
+def _table(group: tuple[int, ...], clocks: Mapping[int, StepTimeSeries]) -> TimeTable | None:
+    together = align_steps(clocks)
+    if together is None:
+        return None
+    last = together.last_arrivals()
+    on_device = all(clock.device for clock in clocks.values())
+    ranks = tuple(_rank(together, rank, last[rank], clocks[rank].ddp) for rank in together.ranks)
+    return TimeTable(
+        group=group,
+        steps=len(together.steps),
+        first_step=together.steps[0],
+        last_step=together.steps[-1],
+        every=together.every,
+        pauses=together.pauses,
+        clock="device" if on_device else "host",
+        step_us=round(median(median(together.columns[rank]["total"]) for rank in together.ranks)),
+        ranks=ranks,
+        scaling=_scaling(together),
+        straggler=straggler_in(together),
+        cross_check=_cross_check(together, clocks),
+        refaults=None if on_device else refaults_in(ranks),
+    )
+
+
+def _rank(together: AlignedSteps, rank: int, last: int, ddp: Mapping[str, int]) -> RankTime:
+    columns = together.columns[rank]
+    whole = together.mean(rank, "total")
+    return RankTime(
+        rank=rank,
+        step=_spent(columns["total"], whole),
+        parts={name: _spent(columns[name], whole) for name in PARTS},
+        last_arrivals=last,
+        watching_us=round(together.mean(rank, "watching")),
+        queued_us=_counted(together, rank, "queued"),
+        faults=_counted(together, rank, "faults"),
+        kernel_us=_counted(together, rank, "kernel"),
+        ddp_us=dict(ddp),
+        course_us=_course(columns["total"], len(together.ranks)),
+    )
+
+
+def _counted(together: AlignedSteps, rank: int, name: str) -> int | None:
+    """By the system, which may not tell."""
+    return None if min(together.columns[rank][name]) < 0 else round(together.mean(rank, name))
+
+
+def _course(column: Sequence[int], ranks: int) -> tuple[int, ...]:
+    points = min(len(column), MOST_POINTS, max(LEAST_POINTS, MOST_NUMBERS // ranks))
+    ends = [len(column) * number // points for number in range(points + 1)]
+    return tuple(max(column[first:end]) for first, end in pairwise(ends))
+
+
+def _spent(column: Sequence[int], whole: float) -> Spent:
+    average = sum(column) / len(column)
+    return Spent(
+        median_us=round(median(column)),
+        p90_us=sorted(column)[(len(column) * 9) // 10],
+        mean_us=round(average),
+        share=round(average / whole, 4) if whole else 0.0,
+    )
+
+
+def _cross_check(together: AlignedSteps, clocks: Mapping[int, StepTimeSeries]) -> CrossCheck | None:
+    """DDP has an average of communication wherever it measured; one of overlap only where there was some."""
+    said = [clocks[rank].ddp for rank in together.ranks]
+    if not all("communication" in each for each in said):
+        return None
+    return CrossCheck(
+        wait_us=round(mean(together.mean(rank, "wait") for rank in together.ranks)),
+        ddp_wait_us=round(mean(max(0, each["communication"] - each.get("overlap", 0)) for each in said)),
+    )
+
+
+def _scaling(together: AlignedSteps) -> Scaling:
+    """A rank alone would neither communicate nor wait: what is left of the step is what it would take."""
+    ranks = together.ranks
+    step = mean(together.mean(rank, "total") for rank in ranks)
+
+    def share(*parts: str) -> float:
+        return mean(sum(together.mean(rank, part) for part in parts) for rank in ranks) / step
+
+    exposed = mean(together.shortest_waits()) / step
+    waiting = share("wait") - exposed
+    efficiency = 1 - share("wait")
+    return Scaling(
+        compute=round(share(*COMPUTE), 4),
+        data=round(share("data"), 4),
+        other=round(share("other"), 4),
+        exposed_communication=round(exposed, 4),
+        waiting_for_stragglers=round(waiting, 4),
+        efficiency=round(efficiency, 4),
+        speed_up=round(efficiency * len(ranks), 3),
+    )

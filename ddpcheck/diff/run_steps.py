@@ -1,0 +1,127 @@
+"""One run step by step, all ranks together: reduced gradients, what went into them, and what steered the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpcheck.diff.record_diff import local_sketches, reduced_sketches
+from ddpcheck.diff.run_input import RunInput
+from ddpcheck.records.schema import (
+    AppliedRecord,
+    BackwardRecord,
+    BatchRecord,
+    DigestRecord,
+    HyperRecord,
+    ModuleRecord,
+    OptimizerRecord,
+    Stage,
+)
+from ddpcheck.records.sketch_codec import Packed
+from ddpcheck.records.sketch_shares import shares
+
+# Steps for which records of an earlier one may still come.
+LATE = 16
+ModuleKey = tuple[tuple[int, ...], int]
+
+
+@dataclass
+class RankStepRecord:
+    """One rank's step of one module."""
+
+    step: int
+    backward: BackwardRecord | None = None
+    rows: int = 0
+    forwards: int = 0
+    moved: bool = False
+    rewritten: bool = False
+    # By optimizer.
+    hyper: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunStep:
+    """One step over all ranks that told of it."""
+
+    step: int
+    ranks: Mapping[int, RankStepRecord]
+    # By parameter: the reduced gradient, and the ranks' own ones.
+    reduced: Mapping[str, Packed]
+    local: Mapping[str, Mapping[int, Packed]]
+
+    def size(self, name: str) -> float:
+        """The mean of the ranks' norms: what the rounding of the mean is to be measured by."""
+        parts = [one.norm for one in self.local.get(name, {}).values() if one.known]
+        return sum(parts) / len(parts) if parts else 0.0
+
+    def rows(self) -> int:
+        return sum(one.rows for one in self.ranks.values())
+
+
+def run_steps(side: RunInput, module: ModuleRecord) -> Iterator[RunStep]:
+    """In order; of each file only a few steps are in memory."""
+    key = (tuple(module.group), module.ordinal)
+    names = [str(row[0]) for row in module.parameters]
+    streams = {rank: _rank_steps(side, rank, key) for rank in module.group if rank in side.files}
+    heads = {rank: step for rank, stream in streams.items() if (step := next(stream, None)) is not None}
+    while heads:
+        number = min(head.step for head in heads.values())
+        taking = {rank: head for rank, head in heads.items() if head.step == number}
+        yield _together(number, taking, names, shares(module))
+        for rank in taking:
+            following = next(streams[rank], None)
+            if following is None:
+                del heads[rank]
+            else:
+                heads[rank] = following
+
+
+def _together(
+    step: int, ranks: dict[int, RankStepRecord], names: list[str], dealt: dict[int, tuple[int, ...]]
+) -> RunStep:
+    reduced: dict[str, Packed] = {}
+    local: dict[str, dict[int, Packed]] = {}
+    for rank, one in ranks.items():
+        if one.backward is not None:
+            reduced.update(reduced_sketches(one.backward, names, dealt.get(rank, ())))
+            for name, sketch in local_sketches(one.backward, names).items():
+                local.setdefault(name, {})[rank] = sketch
+    return RunStep(step, ranks, reduced, local)
+
+
+def _rank_steps(side: RunInput, rank: int, key: ModuleKey) -> Iterator[RankStepRecord]:
+    number = -1
+    hyper: dict[int, dict[str, Any]] = {}
+    steps: dict[int, RankStepRecord] = {}
+
+    def at(step: int) -> RankStepRecord:
+        return steps.setdefault(step, RankStepRecord(step))
+
+    for record in side.records(rank):
+        match record:
+            case ModuleRecord() if (tuple(record.group), record.ordinal) == key:
+                number = record.module
+            case OptimizerRecord():
+                hyper[record.optimizer] = {**hyper.get(record.optimizer, {}), "class": record.name}
+            case HyperRecord():
+                hyper[record.optimizer] = {**hyper.get(record.optimizer, {}), **record.changed}
+            case BackwardRecord() if record.module == number and record.local:
+                # The last backward of a step holds what all of them came to.
+                at(record.step).backward = record
+            case AppliedRecord() if record.module == number:
+                at(record.step).moved = record.moved
+            case BatchRecord() if record.module == number:
+                one = at(record.forward if record.step is None else record.step)
+                one.rows += record.rows
+                one.forwards += 1
+            case DigestRecord() if record.module == number and record.stage == Stage.REWRITTEN.value:
+                at(record.step).rewritten = True
+            case DigestRecord() if record.module == number and record.stage == Stage.PARAMS.value:
+                if record.optimizer is not None:
+                    at(record.step).hyper[record.optimizer] = hyper.get(record.optimizer, {})
+                # A batch is written down after its step; gradients come late from a device.
+                for done in sorted(step for step in steps if step < record.step - LATE):
+                    yield steps.pop(done)
+    for done in sorted(steps):
+        yield steps.pop(done)

@@ -1,0 +1,299 @@
+"""Finds what explains a matrix of bandwidths: a few causes, each of which slows a set of links by one factor.
+
+The model is additive in logarithms: the rate of a link is the usual rate of its class, divided by the factor of every
+cause that touches it, times noise. Noise is taken as Laplace's, whose best fit is the median: a few odd figures do not
+move it. Sets of causes are weighed against each other and against none; a cause is told where almost all the weight
+is on sets that it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log, sqrt
+from statistics import fmean, median
+
+from ddpcheck.links.model import BETWEEN, WITHIN, Explanation, MeasuredLink, Node
+
+Cell = tuple[int, int]  # from, to
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A cause with the cells it slows down. `family`: how many of its kind are tried, this one included."""
+
+    kind: str
+    units: tuple[int, ...]
+    cells: frozenset[Cell]
+    family: int
+
+
+def between_nodes(rates: Mapping[Cell, float]) -> list[Hypothesis]:
+    """For a matrix in which everybody is measured with everybody."""
+    units = _units(rates)
+    return _distinct([*_of_units(units, rates), *_of_pairs(rates), *_islands(units, rates)], rates)
+
+
+def within_nodes(rates: Mapping[Cell, float], groups: Sequence[Sequence[int]]) -> list[Hypothesis]:
+    """For links inside several nodes, which are of one class."""
+    inside = [
+        Hypothesis("slow inside", (number,), frozenset(c for c in rates if set(c) <= set(group)), len(groups))
+        for number, group in enumerate(groups)
+    ]
+    return _distinct([*inside, *_of_units(_units(rates), rates), *_of_pairs(rates)], rates)
+
+
+def _of_units(units: Sequence[int], cells: Iterable[Cell]) -> Iterator[Hypothesis]:
+    cells = list(cells)
+    for unit in units:
+        sent = frozenset(cell for cell in cells if cell[0] == unit)
+        received = frozenset(cell for cell in cells if cell[1] == unit)
+        yield Hypothesis("slow node", (unit,), sent | received, len(units))
+        yield Hypothesis("slow sending", (unit,), sent, 2 * len(units))
+        yield Hypothesis("slow receiving", (unit,), received, 2 * len(units))
+
+
+def _of_pairs(cells: Iterable[Cell]) -> Iterator[Hypothesis]:
+    cells = set(cells)
+    for a, b in sorted(cells):
+        yield Hypothesis("slow direction", (a, b), frozenset({(a, b)}), len(cells))
+        if a < b and (b, a) in cells:
+            yield Hypothesis("slow link", (a, b), frozenset({(a, b), (b, a)}), max(1, len(cells) // 2))
+
+
+def _islands(units: Sequence[int], rates: Mapping[Cell, float]) -> Iterator[Hypothesis]:
+    """Partings of all into two groups of two or more: those that cutting the fastest tree in one place gives.
+
+    Inside an island links are fast, so the tree of fastest links crosses between two islands only once.
+    """
+    for small in _cuts(units, rates):
+        if 2 <= len(small) <= len(units) - 2:
+            crossing = frozenset(cell for cell in rates if (cell[0] in small) != (cell[1] in small))
+            # Cuts are chosen by looking at the rates: that is worth as much as having tried all of them.
+            yield Hypothesis("islands", tuple(sorted(small)), crossing, 2 ** (len(units) - 1))
+
+
+def _cuts(units: Sequence[int], rates: Mapping[Cell, float]) -> Iterator[set[int]]:
+    tree = _fastest_tree(units, rates)
+    for left_out in tree:
+        neighbours: dict[int, set[int]] = {unit: set() for unit in units}
+        for a, b in tree:
+            if (a, b) != left_out:
+                neighbours[a].add(b)
+                neighbours[b].add(a)
+        side, frontier = {left_out[0]}, [left_out[0]]
+        while frontier:
+            fresh = neighbours[frontier.pop()] - side
+            side |= fresh
+            frontier.extend(fresh)
+        yield side if 2 * len(side) <= len(units) else set(units) - side
+
+
+def _fastest_tree(units: Sequence[int], rates: Mapping[Cell, float]) -> list[Cell]:
+    """A spanning tree of the fastest links; a link is as fast as its slower direction."""
+
+    def rate(a: int, b: int) -> float:
+        return min(rates.get((a, b), 0.0), rates.get((b, a), 0.0))
+
+    reached, tree = [units[0]], list[Cell]()
+    waiting = list(units[1:])
+    while waiting:
+        a, b = max(((a, b) for a in reached for b in waiting), key=lambda pair: rate(*pair))
+        tree.append((a, b))
+        reached.append(b)
+        waiting.remove(b)
+    return tree
+
+
+def _units(cells: Iterable[Cell]) -> list[int]:
+    return sorted({unit for cell in cells for unit in cell})
+
+
+def _distinct(found: Sequence[Hypothesis], cells: Iterable[Cell]) -> list[Hypothesis]:
+    """Of causes that touch the same links the last, which is the most modest; none that touches all or none."""
+    every = frozenset(cells)
+    by_cells = {one.cells: one for one in found if one.cells and one.cells != every}
+    return list(by_cells.values())
+
+
+# Links are never known better than this, whatever their figures say: a share of the rate.
+LEAST_NOISE = 0.05
+# A cause is told from here on.
+LEAST_CONFIDENCE = 0.95
+# Of sets of no, one and two causes, so many are built upon, by so many further causes each.
+_GROWTH = ((1, 48), (3, 16), (2, 12))
+_SETTLING_TURNS = 4
+# With so many links the noise is taken for twice what repetitions show, with many for what they show.
+_FEW_LINKS = 4
+# What speaks against every cause beyond the first, before anything is measured: such jobs are one in twenty.
+_PRICE_OF_ANOTHER = log(20)
+# Sets that are less likely than the best by this much, in logarithms, lead nowhere.
+_FAR_BEHIND = 30.0
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A hypothesis that holds, with the factor by which it slows its links."""
+
+    hypothesis: Hypothesis
+    factor: float
+    confidence: float
+    rate: float
+    usual: float
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A set of causes, the slowdown of each in logarithms, and how much speaks for it."""
+
+    causes: tuple[Hypothesis, ...]
+    slowdowns: tuple[float, ...]
+    usual: float
+    weight: float
+
+
+def explain(
+    rates: Mapping[Cell, float],
+    hypotheses: Sequence[Hypothesis],
+    *,
+    tolerance: float,
+    noise: float = LEAST_NOISE,
+) -> list[Cause]:
+    """The causes by which links are slower than `tolerance` allows, the strongest first.
+
+    `noise`: how far repeated measurements of one link are apart, as a share.
+    """
+    if len(rates) < 2:
+        return []
+    levels = {cell: log(rate) for cell, rate in rates.items()}
+    # Repetitions of one message do not show all the noise there is, and a few links do not either.
+    floor = max(noise, LEAST_NOISE) * (1 + _FEW_LINKS / len(levels))
+    models = _search(levels, hypotheses, floor)
+    best = max(models, key=lambda model: model.weight)
+    told = [
+        Cause(
+            one,
+            exp(slowdown),
+            _confidence(one, models, best.weight),
+            rate=median(rates[cell] for cell in one.cells),
+            usual=exp(best.usual),
+        )
+        for one, slowdown in zip(best.causes, best.slowdowns, strict=True)
+    ]
+    sure = [one for one in told if one.confidence >= LEAST_CONFIDENCE and one.factor >= tolerance]
+    return sorted(sure, key=lambda cause: -cause.factor)
+
+
+def _confidence(cause: Hypothesis, models: Sequence[_Model], best: float) -> float:
+    """The share of all weight that is on sets with this cause."""
+    weights = [(exp(model.weight - best), cause in model.causes) for model in models]
+    return sum(weight for weight, has in weights if has) / sum(weight for weight, _ in weights)
+
+
+def _search(levels: Mapping[Cell, float], hypotheses: Sequence[Hypothesis], floor: float) -> list[_Model]:
+    """From no cause to a few, always from the best sets of the size before."""
+    beam = [_fit(levels, (), floor)]
+    models = {frozenset[Hypothesis](): beam[0]}
+    for most_sets, most_tried in _GROWTH:
+        grown: list[_Model] = []
+        for model in beam[:most_sets]:
+            for one in _promising(levels, model, hypotheses)[:most_tried]:
+                causes = frozenset({*model.causes, one})
+                if causes not in models:
+                    models[causes] = _fit(levels, (*model.causes, one), floor)
+                    grown.append(models[causes])
+        leader = max(model.weight for model in models.values())
+        grown = [model for model in grown if model.weight > leader - _FAR_BEHIND]
+        beam = sorted(grown, key=lambda model: -model.weight)
+    return [model for model in models.values() if model.weight > float("-inf")]
+
+
+def _promising(
+    levels: Mapping[Cell, float], model: _Model, hypotheses: Sequence[Hypothesis]
+) -> list[Hypothesis]:
+    """Those first whose links are slowest beyond what the model says: only they are worth a fit."""
+    left = _residuals(levels, model.causes, model.slowdowns, model.usual)
+
+    def promise(one: Hypothesis) -> float:
+        return -sum(left[cell] for cell in one.cells) / sqrt(len(one.cells))
+
+    new = [one for one in hypotheses if one not in model.causes]
+    return sorted(new, key=promise, reverse=True)
+
+
+def _fit(levels: Mapping[Cell, float], causes: tuple[Hypothesis, ...], floor: float) -> _Model:
+    """Each cause in turn takes what the others leave, until all have settled."""
+    slowdowns = [0.0] * len(causes)
+    usual = median(levels.values())
+    for _ in range(_SETTLING_TURNS if len(causes) > 1 else 1):
+        for place, cause in enumerate(causes):
+            others = [0.0 if n == place else slowdown for n, slowdown in enumerate(slowdowns)]
+            left = _residuals(levels, causes, others, 0.0)
+            usual = median(value for cell, value in left.items() if cell not in cause.cells)
+            slowdowns[place] = max(0.0, usual - median(left[cell] for cell in cause.cells))
+    if causes and min(slowdowns) <= 0:
+        return _Model(causes, tuple(slowdowns), usual, float("-inf"))
+    residuals = list(_residuals(levels, causes, slowdowns, usual).values())
+    # Each cause is one more number to fit, and of its kind many were tried: a good fit is less of a surprise.
+    price = sum(log(len(levels)) / 2 + log(cause.family) for cause in causes)
+    price += _PRICE_OF_ANOTHER * max(0, len(causes) - 1)
+    return _Model(causes, tuple(slowdowns), usual, _log_likelihood(residuals, floor) - price)
+
+
+def _residuals(
+    levels: Mapping[Cell, float], causes: Sequence[Hypothesis], slowdowns: Sequence[float], usual: float
+) -> dict[Cell, float]:
+    left = {cell: level - usual for cell, level in levels.items()}
+    for cause, slowdown in zip(causes, slowdowns, strict=True):
+        for cell in cause.cells if slowdown else ():
+            left[cell] += slowdown
+    return left
+
+
+def _log_likelihood(residuals: Sequence[float], floor: float) -> float:
+    """Of Laplace's distribution with the scale that fits best, but not below the noise that is known."""
+    scale = max(fmean(map(abs, residuals)), floor)
+    return -sum(map(abs, residuals)) / scale - len(residuals) * log(2 * scale)
+
+
+def is_uneven(links: Sequence[MeasuredLink], tolerance: float) -> bool:
+    """Whether the slowest link of a class is slower than the tolerance allows, whatever the reason."""
+    rates = [[link.bandwidth for link in links if link.group == group] for group in (BETWEEN, WITHIN)]
+    return any(max(each) > tolerance * min(each) for each in rates if each)
+
+
+def judge(nodes: Sequence[Node], links: Sequence[MeasuredLink], tolerance: float) -> list[Explanation]:
+    """What makes links slower than `tolerance` times their class, the worst first."""
+    told: list[Explanation] = []
+    for group in (BETWEEN, WITHIN):
+        chosen = [link for link in links if link.group == group]
+        if len(chosen) < 2:
+            continue
+        rates = {(link.source, link.target): link.bandwidth for link in chosen}
+        causes = between_nodes(rates) if group == BETWEEN else within_nodes(rates, [n.ranks for n in nodes])
+        # A quartile of many messages is known better than the messages scatter.
+        noise = median(link.spread for link in chosen) / 2
+        found = explain(rates, causes, tolerance=tolerance, noise=noise)
+        told += [_explanation(cause, group, nodes) for cause in found]
+    return told
+
+
+def _explanation(cause: Cause, group: str, nodes: Sequence[Node]) -> Explanation:
+    return Explanation(
+        kind=cause.hypothesis.kind,
+        group=group,
+        names=tuple(_name(cause.hypothesis, unit, group, nodes) for unit in cause.hypothesis.units),
+        factor=round(cause.factor, 2),
+        confidence=round(cause.confidence, 4),
+        bandwidth=cause.rate,
+        usual=cause.usual,
+        links=len(cause.hypothesis.cells),
+    )
+
+
+def _name(hypothesis: Hypothesis, unit: object, group: str, nodes: Sequence[Node]) -> str:
+    """Between nodes a rank stands for its host."""
+    if hypothesis.kind == "slow inside":
+        return next(node.host for number, node in enumerate(nodes) if number == unit)
+    host = next(node.host for node in nodes if unit in node.ranks)
+    return host if group == BETWEEN else f"rank {unit} on {host}"

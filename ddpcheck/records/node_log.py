@@ -1,0 +1,65 @@
+"""The launcher's own records of a run: one append-only file per node."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+def node_lines(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Each with the name of its file; one that cannot be read has none."""
+    for path in sorted(folder.glob("node-*.jsonl")):
+        try:
+            with path.open("rb") as file:
+                for line in file:
+                    yield path.name, line
+        except OSError:
+            continue
+
+
+# Version of node-*.jsonl. 1 (2026-11): first version.
+NODE_SCHEMA = 1
+
+
+class NodeLog:
+    """Appends records, each in one write, so that launchers of one host can share a file."""
+
+    def __init__(self, run_dir: str | Path, host: str | None = None) -> None:
+        self.host = host or os.uname().nodename
+        self.path = Path(run_dir) / f"node-{re.sub(r'[^A-Za-z0-9._-]', '_', self.host)}.jsonl"
+        self.lost = 0  # records that could not be written
+        self._descriptor: int | None = None
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append a record; a full or vanished disk costs the record, never the job."""
+        record = {"kind": kind, "time": time.time(), **fields}
+        try:
+            self._append(json.dumps(record, separators=(",", ":"), default=str).encode() + b"\n")
+        except (OSError, ValueError):
+            self.lost += 1
+
+    def write_node(self, command_pid: int) -> None:
+        self.write("node", schema=NODE_SCHEMA, host=self.host, pid=os.getpid(), command_pid=command_pid)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = None
+
+    def _append(self, line: bytes) -> None:
+        if self._descriptor is None:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._descriptor = os.open(self.path, flags, 0o600)
+            os.fchmod(self._descriptor, 0o600)
+        written = os.write(self._descriptor, line)
+        if written < len(line):
+            # A torn line must not swallow the next record as well.
+            os.write(self._descriptor, b"\n")
+            self.lost += 1

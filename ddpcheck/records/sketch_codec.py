@@ -1,0 +1,160 @@
+"""Sketches as text for records: five bytes each, in base 85; needs no torch to read."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ddpcheck.probes.sketches.sketch import Sketch
+
+
+_NO_DIGIT = 255
+
+
+def _digits() -> bytes:
+    table = bytearray([_NO_DIGIT]) * 256
+    words = base64.b85encode(b"".join(number.to_bytes(4, "big") for number in range(85)))
+    # The last of the five characters of a small number is the digit itself.
+    for number in range(85):
+        table[words[5 * number + 4]] = number
+    return bytes(table)
+
+
+_DIGITS = _digits()
+
+
+@lru_cache(maxsize=64)
+def _masks(words: int) -> tuple[int, int, int]:
+    """Lanes of five bytes: the first and third byte of each, the first two, the first."""
+    ones = int.from_bytes(b"\x01\0\0\0\0" * words, "little")
+    return ones * 0xFF00FF, ones * 0xFFFF, ones * 0xFF
+
+
+def decode85(text: str) -> bytes:
+    """As `base64.b85decode`; ValueError for what is no base 85."""
+    given = text.encode("ascii")
+    missing = -len(given) % 5
+    digits = (given + b"~" * missing).translate(_DIGITS)
+    if _NO_DIGIT in digits:
+        raise ValueError("not base85: a character of another alphabet")
+    words = len(digits) // 5
+    singles, pairs, last = _masks(words)
+    # In each lane the first digit is the lowest byte: two digits become one number, then four, then all five.
+    lanes = int.from_bytes(digits, "little")
+    twos = (lanes & singles) * 85 + ((lanes >> 8) & singles)
+    fours = (twos & pairs) * 85**2 + ((twos >> 16) & pairs)
+    numbers = (fours * 85 + ((lanes >> 32) & last)).to_bytes(5 * words, "little")
+    if any(numbers[4::5]):
+        raise ValueError("not base85: five characters beyond four bytes")
+    data = bytearray(4 * words)
+    for byte in range(4):
+        data[byte::4] = numbers[3 - byte :: 5]
+    return bytes(data[: len(data) - missing])
+
+
+# Half octaves where gradients live, coarser steps out to the ends of float64.
+_HALF_OCTAVES = (
+    *range(-2 * 1074, -2 * 150, 2 * 84),
+    *range(-2 * 150, -2 * 60, 2 * 3),
+    *range(-2 * 60, 2 * 30),
+    *range(2 * 30, 2 * 130, 2 * 5),
+    *range(2 * 130, 2 * 1024, 2 * 80),
+)
+_SCALES = (0.0, *(math.ldexp((1.0, math.sqrt(2.0))[half % 2], half // 2) for half in _HALF_OCTAVES))
+# A norm as sketched may be off by this much.
+_NORM_SLACK = 1 + 2.0**-12
+
+# A signed sum is within a few norms: larger ones have a probability of 1e-12 even under the weakest bound.
+LARGEST_RATIO = 32
+_STEPS = 2**31 // LARGEST_RATIO
+
+_ITEM = struct.Struct("<BI")
+_SIGNED_ITEM = struct.Struct("<Bi")
+ITEM_BYTES = _ITEM.size
+_NO_NUMBER = 255
+_CODES = bytes(range(len(_SCALES))) + bytes([_NO_NUMBER])
+
+
+class Packed(NamedTuple):
+    """A sketch as it comes back: the value to within `error`, the norm between two bounds."""
+
+    value: float
+    error: float
+    norm: float
+    norm_low: float
+    nonfinite: int
+
+    @property
+    def known(self) -> bool:
+        """False where values were non-finite, or too large for a sketch."""
+        return math.isfinite(self.norm)
+
+
+class SketchOfCode(NamedTuple):
+    """What the first byte of a sketch tells: the norm's bounds, the value's error, and the value of one step."""
+
+    norm: float
+    error: float
+    norm_low: float
+    unit: float
+
+
+def _of_code(code: int) -> SketchOfCode:
+    if not code:
+        return SketchOfCode(0.0, 0.0, 0.0, 0.0)
+    scale, low = _SCALES[code], _SCALES[code - 1] / _NORM_SLACK**2
+    return SketchOfCode(scale, scale / _STEPS / 2 + _SCALES[1], low, scale / _STEPS)
+
+
+OF_CODE = tuple(map(_of_code, range(len(_SCALES))))
+
+
+def pack(sketches: Iterable[Sketch]) -> str:
+    """Sketches in their order as text without quotes, backslashes or spaces."""
+    return base64.b85encode(b"".join(map(_pack_one, sketches))).decode("ascii")
+
+
+def unpack(text: str) -> list[Packed]:
+    """What `pack` was given, rounded; ValueError for a text that is none of its own."""
+    data = unwrap(text)
+    return [unpack_one(data[at : at + ITEM_BYTES]) for at in range(0, len(data), ITEM_BYTES)]
+
+
+def unwrap(text: str) -> bytes:
+    """The bytes behind a text of sketches, known to be sound: `ITEM_BYTES` each."""
+    data = decode85(text)
+    if len(data) % ITEM_BYTES:
+        raise ValueError(f"{len(data)} bytes hold no whole number of sketches")
+    if strange := data[::ITEM_BYTES].translate(None, _CODES):
+        raise ValueError(f"{strange[0]} is no code of a norm")
+    return data
+
+
+def _pack_one(sketch: Sketch) -> bytes:
+    if sketch.nonfinite or not math.isfinite(sketch.value):
+        return _ITEM.pack(_NO_NUMBER, min(sketch.nonfinite, 2**32 - 1))
+    # Squares of the smallest float64 vanish and take the norm with them.
+    norm = max(sketch.norm, abs(sketch.value)) if sketch.norm < 1e-150 else sketch.norm
+    code = bisect_left(_SCALES, norm * _NORM_SLACK)
+    if code >= len(_SCALES):
+        return _ITEM.pack(_NO_NUMBER, 0)
+    scale = _SCALES[code]
+    steps = round(sketch.value / scale * _STEPS) if scale else 0
+    if abs(steps) >= 2**31:
+        return _ITEM.pack(_NO_NUMBER, 0)
+    return _SIGNED_ITEM.pack(code, steps)
+
+
+def unpack_one(item: bytes) -> Packed:
+    """One sketch of those behind a text."""
+    code, steps = _SIGNED_ITEM.unpack(item)
+    if code == _NO_NUMBER:
+        return Packed(math.nan, math.inf, math.inf, 0.0, _ITEM.unpack(item)[1])
+    scale, error, low, _ = OF_CODE[code]
+    return Packed(steps / _STEPS * scale, error, scale, low, 0)

@@ -1,0 +1,236 @@
+"""Clocks every step: data, forward, backward, waiting for communication, optimizer, and what is left."""
+
+from __future__ import annotations
+
+from collections import deque
+from threading import get_ident
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from ddpcheck.probes.probe import Probe, ProbeContext
+from ddpcheck.probes.process.os_counters import PageFaults, ProcessorQueue
+from ddpcheck.probes.process.step_phases import (
+    BACKWARD,
+    BUFFERS,
+    DATA,
+    FINISH,
+    FORWARD,
+    MOST_PENDING,
+    OPTIMIZER,
+    UNKNOWN,
+    DevicePhaseTimer,
+    DevicePhaseTimes,
+    HostPhaseTimer,
+    PhaseEvents,
+    PhaseTimes,
+    clock_for,
+)
+from ddpcheck.records.schema import ClockRecord
+
+if TYPE_CHECKING:
+    from ddpcheck.agent.tracked_module import TrackedModule
+    from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
+
+# A line is written for so many steps, and at least this often: a rank that is killed loses no more.
+ROWS_A_RECORD = 16
+SECONDS_A_RECORD = 1.0
+# An optimizer that stepped so often since the one that ends our steps has taken its place.
+TAKES_OVER = 2
+# DDP's own averages over the iterations that it samples, in nanoseconds.
+DDP_AVERAGES = {
+    "forward": "avg_forward_compute_time",
+    "backward": "avg_backward_compute_time",
+    "communication": "avg_backward_comm_time",
+    "overlap": "avg_backward_compute_comm_overlap_time",
+}
+
+
+class StepTimingProbe(Probe):
+    """Its clock stands still while ddpcheck works: first in the roster, it is told before the others begin."""
+
+    name = "clocks"
+
+    def __init__(self, scene: ProbeContext) -> None:
+        super().__init__(scene)
+        self._clock = HostPhaseTimer()
+        self._device: DevicePhaseTimer | None = None
+        self._modules: list[TrackedModule] = []
+        # Loaders may be read by threads beside the one that trains: those cost the step nothing.
+        self._thread = 0
+        self._backwards = 0
+        # The optimizer whose steps are ours, and how often others stepped since.
+        self._main: int | None = None
+        self._others: dict[int, int] = {}
+        self._pending: deque[tuple[PhaseTimes, PhaseEvents]] = deque()
+        self._rows: list[tuple[PhaseTimes, DevicePhaseTimes | None]] = []
+        self._written = perf_counter_ns()
+        self._queue = ProcessorQueue()
+        self._faults = PageFaults()
+
+    def _now(self) -> int:
+        return perf_counter_ns() - self.scene.own_ns
+
+    def _begin(self, part: int) -> None:
+        self._clock.begin(part, self._now())
+        if self._device is not None:
+            self._device.begin(part)
+
+    def _end(self, part: int) -> None:
+        self._clock.end(part, self._now())
+        if self._device is not None:
+            self._device.end(part)
+
+    def wrapped(self, watched: TrackedModule) -> None:
+        self._modules.append(watched)
+        if self._device is None:
+            self._device = clock_for(watched.tensors(watched.parameters))
+
+    def forgetting(self, watched: TrackedModule) -> None:
+        if watched in self._modules:
+            self._modules.remove(watched)
+
+    def asking(self, iterator: Any) -> None:
+        if self._thread in (0, get_ident()):
+            self._clock.begin(DATA, self._now())
+
+    def got(self, iterator: Any) -> None:
+        if self._thread in (0, get_ident()):
+            self._clock.got_batch(self._now())
+
+    def ran_out(self, iterator: Any) -> None:
+        if self._thread in (0, get_ident()):
+            self._clock.ran_out()
+
+    def forward(self, watched: TrackedModule) -> None:
+        self._thread = get_ident()
+        self._backwards = 0
+        self._clock.feed()
+        self._begin(FORWARD)
+        # Buffers, where there are any, are synchronised before anything is computed.
+        self._begin(BUFFERS)
+
+    def buffers_synced(self, watched: TrackedModule) -> None:
+        self._end(BUFFERS)
+
+    def forward_done(self, watched: TrackedModule) -> None:
+        self._end(FORWARD)
+
+    def backward_called(self, root: Any = None) -> None:
+        """Reentrant checkpointing calls backward inside backward: the outermost counts."""
+        self._backwards += 1
+        if self._backwards == 1:
+            self._begin(BACKWARD)
+
+    def computed(self, watched: TrackedModule) -> None:
+        # Of several modules in one backward the first: DDP may finish it before it tells of the next.
+        if not self._clock.under_way(FINISH):
+            self._begin(FINISH)
+
+    def reduced(self, watched: TrackedModule) -> None:
+        self._end(FINISH)
+
+    def backward_returned(self) -> None:
+        self._backwards = max(0, self._backwards - 1)
+        if self._backwards == 0:
+            self._end(BACKWARD)
+
+    def before_step(self, optimizer: TrackedOptimizer) -> None:
+        self._begin(OPTIMIZER)
+
+    def after_step(self, optimizer: TrackedOptimizer) -> None:
+        self._end(OPTIMIZER)
+        if self._ends_a_step(optimizer.index):
+            self._close(optimizer.steps)
+
+    def ending(self) -> None:
+        self._settle()
+        self._rows += [(row, UNKNOWN) for row, _ in self._pending]
+        self._pending.clear()
+        self._write()
+        averages = averages_of(self._modules)
+        if averages:
+            self.scene.write(ClockRecord(step=0, ddp=averages))
+        self._queue.close()
+
+    def _ends_a_step(self, optimizer: int) -> bool:
+        """Several optimizers share an iteration; a job may also make its optimizer anew."""
+        if self._main is None:
+            self._main = optimizer
+        if optimizer != self._main:
+            self._others[optimizer] = self._others.get(optimizer, 0) + 1
+            if self._others[optimizer] < TAKES_OVER:
+                return False
+            self._main = optimizer
+        self._others.clear()
+        return True
+
+    def _close(self, step: int) -> None:
+        self._backwards = 0
+        counted = (self._queue.since_last(), *self._faults.since_last())
+        row = self._clock.close(step, self._now(), self.scene.own_ns, *counted)
+        marks = self._device.close() if self._device is not None else None
+        if row is None:
+            return
+        if marks is not None:
+            self._pending.append((row, marks))
+            self._settle()
+        else:
+            self._rows.append((row, None if self._device is None else UNKNOWN))
+        full = len(self._rows) >= ROWS_A_RECORD
+        if full or perf_counter_ns() - self._written > SECONDS_A_RECORD * 1e9:
+            self._write()
+
+    def _settle(self) -> None:
+        """Take what the device has come to; nothing is waited for."""
+        while self._pending and self._device is not None:
+            row, marks = self._pending[0]
+            if marks.ready():
+                self._rows.append((row, marks.read()))
+                self._device.done_with(marks)
+            elif len(self._pending) > MOST_PENDING:
+                self._rows.append((row, UNKNOWN))
+            else:
+                return
+            self._pending.popleft()
+
+    def _write(self) -> None:
+        self._written = perf_counter_ns()
+        rows, self._rows = self._rows, []
+        while rows:
+            # Steps of one record follow each other.
+            first = rows[0][0].step
+            length = next((n for n, (row, _) in enumerate(rows) if row.step != first + n), len(rows))
+            self.scene.write(record_of(rows[:length]))
+            rows = rows[length:]
+
+
+def record_of(rows: list[tuple[PhaseTimes, DevicePhaseTimes | None]]) -> ClockRecord:
+    host = [row for row, _ in rows]
+    device = [row for _, row in rows if row is not None]
+    return ClockRecord(
+        step=host[0].step,
+        total=[row.total for row in host],
+        data=[row.data for row in host],
+        forward=[row.forward for row in host],
+        backward=[row.backward for row in host],
+        wait=[row.wait for row in host],
+        optimizer=[row.optimizer for row in host],
+        watching=[row.watching for row in host],
+        queued=[row.queued for row in host],
+        faults=[row.faults for row in host],
+        kernel=[row.kernel for row in host],
+        device={name: [getattr(row, name) for row in device] for name in DevicePhaseTimes._fields if device},
+    )
+
+
+def averages_of(modules: list[TrackedModule]) -> dict[str, int]:
+    """What DDP measured by itself, in microseconds over all modules; private in torch, so asked with care."""
+    averages: dict[str, int] = {}
+    for watched in modules:
+        ask = getattr(watched.ddp(), "_get_ddp_logging_data", None)
+        said = ask() if ask is not None else {}
+        for name, key in DDP_AVERAGES.items():
+            value = said.get(key)
+            if isinstance(value, int) and value > 0:
+                averages[name] = averages.get(name, 0) + value // 1000
+    return averages

@@ -1,0 +1,208 @@
+"""Traces on the terminal: one sentence first, then ranks, steps, buckets and operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ddpcheck.formatting import name_ranks, percent_text, rate_text, time_text, trace_units_size_text
+from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole
+from ddpcheck.reports.terminal.timing import bar, legend
+from ddpcheck.traces.model import RankResult, TraceResult
+
+_MOST_RANKS = 16
+_MOST_STEPS = 8
+_MOST_ROWS = 12
+_WIDEST_BAR = 72
+
+
+def render(
+    result: TraceResult, console: Console, left_out: Sequence[str] = (), merged: Path | None = None
+) -> None:
+    """Write `result` to `console`."""
+    ink = ReportConsole(console)
+    for number, sentence in enumerate(sentences(result)):
+        ink.put(ink.text(sentence, LABEL if number == 0 else ""))
+    _ranks(ink, result)
+    _bars(ink, result)
+    _steps(ink, result)
+    _buckets(ink, result)
+    _operations(ink, result)
+    for line in _remarks(result, merged):
+        ink.gap()
+        ink.put(ink.text(line))
+    for said in left_out:
+        ink.gap()
+        ink.put(ink.text(f"left out: {said}", "yellow"))
+
+
+def sentences(result: TraceResult) -> list[str]:
+    """What matters most, in words."""
+    head = result.headline
+    many = len(result.ranks) > 1
+    of_each = f" on each of {len(result.ranks)} ranks (mean)" if many else ""
+    said = [
+        f"{time_text(head.comm_ns)} of communication{of_each}, {percent_text(head.overlap_pct)} hidden behind "
+        f"compute; {time_text(head.exposed_ns)} exposed in {time_text(head.span_ns)}."
+    ]
+    if head.wait_ns is not None and head.transfer_ns is not None:
+        said.append(
+            f"Over {head.matched} collectives a rank waited {time_text(head.wait_ns)} for the last one to "
+            f"arrive (mean); the transfers themselves took {time_text(head.transfer_ns)}."
+        )
+    if head.most_often_last is not None:
+        said.append(
+            f"Rank {head.most_often_last} came last most often: in {head.times_last} of {head.matched} collectives."
+        )
+    return said
+
+
+def _ranks(ink: ReportConsole, result: TraceResult) -> None:
+    together = result.transfer_ns is not None
+    headers = ["rank", "comm", "hidden", "", "exposed", "compute", "idle"]
+    headers += ["waited", "last"] if together else []
+    rows = []
+    for rank in _shown(result):
+        shares = rank.shares
+        row = [
+            str(rank.rank),
+            time_text(shares.comm_ns),
+            time_text(shares.overlap_ns),
+            percent_text(shares.overlap_pct),
+            time_text(shares.exposed_ns),
+            time_text(shares.compute_ns),
+            time_text(shares.idle_ns),
+        ]
+        rows.append([*row, time_text(rank.wait_ns), _times(rank.last_arrivals)] if together else row)
+    _table(ink, "Ranks", headers, rows, len(result.ranks))
+
+
+def _times(count: int | None) -> str:
+    return f"{count}x" if count else ""
+
+
+def _bars(ink: ReportConsole, result: TraceResult) -> None:
+    shown = _shown(result)
+    longest = max(rank.shares.span_ns for rank in shown)
+    labels = max(len(str(rank.rank)) for rank in shown)
+    width = min(_WIDEST_BAR, ink.console.width - labels - 4)
+    ink.gap()
+    ink.put(
+        *(ink.text(f"{rank.rank:>{labels}}  ") + bar(rank.shares, longest, width) for rank in shown), indent=2
+    )
+    ink.put(legend(), indent=labels + 4)
+
+
+def _steps(ink: ReportConsole, result: TraceResult) -> None:
+    """Of the first rank only: all ranks of all steps are in the JSON."""
+    first = result.ranks[0]
+    if len(first.steps) < 2:
+        return
+    rows = [
+        (
+            str(each.step),
+            time_text(each.shares.span_ns),
+            time_text(each.shares.comm_ns),
+            percent_text(each.shares.overlap_pct),
+            time_text(each.shares.exposed_ns),
+            time_text(each.shares.compute_ns),
+            time_text(each.shares.idle_ns),
+        )
+        for each in first.steps[:_MOST_STEPS]
+    ]
+    which = f"Steps of rank {first.rank}" if len(result.ranks) > 1 else "Steps"
+    headers = ["step", "took", "comm", "hidden", "exposed", "compute", "idle"]
+    _table(ink, which, headers, rows, len(first.steps))
+
+
+def _buckets(ink: ReportConsole, result: TraceResult) -> None:
+    rows = [
+        (
+            str(each.bucket),
+            trace_units_size_text(each.bytes),
+            f"{each.count}x",
+            time_text(each.queued_ns),
+            time_text(each.duration_ns),
+            time_text(each.transfer_ns),
+            percent_text(each.hidden_pct),
+            rate_text(each.algbw_gbps),
+            rate_text(each.busbw_gbps),
+        )
+        for each in result.buckets[:_MOST_ROWS]
+    ]
+    headers = ["bucket", "size", "", "queued", "took", "transfer", "hidden", "algorithm", "bus"]
+    _table(ink, "DDP's buckets (medians)", headers, rows, len(result.buckets))
+
+
+def _operations(ink: ReportConsole, result: TraceResult) -> None:
+    others = [each for each in result.operations if not each.of_ddp]
+    rows = [
+        (
+            each.kind,
+            trace_units_size_text(each.bytes),
+            f"{each.count}x",
+            time_text(each.duration_ns),
+            time_text(each.transfer_ns),
+            time_text(each.skew_ns),
+            rate_text(each.algbw_gbps),
+            rate_text(each.busbw_gbps),
+        )
+        for each in others[:_MOST_ROWS]
+    ]
+    headers = ["operation", "size", "", "took", "transfer", "skew", "algorithm", "bus"]
+    title = "Other collectives by size (medians)" if result.buckets else "Collectives by size (medians)"
+    _table(ink, title, headers, rows, len(others))
+
+
+def _table(
+    ink: ReportConsole, title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], of: int
+) -> None:
+    if not rows:
+        return
+    # A column that has nothing to say only takes room.
+    kept = [index for index in range(len(headers)) if any(row[index] for row in rows)]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for index in kept:
+        table.add_column(
+            ink.text(headers[index], QUIET), justify="left" if index == 0 else "right", no_wrap=True
+        )
+    for row in rows:
+        table.add_row(*(ink.text(row[index]) for index in kept))
+    ink.gap()
+    ink.put(ink.text(title, LABEL))
+    ink.put(table, indent=2)
+    if of > len(rows):
+        ink.put(ink.text(f"and {of - len(rows)} more, in --json", QUIET), indent=2)
+
+
+def _shown(result: TraceResult) -> Sequence[RankResult]:
+    return result.ranks[:_MOST_RANKS]
+
+
+def _remarks(result: TraceResult, merged: Path | None) -> Iterable[str]:
+    present, world = len(result.ranks), result.world_size
+    if world and present < world:
+        lacking = (
+            "bandwidths include waiting, which one rank cannot tell from transfer"
+            if present == 1
+            else "the others are not known"
+        )
+        yield f"{name_ranks(rank.rank for rank in result.ranks).capitalize()} of {world} given: {lacking}."
+    corrected = [rank for rank in result.ranks if rank.clock and rank.clock.corrected]
+    if corrected:
+        clocks = ", ".join(
+            f"rank {rank.rank} by {time_text(rank.clock.offset_ns)} (scatter {time_text(rank.clock.residual_ns)})"
+            for rank in corrected[:_MOST_ROWS]
+            if rank.clock
+        )
+        yield f"Clocks differed and were set right by the ends of collectives: {clocks}."
+    if result.unmatched:
+        yield (
+            f"{result.unmatched} collectives could not be matched across ranks: their counts differ, or they "
+            "began before the recording."
+        )
+    if merged is not None:
+        yield f"One timeline of all ranks is in {merged}; open it in Perfetto or chrome://tracing."

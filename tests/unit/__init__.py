@@ -1,0 +1,1 @@
+"""Unit tests of each package, in folders of the same names."""

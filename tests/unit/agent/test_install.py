@@ -1,0 +1,59 @@
+"""Modes of the user's hear nothing of what is done in between, and everything before and after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ddpcheck.agent.install import set_aside
+
+
+class Functions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.heard += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.heard += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_hear_nothing_inside_and_go_on_after() -> None:
+    ones = torch.ones(3)
+    with Functions() as functions, Operators() as first, Operators() as second:
+        with set_aside(), set_aside():
+            assert float((ones + 1).sum()) == 6.0
+        assert [mode.heard for mode in (functions, first, second)] == [0, 0, 0]
+        ones + 1
+        assert [mode.heard for mode in (functions, first, second)] == [1, 1, 1]
+
+
+def test_modes_are_back_after_an_error() -> None:
+    ones = torch.ones(3)
+    with Functions() as functions, Operators() as operators:
+        with pytest.raises(KeyboardInterrupt), set_aside():
+            raise KeyboardInterrupt
+        ones + 1
+    assert (functions.heard, operators.heard) == (1, 1)
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_a_default_device_is_not_for_us() -> None:
+    with torch.device("meta"):
+        with set_aside():
+            assert torch.ones(1).device.type == "cpu"
+        assert torch.ones(1).device.type == "meta"

@@ -1,0 +1,196 @@
+"""A module under watch: the right tensors, every change noticed, nothing kept alive."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from ddpcheck.agent.tracked_module import ParamSetChange, TrackedModule
+from tests.helpers.fake_scene import watch
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+        self.scale = nn.Parameter(torch.ones(()))
+        self.frozen = nn.Parameter(torch.zeros(2), requires_grad=False)
+        self.register_buffer("mask", None)
+        self.register_parameter("absent", None)
+        self.register_buffer("table", torch.zeros(2))
+
+
+@pytest.fixture
+def module() -> Tied:
+    return Tied()
+
+
+def names(watched: TrackedModule) -> list[str]:
+    return [slot.name for slot in watched.parameters]
+
+
+def test_parameters_are_those_of_named_parameters(module: Tied) -> None:
+    watched = watch(module)
+    assert names(watched) == [name for name, _ in module.named_parameters()]
+    assert [slot.name for slot in watched.buffers] == [name for name, _ in module.named_buffers()]
+    for tensor, (_, expected) in zip(
+        watched.tensors(watched.parameters), module.named_parameters(), strict=True
+    ):
+        assert tensor is expected
+
+
+def test_what_ddp_ignores_is_left_out(module: Tied) -> None:
+    watched = watch(module, ignored=["norm.weight", "norm.running_mean"])
+    assert "norm.weight" not in names(watched)
+    assert "norm.bias" in names(watched)
+    assert "norm.running_mean" not in [slot.name for slot in watched.buffers]
+    assert watched.record().ignored == ["norm.running_mean", "norm.weight"]
+
+
+def test_its_record_says_what_each_tensor_is(module: Tied) -> None:
+    record = watch(module).record()
+    rows = {row[0]: row[1:] for row in record.parameters}
+    assert rows["embed.weight"] == ["float32", [5, 3], 1]
+    assert rows["scale"] == ["float32", [], 1]
+    assert rows["frozen"] == ["float32", [2], 0]
+    assert "head.weight" not in rows
+    assert {row[0]: row[1:] for row in record.buffers}["norm.num_batches_tracked"] == ["int64", [], 0]
+    assert (record.group, record.ordinal, record.name) == ([0, 1], 0, "Tied")
+
+
+def test_without_a_change_there_is_none(module: Tied) -> None:
+    watched = watch(module)
+    with torch.no_grad():
+        module.scale.add_(1)
+    module.table = torch.ones(2)
+    assert watched.changes() == []
+    assert watched.revision == 1
+    assert watched.tensors(watched.buffers)[0] is module.table
+
+
+def test_added(module: Tied) -> None:
+    watched = watch(module)
+    module.late = nn.Parameter(torch.zeros(1))
+    assert watched.changes() == [ParamSetChange("added", "late")]
+    assert watched.changes() == []
+    assert "late" in names(watched)
+    assert watched.revision == 2
+
+
+def test_a_whole_submodule_added(module: Tied) -> None:
+    watched = watch(module)
+    module.norm.extra = nn.Linear(2, 2)
+    assert watched.changes() == [
+        ParamSetChange("added", "norm.extra.weight"),
+        ParamSetChange("added", "norm.extra.bias"),
+    ]
+
+
+def test_replaced(module: Tied) -> None:
+    watched = watch(module)
+    module.scale = nn.Parameter(torch.zeros(()))
+    assert watched.changes() == [ParamSetChange("replaced", "scale")]
+    assert watched.tensors(watched.parameters)[names(watched).index("scale")] is module.scale
+
+
+def test_a_whole_submodule_replaced(module: Tied) -> None:
+    """As when a pretrained model gets a new head after it was wrapped."""
+    watched = watch(module)
+    module.norm = nn.BatchNorm1d(3)
+    assert watched.changes() == [
+        ParamSetChange("replaced", "norm.weight"),
+        ParamSetChange("replaced", "norm.bias"),
+    ]
+    assert watched.tensors(watched.parameters)[names(watched).index("norm.bias")] is module.norm.bias
+    assert watched.tensors(watched.buffers)[0] is module.table
+    assert watched.tensors(watched.buffers)[1] is module.norm.running_mean
+
+
+def test_a_replaced_parameter_that_wants_no_gradient_matters_to_no_reducer(module: Tied) -> None:
+    watched = watch(module)
+    module.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+    assert watched.changes() == []
+    assert watched.revision == 2
+
+
+def test_unfrozen(module: Tied) -> None:
+    watched = watch(module)
+    module.frozen.requires_grad_(True)
+    assert watched.changes() == [ParamSetChange("unfrozen", "frozen")]
+
+
+def test_frozen_and_thawed_again_is_known_to_the_reducer(module: Tied) -> None:
+    watched = watch(module)
+    module.scale.requires_grad_(False)
+    assert watched.changes() == []
+    module.scale.requires_grad_(True)
+    assert watched.changes() == []
+    assert watched.revision == 3
+
+
+@pytest.mark.parametrize("how", ["del", "none"])
+def test_removed(module: Tied, how: str) -> None:
+    watched = watch(module)
+    if how == "del":
+        del module.scale
+    else:
+        module.scale = None
+    assert watched.changes() == []
+    assert "scale" not in names(watched)
+    assert len(watched.tensors(watched.parameters)) == len(names(watched))
+
+
+def test_untied(module: Tied) -> None:
+    watched = watch(module)
+    module.head.weight = nn.Parameter(torch.zeros(5, 3))
+    assert watched.changes() == [ParamSetChange("added", "head.weight")]
+
+
+def test_buffers_come_and_go(module: Tied) -> None:
+    watched = watch(module)
+    module.mask = torch.ones(3)
+    watched.changes()
+    assert "mask" in [slot.name for slot in watched.buffers]
+    module.mask = None
+    watched.changes()
+    assert "mask" not in [slot.name for slot in watched.buffers]
+    del module.table
+    module.register_buffer("other", torch.zeros(1))
+    watched.changes()
+    assert [tensor.numel() for tensor in watched.tensors(watched.buffers)] == [1, 3, 3, 1]
+
+
+def test_moving_to_another_dtype_is_no_change_of_structure(module: Tied) -> None:
+    watched = watch(module)
+    module.double()
+    assert watched.changes() == []
+    assert all(tensor.dtype == torch.float64 for tensor in watched.tensors(watched.parameters))
+
+
+def test_ranks_name_a_module_alike() -> None:
+    one, two = watch(nn.Linear(1, 1), index=3), watch(nn.Linear(1, 1), index=3)
+    assert one.key == two.key == "0,1#3"
+
+
+def test_nothing_is_kept_alive_once_the_user_lets_go() -> None:
+    module = Tied()
+    watched = watch(module)
+    kept = [weakref.ref(tensor) for tensor in [*module.parameters(), *module.buffers()]]
+    weakref.finalize(module, watched.forget)
+    replaced = weakref.ref(module.scale)
+    module.scale = nn.Parameter(torch.zeros(()))
+    watched.changes()
+    gc.collect()
+    assert replaced() is None
+    del module
+    gc.collect()
+    assert [ref() for ref in kept if ref() is not None] == []
+    assert watched.tensors(watched.parameters) == []
+    assert watched.changes() == []

@@ -1,0 +1,201 @@
+"""Agreement: who stands with whom, and no moment remembered longer than it has to be."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpcheck.analysis.aggregate.agreement import Agreement, groups_of, odd_ranks
+from ddpcheck.records.schema import DigestRecord, Stage, TensorKind
+
+FOUR = ((0, 1, 2, 3), 0)
+TWO = ((0, 1), 0)
+
+
+def said(root: str, step: int = 0, stage: Stage = Stage.PARAMS, **more: object) -> DigestRecord:
+    fields = {"optimizer": 0, "forward": step + 1, **more}
+    return DigestRecord(0, stage.value, step, root, "", 2, **fields)  # type: ignore[arg-type]
+
+
+def first(agreement: Agreement, module: object = FOUR, stage: Stage = Stage.PARAMS) -> object:
+    return agreement.tally(module, stage, TensorKind.PARAMETERS).first  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("roots", "odd"),
+    [
+        ("aaab", (3,)),
+        ("baaa", (0,)),
+        ("aabb", (0, 1, 2, 3)),
+        ("abcd", (0, 1, 2, 3)),
+        ("aabc", (0, 1, 2, 3)),
+        ("ab", (0, 1)),
+        ("aab", (2,)),
+        ("aaabb", (3, 4)),
+    ],
+)
+def test_the_minority_is_odd_and_without_a_majority_all_are(roots: str, odd: tuple[int, ...]) -> None:
+    groups = groups_of(dict(enumerate(roots)))
+    assert odd_ranks([ranks for _, ranks in groups]) == odd
+
+
+def test_the_largest_group_comes_first_and_ties_go_to_the_lowest_rank() -> None:
+    assert groups_of({3: "a", 0: "b", 1: "a", 2: "b", 4: "a"}) == [("a", (1, 3, 4)), ("b", (0, 2))]
+    assert groups_of({1: "x", 0: "y"}) == [("y", (0,)), ("x", (1,))]
+
+
+def test_the_first_disagreement_is_kept_and_all_are_counted() -> None:
+    agreement = Agreement()
+    for step in range(5):
+        for rank in range(4):
+            agreement.add(rank, FOUR, said("odd" if rank == 2 and step >= 3 else "same", step))
+    tally = agreement.tally(FOUR, Stage.PARAMS, TensorKind.PARAMETERS)
+    assert (tally.compared, tally.differing) == (5, 2)
+    assert tally.first is not None
+    assert tally.first.moment.step == 3
+    assert tally.first.odd_ranks() == (2,)
+
+
+def test_nothing_is_said_before_all_have_spoken() -> None:
+    agreement = Agreement()
+    for rank in range(3):
+        agreement.add(rank, FOUR, said(str(rank)))
+    assert agreement.tally(FOUR, Stage.PARAMS, TensorKind.PARAMETERS).compared == 0
+    agreement.add(3, FOUR, said("3"))
+    assert agreement.tally(FOUR, Stage.PARAMS, TensorKind.PARAMETERS).differing == 1
+
+
+def test_a_rank_that_has_ended_is_not_waited_for() -> None:
+    agreement = Agreement()
+    for rank in range(3):
+        agreement.add(rank, FOUR, said("odd" if rank == 1 else "same", 7))
+    agreement.end_rank(3)
+    found = first(agreement)
+    assert found.odd_ranks() == (1,)  # type: ignore[attr-defined]
+    for rank in range(3):
+        agreement.add(rank, FOUR, said("same", 8))
+    assert agreement.tally(FOUR, Stage.PARAMS, TensorKind.PARAMETERS).compared == 2
+
+
+def test_at_the_end_those_who_spoke_are_compared() -> None:
+    agreement = Agreement()
+    agreement.add(0, FOUR, said("a"))
+    agreement.add(2, FOUR, said("b"))
+    agreement.add(1, FOUR, said("alone", 1))
+    agreement.end_all()
+    tally = agreement.tally(FOUR, Stage.PARAMS, TensorKind.PARAMETERS)
+    assert (tally.compared, tally.differing) == (1, 1)
+
+
+def test_ranks_of_another_group_and_other_optimizers_are_no_business_of_ours() -> None:
+    agreement = Agreement()
+    agreement.add(0, TWO, said("a"))
+    agreement.add(1, TWO, said("a"))
+    agreement.add(2, ((2, 3), 0), said("b"))
+    agreement.add(3, ((2, 3), 0), said("b"))
+    agreement.add(0, TWO, said("c", optimizer=1))
+    agreement.add(1, TWO, said("c", optimizer=1))
+    assert [tally.differing for tally in agreement.tallies.values()] == [0, 0]
+
+
+def test_parts_of_a_sharded_state_are_not_compared() -> None:
+    agreement = Agreement()
+    for rank, part in ((0, "x"), (1, "y")):
+        agreement.add(rank, TWO, said(str(rank), stage=Stage.STATE, of="state", hyper=part))
+    agreement.end_all()
+    assert agreement.tally(TWO, Stage.STATE, TensorKind.STATE).compared == 0
+    for rank in (0, 1):
+        agreement.add(rank, TWO, said(str(rank), 1, stage=Stage.STATE, of="state", hyper="x"))
+    assert agreement.tally(TWO, Stage.STATE, TensorKind.STATE).differing == 1
+
+
+def test_hyperparameters_and_forwards_are_compared_on_the_way() -> None:
+    agreement = Agreement()
+    for step in range(3):
+        agreement.add(0, TWO, said("a", step, hyper="x", forward=step))
+        agreement.add(1, TWO, said("a", step, hyper="y" if step else "x", forward=step + (step > 1)))
+    assert agreement.hyper[TWO].moment.step == 1
+    assert agreement.forwards[TWO].moment.step == 2
+    assert first(agreement, TWO) is None
+
+
+def wrapped(agreement: Agreement, step: int) -> None:
+    """Both ranks stand alike up to `step`."""
+    for rank in (0, 1):
+        agreement.add(rank, TWO, said("w", -1, Stage.INIT_AFTER, optimizer=None))
+    for each in range(step):
+        for rank in (0, 1):
+            agreement.add(rank, TWO, said(f"s{each}", each))
+
+
+def step(agreement: Agreement, number: int, *roots: str) -> None:
+    for rank, root in enumerate(roots):
+        agreement.add(rank, TWO, said(root, number))
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_one_rank_that_rewrote_its_parameters_is_compared_with_where_the_others_stood(number: int) -> None:
+    agreement = Agreement()
+    wrapped(agreement, number)
+    agreement.add(1, TWO, said("mine", number, Stage.REWRITTEN))
+    step(agreement, number, "a", "b")
+    root = agreement.rewritten[TWO]
+    assert root.moment.step == number
+    assert [(rank, record.stage) for rank, record in sorted(root.sightings.items())][1] == (1, "rewritten")
+
+
+def test_ranks_that_rewrote_alike_agree() -> None:
+    agreement = Agreement()
+    wrapped(agreement, 2)
+    for rank in (0, 1):
+        agreement.add(rank, TWO, said("loaded", 2, Stage.REWRITTEN))
+    step(agreement, 2, "a", "a")
+    assert agreement.rewritten == {}
+
+
+def test_a_rank_that_wrote_what_was_there_agrees() -> None:
+    agreement = Agreement()
+    wrapped(agreement, 2)
+    agreement.add(1, TWO, said("s1", 2, Stage.REWRITTEN))
+    step(agreement, 2, "a", "b")
+    assert agreement.rewritten == {}
+
+
+def test_rewrites_after_the_parting_explain_nothing() -> None:
+    agreement = Agreement()
+    wrapped(agreement, 2)
+    step(agreement, 2, "a", "b")
+    agreement.add(1, TWO, said("mine", 3, Stage.REWRITTEN))
+    step(agreement, 3, "a", "b")
+    assert agreement.rewritten == {}
+
+
+def held(agreement: Agreement) -> int:
+    return len(agreement._pending) + len(agreement._rewrites)
+
+
+def test_nothing_is_held_over_ten_thousand_steps() -> None:
+    agreement = Agreement()
+    most = 0
+    for number in range(10_000):
+        for rank in range(4):
+            if number % 10 == 0:
+                agreement.add(rank, FOUR, said("r", number, Stage.REWRITTEN))
+            agreement.add(rank, FOUR, said("odd" if rank == 1 and number > 50 else "same", number))
+        most = max(most, held(agreement))
+    assert most == 0
+    assert agreement.tally(FOUR, Stage.PARAMS, TensorKind.PARAMETERS).compared == 10_000
+
+
+def test_a_rank_that_never_speaks_does_not_hold_up_the_others_for_good() -> None:
+    """It may be on a node whose records are elsewhere: its neighbours must still be compared, as they run."""
+    agreement = Agreement()
+    most = 0
+    for number in range(10_000):
+        for rank in range(3):
+            agreement.add(rank, FOUR, said("odd" if rank == 1 and number == 5000 else "same", number))
+        most = max(most, held(agreement))
+    assert most < 5000
+    assert first(agreement) is not None
+    agreement.end_all()
+    tally = agreement.tally(FOUR, Stage.PARAMS, TensorKind.PARAMETERS)
+    assert (tally.compared, tally.differing) == (10_000, 1)

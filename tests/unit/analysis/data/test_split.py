@@ -1,0 +1,153 @@
+"""How an epoch was dealt out, and which batches ranks shared: counted exactly from what they wrote."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpcheck.analysis.data.batches import MOST_PENDING, Batches, ModuleBatches
+from ddpcheck.analysis.data.collector import DataCollector
+from ddpcheck.analysis.data.same_batches import Sameness, sameness
+from ddpcheck.analysis.data.split import Pass, split, unpack
+from ddpcheck.records.schema import BatchRecord, EpochRecord, LoaderRecord
+
+MODULE = ((0, 1), 0)
+
+
+def packed(samples: Iterable[int]) -> str:
+    bits = sum(1 << sample for sample in set(samples))
+    return base64.b64encode(zlib.compress(bits.to_bytes(64, "little"))).decode()
+
+
+def passed(samples: list[int], length: int, complete: bool = True, stride: int = 1) -> Pass:
+    epoch = EpochRecord(
+        0,
+        0,
+        len(samples),
+        largest=4,
+        fed=1,
+        yielded=1,
+        complete=complete,
+        map=packed(s // stride for s in samples),
+    )
+    return Pass(LoaderRecord(0, length, "Sampler", stride=stride), epoch)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 59), max_size=40), min_size=2, max_size=4),
+)
+def test_overlap_and_gaps_are_exact(dealt: list[list[int]]) -> None:
+    found = split({rank: passed(samples, 60) for rank, samples in enumerate(dealt)})
+    holders = [sum(sample in samples for samples in dealt) for sample in range(60)]
+    assert found.overlap == sum(count > 1 for count in holders)
+    assert found.missing == sum(count == 0 for count in holders)
+    assert found.padding == max(0, sum(map(len, dealt)) - 60)
+
+
+def test_an_epoch_left_early_tells_overlap_but_no_gaps() -> None:
+    found = split({0: passed([0, 2], 60, complete=False), 1: passed([2, 3], 60)})
+    assert (found.complete, found.overlap, found.missing) == (False, 1, None)
+
+
+def test_datasets_of_other_lengths_are_not_compared() -> None:
+    found = split({0: passed([0, 2], 60), 1: passed([2, 3], 61)})
+    assert (found.overlap, found.missing) == (None, None)
+
+
+def test_counts_of_a_large_dataset_are_scaled() -> None:
+    found = split({0: passed([0, 7, 14], 35, stride=7), 1: passed([14, 21], 35, stride=7)})
+    assert (found.exact, found.overlap, found.missing) == (False, 7, 7)
+
+
+@pytest.mark.parametrize("text", ["", "not base64", base64.b64encode(b"not zlib").decode()])
+def test_a_map_that_cannot_be_read_is_none(text: str) -> None:
+    assert unpack(text) is None
+
+
+def test_a_map_that_unpacks_without_end_is_cut() -> None:
+    bomb = base64.b64encode(zlib.compress(b"\xff" * 10_000_000)).decode()
+    assert (unpack(bomb) or 0).bit_length() <= 8 << 16
+
+
+def compared(rows: list[tuple[str, ...]], variety: int = 64) -> ModuleBatches:
+    """One row a forward: what each rank's batch digests to."""
+    seen = ModuleBatches()
+    for forward, row in enumerate(rows):
+        said = {rank: BatchRecord(forward, digest=digest, variety=variety) for rank, digest in enumerate(row)}
+        seen.compare(forward, said)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("rows", "variety", "expected"),
+    [
+        ([("a", "a"), ("b", "b")], 64, Sameness.DUPLICATED),
+        ([("a", "b"), ("c", "d")], 64, Sameness.NONE),
+        ([("a", "a")], 64, Sameness.DUPLICATED),
+        ([("a", "a")], 16, Sameness.NONE),
+        ([("a", "a")] * 5, 64, Sameness.CONSTANT),
+        ([("a", "a")] * 5, 1, Sameness.NONE),
+        ([("a", "b")] * 5, 64, Sameness.NONE),
+        # A warm-up with one fixed input, then data.
+        ([("a", "a")] * 5 + [(f"b{n}", f"c{n}") for n in range(20)], 64, Sameness.NONE),
+        # One coincidence among many.
+        ([(f"b{n}", f"c{n}") for n in range(20)] + [("x", "x")], 64, Sameness.NONE),
+        ([(f"b{n}", f"c{n}") for n in range(20)] + [("x", "x"), ("y", "y")], 64, Sameness.NOW_AND_THEN),
+        # Little batches meet by chance.
+        ([("a", "a"), ("b", "b"), ("c", "d"), ("e", "f"), ("g", "h")], 6, Sameness.NONE),
+        ([("a", "a"), ("b", "b"), ("c", "d")], 6, Sameness.DUPLICATED),
+        ([(f"{n}", f"{n}") for n in range(50)], 2, Sameness.NONE),
+        ([("", ""), ("", "")], 64, Sameness.NONE),
+        # Only two of three.
+        ([("a", "a", "b"), ("c", "c", "d")], 64, Sameness.DUPLICATED),
+    ],
+)
+def test_sameness(rows: list[tuple[str, ...]], variety: int, expected: Sameness) -> None:
+    assert sameness(compared(rows, variety)) is expected
+
+
+def test_the_ranks_that_share_a_batch_are_named() -> None:
+    assert compared([("a", "b", "a", "c"), ("d", "e", "d", "f")]).batches.ranks() == (0, 2)
+
+
+def test_forwards_at_other_steps_are_not_compared() -> None:
+    seen = ModuleBatches()
+    seen.compare(3, {0: BatchRecord(3, step=1, digest="a"), 1: BatchRecord(3, step=2, digest="a")})
+    assert (seen.apart, seen.forwards) == (1, 0)
+
+
+def test_regular_batches_have_one_usual_size() -> None:
+    seen = ModuleBatches()
+    for forward, sizes in enumerate([(4, 4), (4, 4), (4, 1)]):
+        seen.compare(forward, {rank: BatchRecord(forward, rows=size) for rank, size in enumerate(sizes)})
+    assert (seen.rows.uneven, seen.rows.ratio, seen.rows.regular()) == (1, 4.0, True)
+    for forward in range(3, 20):
+        seen.compare(forward, {rank: BatchRecord(forward, rows=forward + 9 * rank) for rank in (0, 1)})
+    assert not seen.rows.regular()
+
+
+def test_what_waits_for_a_rank_is_bounded() -> None:
+    batches = Batches()
+    for forward in range(3 * MOST_PENDING):
+        batches.add(0, MODULE, BatchRecord(forward, digest=str(forward)))
+    assert len(batches._pending) <= MOST_PENDING
+    batches.end_rank(1)
+    assert not batches._pending
+
+
+def test_an_epoch_of_which_a_rank_says_nothing_is_left_out() -> None:
+    data = DataCollector()
+    for rank in (0, 1):
+        data.loader(rank, LoaderRecord(0, 60, "Sampler"))
+    data.epoch(0, MODULE, passed([1], 60).epoch)
+    data.end_all()
+    assert data.splits == {}
+    # Without its loader, and not trained on: neither counts.
+    data.epoch(2, MODULE, passed([1], 60).epoch)
+    data.epoch(1, MODULE, EpochRecord(0, 0, 4, fed=1, yielded=9))
+    assert data.repeats.keys() == {(MODULE, 0)}

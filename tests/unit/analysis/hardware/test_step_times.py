@@ -1,0 +1,81 @@
+"""When ranks took their steps."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddpcheck.analysis.hardware.step_times import MOST_POINTS, StepTimeline, StepTimes
+
+MODULE = ((0, 1), 0)
+
+
+def line_of(times: list[float]) -> StepTimeline:
+    line = StepTimeline()
+    for step, time in enumerate(times):
+        line.add(step, time)
+    return line
+
+
+def test_steps_at_a_time() -> None:
+    line = line_of([10.0, 11.0, 13.0])
+    assert (line.steps, line.began, line.ended) == (3, 10.0, 13.0)
+    assert [line.at(time) for time in (9.0, 10.0, 10.5, 11.0, 12.0, 13.0, 20.0)] == [0, 0, 0.5, 1, 1.5, 2, 2]
+
+
+@settings(max_examples=25)
+@given(st.integers(2, 6 * MOST_POINTS))
+def test_a_long_line_keeps_its_ends_and_its_pace(count: int) -> None:
+    line = line_of([100.0 + step / 10 for step in range(count)])
+    assert len(line._steps) <= MOST_POINTS + 1
+    assert (line.steps, line.began) == (count, 100.0)
+    assert line.ended == pytest.approx(100.0 + (count - 1) / 10)
+    middle = (count - 1) / 2
+    assert line.at(100.0 + middle / 10) == pytest.approx(middle, abs=0.01)
+
+
+def test_time_that_goes_back_is_passed_over() -> None:
+    line = line_of([10.0, 9.0, 12.0])
+    assert (line.steps, line.at(11.0)) == (3, 1.0)
+
+
+def test_the_window_is_where_all_ranks_step() -> None:
+    pace = StepTimes()
+    assert pace.window() is None
+    for step in range(5):
+        pace.step(0, (MODULE, 0), step, 10.0 + step)
+        pace.step(1, (MODULE, 0), step, 10.5 + step)
+    assert pace.window() == (10.5, 14.0)
+    assert pace.of(7) is None
+
+
+def test_of_several_optimizers_the_busiest_counts() -> None:
+    pace = StepTimes()
+    for step in range(6):
+        pace.step(0, (MODULE, 0), step, 10.0 + step)
+        if step % 3 == 0:
+            pace.step(0, (MODULE, 1), step // 3, 10.1 + step)
+    line = pace.of(0)
+    assert line is not None
+    assert line.steps == 6
+
+
+def test_thousands_of_ranks_share_the_room() -> None:
+    pace = StepTimes()
+    for rank in range(2000):
+        pace.step(rank, (MODULE, 0), 0, 1.0)
+    for step in range(1, 2000):
+        pace.step(1999, (MODULE, 0), step, 1.0 + step)
+    line = pace.of(1999)
+    assert line is not None
+    assert len(line._steps) <= 17
+    assert line.at(1000.0) == pytest.approx(999.0)
+
+
+def test_reductions() -> None:
+    pace = StepTimes()
+    assert pace.reductions(MODULE) is None
+    pace.reduced(MODULE, 4)
+    pace.reduced(MODULE, 3)
+    assert pace.reductions(MODULE) == 4

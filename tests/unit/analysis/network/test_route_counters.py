@@ -1,0 +1,56 @@
+"""What went between two addresses: all of it counts, however long the job was."""
+
+from __future__ import annotations
+
+import random
+
+from ddpcheck.analysis.hardware.statistics import NodeSample, sample_from
+from ddpcheck.analysis.network.route_counters import MOST_STRETCHES, RouteCounterTable
+
+PAIR = "10.0.0.1 10.0.0.2"
+
+
+def told(samples: list[tuple[float, list[int]]]) -> RouteCounterTable:
+    tallies = RouteCounterTable()
+    for time, row in samples:
+        sample = sample_from({"time": time, "connections": {PAIR: row}})
+        assert sample is not None
+        tallies.add(sample)
+    return tallies
+
+
+def test_a_long_job_is_kept_in_few_stretches_and_loses_nothing() -> None:
+    dice = random.Random(3)
+    row, samples = [500, 40, 50, 1, 90, 2], []
+    for moment in range(5000):
+        samples.append((float(moment), list(row)))
+        row[0] += dice.randrange(1000)
+        row[1] += dice.randrange(100)
+        row[3] += 1
+    tally = told(samples)[PAIR]
+    assert MOST_STRETCHES // 2 <= len(tally.stretches) <= MOST_STRETCHES
+    last = samples[-1][1]
+    assert tally.bytes == sum(count for count, _ in tally.stretches) == last[0] - 500
+    assert abs(sum(busy for _, busy in tally.stretches) - tally.busy_seconds) < 1e-6
+    assert abs(tally.busy_seconds - (last[1] - 40) / 1e6) < 1e-9
+    assert (tally.began, tally.ended, tally.retransmits, tally.min_rtt) == (0.0, 4999.0, 4999, 90)
+
+
+def test_samples_without_connections_are_passed_over() -> None:
+    tallies = told([(1.0, [100, 1, 1, 0, 9, 1]), (3.0, [300, 2, 2, 0, 9, 1])])
+    tallies.add(NodeSample(time=4.0))
+    assert (tallies[PAIR].bytes, tallies[PAIR].ended) == (200, 3.0)
+
+
+def test_counters_that_go_back_are_not_believed() -> None:
+    tally = told([(1.0, [100, 9, 9, 0, 9, 1]), (2.0, [50, 5, 5, 0, 9, 1]), (3.0, [140, 10, 10, 0, 9, 1])])[
+        PAIR
+    ]
+    assert (tally.bytes, tally.stretches) == (40, [(40, 1e-6)])
+
+
+def test_rows_of_another_shape_are_left_out() -> None:
+    for row in ([1, 2, 3], [1, 2, 3, 4, 5, -6], "x", None):
+        sample = sample_from({"time": 1.0, "connections": {PAIR: row}})
+        assert sample is not None
+        assert sample.connections == {}

@@ -1,0 +1,222 @@
+"""From a run folder to a verdict."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpcheck.analysis import report_builder
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.report import Report
+from ddpcheck.analysis.report_builder import analyse_run
+from ddpcheck.errors import RunNotFound, RunUnreadable
+from ddpcheck.launcher.run import _fails
+from ddpcheck.records.schema import RankHeader, Stage, TensorKind
+from tests.helpers.run_builder import RunBuilder
+
+ODD = {1: ["body.bias"]}
+
+
+def sound(folder: Path, world_size: int = 2) -> RunBuilder:
+    return RunBuilder(folder, world_size).wrap().optimizer().train(5).end()
+
+
+def broken(folder: Path) -> RunBuilder:
+    return RunBuilder(folder, 2).wrap().optimizer().train(5, odd=ODD).end()
+
+
+def checks(report: Report) -> dict[str, tuple[int, str]]:
+    return {check.name: (check.compared, check.outcome) for check in report.checks}
+
+
+def test_a_sound_run_is_ok(tmp_path: Path) -> None:
+    report = sound(tmp_path, 4).report()
+    assert (report.verdict.value, report.findings) == ("ok", ())
+    assert (report.world_size, report.steps, report.exit_code) == (4, 5, 0)
+    assert report.command == ("torchrun", "train.py")
+    assert report.run["hosts"] == ["node0"]
+    assert report.run["torch"] == ["2.13.0"]
+    assert report.run["unreadable_lines"] == 0
+
+
+def test_a_note_leaves_a_run_ok(tmp_path: Path) -> None:
+    report = RunBuilder(tmp_path, 2).wrap(odd_before=ODD).train(3).end().report()
+    assert [finding.code for finding in report.findings] == ["DDP102"]
+    assert report.verdict.value == "ok"
+
+
+def test_an_error_makes_it_findings(tmp_path: Path) -> None:
+    assert broken(tmp_path).report().verdict.value == "findings"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "stopped", "verdict"), [(1, "", "failed"), (-9, "", "failed"), (1, "x", "findings")]
+)
+def test_a_command_that_failed_is_failed_unless_we_stopped_it(
+    tmp_path: Path, exit_code: int, stopped: str, verdict: str
+) -> None:
+    build = broken(tmp_path)
+    build.description |= {"exit_code": exit_code, "stopped": stopped}
+    assert build.report().verdict.value == verdict
+
+
+def test_a_run_in_which_nobody_reported_is_incomplete(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2)
+    build.records.clear()
+    report = build.report()
+    assert (report.verdict.value, [finding.code for finding in report.findings]) == ("incomplete", ["DDP601"])
+    assert (report.attempts, report.checks, report.world_size) == ((), (), 0)
+
+
+def test_the_worst_comes_first(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap(odd_before=ODD).optimizer().train(3, odd=ODD)
+    report = build.end([0]).report()
+    assert [finding.severity.value for finding in report.findings] == ["error", "error", "note"]
+
+
+@pytest.mark.parametrize(
+    ("bar", "fails"), [("error", True), ("warning", True), ("note", True), ("never", False)]
+)
+def test_a_broken_run_fails_by_the_bar(tmp_path: Path, bar: str, fails: bool) -> None:
+    assert _fails([finding.severity for finding in broken(tmp_path).report().findings], bar) is fails
+
+
+@pytest.mark.parametrize(
+    ("bar", "fails"), [("error", False), ("warning", False), ("note", True), ("never", False)]
+)
+def test_a_note_fails_only_who_asks_for_it(tmp_path: Path, bar: str, fails: bool) -> None:
+    report = RunBuilder(tmp_path, 2).wrap(odd_before=ODD).train(3).end().report()
+    assert _fails([finding.severity for finding in report.findings], bar) is fails
+
+
+def test_two_attempts_are_told_apart(tmp_path: Path) -> None:
+    first = RunBuilder(tmp_path, 2, session="a" * 32).wrap().train(2, odd=ODD).end()
+    first.save()
+    second = RunBuilder(tmp_path, 2, session="b" * 32)
+    for rank in (0, 1):
+        header = second.records[rank][0]
+        assert isinstance(header, RankHeader)
+        second.records[rank][0] = replace(header, time=5000.0)
+    report = second.wrap().train(7).end().report()
+    assert [(attempt.number, attempt.steps) for attempt in report.attempts] == [(0, 2), (1, 7)]
+    assert [(finding.code, finding.attempt) for finding in report.findings] == [("DDP201", 0)]
+    assert report.steps == 7
+
+
+def test_what_was_looked_at_is_listed(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap(buffers=["norm.mean"]).optimizer().train(4)
+    found = checks(build.end().report())
+    assert found["parameters after wrapping"] == (1, "agree")
+    assert found["buffers after wrapping"] == (1, "agree")
+    assert found["buffers after each synchronisation"] == (0, "not checked")
+    assert found["parameters after each step"] == (4, "agree")
+    assert found["optimizer hyperparameters, scale and step counts"] == (4, "agree")
+
+
+def test_what_differs_is_told(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap().optimizer().train(2)
+    build.step(2, odd=ODD, hyper={0: "x", 1: "y"}).step(3, odd=ODD)
+    report = build.end().report()
+    assert checks(report)["parameters after each step"] == (4, "differ")
+    assert checks(report)["optimizer hyperparameters, scale and step counts"] == (4, "differ")
+    (check,) = [check for check in report.checks if check.name == "parameters after each step"]
+    assert check.detail == "4 x 2 ranks, 3 parameters, 2 differ"
+
+
+def test_one_rank_has_nobody_to_agree_with(tmp_path: Path) -> None:
+    report = sound(tmp_path, 1).report()
+    assert {check.outcome for check in report.checks} == {"not checked"}
+    assert "one rank has nobody to agree with" in {check.detail for check in report.checks}
+    assert report.verdict.value == "ok"
+
+
+def test_ranks_that_hash_in_different_ways_are_not_compared(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2)
+    header = build.records[1][0]
+    assert isinstance(header, RankHeader)
+    build.records[1][0] = replace(header, algorithm="multilinear-128")
+    report = build.wrap().train(3, odd=ODD).end().report()
+    assert not [finding for finding in report.findings if finding.code == "DDP201"]
+    assert {check.outcome for check in report.checks} == {"not checked"}
+
+
+@pytest.mark.parametrize("other", [0, 1, 2])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_a_rank_that_hashes_in_another_way_is_left_out_whoever_comes_first(
+    tmp_path: Path, other: int, order: tuple[int, ...]
+) -> None:
+    build = RunBuilder(tmp_path, 3).wrap()
+    for step in range(3):
+        build.apply(step, odd={other: ["body.bias"]}).step(step, {other: ["body.bias"]})
+    attempt = Attempt("a1")
+    records = build.end().records
+    headers = {rank: records[rank][0] for rank in order}
+    headers[other] = replace(headers[other], algorithm="multilinear-128")  # type: ignore[arg-type]
+    for number in range(1, len(records[0])):
+        for rank in order:
+            attempt.feed(headers[rank], records[rank][number])  # type: ignore[arg-type]
+    attempt.end()
+    assert not attempt.parted()
+    tally = attempt.agreement.tally(((0, 1, 2), 0), Stage.PARAMS, TensorKind.PARAMETERS)
+    assert (tally.compared, tally.differing) == (3, 0)
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(RunNotFound, match="no run at"):
+        analyse_run(tmp_path / "nowhere")
+
+
+def test_no_run_in_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(RunNotFound, match="not a run folder"):
+        analyse_run(tmp_path)
+
+
+def test_a_damaged_run_file_without_records(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(RunUnreadable, match="damaged"):
+        analyse_run(tmp_path)
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", "\udcff"])
+def test_records_are_enough(tmp_path: Path, content: Any) -> None:
+    sound(tmp_path).save()
+    if content is None:
+        (tmp_path / "run.json").unlink()
+    else:
+        (tmp_path / "run.json").write_bytes(content.encode(errors="surrogateescape"))
+    report = analyse_run(tmp_path)
+    assert (report.steps, report.exit_code, report.command) == (5, None, ())
+
+
+def test_damage_is_counted_and_the_rest_is_judged(tmp_path: Path) -> None:
+    folder = broken(tmp_path).save()
+    path = folder / "rank-00001.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(
+        b"".join(lines[:4] + [b"\0garbage\xff\n", b'{"kind":"digest"}\n'] + lines[4:]) + b'{"kind":"en'
+    )
+    (folder / "rank-00009.jsonl").write_bytes(b"no header\n" + lines[3])
+    (folder / "node-x.jsonl").write_bytes(b"\xff\n[]\n{}\n" + json.dumps({"kind": "trouble"}).encode())
+    report = analyse_run(folder)
+    assert report.run["unreadable_lines"] == 2
+    assert report.run["files_without_header"] == 1
+    assert [finding.code for finding in report.findings] == ["DDP201"]
+
+
+def test_a_rule_that_fails_costs_its_own_findings_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(case: object) -> list[Finding]:
+        raise KeyError("no such thing")
+
+    failing.__module__ = "ddpcheck.rules.divergence.ddp201"
+    monkeypatch.setattr(report_builder, "RULES", (failing, *report_builder.RULES))
+    report = sound(tmp_path).report()
+    [finding] = report.findings
+    assert (finding.code, finding.severity.value) == ("DDP605", "warning")
+    assert "rule for DDP201 failed: KeyError: 'no such thing'" in finding.message

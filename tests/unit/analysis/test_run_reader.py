@@ -1,0 +1,145 @@
+"""Reading a run costs little memory, however long the job was."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddpcheck.analysis.run_reader import RunReader
+from ddpcheck.records.schema import (
+    DigestRecord,
+    EndRecord,
+    HyperRecord,
+    ModuleRecord,
+    RankHeader,
+    Stage,
+    TensorKind,
+    to_line,
+)
+from tests.helpers.run_builder import leaves_of, packed
+
+NAMES = [f"layer{number}.weight" for number in range(100)]
+STEPS = 20_000
+
+
+def write_run(
+    folder: Path, ranks: int, steps: int, odd_from: int | None = None, schedule: tuple[int, ...] = ()
+) -> int:
+    """A long run of records as ranks write them; returns the size of its files."""
+    rows = [[name, "float32", [4], 1] for name in NAMES]
+    same = packed(leaves_of(NAMES, 0, 0, []), 2)
+    other = packed(leaves_of(NAMES, 0, 1, NAMES[:1]), 2)
+    for rank in range(ranks):
+        with (folder / f"rank-{rank:05d}.jsonl").open("wb") as file:
+            file.write(to_line(RankHeader(rank, ranks, "node0", 100 + rank, 1, "a1", 1.0, algorithm="xxh3")))
+            file.write(to_line(ModuleRecord(0, "Net", list(range(ranks)), 0, rows, [])))
+            parts = to_line(
+                DigestRecord(
+                    0, Stage.PARAMS.value, 314159, "r" * 32, same, 2, time=1.5, optimizer=0, forward=271828
+                )
+            ).split(b"314159")
+            for step in range(steps):
+                if rank in schedule:
+                    file.write(to_line(HyperRecord(0, step, {"0.lr": 1 / (step + 1)})))
+                line = (b"%d" % step).join(parts).replace(b"271828", b"%d" % (step + 1))
+                if odd_from is not None and rank == 1 and step >= odd_from:
+                    line = line.replace(b"r" * 32, b"s" * 32).replace(same.encode(), other.encode())
+                file.write(line)
+            file.write(to_line(EndRecord("exit", 2.0)))
+    return sum(path.stat().st_size for path in folder.glob("rank-*"))
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+from ddpcheck.analysis.report_builder import analyse_run
+
+def peak():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
+small, large = map(Path, sys.argv[1:])
+analyse_run(small)
+before = peak()
+report = analyse_run(large)
+print(peak() - before, report.steps, max(check.compared for check in report.checks))
+print(*[(finding.code, finding.step) for finding in report.findings])
+"""
+
+
+def test_twenty_thousand_steps_of_four_ranks(tmp_path: Path) -> None:
+    for name, steps in (("small", 1000), ("large", STEPS)):
+        (tmp_path / name).mkdir()
+        size = write_run(tmp_path / name, 4, steps, odd_from=steps - 5)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, tmp_path / "small", tmp_path / "large"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    measured, findings = done.stdout.splitlines()
+    grown, steps, compared = map(int, measured.split())
+    assert (steps, compared) == (STEPS, STEPS)
+    assert findings == f"('DDP201', {STEPS - 5})"
+    assert size > 30 << 20
+    # Twenty times the steps cost a chunk of each file, and less than a quarter of the whole.
+    assert grown << 10 < 8 << 20
+
+
+@pytest.mark.parametrize("schedule", [(0,), (0, 1)])
+def test_ranks_that_write_more_lines_a_step_do_not_fall_behind(
+    tmp_path: Path, schedule: tuple[int, ...]
+) -> None:
+    """Read line by line in turn, the others would run ahead and wait in memory."""
+    write_run(tmp_path, 4, 3000, schedule=schedule)
+    run = RunReader(tmp_path)
+    most = 0
+    agreement_of = run.attempts
+    real = RunReader._read
+
+    def spy(self: RunReader, path: Path, *shares: int) -> bool:
+        nonlocal most
+        result = real(self, path, *shares)
+        most = max([most, *(len(attempt.agreement._pending) for attempt in agreement_of.values())])
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunReader, "_read", spy)
+        run.poll()
+    assert 0 < most < 1100
+    (attempt,) = run.attempts.values()
+    assert attempt.agreement.tally(((0, 1, 2, 3), 0), Stage.PARAMS, TensorKind.PARAMETERS).compared == 3000
+
+
+def test_a_run_that_grows_is_read_on(tmp_path: Path) -> None:
+    write_run(tmp_path, 2, 50)
+    whole = {path: path.read_bytes() for path in sorted(tmp_path.glob("rank-*"))}
+    for path in whole:
+        path.write_bytes(b"")
+    run = RunReader(tmp_path)
+    assert not run.poll()
+    for cut in (100, 8000, 8001, 12_000, None):
+        for path, data in whole.items():
+            path.write_bytes(data[:cut])
+        assert run.poll() is (cut not in (100, 8001))
+    assert not run.poll()
+    (attempt,) = run.attempts.values()
+    assert attempt.agreement.tally(((0, 1), 0), Stage.PARAMS, TensorKind.PARAMETERS).compared == 50
+    assert all(rank.end is not None for rank in attempt.ranks.values())
+
+
+def test_a_file_that_appears_late_is_found(tmp_path: Path) -> None:
+    write_run(tmp_path, 2, 5)
+    late = tmp_path / "rank-00001.jsonl"
+    data = late.read_bytes()
+    late.unlink()
+    run = RunReader(tmp_path)
+    assert run.poll()
+    late.write_bytes(data)
+    assert run.poll()
+    (attempt,) = run.attempts.values()
+    assert attempt.ranks.keys() == {0, 1}
+    assert attempt.agreement.tally(((0, 1), 0), Stage.PARAMS, TensorKind.PARAMETERS).compared == 5

@@ -1,0 +1,29 @@
+"""Troubles go to the attempt of the process that had them."""
+
+from __future__ import annotations
+
+from ddpcheck.analysis.report import RankStatus, RankSummary
+from ddpcheck.analysis.run_reader import WriteError, place
+
+
+def row(rank: int, pid: int) -> RankSummary:
+    return RankSummary(rank, RankStatus.FINISHED, host="a", pid=pid)
+
+
+FIRST, SECOND = (row(0, 10), row(1, 11)), (row(0, 20), row(1, 21))
+GONE = (row(0, 30), RankSummary(1, RankStatus.MISSING))
+
+
+def test_by_process() -> None:
+    assert place([WriteError(1, "full", ("a", 11))], [FIRST, SECOND]) == [{1: "full"}, {}]
+    assert place([WriteError(1, "full", ("a", 21))], [FIRST, SECOND]) == [{}, {1: "full"}]
+
+
+def test_without_a_process_every_attempt_may_be_meant() -> None:
+    assert place([WriteError(1, "full")], [FIRST, SECOND]) == [{1: "full"}, {1: "full"}]
+
+
+def test_a_rank_that_wrote_nothing_is_missing_somewhere() -> None:
+    unknown = WriteError(1, "full", ("a", 31))
+    assert place([unknown], [FIRST, GONE, SECOND]) == [{}, {1: "full"}, {}]
+    assert place([unknown], [()]) == [{1: "full"}]

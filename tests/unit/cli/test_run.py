@@ -1,0 +1,207 @@
+"""`ddpcheck run`: what reaches the launcher, and what is refused before it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ddpcheck.__main__ import main
+from ddpcheck.cli.run_options import RunOptions
+from ddpcheck.errors import CommandNotStarted, UserError
+from ddpcheck.reports.outputs import Outputs
+
+
+class Launcher(ModuleType):
+    """Stands for the real launcher and keeps what it was called with."""
+
+    def __init__(self) -> None:
+        super().__init__("ddpcheck.launcher.run")
+        self.called: tuple[list[str], RunOptions] | None = None
+        self.result: int | UserError = 0
+
+    def run_watched(self, command: Sequence[str], options: RunOptions) -> int:
+        self.called = (list(command), options)
+        if isinstance(self.result, UserError):
+            raise self.result
+        return self.result
+
+
+@pytest.fixture
+def launcher(monkeypatch: pytest.MonkeyPatch) -> Launcher:
+    launcher = Launcher()
+    monkeypatch.setitem(sys.modules, "ddpcheck.launcher.run", launcher)
+    return launcher
+
+
+def status(*arguments: str) -> object:
+    with pytest.raises(SystemExit) as leaving:
+        main(["run", *arguments])
+    return leaving.value.code
+
+
+def test_defaults(launcher: Launcher) -> None:
+    assert status("--", "torchrun", "train.py") == 0
+    assert launcher.called == (["torchrun", "train.py"], RunOptions())
+
+
+def test_every_option(launcher: Launcher) -> None:
+    options = "--out there --name n --fail-on warning --fail-fast --every 5 --optimizer-state --quiet"
+    more = "--gradients full --save-gradients 0,10:13 --sketch-every 3 --hang-timeout 30 --sample-hz 0.5"
+    reports = (
+        "--html page.html --junit junit.xml --markdown report.md --json copy.json --github --tensorboard"
+    )
+    assert status(*options.split(), *more.split(), *reports.split(), "--", "true") == 0
+    outputs = Outputs(
+        "page.html", Path("junit.xml"), Path("report.md"), Path("copy.json"), True, "warning", tensorboard=""
+    )
+    asked = RunOptions(
+        Path("there"), "n", "warning", True, 5, True, "full", "0,10:13", 3, True, 30.0, 0.5, outputs=outputs
+    )
+    assert launcher.called == (["true"], asked)
+
+
+@pytest.mark.parametrize(("argument", "live"), [("--live", True), ("--no-live", False)])
+def test_the_live_view_is_asked_for_or_declined(launcher: Launcher, argument: str, live: bool) -> None:
+    assert status(argument, "--", "true") == 0
+    assert launcher.called == (["true"], RunOptions(live=live))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "window"),
+    [
+        ([], ""),
+        (["--profile"], "5:8"),
+        (["--profile-steps", "20:25"], "20:25"),
+        (["--profile", "--profile-steps", "3"], "3"),
+    ],
+)
+def test_what_is_profiled(launcher: Launcher, arguments: list[str], window: str) -> None:
+    assert status(*arguments, "--", "true") == 0
+    assert launcher.called == (["true"], RunOptions(profile=window))
+
+
+@pytest.mark.parametrize("steps", ["x", "5:3", "3,7", "5:", "-1"])
+def test_a_window_is_one_range_with_an_end(
+    launcher: Launcher, capsys: pytest.CaptureFixture[str], steps: str
+) -> None:
+    assert status(f"--profile-steps={steps}", "--", "true") == 2
+    assert "--profile-steps" in capsys.readouterr().err
+    assert launcher.called is None
+
+
+@pytest.mark.parametrize(
+    ("words", "html"),
+    [
+        ("-- true", None),
+        ("--html -- true", ""),
+        ("--html --quiet -- true", ""),
+        ("--html page.html -- true", "page.html"),
+        ("--html=page.html -- true", "page.html"),
+        ("--html true", ""),
+        ("-- true --html x.html", None),
+    ],
+)
+def test_a_page_with_and_without_a_name(launcher: Launcher, words: str, html: str | None) -> None:
+    assert status(*words.split()) == 0
+    assert launcher.called is not None
+    assert launcher.called[1].outputs.html == html
+    assert launcher.called[0][0] == "true"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--html=page.txt", "must end in .html"),
+        ("--html=none/page.html", "there is no folder none"),
+        ("--junit=none/x.xml", "there is no folder none"),
+        ("--markdown=.", "this is a folder"),
+    ],
+)
+def test_places_that_cannot_be_written_are_refused_before_the_job(
+    launcher: Launcher, capsys: pytest.CaptureFixture[str], words: str, said: str
+) -> None:
+    assert status(words, "--", "true") == 2
+    assert launcher.called is None
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("steps", ["x", "5:3", "-1"])
+def test_steps_that_are_none(launcher: Launcher, capsys: pytest.CaptureFixture[str], steps: str) -> None:
+    assert status(f"--save-gradients={steps}", "--", "true") == 2
+    assert "--save-gradients" in capsys.readouterr().err
+
+
+def test_gradients_cannot_be_saved_unseen(launcher: Launcher) -> None:
+    assert status("--gradients", "off", "--save-gradients", "3", "--", "true") == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["torchrun", "--nproc-per-node", "2", "train.py", "--every", "0"],
+        ["python", "-c", "print()", "--", "--help", "--quiet"],
+        ["echo", "", "a b", "$HOME", "ü"],
+    ],
+)
+@pytest.mark.parametrize("dashes", [[], ["--"]])
+def test_the_command_is_left_alone(launcher: Launcher, dashes: list[str], command: list[str]) -> None:
+    assert status(*dashes, *command) == 0
+    assert launcher.called == (command, RunOptions())
+
+
+def test_the_status_is_the_launchers(launcher: Launcher) -> None:
+    launcher.result = 10
+    assert status("true") == 10
+
+
+def test_errors_for_people_are_one_line(launcher: Launcher, capsys: pytest.CaptureFixture[str]) -> None:
+    launcher.result = CommandNotStarted("there is no program 'torchrn\x1b'", 127)
+    assert status("torchrn") == 127
+    captured = capsys.readouterr()
+    assert captured.err == "ddpcheck: there is no program 'torchrn\\x1b'\n"
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["--"], ["--quiet"]])
+def test_no_command(launcher: Launcher, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert status(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "ddpcheck run -- torchrun --nproc-per-node 4 train.py" in error
+    assert launcher.called is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--every", "0"],
+        ["--every", "-1"],
+        ["--every", "many"],
+        ["--fail-on", "note"],
+        ["--hang-timeout", "-1"],
+        ["--hang-timeout", "0.5"],
+        ["--hang-timeout", "nan"],
+        ["--hang-timeout", "soon"],
+        ["--sample-hz", "-1"],
+        ["--sample-hz", "0.01"],
+        ["--sample-hz", "21"],
+        ["--sample-hz", "nan"],
+        ["--name", "a/b"],
+        ["--name", ""],
+        ["--name", ".."],
+        ["--name", "a\nb"],
+        ["--no-such-option"],
+    ],
+)
+def test_wrong_usage(launcher: Launcher, arguments: list[str]) -> None:
+    assert status(*arguments, "--", "true") == 2
+    assert launcher.called is None
+
+
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("--help") == 0
+    assert "\n    ddpcheck run -- torchrun --nproc-per-node 4 train.py\n" in capsys.readouterr().out

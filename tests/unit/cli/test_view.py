@@ -1,0 +1,202 @@
+"""`ddpcheck view` and `--tensorboard`: what can go wrong is said in one sentence."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+
+from ddpcheck.__main__ import main
+from ddpcheck.cli.view import _events
+from ddpcheck.errors import PortInUse, ViewerFailed
+from ddpcheck.launcher import viewer
+from ddpcheck.launcher.viewer import free_port, show
+from tests.helpers.run_builder import RunBuilder
+
+
+def says(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int | str | None, str]:
+    with pytest.raises(SystemExit) as leaving:
+        main([str(argument) for argument in arguments])
+    return leaving.value.code, capsys.readouterr().err
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return RunBuilder(tmp_path / "run", 2).wrap().train(3).end().save()
+
+
+@pytest.fixture(autouse=True)
+def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake in these tests must not leave them waiting for a server to end."""
+    monkeypatch.setattr("ddpcheck.launcher.viewer.show", _never)
+
+
+def _never(*_: object, **__: object) -> None:
+    raise AssertionError("TensorBoard would have been started")
+
+
+@pytest.fixture
+def without_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(name: str) -> ModuleSpec | None:
+        return None if name == "tensorboard" else ModuleSpec(name, None)
+
+    monkeypatch.setattr("ddpcheck.reports.tensorboard.presence.find_spec", find)
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield listening.getsockname()[1]
+
+
+@pytest.mark.usefixtures("without_tensorboard")
+def test_without_tensorboard_nothing_is_begun(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = (
+        1,
+        "ddpcheck: TensorBoard is not installed beside ddpcheck: `pip install 'ddpcheck[tensorboard]'` installs it\n",
+    )
+    out = tmp_path / "job"
+    assert says(capsys, "view", run) == said
+    assert says(capsys, "report", run, "--tensorboard") == said
+    assert says(capsys, "run", "--out", out, "--tensorboard", "--", "touch", tmp_path / "ran") == said
+    assert not out.exists()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_no_such_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, said = says(capsys, "view", tmp_path)
+    assert status == 1
+    assert "is not a run folder" in said
+    assert said.count("\n") == 1
+
+
+def test_a_torn_run_is_shown_as_far_as_it_goes(run: Path, tmp_path: Path) -> None:
+    (run / "run.json").write_bytes(b"")
+    first = run / "rank-00000.jsonl"
+    first.write_bytes(first.read_bytes()[:-40])
+    events = _events(run, tmp_path / "spare")
+    assert events == run / "tensorboard"
+    assert sorted(path.name for path in events.iterdir()) == [
+        "ddpcheck.json",
+        "job",
+        "rank-0000",
+        "rank-0001",
+    ]
+
+
+def test_a_run_that_nobody_can_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.json").write_text("{")
+    status, said = says(capsys, "view", tmp_path)
+    assert status == 1
+    assert "damaged" in said
+    assert said.count("\n") == 1
+
+
+def test_what_is_current_is_not_made_again(run: Path, tmp_path: Path) -> None:
+    made = _events(run, tmp_path).stat().st_ino
+    assert _events(run, tmp_path).stat().st_ino == made
+    os.utime(run / "rank-00000.jsonl", (2e9, 2e9))
+    assert _events(run, tmp_path).stat().st_ino != made
+
+
+def test_a_run_folder_that_cannot_be_written(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ddpcheck.reports.tensorboard import folder
+
+    real = folder.write_tensorboard
+
+    def write(report: object, where: Path, out: Path) -> None:
+        if out.parent == run:
+            raise PermissionError(13, "Permission denied")
+        real(report, where, out)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(folder, "write_tensorboard", write)
+    assert _events(run, tmp_path) == tmp_path / "tensorboard"
+    assert "cannot be written (Permission denied)" in capsys.readouterr().err
+
+
+def test_a_port_in_use(run: Path, taken: int, capsys: pytest.CaptureFixture[str]) -> None:
+    status, said = says(capsys, "view", run, "--port", taken)
+    assert (status, said) == (
+        1,
+        f"ddpcheck: port {taken} is in use: give another one with --port, or leave it out\n",
+    )
+    assert not (run / "tensorboard").exists()
+
+
+def test_the_first_free_port_is_taken(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(viewer, "FIRST_PORT", taken)
+    assert taken < free_port(None) < taken + 100
+    monkeypatch.setattr(viewer, "_PORTS_TRIED", 1)
+    with pytest.raises(PortInUse, match="are all in use"):
+        free_port(None)
+
+
+def test_a_tensorboard_that_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho 'ImportError: no such thing' >&2\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(viewer.sys, "executable", str(broken))
+    monkeypatch.setattr(viewer, "_answers", lambda port: False)
+    with pytest.raises(ViewerFailed, match="ended with status 3: ImportError: no such thing"):
+        show(tmp_path, "run", taken)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_passed_on(tmp_path: Path, number: signal.Signals) -> None:
+    """A server that waits for its signal stands in for TensorBoard."""
+    fake = tmp_path / "python"
+    fake.write_text(
+        f"#!{sys.executable}\nimport os, signal, socket, sys\n"
+        "port = int(sys.argv[sys.argv.index('--port') + 1])\n"
+        f"signal.signal({int(number)}, lambda *_: (open({str(tmp_path / 'heard')!r}, 'w'), os._exit(0)))\n"
+        "listening = socket.create_server(('127.0.0.1', port))\n"
+        "while True: listening.accept()\n"
+    )
+    fake.chmod(0o755)
+    code = (
+        "import sys; from pathlib import Path; from ddpcheck.launcher.viewer import *\n"
+        f"sys.executable = {str(fake)!r}\n"
+        f"sys.exit(show(Path({str(tmp_path)!r}), 'mine', free_port(None)))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process, process.stdout:
+        assert process.stdout.readline().startswith("TensorBoard shows mine at http://localhost:")
+        process.send_signal(number)
+        assert process.wait(20) == 0
+    assert (tmp_path / "heard").exists()
+
+
+def test_a_second_name_is_for_one_thing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, said = says(capsys, "report", run, "x", "--trace", "--tensorboard")
+    assert status == 2
+    assert "give one of --trace and --tensorboard" in said
+    status, said = says(capsys, "report", run, "x")
+    assert status == 2
+    assert "give --trace or --tensorboard" in said
+
+
+def test_a_folder_of_somebody_elses(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    status, said = says(capsys, "report", run, tmp_path / "mine", "--tensorboard")
+    assert status == 1
+    assert said.endswith("ddpcheck did not make it: name a folder that is not there\n")
+    status, _ = says(capsys, "report", run, tmp_path / "new", "--tensorboard")
+    assert status == 0
+    assert (tmp_path / "new" / "job").is_dir()

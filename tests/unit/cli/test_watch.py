@@ -1,0 +1,102 @@
+"""`ddpcheck watch`: a run folder seen from outside, growing or at rest."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ddpcheck.cli.app import app
+from ddpcheck.launcher.multi_node import remote_follow
+from ddpcheck.launcher.multi_node.remote_follow import RemoteFollow
+from ddpcheck.launcher.process.process_table import process_start
+from tests.helpers.paths import ROOT
+from tests.helpers.run_builder import RunBuilder
+
+STORED = ROOT / "tests" / "stored_runs"
+
+
+def watched(*arguments: object) -> str:
+    done = CliRunner().invoke(app, ["watch", *map(str, arguments)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted(STORED.iterdir())])
+def test_every_stored_run_can_be_looked_at(name: str) -> None:
+    assert "ranks" in watched(STORED / name, "--once")
+
+
+def test_a_run_that_has_ended_comes_with_its_verdict(tmp_path: Path) -> None:
+    builder = RunBuilder(tmp_path / "run", 2).wrap().optimizer().train(2)
+    text = watched(builder.train(2, first=2, odd={1: ["body.bias"]}).end().save())
+    assert "replicas part at step 2 (ranks 0-1)" in text
+    assert "Replicas part at step 2" in text
+    assert "error DDP201" in text
+
+
+def begun(folder: Path, **description: object) -> RunBuilder:
+    builder = RunBuilder(folder, 2).wrap().optimizer().train(2)
+    builder.description = {
+        "name": "train",
+        "host": os.uname().nodename,
+        "pid": os.getpid(),
+        "pid_start": process_start(os.getpid()),
+        "started": "2026-01-01T10:00:00+00:00",
+        **description,
+    }
+    builder.save()
+    return builder
+
+
+def test_a_run_under_way_is_shown_as_it_stands(tmp_path: Path) -> None:
+    begun(tmp_path / "run")
+    text = watched(tmp_path / "run", "--once")
+    assert "train  under way, 2 ranks" in text
+    assert "step 2   replicas agree, 2 steps compared" in text
+    assert "Replicas" not in text
+
+
+def test_a_launcher_that_was_killed_is_told(tmp_path: Path) -> None:
+    begun(tmp_path / "run", pid_start=1)
+    text = watched(tmp_path / "run")
+    assert "its launcher is gone" in text
+
+
+def test_following_goes_on_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = begun(tmp_path / "run")
+    turns: list[float] = []
+
+    def go_on(seconds: float) -> None:
+        turns.append(seconds)
+        builder.step(1 + len(turns))
+        if len(turns) == 3:
+            builder.end([0])
+            builder.description.update(ended="now", seconds=12.5, exit_code=0)
+        builder.save()
+
+    monkeypatch.setattr(remote_follow.time, "sleep", go_on)
+    states = list(RemoteFollow(tmp_path / "run"))
+    assert [state.steps for state in states] == [2, 3, 4, 5]
+    assert [state.ended for state in states] == [False, False, False, True]
+    assert states[-1].seconds == 12.5
+    assert [rank.status for rank in states[-1].ranks] == ["finished", "vanished"]
+
+
+def test_ranks_that_nobody_launched_tell_of_their_end_themselves(tmp_path: Path) -> None:
+    builder = RunBuilder(tmp_path / "run", 2).wrap().optimizer().train(2)
+    builder.save()
+    (tmp_path / "run" / "run.json").unlink()
+    assert not RemoteFollow(tmp_path / "run").look().ended
+    builder.end().save()
+    (tmp_path / "run" / "run.json").unlink()
+    assert RemoteFollow(tmp_path / "run").look().ended
+
+
+def test_a_torn_description_is_no_obstacle(tmp_path: Path) -> None:
+    builder = begun(tmp_path / "run")
+    (tmp_path / "run" / "run.json").write_text(json.dumps(builder.description)[:20])
+    assert "replicas agree" in watched(tmp_path / "run", "--once")

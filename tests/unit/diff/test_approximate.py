@@ -1,0 +1,238 @@
+"""Runs on other numbers of ranks: gradients within rounding, settings exactly, simple ratios by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpcheck.diff.compare import compare_runs
+from ddpcheck.diff.model import Comparison, DiffSource, DiffVerdict, Method
+from ddpcheck.errors import NotComparable
+from ddpcheck.records.schema import BatchRecord, RankHeader
+from tests.helpers.run_builder import NAMES, RunBuilder
+
+MEAN = (2.0, 3.0, -4.0)
+STEPS = 5
+
+
+def build(
+    folder: Path,
+    world_size: int,
+    *,
+    factors: Mapping[int, Sequence[float]] | None = None,
+    lr: Mapping[int, float] | None = None,
+    rows: int = 32,
+    uneven: int = 0,
+    rewrite: int = -1,
+    **wrap: Any,
+) -> RunBuilder:
+    """A run whose global batch is dealt out to its ranks; `factors` multiply the reduced gradients of a step."""
+    run = RunBuilder(folder, world_size).wrap(**wrap)
+    run.optimizer()
+    for step in range(STEPS):
+        for rank in run.ranks:
+            share = rows // world_size - (uneven if rank else 0)
+            run.say(rank, BatchRecord(step, digest=f"{rank}", rows=share))
+        if step == rewrite:
+            run.rewrite(step, run.ranks)
+        by = (factors or {}).get(step, (1.0,) * len(MEAN))
+        # Ranks compute different gradients with the same mean.
+        apart = {rank: (rank - (world_size - 1) / 2) for rank in run.ranks}
+        local = {rank: [x + shift for x in MEAN] for rank, shift in apart.items()}
+        run.backward(step + 1, local, [x * factor for x, factor in zip(MEAN, by, strict=True)])
+        run.apply(step)
+        changed = {"0.lr": (lr or {})[step]} if step in (lr or {}) else {} if step else {"0.lr": 0.1}
+        if changed:
+            run.hyper(step, dict.fromkeys(run.ranks, changed))
+        run.step(step)
+    return run.end()
+
+
+def against_one(tmp_path: Path, world_size: int = 4, **changes: Any) -> Comparison:
+    rtol = changes.pop("rtol", None)
+    a = build(tmp_path / "a", 1).save()
+    return compare_runs(a, build(tmp_path / "b", world_size, **changes).save(), rtol)
+
+
+def test_one_rank_and_four(tmp_path: Path) -> None:
+    found = against_one(tmp_path, factors=dict.fromkeys(range(STEPS), (1 + 3e-07, 1 - 3e-07, 1.0)))
+    assert (found.verdict, found.method) == (DiffVerdict.AGREE, Method.ROUNDING)
+    assert found.compared == {"init.after": 1, "reduced": STEPS, "hyperparameters": STEPS}
+    assert [one.step for one in found.growth] == list(range(STEPS))
+    assert all(0 < one.relative < 1e-6 for one in found.growth)
+    assert "so no two numbers need be equal to the bit" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("factor", "says"),
+    [
+        (4.0, "gradient norm ratio 4.0 (= world size) in 3 of 3 parameters"),
+        (0.25, "gradient norm ratio 0.25 (= 1 / world size) in 3 of 3 parameters"),
+        (32.0, "gradient norm ratio 32.0 (= global batch) in 3 of 3 parameters"),
+        (8.0, "gradient norm ratio 8.0 (= batch of a rank of run B) in 3 of 3 parameters"),
+        (-1.0, "gradient norm ratio -1.0 in 3 of 3 parameters"),
+        (3.0, "gradient norm ratio 3.0 in 3 of 3 parameters"),
+        (1.2345, "gradient norm ratio 1.2345 in 3 of 3 parameters"),
+    ],
+)
+def test_a_factor_is_named(tmp_path: Path, factor: float, says: str) -> None:
+    found = against_one(tmp_path, factors=dict.fromkeys(range(STEPS), (factor,) * 3))
+    assert found.first is not None
+    assert (found.first.step, found.first.stage, found.first.message) == (0, DiffSource.REDUCED, says)
+    assert "a multiple of the other's" in found.cause
+    assert ("world size", 1, 4) in [(one.what, one.a, one.b) for one in found.suspects]
+
+
+def test_a_factor_under_coarse_rounding(tmp_path: Path) -> None:
+    """As autocast to bfloat16 makes it."""
+    found = against_one(tmp_path, factors=dict.fromkeys(range(STEPS), (4.006, 3.993, 4.002)))
+    assert found.first is not None
+    assert found.first.message == "gradient norm ratio 4.0 (= world size) in 3 of 3 parameters"
+    assert found.first.ratio == 4.0
+
+
+def test_one_parameter_of_three(tmp_path: Path) -> None:
+    found = against_one(tmp_path, factors={2: (1.0, 2.0, 1.0)})
+    assert found.first is not None
+    assert (found.first.step, found.first.parameter, found.first.differing) == (2, NAMES[1], 1)
+    assert found.first.message == "gradient norm ratio 2.0 in 1 of 3 parameters"
+    assert found.first.agreed_until == 1
+    assert [(one.rank, one.what) for one in found.first.values[2:]] == [
+        (rank, "local norm, about") for rank in range(4)
+    ]
+
+
+def test_a_difference_that_came_at_once(tmp_path: Path) -> None:
+    found = against_one(tmp_path, factors={3: (1.3, 0.8, 1.1)})
+    assert found.first is not None
+    assert (found.first.step, found.first.agreed_until) == (3, 2)
+    assert found.first.message.endswith("all at once")
+    assert "were the same up to step 2" in found.cause
+
+
+def test_a_difference_that_grew(tmp_path: Path) -> None:
+    factors = {step: (1 + 1e-4 * 8**step, 1 - 1e-4 * 8**step, 1.0) for step in range(STEPS)}
+    found = against_one(tmp_path, factors=factors)
+    assert found.first is not None
+    assert 1 < found.first.step < 4
+    assert "grew step by step" in found.cause
+
+
+def test_a_tolerance_of_ones_own(tmp_path: Path) -> None:
+    factors = dict.fromkeys(range(STEPS), (1.02, 0.98, 1.0))
+    assert against_one(tmp_path, factors=factors).verdict is DiffVerdict.PARTED
+    assert against_one(tmp_path, factors=factors, rtol=0.1).verdict is DiffVerdict.AGREE
+    assert against_one(tmp_path, factors=factors, rtol=1e-3).verdict is DiffVerdict.PARTED
+
+
+def test_settings_are_compared_exactly(tmp_path: Path) -> None:
+    found = against_one(tmp_path, lr={2: 0.4})
+    assert found.first is not None
+    assert (found.first.step, found.first.stage) == (2, DiffSource.HYPER)
+    assert found.first.message == "0.lr is 0.1 in run A and 0.4 in run B, ratio 4.0 (= world size)"
+
+
+def test_another_start(tmp_path: Path) -> None:
+    found = against_one(tmp_path, odd={rank: [NAMES[1]] for rank in range(4)})
+    assert found.first is not None
+    assert (found.first.step, found.first.stage, found.first.parameter) == (-1, DiffSource.INIT, NAMES[1])
+
+
+def test_a_write_in_one_run_only(tmp_path: Path) -> None:
+    found = against_one(tmp_path, rewrite=3)
+    assert found.first is not None
+    assert (found.first.step, found.first.stage) == (3, DiffSource.REWRITTEN)
+    assert found.first.message == "parameters were written before this step in run B only"
+
+
+def test_what_a_split_can_do(tmp_path: Path) -> None:
+    factors = {0: (1.3, 0.8, 1.1)}
+    suspects = against_one(tmp_path, factors=factors, rows=128, uneven=8).suspects
+    told = {one.what: (one.a, one.b) for one in suspects}
+    assert told["rows of the global batch"] == (32, 104)
+    assert told["rows of each rank, which averages over its own"] == ("32", "32, 24, 24, 24")
+    assert not any("BatchNorm" in what for what in told)
+
+
+def test_batch_norm_depends_on_the_split(tmp_path: Path) -> None:
+    a = build(tmp_path / "a", 1, buffers=("bn.running_mean",)).save()
+    b = build(tmp_path / "b", 4, buffers=("bn.running_mean",), factors={0: (1.3, 0.8, 1.1)}).save()
+    told = {one.what: (one.a, one.b) for one in compare_runs(a, b).suspects}
+    assert told["BatchNorm normalises on each rank"] == ("over 32 rows", "over 8 rows")
+
+
+def test_not_finite_in_one_run_only(tmp_path: Path) -> None:
+    found = against_one(tmp_path, factors={1: (1.0, float("nan"), 1.0)})
+    assert found.first is not None
+    assert (found.first.step, found.first.parameter) == (1, NAMES[1])
+    assert found.first.message == "gradients are not finite in one run only"
+
+
+def test_gradients_that_were_accumulated(tmp_path: Path) -> None:
+    """One rank takes four backwards for a step: the last one holds what all came to."""
+    a = RunBuilder(tmp_path / "a", 1).wrap()
+    for step in range(STEPS):
+        for part in range(4):
+            share = [x * (part + 1) / 4 for x in MEAN]
+            a.backward(4 * step + part + 1, {0: share}, share, step=step)
+        a.step(step)
+    found = compare_runs(a.end().save(), build(tmp_path / "b", 4).save())
+    assert found.verdict is DiffVerdict.AGREE
+    assert found.compared["reduced"] == STEPS
+
+
+def test_parameters_in_another_order(tmp_path: Path) -> None:
+    """They are found by name."""
+    order = (NAMES[2], NAMES[0], NAMES[1])
+    a = build(tmp_path / "a", 1).save()
+    b = RunBuilder(tmp_path / "b", 2).wrap(names=order)
+    for step in range(STEPS):
+        mean = (MEAN[2], MEAN[0], MEAN[1])
+        b.backward(step + 1, {0: mean, 1: mean}, mean)
+        b.step(step)
+    assert compare_runs(a, b.end().save()).verdict is DiffVerdict.AGREE
+
+
+def test_other_hashes(tmp_path: Path) -> None:
+    """Digests cannot be compared then; sketches can."""
+    b = build(tmp_path / "b", 2)
+    for rank in b.ranks:
+        header = b.records[rank][0]
+        assert isinstance(header, RankHeader)
+        b.records[rank][0] = replace(header, algorithm="multilinear-128")
+    found = compare_runs(build(tmp_path / "a", 2).save(), b.save())
+    assert (found.verdict, found.method) == (DiffVerdict.AGREE, Method.ROUNDING)
+    assert "init.after" not in found.compared
+    assert "DDPCHECK_HASH=multilinear" in found.notes[0]
+
+
+def test_without_sketches(tmp_path: Path) -> None:
+    b = build(tmp_path / "b", 2)
+    for rank in b.ranks:
+        b.records[rank] = [record for record in b.records[rank] if record.kind != "backward"]
+    with pytest.raises(NotComparable, match=r"run B holds no sketches .*--gradients off"):
+        compare_runs(build(tmp_path / "a", 1).save(), b.save())
+
+
+def test_sketches_of_another_version(tmp_path: Path) -> None:
+    b = build(tmp_path / "b", 2)
+    b.description["ddpcheck"] = "9.0"
+    with pytest.raises(NotComparable, match="recorded by ddpcheck"):
+        compare_runs(build(tmp_path / "a", 1).save(), b.save())
+
+
+def test_gradients_that_come_late(tmp_path: Path) -> None:
+    """From a device, sketches are written down steps after they were taken."""
+    b = build(tmp_path / "b", 4, factors={1: (4.0,) * 3})
+    for rank in b.ranks:
+        late = [record for record in b.records[rank] if record.kind == "backward"]
+        others = [record for record in b.records[rank] if record.kind != "backward"]
+        b.records[rank] = [*others[:-1], *late, others[-1]]
+    found = compare_runs(build(tmp_path / "a", 1).save(), b.save())
+    assert found.first is not None
+    assert (found.first.step, found.first.stage) == (1, DiffSource.REDUCED)
+    assert found.compared["reduced"] == STEPS

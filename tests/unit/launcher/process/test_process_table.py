@@ -1,0 +1,70 @@
+"""What /proc shows of a process that works, and of one that does not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+from ddpcheck.launcher.process.process_table import Activity, descendants, read_activity
+
+
+def me(own: tuple[int, ...] = ()) -> Activity:
+    return read_activity(os.getpid(), threading.get_native_id(), own, descendants(os.getpid()))
+
+
+def test_work_shows_in_the_thread_and_in_the_process() -> None:
+    before = me()
+    end = time.process_time() + 0.2
+    while time.process_time() < end:
+        sum(range(1000))
+    after = me()
+    assert after.thread_ticks - before.thread_ticks >= 10
+    assert after.ticks - before.ticks >= 10
+
+
+def test_sleeps_show_as_switches() -> None:
+    before = me()
+    for _ in range(20):
+        time.sleep(0.001)
+    after = me()
+    assert after.thread_switches - before.thread_switches >= 20
+    assert after.switches - before.switches >= 20
+
+
+def test_what_is_written_shows_as_bytes() -> None:
+    before = me()
+    with open(os.devnull, "wb", buffering=0) as file:
+        file.write(bytes(1 << 20))
+    assert me().bytes - before.bytes >= 1 << 20
+
+
+def test_a_thread_that_sleeps_by_a_clock_is_seen_unless_it_is_ours() -> None:
+    ids: list[int] = []
+
+    def sleep() -> None:
+        ids.append(threading.get_native_id())
+        time.sleep(2.0)
+
+    assert not me().by_clock
+    thread = threading.Thread(target=sleep)
+    thread.start()
+    deadline = time.monotonic() + 2.0
+    while not me().by_clock and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert me().by_clock
+    assert not me(own=tuple(ids)).by_clock
+    thread.join()
+
+
+def test_children_count_while_they_run_and_after() -> None:
+    before = me()
+    busy = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
+    subprocess.run([sys.executable, "-I", "-S", "-c", busy], check=True)
+    assert me().ticks - before.ticks >= 15
+
+
+def test_a_process_that_is_gone_shows_nothing() -> None:
+    assert read_activity(2**22 + 1, 0, (), ()) == Activity()

@@ -1,0 +1,169 @@
+"""The follower of a run under way: what it notes, and what becomes of it when it stumbles."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ddpcheck.analysis.run_reader import RunReader
+from ddpcheck.config import Config
+from ddpcheck.launcher import monitor as module
+from ddpcheck.launcher.monitor import RunMonitor
+from ddpcheck.records.node_log import NodeLog
+from tests.helpers.run_builder import RunBuilder
+
+ODD = {1: ["body.bias"]}
+
+
+def follower(folder: Path, fail_fast: bool) -> RunMonitor:
+    config = Config(run_dir=str(folder), run_id="test", fail_fast=fail_fast)
+    return RunMonitor(RunReader(folder), NodeLog(folder), config)
+
+
+@pytest.mark.parametrize("fail_fast", [False, True])
+def test_only_fail_fast_stops_a_job_that_parts(tmp_path: Path, fail_fast: bool) -> None:
+    RunBuilder(tmp_path, 2).wrap().optimizer().train(3).step(3, odd=ODD).save()
+    follow = follower(tmp_path, fail_fast)
+    assert (follow.tick() is not None) == fail_fast
+    follow.close()
+
+
+def test_a_sound_job_is_not_stopped(tmp_path: Path) -> None:
+    RunBuilder(tmp_path, 2).wrap().optimizer().train(3).save()
+    follow = follower(tmp_path, fail_fast=True)
+    assert follow.tick() is None
+    follow.close()
+
+
+def test_one_that_stumbled_reads_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    polls = []
+
+    def stumble(run: RunReader, seconds: float) -> bool:
+        polls.append(run)
+        raise KeyError("unexpected")
+
+    monkeypatch.setattr(RunReader, "poll", stumble)
+    follow = follower(tmp_path, fail_fast=False)
+    with pytest.raises(KeyError):
+        follow.tick()
+    assert follow.tick() is None
+    assert follow.stumbled
+    assert len(polls) == 1
+    follow.close()
+
+
+def polled(folder: Path, host: str) -> RunReader:
+    run = RunReader(folder, host)
+    run.poll()
+    return run
+
+
+@pytest.mark.parametrize(("world_size", "followed"), [(8, 8), (128, 0)])
+def test_only_in_a_large_job_other_hosts_are_left_to_their_launchers(
+    tmp_path: Path, world_size: int, followed: int
+) -> None:
+    RunBuilder(tmp_path, world_size).wrap().optimizer().train(3).end().save()
+    run = polled(tmp_path, "elsewhere")
+    (attempt,) = run.attempts.values()
+    assert len(attempt.ranks) == world_size  # that they are there is known
+    assert sum(attempt.steps(rank) == 3 for rank in attempt.ranks) == followed
+    run.finish()
+    assert {attempt.steps(rank) for rank in attempt.ranks} == {3}
+
+
+def test_the_launcher_of_rank_0_follows_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONG_SECONDS", 60.0)
+    RunBuilder(tmp_path, 128).wrap().optimizer().train(3).save()
+    run = RunReader(tmp_path, "somewhere")
+    host = next(iter(polled(tmp_path, "").attempts.values())).ranks[0].header.host
+    follow = RunMonitor(run, NodeLog(tmp_path, host), Config(run_dir=str(tmp_path), run_id="test"))
+    follow.tick()
+    follow.tick()
+    follow.close()
+    (attempt,) = run.attempts.values()
+    assert {attempt.steps(rank) for rank in attempt.ranks} == {3}
+
+
+def test_what_takes_too_long_is_left_for_the_next_time(tmp_path: Path) -> None:
+    RunBuilder(tmp_path, 4).wrap().optimizer().train(30).end().save()
+    run = RunReader(tmp_path)
+    assert not run.poll(seconds=0.0)
+    assert run.poll()
+
+
+def test_a_view_that_fails_costs_the_view_alone(tmp_path: Path) -> None:
+    RunBuilder(tmp_path, 2).wrap().optimizer().train(3).step(3, odd=ODD).save()
+    turns = []
+
+    class Broken:
+        def tick(self) -> None:
+            turns.append(1)
+            raise ValueError("no")
+
+    config = Config(run_dir=str(tmp_path), run_id="test", fail_fast=True)
+    follow = RunMonitor(RunReader(tmp_path), NodeLog(tmp_path), config, show=Broken())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no"):
+        follow.tick()
+    assert follow.tick() is not None
+    assert len(turns) == 1
+    follow.close()
+
+
+class Turns:
+    """A follower by a clock of our own, and how often it reads."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, fail_fast: bool = False) -> None:
+        self.now = 100.0
+        self.polls = 0
+
+        def poll(run: RunReader, seconds: float) -> bool:
+            self.polls += 1
+            return False
+
+        monkeypatch.setattr(RunReader, "poll", poll)
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+        self.follow = follower(folder, fail_fast)
+
+    def reads_in(self, seconds: float) -> int:
+        before = self.polls
+        for _ in range(round(seconds / 0.1)):
+            self.now += 0.1
+            self.follow.tick()
+        return self.polls - before
+
+
+def test_where_nobody_looks_on_records_are_read_once_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = Turns(tmp_path, monkeypatch)
+    turns.reads_in(module.ALERT_SECONDS + 1)
+    assert 9 <= turns.reads_in(10) <= 10
+    turns.follow.close()
+
+
+def test_a_new_file_is_looked_at_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = Turns(tmp_path, monkeypatch)
+    turns.reads_in(module.ALERT_SECONDS + 1.5)
+    (tmp_path / "rank-00000.jsonl").touch()
+    assert turns.reads_in(1) == 10
+    turns.follow.close()
+
+
+def test_with_fail_fast_records_are_read_at_every_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = Turns(tmp_path, monkeypatch, fail_fast=True)
+    turns.reads_in(module.ALERT_SECONDS + 1)
+    assert turns.reads_in(2) == 20
+    turns.follow.close()
+
+
+def test_a_folder_that_vanishes_takes_nothing_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    turns = Turns(folder, monkeypatch)
+    turns.reads_in(module.ALERT_SECONDS + 1)
+    shutil.rmtree(folder)
+    assert turns.reads_in(3) == 3

@@ -1,0 +1,81 @@
+"""Tensors hashed in the course of a sketch: the same leaves and the same sketches as when each reads for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from ddpcheck.probes.digest import submit
+from ddpcheck.probes.digest.multilinear import MultilinearDigester
+from ddpcheck.probes.sketches.batch import SketchBatch
+from ddpcheck.probes.sketches.sketch import sketch
+from ddpcheck.records.sketch_signs import BLOCK, PIECE
+
+SIZES = [0, 1, 1000, PIECE + 1, BLOCK, 2 * BLOCK + 77]
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_the_same_leaf_and_the_same_sketch(dtype: torch.dtype, threads: int) -> None:
+    for size in SIZES:
+        tensor = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
+        reading = submit.read_along(tensor)
+        assert reading is not None
+        book = SketchBatch()
+        assert book.add(3, tensor, reading)
+        assert [reading.leaf()] == submit.submit([tensor]).result()
+        assert book.sketches() == {3: sketch(tensor)}
+
+
+def test_matrices_and_views() -> None:
+    tensor = torch.randn(300, 700)[10:]
+    reading = submit.read_along(tensor)
+    assert reading is not None
+    sketch(tensor, reading.take)
+    assert [reading.leaf()] == submit.submit([tensor]).result()
+
+
+def test_values_that_are_not_finite_are_hashed_once() -> None:
+    tensor = torch.full((BLOCK + 5,), float("nan"))
+    reading = submit.read_along(tensor)
+    assert reading is not None
+    assert sketch(tensor, reading.take).nonfinite == BLOCK + 5
+    assert [reading.leaf()] == submit.submit([tensor]).result()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(4, 5).t(),
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.randn(8)[::2],
+        torch.randn(4, dtype=torch.complex64),
+        torch.eye(3).to_sparse(),
+    ],
+    ids=["transposed", "channels_last", "strided", "complex", "sparse"],
+)
+def test_what_is_read_in_another_order_is_left_to_be_submitted(tensor: torch.Tensor) -> None:
+    assert submit.read_along(tensor) is None
+
+
+def test_the_devices_hash_reads_for_itself() -> None:
+    MultilinearDigester().read_along(torch.randn(4))
+    tensors = [torch.randn(4), torch.randn(5)]
+    assert submit.submit_rest(tensors, {}).result() == submit.submit(tensors).result()
+
+
+def test_leaves_that_are_known_are_put_in_their_places() -> None:
+    tensors = [torch.randn(size) for size in (3, 4, 5, 6)]
+    leaves = submit.submit(tensors).result()
+    ticket = submit.submit_rest(tensors, {1: leaves[1], 3: leaves[3]})
+    assert ticket.ready()
+    assert ticket.result() == leaves

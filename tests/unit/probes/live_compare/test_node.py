@@ -1,0 +1,192 @@
+"""Disagreements between two ranks on one board: evidence is kept while it lasts, and nobody waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from ddpcheck.agent.shm_exchange import ShmExchange, create_exchange
+from ddpcheck.probes.live_compare import node
+from ddpcheck.probes.parameters import ParameterProbe
+from ddpcheck.records.digest_codec import unpack_leaves, unpack_samples
+from ddpcheck.records.schema import CaptureRecord, DetailRecord, Record, TensorKind
+from tests.helpers.fake_scene import FakeScene, Job
+
+
+class BoardOfOneProcess(ShmExchange):
+    """Locks belong to processes; ranks that share one have to be told their places."""
+
+    places = 0
+
+    def _claim(self) -> int:
+        BoardOfOneProcess.places += 1
+        return BoardOfOneProcess.places - 1
+
+
+class Pair:
+    """Two ranks with the same module, one process."""
+
+    def __init__(self, folder: Path, **config: object) -> None:
+        create_exchange(folder / "board")
+        BoardOfOneProcess.places = 0
+        self.boards = [BoardOfOneProcess(folder / "board", rank) for rank in (0, 1)]
+        self.modules = [self._module(), self._module()]
+        self.scenes = [FakeScene(folder, rank, self.boards[rank], **config) for rank in (0, 1)]
+        self.jobs = [Job(self.modules[rank], self.scenes[rank]) for rank in (0, 1)]
+        self.optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in self.modules]
+
+    @staticmethod
+    def _module() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+
+    def wrap(self) -> None:
+        for job in self.jobs:
+            job.wrapped()
+
+    def step(self, rank: int, gradient: float = 1.0, odd: float | None = None) -> None:
+        for parameter in self.modules[rank].parameters():
+            parameter.grad = torch.full_like(parameter, gradient)
+        if odd is not None:
+            self.modules[rank][1].bias.grad[1] = odd
+        self.jobs[rank].step(self.optimizers[rank])
+
+    def probe(self, rank: int) -> ParameterProbe:
+        return next(probe for probe in self.scenes[rank].probes if isinstance(probe, ParameterProbe))
+
+    def kept(self, rank: int) -> list[Record]:
+        """Of the parameters: gradients have a budget of their own."""
+        kept = [r for r in self.scenes[rank].records if isinstance(r, DetailRecord | CaptureRecord)]
+        return [record for record in kept if record.of != TensorKind.GRADIENTS.value]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    pair = Pair(tmp_path)
+    yield pair
+    for board in pair.boards:
+        board.close()
+
+
+def test_ranks_that_agree_keep_nothing(pair: Pair) -> None:
+    pair.wrap()
+    for _ in range(5):
+        for rank in (0, 1):
+            pair.jobs[rank].forward()
+        for rank in (0, 1):
+            pair.step(rank)
+    assert pair.kept(0) == pair.kept(1) == []
+
+
+def test_before_the_broadcast_ranks_may_differ(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    with torch.no_grad():
+        for module in pair.modules:
+            module[0].weight.zero_()
+    pair.wrap()
+    assert pair.kept(0) == pair.kept(1) == []
+
+
+def test_both_sides_keep_the_differing_tensors_of_that_very_step(pair: Pair, tmp_path: Path) -> None:
+    pair.wrap()
+    for rank in (0, 1):
+        pair.step(rank)
+    pair.step(0)
+    pair.step(1, odd=5.0)
+    pair.jobs[0].forward()
+    for rank in (0, 1):
+        detail, capture = pair.kept(rank)
+        assert isinstance(detail, DetailRecord)
+        assert isinstance(capture, CaptureRecord)
+        assert (detail.step, capture.step, capture.stage) == (1, 1, "params")
+        assert (capture.tensors, capture.cut) == ([3], [])
+        assert len(unpack_leaves(detail.leaves, detail.width)) == 4
+        bias = pair.modules[rank][1].bias.detach()
+        assert unpack_samples(detail.samples)[3] == bias.numpy().tobytes()
+        kept = load_file(tmp_path / capture.file)
+        assert kept.keys() == {"1.bias"}
+        assert torch.equal(kept["1.bias"], bias)
+
+
+def test_who_is_ahead_shows_what_it_remembers_and_keeps_the_next_step(pair: Pair, tmp_path: Path) -> None:
+    pair.wrap()
+    pair.step(0)
+    first = pair.modules[0][1].bias.detach().clone()
+    pair.step(0)
+    pair.step(1, odd=5.0)
+    pair.step(0)
+    details = [record for record in pair.kept(0) if isinstance(record, DetailRecord)]
+    captures = [record for record in pair.kept(0) if isinstance(record, CaptureRecord)]
+    assert details[0].step == 0
+    assert unpack_samples(details[0].samples)[3] == first.numpy().tobytes()
+    assert [record.step for record in captures] == [2]
+    assert torch.equal(load_file(tmp_path / captures[0].file)["1.bias"], pair.modules[0][1].bias)
+
+
+def test_word_that_comes_after_the_model_has_gone(pair: Pair) -> None:
+    """The records tell, but there is nothing left to keep whole."""
+    pair.wrap()
+    pair.step(0)
+    pair.jobs[0].watched.forget()
+    pair.step(1, odd=5.0)
+    assert pair.scenes[0].disagreements is not None
+    pair.scenes[0].disagreements.catch_up()
+    assert [type(record) for record in pair.kept(0)] == [DetailRecord]
+
+
+def test_a_disagreement_that_lasts_does_not_fill_the_disk(pair: Pair) -> None:
+    pair.wrap()
+    for _ in range(30):
+        for rank in (0, 1):
+            pair.jobs[rank].forward()
+            pair.step(rank, odd=5.0 * rank)
+    for rank in (0, 1):
+        kept = pair.kept(rank)
+        assert len([r for r in kept if isinstance(r, DetailRecord)]) == node.MOST_DETAILS
+        assert len([r for r in kept if isinstance(r, CaptureRecord)]) == node.MOST_CAPTURES
+
+
+def test_memory_does_not_grow_with_steps(pair: Pair) -> None:
+    pair.wrap()
+    for _ in range(300):
+        for rank in (0, 1):
+            pair.step(rank)
+    found = pair.probe(0)._disagreements
+    assert found is not None
+    assert len(found._mine._items) == 64
+    assert len(found._theirs._items) == 256
+    assert all(len(entries) == 1 for entries in found._theirs._items.values())
+
+
+@pytest.mark.parametrize("fail_fast", [True, False])
+def test_fail_fast_holds_the_rank_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail_fast: bool
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(node.time, "sleep", slept.append)
+    pair = Pair(tmp_path, fail_fast=fail_fast)
+    pair.wrap()
+    for _ in range(3):
+        for rank in (0, 1):
+            pair.step(rank, odd=5.0 * rank)
+    assert slept == ([node.HOLD_SECONDS] * 2 if fail_fast else [])
+
+
+def test_at_the_end_a_neighbour_gets_a_moment_to_catch_up(pair: Pair) -> None:
+    pair.wrap()
+    for rank in (0, 1):
+        pair.step(rank)
+        pair.jobs[rank].forward()
+    started = time.monotonic()
+    pair.scenes[0].tell("ending")
+    assert time.monotonic() - started < 0.3
+    pair.step(0)
+    started = time.monotonic()
+    pair.scenes[0].tell("ending")
+    assert 0.3 < time.monotonic() - started < 5

@@ -1,0 +1,64 @@
+"""Page faults of real memory, counted for the thread that asks."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+import threading
+
+import pytest
+
+from ddpcheck.probes.process import os_counters
+from ddpcheck.probes.process.os_counters import UNKNOWN, PageFaults
+
+PAGES = 512
+linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts by thread")
+
+
+def touch_new_memory() -> None:
+    with mmap.mmap(-1, PAGES * mmap.PAGESIZE) as memory:
+        # One at a time, or the system would hand out a large page.
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        for page in range(PAGES):
+            memory[page * mmap.PAGESIZE] = 1
+
+
+@linux_only
+def test_new_memory_is_faulted_in_page_by_page() -> None:
+    faults = PageFaults()
+    assert faults.since_last() == UNKNOWN
+    faults.since_last()
+    rest = faults.since_last()
+    touch_new_memory()
+    found = faults.since_last()
+    assert found.faults >= PAGES > rest.faults >= 0
+    assert found.kernel >= 0
+
+
+@linux_only
+def test_what_other_threads_do_does_not_count() -> None:
+    faults = PageFaults()
+    faults.since_last()
+    other = threading.Thread(target=touch_new_memory)
+    other.start()
+    other.join()
+    assert 0 <= faults.since_last().faults < PAGES
+
+
+@linux_only
+def test_another_thread_begins_anew() -> None:
+    faults = PageFaults()
+    faults.since_last()
+    told = []
+    other = threading.Thread(target=lambda: told.extend([faults.since_last(), faults.since_last()]))
+    other.start()
+    other.join()
+    assert told[0] == UNKNOWN
+    assert told[1].faults >= 0
+    assert faults.since_last() == UNKNOWN
+
+
+def test_a_system_that_does_not_count_by_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os_counters, "_OF_THIS_THREAD", None)
+    faults = PageFaults()
+    assert [faults.since_last(), faults.since_last()] == [UNKNOWN, UNKNOWN]

@@ -1,0 +1,52 @@
+"""Parameters that DDP was told to leave alone."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import nn
+
+from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
+from ddpcheck.probes.ignored import IgnoredProbe
+from ddpcheck.records.digest_codec import unpack_leaves
+from ddpcheck.records.schema import DigestRecord, Stage
+from tests.helpers.fake_scene import FakeScene, watch
+
+
+def looks(gradients: list[float], ignored: tuple[str, ...] = ("1.weight", "gone")) -> list[DigestRecord]:
+    """What is written of a module that gets these gradients, one a step."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    torch_optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    scene = FakeScene()
+    probe, watched = IgnoredProbe(scene), watch(module, ignored)
+    probe.wrapped(watched)
+    optimizer = TrackedOptimizer(0, "SGD", weakref.ref(torch_optimizer), (), modules=[watched])
+    for gradient in gradients:
+        for parameter in module.parameters():
+            parameter.grad = torch.full_like(parameter, gradient)
+        probe.before_step(optimizer)
+        optimizer.steps += 1
+    return scene.of(DigestRecord)
+
+
+def test_values_and_the_gradients_of_the_first_steps() -> None:
+    records = looks([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    assert [(record.stage, record.step) for record in records] == [
+        (Stage.INIT_AFTER.value, -1),
+        (Stage.APPLIED.value, 1),
+        (Stage.APPLIED.value, 2),
+        (Stage.APPLIED.value, 3),
+    ]
+    assert {record.of for record in records} == {"ignored"}
+    # In the order of the names; of one that is no parameter there is nothing to say.
+    assert [leaf == bytes(8) for leaf in unpack_leaves(records[0].leaves, 8)] == [False, True]
+
+
+def test_gradients_that_never_change_tell_nothing() -> None:
+    assert [record.stage for record in looks([0.0] * 4)] == [Stage.INIT_AFTER.value]
+
+
+def test_nothing_is_ignored() -> None:
+    assert looks([1.0, 2.0, 3.0], ignored=()) == []

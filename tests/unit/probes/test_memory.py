@@ -1,0 +1,157 @@
+"""The memory probe: what is counted, once, and when it is written down."""
+
+from __future__ import annotations
+
+import mmap
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ddpcheck.probes import memory
+from ddpcheck.probes.memory import AT_LEAST_EVERY, FIRST, MemoryProbe, held
+from ddpcheck.probes.process import device_memory
+from ddpcheck.probes.process.os_counters import Resident, most_resident, reads, resident
+from ddpcheck.records.schema import MemoryPartsRecord, MemoryRecord
+from tests.helpers.fake_scene import FakeScene, Job
+from tests.helpers.unreadable_tensors import fake, wrapper
+
+
+def job(module: nn.Module, **options: Any) -> tuple[Job, FakeScene]:
+    scene = FakeScene(**options)
+    return Job(module, scene, [MemoryProbe]).wrapped(), scene
+
+
+def train(job: Job, optimizer: torch.optim.Optimizer, steps: int, set_to_none: bool = True) -> None:
+    """With real backwards: their first gradient is a moment of its own."""
+    for _ in range(steps):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        job.forward(torch.randn(2, 8)).sum().backward()
+        job.step(optimizer)
+
+
+def test_parts_of_a_module() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    running, scene = job(module)
+    train(running, torch.optim.Adam(module.parameters()), 4)
+    # Nothing has changed after the second step.
+    (parts,) = scene.of(MemoryPartsRecord)
+    weights = (72 + 16) * 4
+    assert (parts.step, parts.device) == (1, "cpu")
+    assert (parts.parameters, parts.gradients, parts.buckets) == (weights, weights, weights)
+    assert parts.buffers == 16 * 4 + 8
+    # Two moments for each value, and a count for each tensor.
+    assert parts.state == 2 * weights + 4 * 4
+    assert parts.base > 1 << 20
+    assert parts.kept < weights / 2
+
+
+def test_gradients_that_were_kept() -> None:
+    module = nn.Linear(8, 8)
+    running, scene = job(module)
+    train(running, torch.optim.SGD(module.parameters(), lr=0.1), 3, set_to_none=False)
+    assert scene.of(MemoryPartsRecord)[-1].kept == 72 * 4
+
+
+def test_views_of_buckets_hold_nothing() -> None:
+    module = nn.Linear(8, 8)
+    running, scene = job(module)
+    running.watched.options["gradient_as_bucket_view"] = True
+    train(running, torch.optim.SGD(module.parameters(), lr=0.1), 3)
+    parts = scene.of(MemoryPartsRecord)[-1]
+    assert (parts.views, parts.gradients, parts.buckets) == (True, 0, 72 * 4)
+
+
+def test_shared_memory_counts_once() -> None:
+    whole = torch.zeros(100)
+    assert held([whole, whole[:10], whole.view(10, 10)]) == 400
+    assert held([torch.empty(0), torch.empty(0)]) == 0
+    sparse = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.ones(2), (3,), check_invariants=True)
+    assert held([sparse.coalesce()]) == 2 * 8 + 2 * 4
+
+
+def test_wrappers_count_by_what_they_say_of_themselves() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert held([wrapper(), fake(), torch.ones(3)]) == 3 * 12
+
+
+def test_steps_are_written_while_they_tell_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100 << 20]
+    monkeypatch.setattr(memory, "resident", lambda: Resident(now[0], now[0]))
+    module = nn.Linear(8, 8)
+    running, scene = job(module)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    running.train(optimizer, 100)
+    now[0] += 3 << 20
+    running.train(optimizer, 1)
+    steps = [record.step for record in scene.of(MemoryRecord)]
+    last = FIRST - 1
+    quiet = [last + AT_LEAST_EVERY, last + 2 * AT_LEAST_EVERY]
+    assert steps == [*range(FIRST), *quiet, 100]
+    assert scene.of(MemoryRecord)[-1].host == 103 << 20
+
+
+def test_only_the_first_optimizer_counts_steps_and_every_is_kept() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    running, scene = job(module, every=2)
+    first, second = (torch.optim.SGD(part.parameters(), lr=0.1) for part in module)
+    for _ in range(4):
+        running.forward(torch.randn(2, 8)).sum().backward()
+        running.step(first)
+        running.step(second)
+    assert [record.step for record in scene.of(MemoryRecord)] == [0, 2]
+
+
+STATISTICS = {
+    "allocated_bytes": {"all": {"current": 10, "peak": 30, "allocated": 99, "freed": 89}},
+    "reserved_bytes": {"all": {"current": 40, "peak": 50}},
+}
+
+
+def test_a_device_by_torch_s_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for torch.cuda: there is no device here."""
+    asked: list[Any] = []
+
+    def statistics(device: int | None) -> dict[str, Any]:
+        asked.append(device)
+        return STATISTICS
+
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True, memory_stats_as_nested_dict=statistics, device_count=lambda: 3
+    )
+    monkeypatch.setattr(device_memory.torch, "cuda", cuda)
+    assert device_memory.device_memory() == (10, 40, 30)
+    own = SimpleNamespace(type="cuda", index=1)
+    assert device_memory.held_elsewhere(own) == {"cuda:0": 10, "cuda:2": 10}  # type: ignore[arg-type]
+    assert asked == [None, 0, 2]
+    module = nn.Linear(8, 8)
+    running, scene = job(module)
+    running.train(torch.optim.SGD(module.parameters(), lr=0.1), 1)
+    (record,) = scene.of(MemoryRecord)
+    assert (record.allocated, record.reserved, record.peak) == (10, 40, 30)
+
+
+def test_a_process_that_uses_no_device_gets_no_context() -> None:
+    assert not device_memory.awake()
+    assert device_memory.device_memory() == (0, 0, 0)
+    assert device_memory.held_elsewhere(torch.device("cpu")) == {}
+    assert not torch.cuda.is_initialized()
+
+
+def test_the_system_s_counters() -> None:
+    before = resident()
+    # Pages of their own: what earlier tests have given back might serve for a tensor.
+    kept = mmap.mmap(-1, 50 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    kept[:: mmap.PAGESIZE] = b"1" * (len(kept) // mmap.PAGESIZE)
+    after = resident()
+    assert after.own - before.own == pytest.approx(50 << 20, rel=0.1)
+    assert most_resident() >= after.whole > after.own
+    asked = reads().asked
+    with open(torch.__file__, "rb") as file:
+        size = len(file.read())
+    assert size <= reads().asked - asked <= size + 20_000
+    kept.close()

@@ -1,0 +1,77 @@
+"""The structure probe: what DDP's reducer was not told of."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from ddpcheck.probes import param_set
+from ddpcheck.records.digest_codec import unpack_leaves
+from ddpcheck.records.schema import JoinRecord, ModuleRecord, Stage, StructureRecord
+from tests.helpers.fake_scene import FakeScene, Job
+
+
+@pytest.fixture
+def scene() -> FakeScene:
+    return FakeScene()
+
+
+def test_an_added_parameter_is_written_down_once_with_the_new_list(scene: FakeScene) -> None:
+    module = nn.Sequential(nn.Linear(2, 2))
+    job = Job(module, scene).wrapped()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    job.train(optimizer)
+    module.late = nn.Parameter(torch.zeros(1))
+    job.train(optimizer, steps=2)
+    assert scene.of(StructureRecord) == [StructureRecord(0, "added", "late", 1, 1)]
+    before, after = scene.of(ModuleRecord)
+    assert [row[0] for row in before.parameters] == ["0.weight", "0.bias"]
+    # A module's own parameters come before those of its children.
+    assert [row[0] for row in after.parameters] == ["late", "0.weight", "0.bias"]
+    listed = scene.records.index(after)
+    digest = next(r for r in scene.records[listed:] if getattr(r, "stage", "") == Stage.PARAMS.value)
+    assert len(unpack_leaves(digest.leaves, digest.width)) == 3
+
+
+def test_unfrozen_after_wrapping(scene: FakeScene) -> None:
+    module = nn.Linear(2, 2)
+    module.bias.requires_grad_(False)
+    job = Job(module, scene).wrapped()
+    module.bias.requires_grad_(True)
+    job.train(torch.optim.SGD(module.parameters(), lr=0.1))
+    assert [(r.change, r.parameter) for r in scene.of(StructureRecord)] == [("unfrozen", "bias")]
+
+
+def test_nothing_is_said_of_a_module_that_stays(scene: FakeScene) -> None:
+    module = nn.Linear(2, 2)
+    Job(module, scene).wrapped().train(torch.optim.SGD(module.parameters(), lr=0.1), steps=5)
+    assert scene.of(StructureRecord) == []
+    assert len(scene.of(ModuleRecord)) == 1
+
+
+def test_a_job_that_swaps_parameters_at_every_step_does_not_fill_the_disk(
+    scene: FakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(param_set, "MOST_CHANGES", 10)
+    module = nn.Linear(2, 2)
+    job = Job(module, scene, [param_set.ParamSetProbe]).wrapped()
+    # All of them live on, as DDP's reducer lets the first one: none takes the place of another in memory.
+    biases = [nn.Parameter(torch.zeros(2)) for _ in range(50)]
+    for bias in biases:
+        module.bias = bias
+        job.forward()
+    assert 5 <= len(scene.of(StructureRecord)) <= 11
+
+
+def test_training_inside_join_is_written_down_once(scene: FakeScene) -> None:
+    module = nn.Linear(2, 2)
+    job = Job(module, scene).wrapped()
+    job.forward()
+    assert scene.of(JoinRecord) == []
+    module._join_config = SimpleNamespace(enable=True)
+    job.forward()
+    job.forward()
+    assert len(scene.of(JoinRecord)) == 1

@@ -1,0 +1,157 @@
+"""The standing probe: signs of progress, and an answer from beside the training thread."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ddpcheck.agent.guard import GUARD
+from ddpcheck.agent.shm_exchange import ShmExchange, ask, create_exchange, signs
+from ddpcheck.probes import stack_dump
+from ddpcheck.probes.stack_dump import StackDumpProbe, frames_of
+from ddpcheck.records.schema import StackRecord
+from tests.helpers.fake_scene import FakeScene, Job
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "board"
+    create_exchange(path)
+    yield path
+    # Threads of these tests end with their probes.
+    GUARD.entry_points.pop("standing.listen", None)
+    GUARD.entry_points.pop("standing.begin", None)
+
+
+def scene_on(path: Path, **config: float) -> FakeScene:
+    return FakeScene(board=ShmExchange(path, 0), hang_timeout=config.get("hang_timeout", 1.0))
+
+
+def answer(scene: FakeScene, count: int = 1) -> StackRecord:
+    deadline = time.monotonic() + 10.0
+    while len(scene.of(StackRecord)) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return scene.of(StackRecord)[-1]
+
+
+def test_every_moment_of_training_is_a_sign(board: Path) -> None:
+    scene = scene_on(board)
+    module = nn.Linear(2, 2)
+    job = Job(module, scene, [StackDumpProbe]).wrapped()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    seen = [signs(board)[os.getpid()].beats]
+    for _ in range(3):
+        job.train(optimizer)
+        seen.append(signs(board)[os.getpid()].beats)
+    assert seen == sorted(set(seen))
+
+
+def test_a_question_is_answered_once_from_beside_a_thread_that_waits(board: Path) -> None:
+    scene = scene_on(board)
+    module = nn.Linear(2, 2)
+    job = Job(module, scene, [StackDumpProbe]).wrapped()
+    job.train(torch.optim.SGD(module.parameters(), lr=0.1), steps=2)
+    ask(board, 1)
+    said = answer(scene)
+    assert (said.look, said.step, said.moment, said.left) == (1, 2, "after_step", False)
+    assert said.thread == threading.get_native_id()
+    here = [f"{Path(file).name} {function}" for file, _, function in said.frames]
+    assert "test_stack_dump.py answer" in here
+    # The innermost first, and places only.
+    assert here.index("test_stack_dump.py answer") < here.index(
+        "test_stack_dump.py test_a_question_is_answered_once_from_beside_a_thread_that_waits"
+    )
+    assert all(isinstance(line, int) for _, line, _ in said.frames)
+    time.sleep(0.5)
+    assert len(scene.of(StackRecord)) == 1
+    job.scene.tell("ending")
+    ask(board, 2)
+    assert answer(scene, 2).left
+
+
+def test_own_threads_are_introduced(board: Path) -> None:
+    scene = scene_on(board)
+    scene.probes = [StackDumpProbe(scene)]
+    deadline = time.monotonic() + 10.0
+    while not signs(board)[os.getpid()].own_threads and time.monotonic() < deadline:
+        time.sleep(0.01)
+    own = signs(board)[os.getpid()].own_threads
+    assert own
+    assert threading.get_native_id() not in own
+
+
+@pytest.mark.parametrize("config", [{"hang_timeout": 0.0}, {}])
+def test_without_a_board_or_a_timeout_there_is_no_thread(board: Path, config: dict[str, float]) -> None:
+    before = threading.active_count()
+    scene = scene_on(board, **config) if config else FakeScene()
+    job = Job(nn.Linear(2, 2), scene, [StackDumpProbe])
+    job.train(torch.optim.SGD(job.module.parameters(), lr=0.1))
+    assert threading.active_count() == before
+    assert scene.of(StackRecord) == []
+
+
+def test_the_thread_of_a_session_that_is_over_ends(board: Path) -> None:
+    scene = scene_on(board)
+    probe = StackDumpProbe(scene)
+    [thread] = [
+        t for t in threading.enumerate() if isinstance(t, stack_dump._Listener) and t._probe() is probe
+    ]
+    del probe
+    GUARD.entry_points.pop("standing.listen")
+    GUARD.entry_points.pop("standing.begin")
+    deadline = time.monotonic() + 10.0
+    while thread.is_alive() and time.monotonic() < deadline:
+        gc.collect()  # at the very moment the thread itself may hold it
+        thread.join(0.1)
+    assert not thread.is_alive()
+
+
+def test_the_thread_ends_with_its_session_though_somebody_holds_the_probe(board: Path) -> None:
+    """A module of the group before may live on, and with it all that watched it."""
+    scene = scene_on(board)
+    probe = StackDumpProbe(scene)
+    [thread] = [
+        t for t in threading.enumerate() if isinstance(t, stack_dump._Listener) and t._probe() is probe
+    ]
+    scene.over = True
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_system_without_threads_costs_this_probe_only(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(stack_dump._Listener, "start", refuse)
+    monkeypatch.setattr(GUARD, "off", set())
+    monkeypatch.setattr(GUARD, "_unreported", [])
+    scene = scene_on(board)
+    scene.probes = [StackDumpProbe(scene)]
+    assert GUARD.off == {"standing"}
+
+
+def test_a_deep_stack_is_kept_from_both_ends() -> None:
+    def dive(depth: int) -> list[list[object]]:
+        return frames_of(threading.get_ident()) if depth == 0 else dive(depth - 1)
+
+    frames = dive(100)
+    assert len(frames) == stack_dump.MOST_INNER + stack_dump.MOST_OUTER
+    assert frames[1][2] == "dive"
+    assert frames[-1][2] != "dive"
+
+
+def test_credentials_in_a_path_are_masked() -> None:
+    scope: dict[str, object] = {"frames_of": frames_of, "threading": threading}
+    source = "def look():\n    return frames_of(threading.get_ident())\n"
+    exec(compile(source, "/data/token=ghp_0123456789abcdefghijsecretmark/train.py", "exec"), scope)
+    look = scope["look"]
+    assert callable(look)
+    assert "secretmark" not in str(look())

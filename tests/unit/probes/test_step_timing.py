@@ -1,0 +1,428 @@
+"""The clocks of a step: what counts as which part, and that ddpcheck's own time does not."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from ddpcheck.agent.patches import Patches, calling
+from ddpcheck.agent.tracked_loader import timed
+from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
+from ddpcheck.probes import step_timing
+from ddpcheck.probes.process.os_counters import ProcessorQueue
+from ddpcheck.probes.process.step_phases import DevicePhaseTimer, clock_for
+from ddpcheck.probes.step_timing import ROWS_A_RECORD, StepTimingProbe
+from ddpcheck.records.schema import ClockRecord, to_line
+from tests.helpers.fake_scene import FakeScene, Job
+
+MILLI = 1_000_000
+
+
+class Hands:
+    """A clock that stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.ns = 1_000 * MILLI
+
+    def __call__(self) -> int:
+        return self.ns
+
+    def pass_ms(self, milliseconds: float) -> None:
+        self.ns += round(milliseconds * MILLI)
+
+
+@pytest.fixture
+def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
+    made = Hands()
+    monkeypatch.setattr(step_timing, "perf_counter_ns", made)
+    return made
+
+
+class Rank:
+    """The probe alone, told of moments by hand."""
+
+    def __init__(self) -> None:
+        self.scene = FakeScene()
+        self.module = torch.nn.Linear(2, 2)
+        self.job = Job(self.module, self.scene, probes=[StepTimingProbe])
+        self.optimizer = self._optimizer(0)
+
+    def _optimizer(self, index: int) -> TrackedOptimizer:
+        return TrackedOptimizer(index, "SGD", lambda: None, ())  # type: ignore[arg-type]
+
+    def tell(self, moment: str, *what: Any) -> None:
+        if moment in ("forward", "buffers_synced", "forward_done", "computed", "reduced"):
+            what = (self.job.watched,)
+        self.scene.tell(moment, *what)
+
+    def step(self, optimizer: TrackedOptimizer | None = None) -> None:
+        chosen = optimizer or self.optimizer
+        self.tell("before_step", chosen)
+        self.tell("after_step", chosen)
+        chosen.steps += 1
+
+    def record(self) -> ClockRecord:
+        """All steps so far, in one record."""
+        self.tell("ending")
+        [record] = self.scene.of(ClockRecord)
+        return record
+
+
+@pytest.fixture
+def rank(hands: Hands) -> Rank:
+    made = Rank()
+    # Nobody saw how the first step began.
+    made.step()
+    return made
+
+
+def test_every_part_of_a_step(rank: Rank, hands: Hands) -> None:
+    hands.pass_ms(1)
+    rank.tell("asking", None)
+    hands.pass_ms(2)
+    rank.tell("got", None)
+    hands.pass_ms(3)
+    rank.tell("forward")
+    hands.pass_ms(4)
+    rank.tell("buffers_synced")
+    hands.pass_ms(5)
+    rank.tell("forward_done")
+    hands.pass_ms(6)
+    rank.tell("backward_called")
+    hands.pass_ms(7)
+    rank.tell("computed")
+    hands.pass_ms(8)
+    rank.tell("reduced")
+    hands.pass_ms(9)
+    rank.tell("backward_returned")
+    hands.pass_ms(10)
+    rank.tell("before_step", rank.optimizer)
+    hands.pass_ms(11)
+    rank.tell("after_step", rank.optimizer)
+    record = rank.record()
+    assert record.step == 1
+    assert record.total == [66_000]
+    assert (record.data, record.forward, record.backward) == ([2_000], [5_000], [16_000])
+    # DDP synchronises buffers before a forward and gradients at the end of a backward.
+    assert record.wait == [12_000]
+    assert record.optimizer == [11_000]
+
+
+def test_what_ddpcheck_takes_is_not_the_jobs(rank: Rank, hands: Hands) -> None:
+    rank.tell("forward")
+    hands.pass_ms(5)
+    # As the session counts it while probes work.
+    rank.scene.own_ns += 2 * MILLI
+    rank.tell("forward_done")
+    rank.step()
+    record = rank.record()
+    assert (record.total, record.forward, record.watching) == ([3_000], [3_000], [2_000])
+
+
+def test_micro_batches_are_added_up(rank: Rank, hands: Hands) -> None:
+    for _ in range(3):
+        rank.tell("asking", None)
+        hands.pass_ms(1)
+        rank.tell("got", None)
+        rank.tell("forward")
+        hands.pass_ms(2)
+        rank.tell("forward_done")
+        rank.tell("backward_called")
+        hands.pass_ms(4)
+        rank.tell("backward_returned")
+    rank.step()
+    record = rank.record()
+    assert (record.data, record.forward, record.backward) == ([3_000], [6_000], [12_000])
+
+
+def test_a_backward_inside_a_backward_counts_once(rank: Rank, hands: Hands) -> None:
+    rank.tell("forward")
+    rank.tell("forward_done")
+    rank.tell("backward_called")
+    hands.pass_ms(1)
+    rank.tell("backward_called")
+    hands.pass_ms(2)
+    rank.tell("backward_returned")
+    hands.pass_ms(4)
+    rank.tell("backward_returned")
+    rank.step()
+    assert rank.record().backward == [7_000]
+
+
+def test_two_modules_in_one_backward_wait_once(rank: Rank, hands: Hands) -> None:
+    rank.tell("backward_called")
+    rank.tell("computed")
+    hands.pass_ms(3)
+    rank.tell("computed")
+    hands.pass_ms(2)
+    rank.tell("reduced")
+    rank.tell("reduced")
+    rank.tell("backward_returned")
+    rank.step()
+    record = rank.record()
+    assert (record.wait, record.backward) == ([5_000], [0])
+
+
+def test_data_of_an_evaluation_does_not_count(rank: Rank, hands: Hands) -> None:
+    for _ in range(3):
+        rank.tell("asking", None)
+        hands.pass_ms(9)
+        rank.tell("got", None)
+    rank.tell("ran_out", None)
+    rank.tell("asking", None)
+    hands.pass_ms(1)
+    rank.tell("got", None)
+    rank.tell("forward")
+    rank.step()
+    assert rank.record().data == [1_000]
+
+
+def test_a_loader_read_by_another_thread_costs_nothing(rank: Rank, hands: Hands) -> None:
+    rank.tell("forward")
+
+    def fetch() -> None:
+        rank.tell("asking", None)
+        hands.pass_ms(9)
+        rank.tell("got", None)
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    thread.join()
+    rank.tell("forward")
+    rank.step()
+    assert rank.record().data == [0]
+
+
+def test_several_optimizers_make_one_step(rank: Rank, hands: Hands) -> None:
+    other = rank._optimizer(1)
+    for _ in range(2):
+        hands.pass_ms(3)
+        rank.step(other)
+        hands.pass_ms(4)
+        rank.step()
+    assert rank.record().total == [7_000, 7_000]
+
+
+def test_a_new_optimizer_takes_over(rank: Rank, hands: Hands) -> None:
+    rank.step()
+    new = rank._optimizer(1)
+    new.steps = 2
+    for _ in range(4):
+        hands.pass_ms(3)
+        rank.step(new)
+    rank.tell("ending")
+    first, second = rank.scene.of(ClockRecord)
+    assert (first.step, second.step) == (1, 3)
+    assert second.total == [6_000, 3_000, 3_000]
+
+
+def test_a_step_costs_few_bytes(rank: Rank, hands: Hands) -> None:
+    for _ in range(2 * ROWS_A_RECORD):
+        for moment in ("forward", "buffers_synced", "forward_done", "backward_called"):
+            rank.tell(moment)
+            hands.pass_ms(12.345)
+        rank.tell("computed")
+        hands.pass_ms(12.345)
+        rank.tell("reduced")
+        rank.tell("backward_returned")
+        rank.step()
+    records = rank.scene.of(ClockRecord)
+    assert sum(len(record.total) for record in records) == 2 * ROWS_A_RECORD
+    assert sum(map(len, map(to_line, records))) / (2 * ROWS_A_RECORD) < 100
+
+
+class Event:
+    """Stands in for a CUDA event: recorded when the host comes by, ready when a test says so.
+
+    It has what a timed event of CUDA has and no more: to wait for it (`synchronize`, `wait`) would raise.
+    """
+
+    made = 0
+    now_ms = 0.0
+    ready_until_ms = 1e9
+    # Numbers of events on another stream that is behind, and of those on another device.
+    late: ClassVar[set[int]] = set()
+    elsewhere: ClassVar[set[int]] = set()
+
+    def __init__(self, enable_timing: bool = True) -> None:
+        assert enable_timing
+        self.number = Event.made
+        Event.made += 1
+        self.at = 0.0
+
+    def record(self) -> None:
+        self.at = Event.now_ms
+
+    def query(self) -> bool:
+        return self.at <= Event.ready_until_ms and self.number not in Event.late
+
+    def elapsed_time(self, end: Event) -> float:
+        if not (self.query() and end.query()):
+            raise RuntimeError("CUDA error: device not ready")
+        if (self.number in Event.elsewhere) != (end.number in Event.elsewhere):
+            raise RuntimeError("CUDA error: invalid resource handle")
+        return end.at - self.at
+
+
+@pytest.fixture
+def event() -> type[Event]:
+    Event.made, Event.now_ms, Event.ready_until_ms = 0, 0.0, 1e9
+    Event.late, Event.elsewhere = set(), set()
+    return Event
+
+
+def device_step(rank: Rank) -> None:
+    for moment in ("forward", "forward_done", "backward_called", "computed", "reduced", "backward_returned"):
+        rank.tell(moment)
+        Event.now_ms += 2.0
+    rank.step()
+
+
+def on_device(rank: Rank) -> StepTimingProbe:
+    [probe] = rank.scene.probes
+    assert isinstance(probe, StepTimingProbe)
+    probe._device = DevicePhaseTimer(Event, lambda: False)
+    rank.step()
+    return probe
+
+
+def test_a_device_is_read_late(rank: Rank, event: type[Event]) -> None:
+    probe = on_device(rank)
+    event.ready_until_ms = -1.0
+    device_step(rank)
+    assert (len(probe._pending), len(probe._rows)) == (1, 1)
+    event.ready_until_ms = 1e9
+    device_step(rank)
+    record = rank.record()
+    assert record.device["total"] == [-1, 12_000, 12_000]
+    assert record.device["forward"][1:] == [2_000, 2_000]
+    assert record.device["wait"][1:] == [2_000, 2_000]
+    assert record.device["backward"][1:] == [4_000, 4_000]
+
+
+def test_an_event_on_another_stream_may_come_later(rank: Rank, event: type[Event]) -> None:
+    probe = on_device(rank)
+    # The first of the step, while the last of it is long there.
+    event.late = {event.made}
+    device_step(rank)
+    assert (len(probe._pending), len(probe._rows)) == (1, 1)
+    event.late = set()
+    device_step(rank)
+    assert rank.record().device["total"] == [-1, 12_000, 12_000]
+
+
+def test_between_events_of_two_devices_there_is_no_time(rank: Rank, event: type[Event]) -> None:
+    on_device(rank)
+    event.elsewhere = {event.made}
+    device_step(rank)
+    event.elsewhere = set()
+    device_step(rank)
+    assert rank.record().device["total"] == [-1, -1, 12_000]
+
+
+def test_events_are_used_again(rank: Rank, event: type[Event]) -> None:
+    on_device(rank)
+    for _ in range(5):
+        device_step(rank)
+    made = event.made
+    for _ in range(50):
+        device_step(rank)
+    assert event.made == made
+
+
+def test_a_device_that_is_far_behind_is_given_up(rank: Rank, event: type[Event]) -> None:
+    probe = on_device(rank)
+    event.ready_until_ms = -1.0
+    for _ in range(step_timing.MOST_PENDING + 10):
+        device_step(rank)
+    assert len(probe._pending) <= step_timing.MOST_PENDING
+
+
+def test_nothing_is_recorded_into_a_captured_graph(event: type[Event]) -> None:
+    clock = DevicePhaseTimer(event, lambda: True)
+    clock.begin(0)
+    clock.end(0)
+    assert clock.close() is None
+    assert event.made == 0
+
+
+class OnDevice:
+    """All that is asked of a tensor."""
+
+    is_cuda = True
+
+
+def test_a_model_on_a_gpu_is_timed_without_waiting_for_it(
+    rank: Rank, event: type[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The very calls into torch.cuda, with everything that waits for a device forbidden."""
+
+    def waits(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("the training loop was made to wait for its device")
+
+    for name in ("synchronize", "current_stream", "stream"):
+        monkeypatch.setattr(torch.cuda, name, waits)
+    monkeypatch.setattr(torch.cuda, "Event", event)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    clock = clock_for([OnDevice()])  # type: ignore[list-item]
+    assert clock is not None
+    [probe] = rank.scene.probes
+    assert isinstance(probe, StepTimingProbe)
+    probe._device = clock
+    rank.step()
+    for _ in range(3):
+        device_step(rank)
+    record = rank.record()
+    assert record.device["total"] == [-1, 12_000, 12_000, 12_000]
+    assert record.device["optimizer"][1:] == [0, 0, 0]
+
+
+def test_a_model_on_the_host_needs_no_events() -> None:
+    assert clock_for([torch.zeros(2)]) is None
+
+
+def test_time_in_line_for_a_processor(tmp_path: Path) -> None:
+    file = tmp_path / "schedstat"
+    file.write_text("1000000 2000000 5\n")
+    queue = ProcessorQueue(str(file))
+    assert queue.since_last() == -1
+    file.write_text("1000000 2750000 5\n")
+    assert queue.since_last() == 750
+    queue.close()
+    assert ProcessorQueue(str(tmp_path / "none")).since_last() == -1
+
+
+def test_the_loader_is_timed_and_unchanged(rank: Rank) -> None:
+    heard: list[str] = []
+    patches = Patches()
+    observers = [lambda _, said=said: heard.append(said) for said in ("asking", "got", "ran_out")]
+    patches.replace(_BaseDataLoaderIter, "__next__", lambda take: timed(take, *observers))
+    try:
+        loader = DataLoader(TensorDataset(torch.arange(4)), batch_size=2)
+        assert [batch[0].tolist() for batch in loader] == [[0, 1], [2, 3]]
+    finally:
+        patches.remove()
+    assert heard == ["asking", "got", "asking", "got", "asking", "ran_out"]
+    assert [batch[0].tolist() for batch in loader] == [[0, 1], [2, 3]]
+    assert len(heard) == 6
+
+
+def test_a_tensors_backward_goes_through_the_function_that_is_watched() -> None:
+    heard: list[str] = []
+    patches = Patches()
+    patches.replace(
+        torch.autograd,
+        "backward",
+        lambda f: calling(f, lambda *a, **k: heard.append("called"), lambda *a, **k: heard.append("over")),
+    )
+    try:
+        torch.ones(1, requires_grad=True).sum().backward()
+    finally:
+        patches.remove()
+    assert heard == ["called", "over"]

@@ -1,0 +1,77 @@
+"""Lines decoded quickly are the same records as lines decoded step by step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddpcheck.records import reader
+from ddpcheck.records.decoding_msgspec import decode
+from ddpcheck.records.reader import _parse_any, parse
+from ddpcheck.records.schema import KINDS, EndRecord, JoinRecord, from_mapping, to_line
+from tests.helpers.paths import ROOT
+
+STORED = sorted((ROOT / "tests" / "stored_runs").glob("*/rank-*.jsonl"))
+VALUES = st.none() | st.booleans() | st.integers(-9, 9) | st.floats(-2, 2) | st.text("ab", max_size=3)
+NESTED = (
+    VALUES | st.lists(VALUES, max_size=2) | st.dictionaries(st.text("ab", max_size=2), VALUES, max_size=2)
+)
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_stored_lines(path: Path) -> None:
+    for line in path.read_bytes().splitlines():
+        quick = decode(line)
+        assert quick is None or quick == _parse_any(line)
+
+
+def test_stored_lines_are_decoded_quickly() -> None:
+    lines = [
+        line for path in STORED if path.parent.name == "1-sound" for line in path.read_bytes().splitlines()
+    ]
+    assert lines
+    assert all(decode(line) is not None for line in lines)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(sorted(KINDS)), st.data())
+def test_what_is_decoded_quickly_is_what_is_decoded_at_all(kind: str, data: st.DataObject) -> None:
+    names = sorted(KINDS[kind].__dataclass_fields__)
+    raw = {name: data.draw(NESTED) for name in names}
+    line = json.dumps({"kind": kind, **raw}, separators=(",", ":")).encode()
+    quick = decode(line)
+    if quick is not None:
+        assert quick == _parse_any(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"kind":"end","reason":"x","time":NaN}',
+        b' {"kind":"join","module":0,"step":1}',
+        b'{"step":1,"module":0,"kind":"join"}',
+    ],
+)
+def test_unusual_lines_go_the_long_way(line: bytes) -> None:
+    assert decode(line) is None
+    assert parse(line) is not None
+
+
+def test_without_msgspec_lines_are_read_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ddpcheck.records.decoding_msgspec", None)
+    reader._quickly.cache_clear()
+    try:
+        assert parse(to_line(JoinRecord(0, 1))) == JoinRecord(0, 1)
+        assert reader._quickly()(to_line(JoinRecord(0, 1))) is None
+    finally:
+        reader._quickly.cache_clear()
+
+
+def test_an_empty_record_is_a_record() -> None:
+    record = from_mapping({"kind": "end", "reason": "", "time": 0})
+    assert isinstance(record, EndRecord)
+    assert parse(to_line(record)) == record

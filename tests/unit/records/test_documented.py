@@ -1,0 +1,28 @@
+"""docs/records.md tells of every kind and every field."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+
+import pytest
+
+from ddpcheck.records.schema import KINDS, SCHEMA, Stage
+from tests.helpers.paths import ROOT
+
+PAGE = (ROOT / "docs" / "records.md").read_text()
+SECTIONS = dict(re.findall(r"^### `(\w+)`\n(.*?)(?=^### |\Z)", PAGE, re.DOTALL | re.MULTILINE))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_field_is_told_of(kind: str) -> None:
+    told = set(re.findall(r"`(\w+)`", SECTIONS[kind]))
+    assert {field.name for field in fields(KINDS[kind])} <= told
+
+
+def test_every_stage_is_told_of() -> None:
+    assert {stage.value for stage in Stage} <= set(re.findall(r"`([\w.]+)`", SECTIONS["digest"]))
+
+
+def test_the_version_is_told() -> None:
+    assert f"the version of the format, now {SCHEMA}." in PAGE

@@ -1,0 +1,87 @@
+"""JUnit XML: true to the schema that Jenkins publishes, and to what was and was not looked at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.report import Report, Verdict
+from ddpcheck.explanations import codes
+from ddpcheck.reports.ci.junit import to_junit
+from tests.helpers.paths import ROOT
+from tests.helpers.sample_reports import attacking, of_many_ranks, stored
+
+SCHEMA = ROOT / "tests" / "helpers" / "junit-10.xsd"
+UNKNOWN = Report(Verdict.INCOMPLETE, 0, 0, ("x\x00\ufffe",), None, (), (), ())
+
+
+def cases(report: Report, fail_on: str = "error") -> dict[str, ElementTree.Element]:
+    suite = ElementTree.fromstring(to_junit(report, fail_on).encode()).find("testsuite")
+    assert suite is not None
+    return {case.get("classname", ""): case for case in suite.iter("testcase")}
+
+
+def outcome(case: ElementTree.Element) -> str:
+    return " ".join(child.tag for child in case) or "passed"
+
+
+@pytest.mark.parametrize(
+    "report", [stored("1-sound"), attacking(), stored("1-killed"), of_many_ranks(), UNKNOWN]
+)
+def test_it_follows_the_schema(report: Report, tmp_path: Path) -> None:
+    xmlschema = pytest.importorskip("xmlschema")
+    file = tmp_path / "junit.xml"
+    file.write_text(to_junit(report), encoding="utf-8")
+    xmlschema.XMLSchema(SCHEMA).validate(file)
+
+
+def test_one_case_for_each_code_and_one_for_the_command() -> None:
+    assert set(cases(stored("1-sound"))) == {"ddpcheck.command", *(f"ddpcheck.{code}" for code in codes())}
+
+
+def test_a_finding_fails_its_case_and_no_other() -> None:
+    found = cases(stored("1-learning-rate"))
+    assert [name for name, case in found.items() if case.find("failure") is not None] == ["ddpcheck.DDP206"]
+    failure = found["ddpcheck.DDP206"].find("failure")
+    assert failure is not None
+    assert failure.get("type") == "DDP206"
+    assert "group 0, lr     0.001   0.001   0.0001" in (failure.text or "")
+    assert "fix: Compute learning rates" in (failure.text or "")
+
+
+def test_counts_are_those_of_the_cases() -> None:
+    suite = ElementTree.fromstring(to_junit(stored("1-learning-rate")).encode()).find("testsuite")
+    assert suite is not None
+    outcomes = [outcome(case) for case in suite.iter("testcase")]
+    assert int(suite.get("tests", "")) == len(outcomes)
+    assert int(suite.get("failures", "")) == outcomes.count("failure") == 1
+    assert int(suite.get("skipped", "")) == outcomes.count("skipped") > 0
+
+
+def test_what_was_not_looked_at_is_skipped_and_not_passed() -> None:
+    # This run was recorded before gradients were looked at.
+    found = cases(stored("1-learning-rate"))
+    assert outcome(found["ddpcheck.DDP204"]) == "skipped"
+    assert outcome(found["ddpcheck.DDP201"]) == "passed"
+    nothing = cases(UNKNOWN)
+    assert outcome(nothing["ddpcheck.DDP201"]) == outcome(nothing["ddpcheck.command"]) == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("fail_on", "said"), [("error", "system-out"), ("warning", "failure"), ("never", "system-out")]
+)
+def test_warnings_fail_where_the_run_fails_on_them(fail_on: str, said: str) -> None:
+    warning = Finding("DDP303", Severity.WARNING, "Every epoch came in the same order", "it did")
+    report = replace(stored("1-sound"), findings=(warning,))
+    assert outcome(cases(report, fail_on)["ddpcheck.DDP303"]) == said
+
+
+def test_a_command_that_failed_is_an_error() -> None:
+    report = replace(stored("1-sound"), verdict=Verdict.FAILED, exit_code=3)
+    error = cases(report)["ddpcheck.command"].find("error")
+    assert error is not None
+    assert error.get("type") == "status 3"

@@ -1,0 +1,134 @@
+"""The page as text: escaped, whole, within its size, and closed to the outside."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from ddpcheck.analysis.report import Report, Verdict
+from ddpcheck.analysis.timeseries.model import AgreementHistory, AgreementInterval, GradientHistory
+from ddpcheck.reports.html.markup import embedded, tag
+from ddpcheck.reports.html.page import to_html
+from tests.helpers.sample_reports import ATTACK, attacking, of_many_ranks, stored
+
+EMPTY = Report(Verdict.INCOMPLETE, 0, 0, (), None, (), (), ())
+
+
+class Page(HTMLParser):
+    """Elements, attributes, text and embedded data of a page."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.scripts: list[str] = []
+        self.feed(source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "br", "rect", "input"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        (self.scripts if self.open and self.open[-1] in ("script", "style") else self.words).append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+def page(report: Report) -> Page:
+    read = Page(to_html(report))
+    assert not read.open
+    return read
+
+
+@pytest.mark.parametrize(
+    "report",
+    [stored("1-sound"), stored("1-killed"), stored("1-damaged"), attacking(), of_many_ranks(), EMPTY],
+)
+def test_every_report_makes_a_page_that_is_well_formed(report: Report) -> None:
+    read = page(report)
+    titles = [name for name, _ in read.elements if name == "h1"]
+    assert titles == ["h1"]
+
+
+def test_nothing_can_be_loaded_from_anywhere() -> None:
+    for name, attributes in page(attacking()).elements:
+        assert name not in ("link", "iframe", "object", "embed", "base", "form", "img")
+        assert "src" not in attributes
+        assert (attributes.get("href") or "#").startswith("#")
+        assert not any(attribute.startswith("on") or attribute == "style" for attribute in attributes)
+
+
+def test_the_policy_names_the_very_style_and_script() -> None:
+    source = to_html(stored("1-sound"))
+    [policy] = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', source)
+    for element, directive in (("style", "style-src"), ("script", "script-src")):
+        content = source.rpartition(f"<{element}>")[2].partition(f"</{element}>")[0]
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{directive} &#x27;sha256-{digest}&#x27;" in policy
+    assert policy.startswith("default-src &#x27;none&#x27;")
+
+
+def test_text_of_the_job_stays_text() -> None:
+    read = page(attacking())
+    assert [name for name, attributes in read.elements if name == "script" and "type" not in attributes] == [
+        "script"
+    ]
+    assert f"0.weight{ATTACK}" in read.text
+    assert "window.attacked" in read.text
+
+
+def test_data_of_charts_cannot_end_its_element() -> None:
+    markup = embedded({"name": ATTACK})
+    assert markup.count("<") == 2
+    assert json.loads(markup.partition(">")[2].rpartition("</")[0]) == {"name": ATTACK}
+
+
+def test_markup_escapes_unless_it_is_its_own() -> None:
+    assert tag("p", "<b>", tag("b", "&"), title='"') == '<p title="&quot;">&lt;b&gt;<b>&amp;</b></p>'
+    assert tag("p", "a\x1b[31m") == "<p>a\\x1b[31m</p>"
+
+
+def test_evidence_stands_side_by_side_with_the_odd_one_marked() -> None:
+    source = to_html(stored("1-learning-rate"))
+    assert (
+        '<td class="number">0.001</td><td class="number">0.001</td><td class="number odd">0.0001</td>'
+        in source
+    )
+
+
+def test_every_chart_has_words_and_a_table() -> None:
+    source = to_html(of_many_ranks())
+    figures = re.findall(r"<figure.*?</figure>", source, re.S)
+    assert len(figures) == 3
+    for figure in figures:
+        assert re.search(r'role="img" aria-label="[^"]{20,}"', figure)
+        assert "<table>" in figure
+
+
+def test_four_ranks_and_a_thousand_steps_stay_below_two_megabytes() -> None:
+    ranks, steps = tuple(range(4)), tuple(range(1000))
+    # As bad as it gets: agreement that changes at every step, and numbers of every length.
+    stretches = tuple(AgreementInterval(step, step, 1, (step % 4,)) for step in steps)
+    series = tuple(float(f"{(step + 1) * 1.2345e-7:.3g}") for step in steps)
+    report = Report(
+        Verdict.OK, 4, 1000, ("train",), 0, (), (), (),
+        agreement=(AgreementHistory("0", "Net", ranks, stretches),),
+        gradients=(GradientHistory("0", "Net", 1, steps, {str(r): series for r in ranks}, series, series),),
+    )  # fmt: skip
+    assert len(to_html(report).encode()) < 500_000
+
+
+def test_a_thousand_ranks_stay_below_two_megabytes() -> None:
+    assert len(to_html(of_many_ranks()).encode()) < 2_000_000

@@ -1,0 +1,286 @@
+"""The rules about gradients: DDP202 to DDP205, DDP209 and DDP304, each with sound jobs that come close."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from ddpcheck.records.schema import CommHookRecord, EndRecord, FaultRecord, JoinRecord
+from tests.helpers.run_builder import NAMES, RunBuilder
+
+OWN = dict.fromkeys(range(4), NAMES)
+LOCAL = {0: [1.0, 2.0, 3.0], 1: [3.0, 4.0, 5.0]}
+MEAN = [2.0, 3.0, 4.0]
+
+
+def start(folder: Path, world_size: int = 2) -> RunBuilder:
+    return RunBuilder(folder, world_size).wrap().optimizer()
+
+
+def hook(build: RunBuilder, name: str) -> RunBuilder:
+    for rank in build.ranks:
+        build.say(rank, CommHookRecord(0, name, 0))
+    return build
+
+
+def test_a_sound_run_says_how_much_was_checked(tmp_path: Path) -> None:
+    build = start(tmp_path)
+    for step in range(4):
+        build.backward(step + 1, LOCAL, MEAN).apply(step).step(step)
+    report = build.end().report()
+    assert report.findings == ()
+    checks = {check.name: check for check in report.checks}
+    assert checks["reduced gradients against the mean"].compared == 4
+    assert checks["gradients as applied"].compared == 4
+
+
+@pytest.mark.parametrize(
+    ("reason", "fix"),
+    [
+        ("wrapper bypassed", "not ddp.module(inputs)"),
+        ("no_sync open", "Leave no_sync()"),
+        ("forward inside no_sync, backward outside", "same side of no_sync()"),
+        ("two forwards before two backwards", "before the next forward"),
+        ("second backward on one forward", "one backward a forward"),
+    ],
+)
+def test_ddp202_has_a_fix_for_each_reason(tmp_path: Path, reason: str, fix: str) -> None:
+    build = start(tmp_path).apply(0, odd=OWN, last="unsynced", reason=reason).step(0, odd=OWN)
+    finding = build.end().only("DDP202")
+    assert fix in finding.fix
+    assert (finding.severity.value, finding.stage, finding.step) == ("error", "applied", 0)
+    assert finding.evidence["groups"][0]["ranks"] == [0]
+
+
+def test_every_reason_has_a_fix_of_its_own() -> None:
+    from ddpcheck.agent.backward_tracker import Reason
+    from ddpcheck.rules.divergence.ddp202 import _FIXES
+
+    assert {reason.value for reason in Reason} <= set(_FIXES)
+    assert len(set(_FIXES.values())) == len(_FIXES)
+
+
+def test_ddp202_names_the_parameters_that_were_waited_for(tmp_path: Path) -> None:
+    fields = {"last": "unfinished", "synced": 0, "waiting": [1, 2, 99]}
+    finding = start(tmp_path).apply(0, odd=OWN, **fields).step(0, odd=OWN).end().only("DDP202")
+    assert finding.evidence["unused_parameters"] == ["body.bias", "head.weight"]
+    assert finding.parameter == "body.bias"
+    assert "find_unused_parameters=True" in finding.fix
+
+
+def test_ddp203_names_the_odd_rank_and_the_hook(tmp_path: Path) -> None:
+    local = {0: [1.0] * 3, 1: [2.0] * 3, 2: [6.0] * 3}
+    build = hook(start(tmp_path, 3), "my_hook").backward(1, local, [3.0] * 3, reduced_on={2: [3.0, 3.0, 9.0]})
+    finding = build.apply(0, odd={2: NAMES}).step(0, odd={2: NAMES}).end().only("DDP203")
+    assert (finding.ranks, finding.step, finding.stage) == ((2,), 0, "reduced")
+    assert finding.evidence["comm_hooks"] == ["my_hook"]
+    assert "my_hook" in finding.cause
+
+
+def test_ddp204_a_sum_that_was_not_divided(tmp_path: Path) -> None:
+    build = start(tmp_path).backward(1, LOCAL, MEAN).apply(0).step(0)
+    build.backward(2, LOCAL, [2 * x for x in MEAN]).apply(1).step(1)
+    finding = build.end().only("DDP204")
+    assert (finding.step, finding.stage) == (1, "reduced")
+    assert finding.cause == "the reduction itself gave the sum of the ranks' gradients, not divided by 2"
+    assert finding.parameter in NAMES
+    assert finding.evidence["backwards"] == {"checked": 2, "off": 1}
+    assert finding.evidence["error"] > finding.evidence["bound"]
+
+
+@pytest.mark.parametrize(
+    ("reduced", "cause"),
+    [
+        ([1.0, 1.5, 2.0], "divided by 2 once more: divided twice"),
+        ([1.5, 2.0, 2.5], "without rank 0, divided by 2"),
+        ([1.0, 2.0, 3.0], "without rank 1, divided by 1"),
+    ],
+)
+def test_ddp204_says_what_came_out_instead(tmp_path: Path, reduced: list[float], cause: str) -> None:
+    build = hook(start(tmp_path), "my_hook").backward(1, LOCAL, reduced).apply(0).step(0)
+    finding = build.end().only("DDP204")
+    assert finding.cause.startswith("the communication hook my_hook gave ")
+    assert finding.cause.endswith(cause)
+
+
+@pytest.mark.parametrize("reduced", [[4.0, 6.0, 4.0], [4.0, 6.0, 9.0], [2.0, 3.0, 40.0]])
+def test_ddp204_explains_all_parameters_or_nothing(tmp_path: Path, reduced: list[float]) -> None:
+    """Undivided in places only: no one mistake of a hook does that."""
+    build = hook(start(tmp_path), "my_hook").backward(1, LOCAL, reduced).apply(0).step(0)
+    assert build.end().only("DDP204").cause == "the communication hook my_hook"
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "severity"),
+    [
+        ("powerSGD_hook", 1.3, "note"),
+        ("bf16_compress_hook", 1.001, "note"),
+        ("my_hook", 1.001, "note"),
+        ("my_hook", 2.0, "error"),
+    ],
+)
+def test_ddp204_and_hooks_that_lose_precision(
+    tmp_path: Path, name: str, factor: float, severity: str
+) -> None:
+    build = hook(start(tmp_path), name).backward(1, LOCAL, [factor * x for x in MEAN]).apply(0).step(0)
+    (finding,) = build.end().findings()
+    assert (finding.code, finding.severity.value) == ("DDP204", severity)
+    assert finding.evidence["comm_hooks"] == [name]
+
+
+def test_ddp204_is_silent_where_ranks_part_at_the_same_step(tmp_path: Path) -> None:
+    build = start(tmp_path).backward(1, LOCAL, MEAN, reduced_on={1: [2.0, 9.0, 4.0]})
+    build.apply(0, odd=OWN).step(0, odd=OWN).end().only("DDP203")
+
+
+def test_ddp204_is_silent_about_a_rank_that_was_killed(tmp_path: Path) -> None:
+    """The mean holds its share, and its records end before it could write of it."""
+    build = start(tmp_path, 3).backward(1, {0: [1.0] * 3, 1: [2.0] * 3, 2: [6.0] * 3}, [3.0] * 3)
+    build.apply(0).step(0).backward(2, {0: [1.0] * 3, 1: [2.0] * 3}, [3.0] * 3).end([0, 1])
+    assert build.findings("DDP204") == []
+
+
+def test_ddp204_is_silent_about_a_probe_that_was_switched_off(tmp_path: Path) -> None:
+    build = start(tmp_path)
+    build.say(1, FaultRecord(probe="gradients", entry="reduced", error="ValueError", where="", pid=1))
+    build.backward(1, {0: [1.0] * 3}, [3.0] * 3).apply(0, ranks=[0]).step(0).end()
+    assert [finding.code for finding in build.findings()] == ["DDP605"]
+
+
+@pytest.mark.parametrize("record", ["join", "no join"])
+def test_ddp204_under_join(tmp_path: Path, record: str) -> None:
+    """A rank that has run out adds zeros; without join() nobody can be silent and well."""
+    build = start(tmp_path)
+    if record == "join":
+        for rank in build.ranks:
+            build.say(rank, JoinRecord(0, 0))
+    build.backward(1, LOCAL, MEAN).apply(0).step(0).backward(2, {0: [4.0] * 3}, [2.0] * 3)
+    report = build.end().report()
+    assert [finding for finding in report.findings if finding.code == "DDP204"] == []
+    checks = {check.name: check.compared for check in report.checks}
+    assert checks["reduced gradients against the mean"] == (2 if record == "join" else 1)
+
+
+def test_ddp205_says_who_wrote(tmp_path: Path) -> None:
+    odd = {1: ["body.bias"]}
+    build = start(tmp_path, 3).apply(0, odd=odd, on={1: {"moved": True}}).step(0, odd=odd)
+    finding = build.end().only("DDP205")
+    assert (finding.ranks, finding.step, finding.stage) == ((1,), 0, "applied")
+    assert "odd: rank 1" in finding.message
+
+
+def test_ddp205_is_silent_where_all_clip_alike(tmp_path: Path) -> None:
+    build = start(tmp_path).backward(1, LOCAL, MEAN).apply(0, moved=True).step(0)
+    assert build.end().findings() == []
+
+
+def nan_at(build: RunBuilder, number: int, maker: int, applied: bool) -> RunBuilder:
+    for rank in build.ranks:
+        own = [1.0, math.nan if rank == maker else 1.0, 1.0]
+        build.backward(
+            number,
+            {rank: own},
+            [1.0, math.nan, 1.0],
+            local_nonfinite={"1": 5} if rank == maker else {},
+            reduced_nonfinite={"1": 5},
+        )
+    if applied:
+        build.apply(number - 1, nonfinite={"1": 5}).step(number - 1)
+    return build
+
+
+def test_ddp209_where_it_began(tmp_path: Path) -> None:
+    finding = nan_at(start(tmp_path, 3), 1, maker=2, applied=True).end().only("DDP209")
+    assert (finding.severity.value, finding.ranks, finding.step) == ("warning", (2,), 0)
+    assert (finding.parameter, finding.stage) == ("body.bias", "local")
+    assert finding.evidence == {
+        "values": 5,
+        "gradients": {"count": 1, "of": 3},
+        "applied_at_step": 0,
+        "applied_on_ranks": [0, 1, 2],
+    }
+    assert "in 1 of its 3 gradients, and first in that of body.bias" in finding.cause
+
+
+def test_ddp209_a_loss_that_is_not_finite_shows_in_all_gradients(tmp_path: Path) -> None:
+    """The first to arrive is named: it lies nearest to the loss."""
+    build = start(tmp_path)
+    for rank in build.ranks:
+        own = {"2": 4, "1": 4, "0": 4} if rank == 1 else {}
+        mine = [math.nan if rank == 1 else 1.0] * 3
+        build.backward(
+            1, {rank: mine}, [math.nan] * 3, local_nonfinite=own, reduced_nonfinite=dict.fromkeys("012", 4)
+        )
+    finding = build.apply(0, nonfinite={"0": 4}).step(0).end().only("DDP209")
+    assert (finding.ranks, finding.parameter) == ((1,), "head.weight")
+    assert "in all 3 of its gradients: it came with the loss or the inputs" in finding.cause
+
+
+def test_ddp209_what_the_reduction_made_is_not_blamed_on_a_rank(tmp_path: Path) -> None:
+    build = start(tmp_path)
+    big = {0: [3e38] * 3, 1: [3e38] * 3}
+    build.backward(1, big, [math.inf] * 3, reduced_nonfinite={"0": 4})
+    finding = build.apply(0, nonfinite={"0": 4}).step(0).end().only("DDP209")
+    assert "that the reduction itself made" in finding.cause
+    assert finding.ranks == (0, 1)
+
+
+def test_ddp209_is_silent_where_the_step_was_left_out(tmp_path: Path) -> None:
+    assert nan_at(start(tmp_path), 1, maker=1, applied=False).step(0).end().findings() == []
+
+
+def test_ddp304_the_same_gradients(tmp_path: Path) -> None:
+    build = start(tmp_path, 3)
+    for step in range(3):
+        build.backward(step + 1, {0: [1.0] * 3, 1: [4.0] * 3, 2: [1.0] * 3}, [2.0] * 3).apply(step).step(step)
+    finding = build.end().only("DDP304")
+    assert (finding.severity.value, finding.ranks, finding.stage) == ("warning", (0, 2), "local")
+    assert finding.message.startswith(
+        "Ranks 0 and 2 computed the same gradients to the bit in 3 of 3 backwards"
+    )
+
+
+@pytest.mark.parametrize(("alike", "other"), [(1, 0), (2, 3)])
+def test_ddp304_is_silent_about_chance(tmp_path: Path, alike: int, other: int) -> None:
+    """Once, or in fewer than half of all backwards."""
+    build = start(tmp_path)
+    for step in range(alike + other):
+        local = {0: MEAN, 1: MEAN} if step < alike else LOCAL
+        build.backward(step + 1, local, MEAN).apply(step).step(step)
+    assert build.end().findings() == []
+
+
+def test_a_damaged_record_costs_no_report(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from ddpcheck.records.schema import BackwardRecord
+
+    build = start(tmp_path).backward(1, LOCAL, MEAN).apply(0).step(0)
+    for rank, records in build.records.items():
+        records[:] = [
+            replace(record, local="~~~") if rank and isinstance(record, BackwardRecord) else record
+            for record in records
+        ]
+        build.say(rank, EndRecord("exit", 2000.0))
+    assert build.report().verdict.value == "ok"
+
+
+def test_parameters_after_the_step_tell_which_gradients_differ(tmp_path: Path) -> None:
+    """Where no rank kept the digests of its gradients one by one."""
+    odd = {1: ["head.weight"]}
+    build = start(tmp_path).apply(0).step(0).apply(1, odd=odd, last="none").step(1, odd=odd)
+    finding = build.end().only("DDP202")
+    assert (finding.step, finding.parameter) == (1, "head.weight")
+    assert finding.evidence["parameters"] == {"count": 1, "of": 3, "names": ["head.weight"]}
+
+
+def test_parameters_that_part_later_do_not_tell_which_gradients_differ(tmp_path: Path) -> None:
+    """As in a warm-up with a learning rate of zero."""
+    odd = {1: ["head.weight"]}
+    build = (
+        start(tmp_path).apply(0, odd=odd, last="none").step(0).apply(1, odd=odd, last="none").step(1, odd=odd)
+    )
+    finding = build.end().only("DDP202")
+    assert (finding.step, finding.parameter) == (0, None)

@@ -1,0 +1,97 @@
+"""DDP602: a rank died, and its last step and stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.run_builder import RunBuilder
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> RunBuilder:
+    return RunBuilder(tmp_path, 3).wrap().train(4)
+
+
+def test_a_killed_rank_and_its_last_step(build: RunBuilder) -> None:
+    build.exited(2, 100.0).exited(0, 101.0).exited(1, 101.0)
+    finding = build.only("DDP602")
+    assert (finding.ranks, finding.step, finding.stage) == ((2,), 3, "params")
+    assert finding.message.startswith("Rank 2 vanished without a word")
+    assert "out of memory" in finding.cause
+
+
+def test_a_rank_that_raised(build: RunBuilder) -> None:
+    build.end([1], time=100.0, reason="raised", error="ValueError: bad batch", where="train.py:9")
+    finding = build.exited(0, 101.0).exited(2, 101.0).only("DDP602")
+    assert (finding.ranks, finding.cause) == ((1,), "ValueError: bad batch (train.py:9)")
+
+
+def test_errors_that_follow_from_a_death_are_told_as_such(build: RunBuilder) -> None:
+    build.exited(1, 100.0)
+    build.end([0, 2], time=101.0, reason="raised", error="RuntimeError: Connection closed by peer")
+    finding = build.only("DDP602")
+    assert finding.ranks == (1,)
+    assert "ranks 0 and 2 failed too" in finding.message
+
+
+def test_errors_that_follow_from_an_error_are_told_as_such(build: RunBuilder) -> None:
+    build.end([2], time=100.0, reason="raised", error="ValueError: bad batch")
+    build.end([0, 1], time=101.0, reason="raised", error="RuntimeError: Connection closed by peer")
+    finding = build.only("DDP602")
+    assert (finding.ranks, finding.cause) == ((2,), "ValueError: bad batch")
+
+
+def test_a_rank_that_ended_in_good_order_and_took_the_connections_along(build: RunBuilder) -> None:
+    build.end([1], time=100.0)
+    build.end([0, 2], time=101.0, reason="raised", error="RuntimeError: Connection closed by peer")
+    finding = build.only("DDP602")
+    assert finding.ranks == (0, 2)
+    assert "Rank 1 had ended in good order before that" in finding.message
+    assert finding.cause.startswith("early stop on some ranks: rank 1 ended")
+
+
+@pytest.mark.parametrize(
+    ("when", "error"), [(102.0, "RuntimeError: Connection closed by peer"), (100.0, "OSError: x")]
+)
+def test_a_rank_that_ended_has_nothing_to_do_with_other_errors(
+    build: RunBuilder, when: float, error: str
+) -> None:
+    build.end([1], time=when)
+    build.end([0, 2], time=101.0, reason="raised", error=error)
+    finding = build.only("DDP602")
+    assert "good order" not in finding.message
+    assert finding.cause == error
+
+
+def test_the_same_error_on_all_ranks_is_one_finding(build: RunBuilder) -> None:
+    build.end(time=100.0, reason="raised", error="ValueError: x", where="train.py:3")
+    assert build.only("DDP602").ranks == (0, 1, 2)
+
+
+def test_before_the_first_record(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2)
+    build.end([0], reason="raised", error="ValueError: x")
+    assert "before its first record" in build.only("DDP602").message
+
+
+def test_while_wrapping(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap()
+    build.end([0], reason="raised", error="ValueError: x")
+    finding = build.only("DDP602")
+    assert "while wrapping" in finding.message
+    assert finding.step is None
+
+
+@pytest.mark.parametrize("how", ["signal", "stop"])
+def test_an_interrupted_job_has_no_dead(build: RunBuilder, how: str) -> None:
+    build.notes.append({"kind": how, "signal": "SIGINT", "time": 99.0})
+    build.end([0], time=99.1, reason="raised", error="KeyboardInterrupt: ")
+    build.end([1], time=99.2, reason="raised", error="RuntimeError: Connection reset by peer")
+    build.exited(2, 99.3)
+    assert build.findings() == []
+
+
+def test_all_finished(build: RunBuilder) -> None:
+    assert build.end().findings() == []

@@ -1,0 +1,178 @@
+"""DDP603: ranks hang, where each one stands, and what that says of the mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpcheck.analysis.finding import Finding
+from ddpcheck.records.schema import ModuleRecord, StackRecord
+from tests.helpers.run_builder import NAMES, RunBuilder
+from tests.unit.analysis.hang.test_stacks import BACKWARD, BARRIER, BUFFERS, C10D, LOGGER, MAIN, USER
+
+ALL_REDUCE = [[C10D, 3252, "all_reduce"], [LOGGER, 83, "wrapper"], USER, MAIN]
+LOCKED = [["/home/me/train.py", 77, "main"], MAIN]
+
+
+class Hung(RunBuilder):
+    """A job that was found to hang after four steps."""
+
+    def __init__(self, folder: Path, world_size: int = 2) -> None:
+        super().__init__(folder, world_size)
+        self.states: dict[int, str] = {}
+        self.silent: set[int] = set()
+
+    def stands(self, rank: int, frames: list[Any], state: str = "waits", **said: Any) -> Hung:
+        record = StackRecord(
+            **{"look": 2, "time": 1.0, "frames": frames, "step": 4, "moment": "after_step", **said}
+        )
+        self.say(rank, record)
+        self.states[rank] = state
+        return self
+
+    def hang(self) -> Finding:
+        ranks = {
+            str(rank): {"state": state, "answered": rank not in self.silent}
+            for rank, state in self.states.items()
+        }
+        self.notes.append(
+            {"kind": "hang", "time": 1.0, "session": self.session, "seconds": 300.4, "ranks": ranks}
+        )
+        self.notes.append({"kind": "stop", "time": 1.0, "reason": "hang"})
+        self.description |= {"exit_code": 143, "stopped": "hang"}
+        found = [f for f in self.report().findings if f.severity.value != "note"]
+        return next(f for f in found if f.code == "DDP603")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Hung:
+    hung = Hung(tmp_path)
+    hung.wrap().optimizer().train(4)
+    return hung
+
+
+def test_one_rank_left_the_loop_and_waits_elsewhere(job: Hung) -> None:
+    job.stands(0, BACKWARD, moment="backward_begun").stands(1, BARRIER)
+    finding = job.hang()
+    assert (finding.severity.value, finding.step, finding.stage, finding.ranks) == (
+        "error",
+        4,
+        "reduced",
+        (1,),
+    )
+    assert finding.cause.startswith("early stop on some ranks: rank 1 left the training loop after step 3")
+    assert finding.message == (
+        "For 300 s no rank got any further, so the job was stopped: rank 0 waits in the AllReduce of a backward "
+        "in step 4 (/home/me/train.py:41); rank 1 waits in barrier after step 3 (/home/me/train.py:41)."
+    )
+    first = finding.evidence["standings"][0]
+    assert (first["ranks"], first["step"], first["waits_in"]) == ([0], 4, "the AllReduce of a backward")
+    assert first["stack"][-1] == "/home/me/train.py:60 in <module>"
+    assert job.report().verdict.value == "findings"
+
+
+def test_one_rank_closed_its_group(job: Hung) -> None:
+    job.stands(0, BACKWARD, moment="backward_begun").stands(1, [USER], "left", left=True)
+    finding = job.hang()
+    assert finding.ranks == (1,)
+    assert "early stop on some ranks" in finding.cause
+    assert "rank 1 has left after step 3" in finding.message
+
+
+def test_one_rank_ended_while_the_other_waits_at_a_barrier(job: Hung) -> None:
+    job.stands(0, BARRIER)
+    job.states[1] = "left"
+    job.end([1], time=0.5)
+    finding = job.hang()
+    assert (finding.ranks, finding.stage) == ((1,), None)
+    assert "rank 1 left the training loop after step 3 while rank 0 goes on" in finding.cause
+
+
+def test_evaluation_through_the_wrapper(job: Hung) -> None:
+    job.stands(0, BUFFERS).stands(1, BARRIER)
+    finding = job.hang()
+    assert (finding.step, finding.stage, finding.ranks) == (4, "buffers", (0,))
+    assert finding.cause.startswith("evaluation through the wrapper on rank 0 only")
+    assert "model.module" in finding.fix
+
+
+def test_the_same_stack_in_a_training_forward_is_no_evaluation(job: Hung) -> None:
+    job.stands(0, BUFFERS, moment="forward").stands(1, BARRIER)
+    finding = job.hang()
+    assert finding.ranks == (1,)
+    assert "early stop" in finding.cause
+
+
+def test_different_ignored_parameters(tmp_path: Path) -> None:
+    job = Hung(tmp_path, 3)
+    for rank in job.ranks:
+        ignored = ["body.bias"] if rank == 2 else []
+        names = [name for name in NAMES if name not in ignored]
+        job.say(rank, ModuleRecord(0, "Net", [0, 1, 2], 0, job.rows(names), [], ignored))
+        job.stands(rank, BARRIER if rank == 2 else BACKWARD, moment="backward_begun", step=0)
+    finding = job.hang()
+    assert (finding.ranks, finding.stage, finding.step) == ((2,), "reduced", 0)
+    assert finding.cause == (
+        "ranks have different ignored parameters: body.bias, for one, is ignored on rank 2 only"
+    )
+
+
+def test_a_barrier_that_some_ranks_reach_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    job = Hung(tmp_path, 3)
+    job.wrap().optimizer().train(4)
+    job.stands(0, BARRIER, moment="buffers_synced").stands(1, BARRIER, moment="buffers_synced")
+    finding = job.stands(2, BACKWARD, moment="backward_begun").hang()
+    assert (finding.ranks, finding.stage) == ((2,), "reduced")
+    assert "a collective that only some ranks reach" in finding.cause
+    assert "ranks 0-1 wait in barrier in step 4" in finding.message
+    assert [group["ranks"] for group in finding.evidence["standings"]] == [[0, 1], [2]]
+
+
+def test_different_collectives_between_steps(job: Hung) -> None:
+    finding = job.stands(0, BARRIER).stands(1, ALL_REDUCE).hang()
+    assert finding.ranks == (0, 1)
+    assert "a collective that only some ranks reach" in finding.cause
+
+
+def test_one_that_is_ahead_has_not_left_early(job: Hung) -> None:
+    finding = job.stands(0, BACKWARD, moment="backward_begun").stands(1, BARRIER, step=5).hang()
+    assert "different steps" in finding.cause
+
+
+def test_a_rank_that_stands_still(job: Hung) -> None:
+    finding = job.stands(0, BARRIER).stands(1, LOCKED, "still").hang()
+    assert finding.ranks == (1,)
+    assert "rank 1 never gets to where the others wait" in finding.cause
+    assert "/home/me/train.py:77" in finding.cause
+
+
+def test_a_rank_that_did_not_answer_is_not_shown_where_it_was_before(job: Hung) -> None:
+    job.stands(0, BARRIER).stands(1, ALL_REDUCE, "still")
+    job.silent.add(1)
+    finding = job.hang()
+    assert finding.ranks == (1,)
+    assert "lets nobody look inside" in finding.message
+    assert [g["stack"] for g in finding.evidence["standings"] if g["ranks"] == [1]] == [[]]
+
+
+def test_all_at_the_same_place_by_different_ways(tmp_path: Path) -> None:
+    job = Hung(tmp_path, 3)
+    job.wrap().optimizer().train(4)
+    for rank in job.ranks:
+        job.stands(rank, BARRIER, collectives={"0": 10 + (rank == 1)})
+    finding = job.hang()
+    assert finding.ranks == (1,)
+    assert "rank 1: 11" in finding.cause
+
+
+def test_a_job_that_was_only_slow_raises_nothing(job: Hung) -> None:
+    job.stands(0, BACKWARD).stands(1, LOCKED)
+    job.notes.append({"kind": "slow", "session": job.session, "seconds": 310.0, "ranks": {"1": "busy"}})
+    assert job.end().findings() == []
+
+
+def test_a_hang_of_another_attempt_is_not_this_ones(job: Hung) -> None:
+    job.notes.append({"kind": "hang", "time": 1.0, "session": "other", "seconds": 300, "ranks": {}})
+    assert job.end().findings() == []

@@ -1,0 +1,117 @@
+"""DDP605: ddpcheck switched a part of itself off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpcheck.records.schema import FaultRecord, to_line
+from tests.helpers.run_builder import RunBuilder
+
+FAULT = FaultRecord("parameters", "after_step", "ValueError: no", "x.py:3")
+
+
+@pytest.mark.parametrize(("world_size", "ranks"), [(2, (0, 1)), (4, (0, 3))])
+def test_the_same_fault_on_several_ranks_is_one_finding(
+    tmp_path: Path, world_size: int, ranks: tuple[int, ...]
+) -> None:
+    build = RunBuilder(tmp_path, world_size).wrap()
+    for rank in ranks:
+        build.say(rank, FAULT)
+    (finding,) = build.end().findings()
+    assert (finding.code, finding.severity.value, finding.ranks) == ("DDP605", "note", ranks)
+    assert "parameters.after_step failed" in finding.message
+    assert "ValueError: no" in finding.message
+
+
+def test_different_faults_are_different_findings(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap()
+    build.say(0, FAULT)
+    build.say(0, FaultRecord("structure", "forward", "KeyError: 'x'", "y.py:1"))
+    assert len(build.end().findings("DDP605")) == 2
+
+
+def test_a_process_that_never_became_a_rank(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap().end()
+    build.save()
+    (tmp_path / "fault-77.jsonl").write_bytes(
+        to_line(FaultRecord("bootstrap", "install", "OSError: x", "", 77))
+    )
+    from ddpcheck.analysis.report_builder import analyse_run
+
+    (finding,) = analyse_run(tmp_path).findings
+    assert (finding.code, finding.ranks) == ("DDP605", ())
+    assert "bootstrap.install" in finding.message
+
+
+def test_a_rank_that_could_not_write(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap().end()
+    build.notes.append({"kind": "trouble", "rank": 1, "text": "No space left on device (/x)"})
+    (finding,) = build.findings()
+    assert (finding.code, finding.ranks) == ("DDP605", (1,))
+    assert "No space left on device" in finding.message
+
+
+def trouble(pid: int) -> dict[str, object]:
+    return {"kind": "trouble", "rank": 1, "pid": pid, "host": "node0", "text": "File too large (/x)"}
+
+
+def test_a_rank_that_could_not_write_has_not_died(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap().end([0])
+    build.exited(0, 2000.0, 0).exited(1, 2000.0, 0)
+    build.notes.append(trouble(101))
+    (finding,) = build.findings()
+    assert (finding.code, finding.ranks) == ("DDP605", (1,))
+    # Another process of that number had the trouble: nothing excuses this one.
+    build.notes[-1] = trouble(555)
+    assert [found.code for found in build.findings() if found.severity.value == "error"] == ["DDP602"]
+
+
+def test_a_rank_that_could_not_write_at_all_is_not_called_missing_too(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 3).wrap().end()
+    del build.records[1]
+    build.notes.append(trouble(101))
+    (finding,) = build.findings()
+    assert (finding.code, finding.ranks) == ("DDP605", (1,))
+    assert "could not write any record" in finding.message
+    assert build.report().verdict.value == "incomplete"
+
+
+def test_where_nobody_could_write_that_is_the_reason(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2)
+    build.records.clear()
+    build.notes.append(trouble(101))
+    assert [finding.code for finding in build.findings()] == ["DDP605"]
+
+
+def test_no_fault(tmp_path: Path) -> None:
+    assert RunBuilder(tmp_path, 2).wrap().end().findings("DDP605") == []
+
+
+def test_a_launcher_that_gave_up_sampling(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap().train(2).end()
+    build.notes.append({"kind": "fault", "probe": "sampler", "entry": "sample", "error": "OSError: no"})
+    [finding] = build.findings("DDP605")
+    assert (finding.severity.value, finding.ranks) == ("note", ())
+    assert finding.message.startswith("Sampling the node failed: OSError: no. The job was not touched; ")
+
+
+def test_a_source_that_could_not_be_sampled_on_several_hosts(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap().train(2).end()
+    for host in ("node1", "node0", "node1"):
+        build.notes.append(
+            {"kind": "fault", "probe": "sampler", "entry": "gpus", "host": host, "error": "ValueError: x"}
+        )
+    [finding] = build.findings("DDP605")
+    assert finding.message.startswith("Sampling gpus failed on node0, node1: ValueError: x. ")
+    assert "all else was sampled on" in finding.message
+    assert finding.evidence["entry"] == "sampler.gpus"
+
+
+def test_a_log_that_could_not_be_written(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap().train(2).end()
+    build.description["unwritten"] = 17
+    [finding] = build.findings("DDP605")
+    assert (finding.severity.value, finding.ranks) == ("note", ())
+    assert finding.message.startswith("17 lines of the node's log could not be written")

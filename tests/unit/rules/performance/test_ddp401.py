@@ -1,0 +1,75 @@
+"""DDP401: exposed transfers, and what comes close without being one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.context import RuleContext
+from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.overlap.model import Overlap
+from ddpcheck.analysis.run_reader import NodeNotes
+from ddpcheck.rules.performance.ddp401 import find
+from tests.helpers.overlap_builder import overlap
+
+
+def found(seen: Overlap | None) -> list[Finding]:
+    return find(RuleContext(Attempt("a"), 0, Path(), NodeNotes(), (), 0, overlap=seen))
+
+
+def test_a_quarter_of_the_step() -> None:
+    [finding] = found(overlap())
+    assert (finding.code, finding.severity, finding.step) == ("DDP401", Severity.WARNING, 5)
+    assert "25.0 ms of a step's 100.0 ms (25%)" in finding.message
+    assert "that took 5.0 ms" in finding.message
+    assert finding.evidence["exposed_share"] == 0.25
+    assert finding.evidence["bytes_a_step"] == 2 * (4 << 20)
+
+
+def test_enough_compute_that_comes_too_early() -> None:
+    [finding] = found(overlap(compute_ms=180))
+    assert "begin too late" in finding.cause
+
+
+def test_more_to_transfer_than_to_compute() -> None:
+    [finding] = found(overlap(compute_ms=60))
+    assert "more to transfer than compute" in finding.cause
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        None,
+        # Too few steps to tell.
+        overlap((40, 40)),
+        # Too little of the step.
+        overlap((19, 19, 19)),
+        # One step without it: not the rule of this job.
+        overlap((60, 60, 5)),
+        # Noise of a busy machine: a short transfer that was held up twice.
+        overlap((60, 40, 4), took_ms=30),
+        # Too short to matter.
+        overlap((4, 4, 4), took_ms=8),
+        # Nothing could be read, or one rank alone.
+        replace(overlap(), ranks=(), steps=()),
+    ],
+)
+def test_silent(seen: Overlap | None) -> None:
+    assert found(seen) == []
+
+
+def test_a_machine_that_is_too_busy_tells_nothing() -> None:
+    seen = overlap()
+    busy = tuple(replace(rank, held_up_ns=20_000_000) for rank in seen.ranks)
+    assert found(replace(seen, ranks=busy)) == []
+    a_little = tuple(replace(rank, held_up_ns=15_000_000) for rank in seen.ranks)
+    assert len(found(replace(seen, ranks=a_little))) == 1
+
+
+def test_waiting_for_a_late_rank_is_not_transfer() -> None:
+    seen = overlap((2, 2, 2))
+    waits = tuple(replace(step, exposed_wait_ns=60_000_000) for step in seen.steps)
+    assert found(replace(seen, steps=waits)) == []

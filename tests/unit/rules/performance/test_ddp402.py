@@ -1,0 +1,135 @@
+"""DDP402: a late rank, and whether the clocks of its GPU were held down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.report_builder import analyse_run
+from ddpcheck.records.schema import ClockRecord, Record
+from tests.helpers.cluster import Cluster, Interface
+
+STEPS = 60
+HEAT, POWER, IDLE = 0x40, 0x4, 0x1
+
+
+def clocks(part: str, late: bool, faults: int = 0, kernel: int = 0) -> list[Record]:
+    """A step of 80 ms, in which the late rank works 20 ms longer at one part of it."""
+    took = {"data": 5_000, "forward": 20_000, "backward": 20_000, "optimizer": 5_000}
+    took[part] += 20_000 if late else 0
+    columns: dict[str, Any] = {name: [value] for name, value in took.items()}
+    wait = 80_000 - sum(took.values()) - 2_000
+    return [
+        ClockRecord(
+            step,
+            total=[80_000],
+            wait=[wait],
+            watching=[0],
+            queued=[0],
+            faults=[faults],
+            kernel=[kernel],
+            **columns,
+        )
+        for step in range(STEPS)
+    ]
+
+
+def gpu(rank: int, throttled: int = IDLE, clock: int | None = 1410) -> dict[str, Any]:
+    told = {"throttled": throttled, "busy": 90, "processes": {str(100 + rank): 1 << 30}}
+    return {"gpus": [told if clock is None else {**told, "clock": clock}]}
+
+
+def finding(
+    folder: Path,
+    gpus: Mapping[int, Mapping[str, Any]],
+    part: str = "forward",
+    faulted: tuple[int, int] = (0, 0),
+    severity: str = "warning",
+) -> Finding:
+    """Rank 1 of three, one on each node, is late."""
+    cluster = Cluster(
+        folder,
+        [[Interface("eth0")] for _ in range(3)],
+        steps=STEPS,
+        more_facts={"nvml": {"driver": "570", "gpus": [{"index": 5, "name": "H"}]}},
+        own_samples=gpus,
+        more_records={
+            rank: clocks(part, rank == 1, *(faulted if rank == 1 else (0, 0))) for rank in range(3)
+        },
+    )
+    cluster.build()
+    [found] = [each for each in analyse_run(folder).findings if each.code == "DDP402"]
+    assert (found.ranks, found.stage, found.severity.value) == ((1,), part, severity)
+    return found
+
+
+@pytest.mark.parametrize("part", ["forward", "backward", "optimizer"])
+def test_the_gpu_of_the_late_rank_was_held_down(tmp_path: Path, part: str) -> None:
+    found = finding(tmp_path, {0: gpu(0), 1: gpu(1, HEAT, 700), 2: gpu(2, IDLE, 1390)}, part)
+    assert found.cause == (
+        "throttling: its GPU (node1:5) had its clocks held down (hardware thermal slowdown in 100 % of the samples; "
+        "it ran at 700 MHz, the others at 1400)"
+    )
+    assert found.evidence["throttled"] == {
+        "gpus": ["node1:5"],
+        "reasons": {"hardware thermal slowdown": 1.0},
+        "mhz": 700,
+        "others_mhz": 1400,
+    }
+    assert "cooling" in found.fix
+
+
+def test_a_driver_that_tells_no_clocks(tmp_path: Path) -> None:
+    gpus = {0: gpu(0, clock=None), 1: gpu(1, POWER, clock=None), 2: gpu(2, clock=None)}
+    assert finding(tmp_path, gpus).cause == (
+        "throttling: its GPU (node1:5) had its clocks held down (power cap in 100 % of the samples)"
+    )
+
+
+@pytest.mark.parametrize(
+    "gpus",
+    [
+        # All alike, as GPUs at work under a power cap are.
+        {rank: gpu(rank, POWER) for rank in range(3)},
+        # Another one, which nobody waits for.
+        {0: gpu(0, HEAT, 700), 1: gpu(1), 2: gpu(2)},
+        # Held down, and no slower for it.
+        {0: gpu(0), 1: gpu(1, POWER, 1400), 2: gpu(2)},
+        # Of a rank nobody knows where it was.
+        {0: gpu(7), 1: gpu(1, HEAT, 700), 2: gpu(2)},
+        {},
+    ],
+    ids=["all alike", "another", "no slower", "not known", "no GPUs"],
+)
+def test_throttling_that_explains_nothing(tmp_path: Path, gpus: dict[int, Any]) -> None:
+    found = finding(tmp_path, gpus)
+    assert found.cause == "the forward takes longer there: more work, or a slower or busier device"
+    assert "throttled" not in found.evidence
+
+
+def test_data_comes_late_for_other_reasons(tmp_path: Path) -> None:
+    found = finding(tmp_path, {0: gpu(0), 1: gpu(1, HEAT, 700), 2: gpu(2)}, "data")
+    assert found.cause == "the data loader takes longer there to give a batch"
+
+
+def test_memory_that_the_c_library_gives_back(tmp_path: Path) -> None:
+    found = finding(tmp_path, {}, "optimizer", faulted=(12_345, 18_000), severity="note")
+    assert found.cause == (
+        "page faults: in each step it takes 12,345 pages more from the system than the others do, and gives them back; "
+        "the kernel works 18.0 ms longer for it"
+    )
+    assert (found.evidence["page_faults_more"], found.evidence["kernel_ms_more"]) == (12_345, 18.0)
+    assert "MALLOC_TRIM_THRESHOLD_=8589934592" in found.fix
+
+
+def test_throttling_comes_before_page_faults(tmp_path: Path) -> None:
+    gpus = {0: gpu(0), 1: gpu(1, HEAT, 700), 2: gpu(2)}
+    assert finding(tmp_path, gpus, faulted=(12_345, 18_000)).cause.startswith("throttling: ")
+
+
+def test_a_kernel_that_was_busy_with_something_else(tmp_path: Path) -> None:
+    assert finding(tmp_path, {}, faulted=(100, 18_000)).cause.startswith("the forward takes longer there")

@@ -1,0 +1,221 @@
+"""DDP403: one node's link gives less than the others while it is asked."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.report import Report
+from ddpcheck.analysis.report_builder import analyse_run
+from ddpcheck.reports.html.page import to_html
+from ddpcheck.reports.json_report import from_json, to_json
+from ddpcheck.reports.terminal.report import render
+from tests.helpers.cluster import Cluster, Interface
+from tests.helpers.paths import ROOT
+
+SCHEMA = ROOT / "docs" / "report.schema.json"
+USUAL = 800.0
+
+
+def address(node: int) -> str:
+    return f"10.0.0.{node + 1}"
+
+
+def lan(count: int) -> list[list[Interface]]:
+    return [[Interface("eth0", 1.0, 1000, [f"{address(node)}/24"])] for node in range(count)]
+
+
+def ring(count: int, slow: dict[tuple[int, int], float]) -> dict[int, dict[str, tuple[float, float]]]:
+    """What a ring does: all links move the same, and wait for the slowest."""
+    least = min([USUAL, *slow.values()])
+    pairs = [(node, (node + 1) % count) for node in range(count)]
+    rates = {pair: slow.get(pair, USUAL) for pair in pairs}
+    return {a: {address(b): (rates[a, b], 0.5 * least / rates[a, b])} for a, b in pairs}
+
+
+def around(node: int, count: int, rate: float) -> dict[tuple[int, int], float]:
+    return {((node - 1) % count, node): rate, (node, (node + 1) % count): rate}
+
+
+def cluster(folder: Path, count: int, slow: dict[tuple[int, int], float], **options: Any) -> Cluster:
+    given = {"sends": ring(count, slow), "wait": 600_000, "steps": 30, **options}
+    return Cluster(folder, lan(count), **given)
+
+
+def report_of(made: Cluster) -> Report:
+    made.build()
+    return analyse_run(made.folder)
+
+
+def found_in(made: Cluster) -> list[Finding]:
+    return [finding for finding in report_of(made).findings if finding.code == "DDP403"]
+
+
+@pytest.mark.parametrize("count", [3, 4])
+@pytest.mark.parametrize("factor", [2, 4, 10])
+def test_the_node_is_named_with_figures_and_cost(tmp_path: Path, count: int, factor: float) -> None:
+    [finding] = found_in(cluster(tmp_path, count, around(2, count, USUAL / factor)))
+    assert (finding.severity.value, finding.ranks, finding.evidence["nodes"]) == ("warning", (2,), ["node2"])
+    assert finding.evidence["megabits"] == pytest.approx(USUAL / factor, rel=0.01)
+    assert finding.evidence["usual_megabits"] == pytest.approx(USUAL, rel=0.01)
+    assert finding.evidence["factor"] == pytest.approx(factor, rel=0.01)
+    # Busy for half of each second, and a link like the others would have been so for less.
+    assert finding.evidence["cost_ms"] == pytest.approx(500 * (1 - 1 / factor), rel=0.02)
+    assert finding.message.startswith(f"node2, to and from the other nodes, gave {USUAL / factor:.3g} Mbit/s")
+    assert "of a step's 1000.0 ms" in finding.message
+
+
+def test_one_direction_names_both_ends(tmp_path: Path) -> None:
+    [finding] = found_in(cluster(tmp_path, 4, {(1, 2): 100.0}))
+    assert (finding.evidence["nodes"], finding.ranks) == (["node1", "node2"], (1, 2))
+    assert finding.message.startswith("The link from node1 to node2 gave 100 Mbit/s")
+
+
+def test_what_hides_behind_the_backward_is_a_note(tmp_path: Path) -> None:
+    [finding] = found_in(cluster(tmp_path, 4, around(2, 4, 100.0), wait=20_000))
+    assert finding.severity.value == "note"
+    assert finding.evidence["cost_ms"] == pytest.approx(20, abs=1)
+
+
+def test_without_clocks_the_cost_is_not_known(tmp_path: Path) -> None:
+    [finding] = found_in(cluster(tmp_path, 4, around(2, 4, 100.0), wait=0))
+    assert (finding.severity.value, finding.evidence["cost_ms"]) == ("warning", None)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_equal_links_raise_nothing(tmp_path: Path, count: int) -> None:
+    assert found_in(cluster(tmp_path, count, {})) == []
+
+
+def test_two_nodes_raise_nothing(tmp_path: Path) -> None:
+    """Both directions of one link: there is nothing to compare with."""
+    assert found_in(cluster(tmp_path, 2, {(0, 1): 100.0})) == []
+
+
+def test_what_goes_elsewhere_does_not_count(tmp_path: Path) -> None:
+    """A rank that uploads its checkpoints over a slow line."""
+    sends = ring(4, {})
+    sends[1]["192.0.2.9"] = (20.0, 0.9)
+    report = report_of(cluster(tmp_path, 4, {}, sends=sends))
+    assert [finding.code for finding in report.findings if finding.code == "DDP403"] == []
+    assert {link["target"] for link in report.links["links"]} == {f"node{node}" for node in range(4)}
+
+
+def test_addresses_that_every_host_has_lead_nowhere(tmp_path: Path) -> None:
+    made = cluster(tmp_path, 3, {})
+    for interfaces in made.nodes:
+        interfaces.append(Interface("docker0", 0.0, None, ["172.17.0.1/16"]))  # type: ignore[attr-defined]
+    made.sends[1]["172.17.0.1"] = (5.0, 0.9)  # type: ignore[index]
+    assert len(report_of(made).links["links"]) == 3
+
+
+def test_clocks_of_hosts_that_are_far_apart(tmp_path: Path) -> None:
+    made = cluster(tmp_path, 3, around(2, 3, 100.0))
+    made.build()
+    for path in (tmp_path / "node-node1.jsonl", tmp_path / "rank-00001.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            if "time" in line:
+                line["time"] += 5000.0
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    [finding] = [one for one in analyse_run(tmp_path).findings if one.code == "DDP403"]
+    assert finding.evidence["nodes"] == ["node2"]
+
+
+def test_nodes_that_share_no_folder_meet_in_a_merged_one(tmp_path: Path) -> None:
+    """Each alone sees one link; together they tell."""
+    made = cluster(tmp_path / "whole", 3, around(2, 3, 100.0))
+    made.build()
+    alone = tmp_path / "alone"
+    shutil.copytree(made.folder, alone)
+    for path in [*alone.glob("node-node[12].jsonl"), *alone.glob("rank-0000[12].jsonl")]:
+        path.unlink()
+    assert [one.code for one in analyse_run(alone).findings if one.code == "DDP403"] == []
+    assert [one.code for one in analyse_run(made.folder).findings if one.code == "DDP403"] == ["DDP403"]
+
+
+@pytest.mark.parametrize("own_ranks", [True, False])
+def test_two_launchers_on_a_node(tmp_path: Path, own_ranks: bool) -> None:
+    """What both have seen counts once; what each has seen of its own ranks counts too."""
+    cluster(tmp_path, 3, around(2, 3, 100.0)).build()
+    path = tmp_path / "node-node1.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line["pid"] = 99
+        if own_ranks and "ranks" in line:
+            line["ranks"] = {"7": [107, 1, 1, 1]}
+    path.write_text(path.read_text() + "".join(json.dumps(line) + "\n" for line in lines))
+    report = analyse_run(tmp_path)
+    assert len(report.links["links"]) == (4 if own_ranks else 3)
+    assert [one.evidence["nodes"] for one in report.findings if one.code == "DDP403"] == [["node2"]]
+
+
+PORT = [10_000_000, 10_000_000, 0, 100]
+
+
+@pytest.mark.parametrize(
+    ("odd", "severity", "said"),
+    [
+        ((50_000, PORT), "warning", "runs at 50 Gbit/s, those of the others at 200 (median)"),
+        ((200_000, [*PORT[:2], 7, 100]), "warning", "errors while the job ran, those of the others 0"),
+        ((200_000, [*PORT[:2], 0, 5_000_000]), "note", "had data and could not send 50000 times as often"),
+    ],
+    ids=["rate", "errors", "waiting"],
+)
+def test_an_infiniband_port_that_stands_out(
+    tmp_path: Path, odd: tuple[int, list[int]], severity: str, said: str
+) -> None:
+    ports = dict.fromkeys(range(4), (200000, PORT)) | {2: odd}
+    [finding] = found_in(Cluster(tmp_path, lan(4), ports=ports, steps=30))
+    assert (finding.severity.value, finding.ranks) == (severity, (2,))
+    assert finding.message.startswith("InfiniBand port mlx5_0/1 of node2 ")
+    assert said in finding.message
+
+
+@pytest.mark.parametrize(
+    "ports",
+    [
+        pytest.param([(200_000, PORT)] * 4, id="all alike"),
+        pytest.param([(200_000, PORT)] * 2 + [(100_000, PORT)] * 2, id="two generations"),
+        pytest.param([(200_000, PORT)] * 3 + [(50_000, [9, 9, 9, 9])], id="one that is not used"),
+        pytest.param(
+            [(200_000, [*PORT[:2], 5, 9])] * 2 + [(200_000, [*PORT[:2], 9, 9])] * 2, id="errors on all"
+        ),
+        pytest.param([(200_000, PORT), (200_000, [*PORT[:2], 0, 5_000_000])], id="waiting, of two"),
+        pytest.param([(50_000, PORT)], id="one node"),
+    ],
+)
+def test_ports_that_raise_nothing(tmp_path: Path, ports: list[tuple[int, list[int]]]) -> None:
+    assert found_in(Cluster(tmp_path, lan(len(ports)), ports=dict(enumerate(ports)), steps=30)) == []
+
+
+def test_reports_show_the_links(tmp_path: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    ports = dict.fromkeys(range(4), (200000, PORT))
+    report = report_of(cluster(tmp_path, 4, around(2, 4, 80.0), ports=ports))
+    text = to_json(report)
+    jsonschema.validate(json.loads(text), json.loads(SCHEMA.read_text()))
+    assert from_json(text).links == report.links
+    assert report.links["slow"]["nodes"] == ["node2"]
+    buffer = io.StringIO()
+    render(report, Console(file=buffer, width=80))
+    said = buffer.getvalue()
+    assert max(cell_len(line) for line in said.splitlines()) <= 80
+    assert "  node1  node2  80 Mbit/s   50 %" in said
+    assert "  node0 mlx5_0/1  200 Gbit/s" in said
+    page = to_html(report)
+    assert "How much slower each link was" in page
+    assert "10.0.0.2 to 10.0.0.3" in page
+    assert "node2 gave 80 Mbit/s while asked" in page
+
+
+def test_one_node_has_no_links(tmp_path: Path) -> None:
+    assert report_of(Cluster(tmp_path, lan(1), per_node=2)).links == {}

@@ -1,0 +1,54 @@
+"""DDP404: advice that is worth a note, and how it is put."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.context import RuleContext
+from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.overlap.model import BucketAdvice
+from ddpcheck.analysis.run_reader import NodeNotes
+from ddpcheck.records.schema import ModuleRecord, RankHeader
+from ddpcheck.rules.performance.ddp404 import find
+from tests.helpers.overlap_builder import advice, overlap
+
+
+def found(advised: BucketAdvice | None) -> list[Finding]:
+    attempt = Attempt("a")
+    for rank in (0, 1):
+        header = RankHeader(rank, 2, "node", 1, 1, "a", 0.0)
+        attempt.feed(header, header)
+        attempt.feed(header, ModuleRecord(0, "Net", [0, 1], 0, [], []))
+    seen = replace(overlap(), advice=advised)
+    return find(RuleContext(attempt, 0, Path(), NodeNotes(), (), 0, overlap=seen))
+
+
+def test_a_gain_is_noted() -> None:
+    [finding] = found(advice(gain_ms=20))
+    assert (finding.code, finding.severity, finding.module) == ("DDP404", Severity.NOTE, "0")
+    assert "With bucket_cap_mb=8 a step should take 20.0 ms less than its 100.0 ms (20%)" in finding.message
+    assert "DistributedDataParallel(model, bucket_cap_mb=8)" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("first", "cap", "said"),
+    [
+        (0.5, 0.5, "bucket_cap_mb=0.5"),
+        (1, 25, "without bucket_cap_mb"),
+        (1, 8, "bucket_cap_mb_list=[1, 8]"),
+    ],
+)
+def test_how_the_layout_is_asked_for(first: float, cap: float, said: str) -> None:
+    [finding] = found(advice(first=first, cap=cap))
+    assert said in finding.fix
+
+
+@pytest.mark.parametrize(
+    "advised", [None, advice(gain_ms=4), advice(gain_ms=0.9, step_ms=5), advice(gain_ms=0)]
+)
+def test_silent(advised: BucketAdvice | None) -> None:
+    assert found(advised) == []

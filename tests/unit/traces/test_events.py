@@ -1,0 +1,150 @@
+"""Events come out whole and in order, whatever the window cuts through and however the file is laid out."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpcheck.errors import TraceUnreadable
+from ddpcheck.traces.event_filter import EventFilter
+from ddpcheck.traces.events import EventPrefilter, EventReader
+
+NOTHING_DROPPED = EventPrefilter([])
+
+
+def read(
+    text: bytes, window: int = 64, thinner: EventPrefilter = NOTHING_DROPPED
+) -> tuple[list[Any], dict[str, Any]]:
+    reader = EventReader(io.BytesIO(text), "the file", thinner, window)
+    names = [event.name for events in reader for event in events]
+    return names, reader.facts
+
+
+def document(names: list[str], **around: Any) -> dict[str, Any]:
+    nasty: list[Any] = [{"x": [{"y": 1}, {"y": "}, {"}]}, {"z": '"},\n  {"'}, [], None]
+    events = [
+        {"ph": "X", "name": name, "ts": number, "args": nasty[number % 4]}
+        for number, name in enumerate(names)
+    ]
+    return {"before": [{"a": 1}, {"b": 2}], "traceEvents": events, "after": [{"a": 1}, {"b": 2}], **around}
+
+
+texts = st.text(alphabet='ab"\\{}[],: \n\u2603', max_size=12)
+
+
+@given(st.lists(texts, max_size=20), st.sampled_from([None, 1, 2]), st.sampled_from([1, 7, 64, 1000, 10**6]))
+def test_windows_cut_through_anything(names: list[str], indent: int | None, window: int) -> None:
+    text = json.dumps(document(names, baseTimeNanoseconds=5), indent=indent).encode()
+    found, facts = read(text, window)
+    assert found == names
+    assert facts == {"base_time_nanoseconds": 5}
+
+
+def test_facts_before_and_after() -> None:
+    text = b'{"distributedInfo": {"rank": 3}, "traceEvents": [{"name": "a"}], "baseTimeNanoseconds": 7}'
+    assert read(text) == (["a"], {"distributed_info": {"rank": 3}, "base_time_nanoseconds": 7})
+
+
+def test_much_before_the_events_is_read_once() -> None:
+    text = b'{"lines": [%s], "traceEvents": [{"name": "a"}]}' % b",".join([b'"line"'] * 300_000)
+    for window in (16, 1000):
+        assert read(text, window)[0] == ["a"]
+
+
+@pytest.mark.parametrize("text", [b'[{"name": "a"}, {"name": "b"}]', b'\n [{"name": "a"},\n{"name": "b"}]\n'])
+def test_a_bare_list(text: bytes) -> None:
+    assert read(text)[0] == ["a", "b"]
+
+
+def test_no_events() -> None:
+    assert read(b'{"traceEvents": []}') == ([], {})
+
+
+@pytest.mark.parametrize("window", [16, 1000])
+def test_names_that_are_not_text(window: int) -> None:
+    text = b'{"traceEvents": [{"name": "a"}, {"name": "\xff"}, {"name": "b"}, {"name": "c\xff"}]}'
+    assert read(text, window)[0] == ["a", "\ufffd", "b", "c\ufffd"]
+
+
+def test_what_profilers_write_wrongly() -> None:
+    text = (
+        b'{"traceEvents": [{"name": "a", "args": {"bandwidth": inf}}, {"name": "b", "args": {"x": [nan, -inf]}},'
+        b' {"name": "c\xff"}, {"name": "d", "dur": Infinity}]}'
+    )
+    for window in (40, 1000):
+        assert read(text, window)[0] == ["a", "b", "c\ufffd", "d"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"", "does not begin like JSON"),
+        (b"\x00\x01\x02", "does not begin like JSON"),
+        (b"<html>", "does not begin like JSON"),
+        (b'{"loss": [1, 2]}', "no traceEvents"),
+        (b'{"loss": [1, ', "not a trace, or cut off before its first event"),
+        (b'{"traceEvents": [1, 2, 3]}', "are no events"),
+        (b'{"traceEvents": [{"name": "a"}, {"na', "is cut off"),
+        (b'{"traceEvents": [{"name": "a"}, {"name": "b"}', "is cut off"),
+        (b'{"traceEvents": [{"name": "a"},,{"name": "b"}]}', "broken JSON"),
+    ],
+)
+@pytest.mark.parametrize("window", [16, 10**6])
+def test_no_trace(text: bytes, said: str, window: int) -> None:
+    with pytest.raises(TraceUnreadable, match=said) as raised:
+        read(text, window)
+    assert str(raised.value).startswith("the file ")
+
+
+def test_compressed_data_that_ends_too_early() -> None:
+    whole = gzip.compress(json.dumps(document(["name"] * 500)).encode(), mtime=0)
+    reader = EventReader(gzip.GzipFile(fileobj=io.BytesIO(whole[:-20])), "the file", NOTHING_DROPPED)  # type: ignore[arg-type]
+    with pytest.raises(TraceUnreadable, match="compressed data ends too early"):
+        list(reader)
+
+
+OLDER = """
+  {
+    "ph": "X", "cat": "%s", "name": "%s", "pid": 1, "tid": 2,
+    "ts": 1.500, "dur": 2.000,
+    "args": {
+      "External id": 1
+    }
+  }"""
+NEWER = OLDER.replace(', "', ',\n    "').replace("    },", "    }")
+NAMES = [
+    ("cpu_op", "aten::mm"),
+    ("kernel", "gemm"),
+    ("cpu_op", "c10d::allreduce_"),
+    ("python_function", "train.py(3): step"),
+    ("cuda_runtime", "cudaEventRecord"),
+    ("cuda_runtime", "cudaLaunchKernel"),
+    ("user_annotation", "ProfilerStep#1"),
+    ("something new", "kept"),
+    ("cpu_op", "aten::last one, always kept"),
+]
+
+
+@pytest.mark.parametrize("layout", [OLDER, NEWER])
+def test_thinning_drops_what_the_sieve_would_drop(layout: str) -> None:
+    events = ",".join(layout % each for each in [("M", "first one, always kept"), *NAMES])
+    text = f'{{"traceEvents": [{events}\n  ]}}'.encode()
+    everything, _ = read(text, 10**6)
+    thinned, _ = read(text, 10**6, EventFilter().thinner)
+    assert len(everything) == 10
+    assert thinned == [
+        "first one, always kept",
+        "gemm",
+        "c10d::allreduce_",
+        "cudaLaunchKernel",
+        "ProfilerStep#1",
+        "kept",
+        "aten::last one, always kept",
+    ]
+    assert "aten::mm" in read(text, 10**6, EventFilter(with_operations=True).thinner)[0]
