@@ -1,6 +1,7 @@
-"""Runs jobs one after the other, each on ranks forked from this process, which has imported torch already.
+"""Runs scripts on ranks forked from this process, which has imported torch already.
 
-    python forker.py PLAN RESULTS
+    python forker.py PLAN RESULTS                         jobs one after the other
+    python forker.py --nproc-per-node 2 SCRIPT ARGUMENTS  one job, as torchrun would run it
 
 PLAN is a JSON list of jobs: script, arguments, ranks, seconds, logs (a folder). A line of JSON about each job is added
 to RESULTS when it ends: process id and exit status of every rank, and which ranks had to be stopped. A rank is as close
@@ -22,6 +23,7 @@ import tempfile
 import threading
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,37 +35,66 @@ JOBS = str(Path(__file__).parents[1] / "jobs")
 sys.path.insert(0, JOBS)
 import forking  # noqa: E402
 
-# Scripts of the corpus must not import the jobs of the tests by accident.
+# Scripts must not import the jobs of the tests by accident.
 sys.path.remove(JOBS)
 
+RANKS_OPTION = "--nproc-per-node"
+LAUNCH_SECONDS = 200.0
 # How long the other ranks may continue after one has failed, as under torchrun.
 GRACE_SECONDS = 3.0
 KILL_SECONDS = 3.0
 _POLL_SECONDS = 0.02
 
 
-def main() -> None:
+@dataclass(frozen=True)
+class Job:
+    """A script and the ranks to run it on."""
+
+    script: str
+    arguments: list[str]
+    ranks: int
+    seconds: float
+    # Where each rank's output goes; None: to this process's.
+    logs: Path | None = None
+
+
+def main() -> int:
     forking.prepare()
+    if sys.argv[1] == RANKS_OPTION:
+        ranks, script, *arguments = sys.argv[2:]
+        _, exits, _ = run_job(Job(script, arguments, int(ranks), LAUNCH_SECONDS), folder=None)
+        return int(any(exits))
     plan, results = Path(sys.argv[1]), Path(sys.argv[2])
     with results.open("a", encoding="utf-8") as sink:
-        for job in json.loads(plan.read_text(encoding="utf-8")):
-            sink.write(json.dumps({"name": job["name"], **run_job(job)}) + "\n")
+        for planned in json.loads(plan.read_text(encoding="utf-8")):
+            sink.write(json.dumps({"name": planned.pop("name"), **run_planned(planned)}) + "\n")
             sink.flush()
+    return 0
 
 
-def run_job(job: dict[str, Any]) -> dict[str, Any]:
+def run_planned(planned: dict[str, Any]) -> dict[str, Any]:
     began = time.monotonic()
-    logs = Path(job["logs"])
-    logs.mkdir(parents=True, exist_ok=True)
+    job = Job(**{**planned, "logs": Path(planned["logs"])})
     with tempfile.TemporaryDirectory() as folder:
-        port = free_port()
-        ranks = [fork_rank(job, rank, port, folder) for rank in range(job["ranks"])]
-        exits, stopped = wait_for(ranks, began + job["seconds"])
-    seconds = round(time.monotonic() - began, 2)
-    return {"pids": ranks, "exits": exits, "stopped": stopped, "seconds": seconds}
+        pids, exits, stopped = run_job(job, folder)
+    return {
+        "pids": pids,
+        "exits": exits,
+        "stopped": stopped,
+        "seconds": round(time.monotonic() - began, 2),
+    }
 
 
-def fork_rank(job: dict[str, Any], rank: int, port: int, folder: str) -> int:
+def run_job(job: Job, folder: str | None) -> tuple[list[int], list[int], list[int]]:
+    """Process ids, exit statuses (negative for a signal), and the ranks that had to be stopped."""
+    deadline, port = time.monotonic() + job.seconds, free_port()
+    if job.logs is not None:
+        job.logs.mkdir(parents=True, exist_ok=True)
+    pids = [fork_rank(job, rank, port, folder) for rank in range(job.ranks)]
+    return pids, *wait_for(pids, deadline)
+
+
+def fork_rank(job: Job, rank: int, port: int, folder: str | None) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -72,7 +103,7 @@ def fork_rank(job: dict[str, Any], rank: int, port: int, folder: str) -> int:
     status = 1
     try:
         become_rank(job, rank, port, folder)
-        status = run_script(job["script"])
+        status = run_script(job.script)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -81,26 +112,28 @@ def fork_rank(job: dict[str, Any], rank: int, port: int, folder: str) -> int:
         os._exit(status)
 
 
-def become_rank(job: dict[str, Any], rank: int, port: int, folder: str) -> None:
+def become_rank(job: Job, rank: int, port: int, folder: str | None) -> None:
     # Exit handlers of the parent run in the parent only.
     atexit._clear()
-    for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        log = os.open(f"{job['logs']}/rank-{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        os.dup2(log, descriptor)
-        os.close(log)
+    if job.logs is not None:
+        for descriptor, name in ((1, "stdout"), (2, "stderr")):
+            log = os.open(job.logs / f"rank-{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.dup2(log, descriptor)
+            os.close(log)
     # Write the stack if native code crashes.
     faulthandler.enable()
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(job["ranks"]),
-        LOCAL_WORLD_SIZE=str(job["ranks"]),
+        WORLD_SIZE=str(job.ranks),
+        LOCAL_WORLD_SIZE=str(job.ranks),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
     )
-    os.chdir(folder)
-    sys.argv = [job["script"], *job["arguments"]]
-    sys.path[0] = os.path.dirname(job["script"])
+    if folder is not None:
+        os.chdir(folder)
+    sys.argv = [job.script, *job.arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(job.script))
     # A state of its own for each rank, as in new processes: forks inherit the parent's.
     random.seed()
     keep_groups()
@@ -136,28 +169,28 @@ def run_script(script: str) -> int:
     return status
 
 
-def wait_for(ranks: list[int], deadline: float) -> tuple[list[int], list[int]]:
-    """Exit status of each rank, negative for a signal, and the ranks that had to be stopped.
+def wait_for(pids: list[int], deadline: float) -> tuple[list[int], list[int]]:
+    """Exit status of each rank and the ranks that had to be stopped.
 
     After a failure the other ranks have GRACE_SECONDS.
     """
     exits: dict[int, int] = {}
     stopped: list[int] = []
-    while len(exits) < len(ranks):
-        exits.update(reap(ranks, exits))
+    while len(exits) < len(pids):
+        exits.update(reap(pids, exits))
         if any(exits.values()):
             deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         if time.monotonic() > deadline:
-            stopped = [rank for rank, pid in enumerate(ranks) if pid not in exits]
-            end(ranks, exits)
+            stopped = [rank for rank, pid in enumerate(pids) if pid not in exits]
+            end(pids, exits)
             break
         time.sleep(_POLL_SECONDS)
-    return [exits[pid] for pid in ranks], stopped
+    return [exits[pid] for pid in pids], stopped
 
 
-def reap(ranks: list[int], exits: dict[int, int]) -> dict[int, int]:
+def reap(pids: list[int], exits: dict[int, int]) -> dict[int, int]:
     ended = {}
-    for pid in ranks:
+    for pid in pids:
         if pid not in exits:
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
@@ -165,17 +198,17 @@ def reap(ranks: list[int], exits: dict[int, int]) -> dict[int, int]:
     return ended
 
 
-def end(ranks: list[int], exits: dict[int, int]) -> None:
+def end(pids: list[int], exits: dict[int, int]) -> None:
     """SIGTERM, then SIGKILL; wait for killed ranks without a limit."""
     for number, seconds in ((signal.SIGTERM, KILL_SECONDS), (signal.SIGKILL, float("inf"))):
-        for pid in ranks:
+        for pid in pids:
             if pid not in exits:
                 os.kill(pid, number)
         until = time.monotonic() + seconds
-        while len(exits) < len(ranks) and time.monotonic() < until:
-            exits.update(reap(ranks, exits))
+        while len(exits) < len(pids) and time.monotonic() < until:
+            exits.update(reap(pids, exits))
             time.sleep(_POLL_SECONDS)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,14 +10,11 @@ import pytest
 from ddpcheck.analysis.report import Report
 from ddpcheck.reports.html.context import PageContext, page_context
 from ddpcheck.reports.html.page import render, to_html
-from tests.helpers.chromium import Tab, browser, opened
+from tests.helpers.chromium import Tab, opened
 from tests.helpers.sample_measurements import measurements
 from tests.helpers.sample_reports import ATTACK, attacked, attacking, of_many_ranks, stored
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(browser() is None, reason="there is no Chromium; .ci/run installs one"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]
 
 PHONE = 390
 # For every element with text of its own: the contrast of its colour with what lies behind it.

@@ -20,16 +20,13 @@ from ddpcheck.analysis.network.connections import NodeLinks
 from ddpcheck.analysis.timeseries.links import link_matrices
 from ddpcheck.launcher.viewer import START
 from ddpcheck.reports.tensorboard.link_image import link_image
-from tests.helpers.chromium import Tab, browser, opened
+from tests.helpers.chromium import Tab, opened
 from tests.helpers.commands import BIN, environment
 from tests.helpers.paths import JOBS
 from tests.helpers.tensorboard_run import links
 from tests.helpers.watched_run import WatchedRun, run_to_end
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(browser() is None, reason="there is no Chromium; .ci/run installs one"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]
 
 JOB = JOBS / "for_tensorboard.py"
 RUNS = ["job", "rank-0000", "rank-0001"]
