@@ -1,11 +1,12 @@
-"""Runs jobs one after the other, each on ranks forked from this process, which has torch imported already.
+"""Runs scripts on ranks forked from this process, which has imported torch already.
 
-    python forker.py PLAN RESULTS
+    python forker.py PLAN RESULTS                         jobs one after the other
+    python forker.py --nproc-per-node 2 SCRIPT ARGUMENTS  one job, as torchrun would run it
 
-PLAN is a JSON list of jobs: script, arguments, ranks, seconds, logs (a folder). A line of JSON about each goes to
-RESULTS as it ends: the process and the exit status of every rank, and which ranks had to be stopped. A rank is as
-close to `python script` under a launcher as a fork can be: its own environment variables, folder and output, an
-uncaught exception through sys.excepthook, exit handlers at the end.
+PLAN is a JSON list of jobs: script, arguments, ranks, seconds, logs (a folder). A line of JSON about each job is added
+to RESULTS when it ends: process id and exit status of every rank, and which ranks had to be stopped. A rank is as close
+to `python script` under a launcher as a fork can be: it has its own environment variables, folder and output, uncaught
+exceptions go through sys.excepthook, and exit handlers run at the end.
 """
 
 from __future__ import annotations
@@ -22,44 +23,78 @@ import tempfile
 import threading
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch._dynamo  # slow to import: once here instead of at the first step of every rank
 import torch.distributed as dist
-import torch.distributed.optim
+import torch.distributed.optim  # noqa: F401  # slow to import: once here instead of once in each rank
 from free_port import free_port
 
-# What a launcher leaves the other ranks after one has failed.
+JOBS = str(Path(__file__).parents[1] / "jobs")
+sys.path.insert(0, JOBS)
+import forking  # noqa: E402
+
+# Scripts must not import the jobs of the tests by accident.
+sys.path.remove(JOBS)
+
+RANKS_OPTION = "--nproc-per-node"
+LAUNCH_SECONDS = 200.0
+# How long the other ranks may continue after one has failed, as under torchrun.
 GRACE_SECONDS = 3.0
 KILL_SECONDS = 3.0
 _POLL_SECONDS = 0.02
-_KEPT: list[Any] = []
 
 
-def main() -> None:
-    torch.set_num_threads(1)
+@dataclass(frozen=True)
+class Job:
+    """A script and the ranks to run it on."""
+
+    script: str
+    arguments: list[str]
+    ranks: int
+    seconds: float
+    # Where each rank's output goes; None: to this process's.
+    logs: Path | None = None
+
+
+def main() -> int:
+    forking.prepare()
+    if sys.argv[1] == RANKS_OPTION:
+        ranks, script, *arguments = sys.argv[2:]
+        _, exits, _ = run_job(Job(script, arguments, int(ranks), LAUNCH_SECONDS), folder=None)
+        return int(any(exits))
     plan, results = Path(sys.argv[1]), Path(sys.argv[2])
     with results.open("a", encoding="utf-8") as sink:
-        for job in json.loads(plan.read_text(encoding="utf-8")):
-            sink.write(json.dumps({"name": job["name"], **run_job(job)}) + "\n")
+        for planned in json.loads(plan.read_text(encoding="utf-8")):
+            sink.write(json.dumps({"name": planned.pop("name"), **run_planned(planned)}) + "\n")
             sink.flush()
+    return 0
 
 
-def run_job(job: dict[str, Any]) -> dict[str, Any]:
+def run_planned(planned: dict[str, Any]) -> dict[str, Any]:
     began = time.monotonic()
-    logs = Path(job["logs"])
-    logs.mkdir(parents=True, exist_ok=True)
+    job = Job(**{**planned, "logs": Path(planned["logs"])})
     with tempfile.TemporaryDirectory() as folder:
-        port = free_port()
-        ranks = [fork_rank(job, rank, port, folder) for rank in range(job["ranks"])]
-        exits, stopped = wait_for(ranks, began + job["seconds"])
-    seconds = round(time.monotonic() - began, 2)
-    return {"pids": ranks, "exits": exits, "stopped": stopped, "seconds": seconds}
+        pids, exits, stopped = run_job(job, folder)
+    return {
+        "pids": pids,
+        "exits": exits,
+        "stopped": stopped,
+        "seconds": round(time.monotonic() - began, 2),
+    }
 
 
-def fork_rank(job: dict[str, Any], rank: int, port: int, folder: str) -> int:
+def run_job(job: Job, folder: str | None) -> tuple[list[int], list[int], list[int]]:
+    """Process ids, exit statuses (negative for a signal), and the ranks that had to be stopped."""
+    deadline, port = time.monotonic() + job.seconds, free_port()
+    if job.logs is not None:
+        job.logs.mkdir(parents=True, exist_ok=True)
+    pids = [fork_rank(job, rank, port, folder) for rank in range(job.ranks)]
+    return pids, *wait_for(pids, deadline)
+
+
+def fork_rank(job: Job, rank: int, port: int, folder: str | None) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -68,7 +103,7 @@ def fork_rank(job: dict[str, Any], rank: int, port: int, folder: str) -> int:
     status = 1
     try:
         become_rank(job, rank, port, folder)
-        status = run_script(job["script"])
+        status = run_script(job.script)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -77,49 +112,50 @@ def fork_rank(job: dict[str, Any], rank: int, port: int, folder: str) -> int:
         os._exit(status)
 
 
-def become_rank(job: dict[str, Any], rank: int, port: int, folder: str) -> None:
-    # Handlers of the parent are the parent's to run.
+def become_rank(job: Job, rank: int, port: int, folder: str | None) -> None:
+    # Exit handlers of the parent run in the parent only.
     atexit._clear()
-    for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        log = os.open(f"{job['logs']}/rank-{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        os.dup2(log, descriptor)
-        os.close(log)
-    # A rank that crashes in somebody's native code tells where.
+    if job.logs is not None:
+        for descriptor, name in ((1, "stdout"), (2, "stderr")):
+            log = os.open(job.logs / f"rank-{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.dup2(log, descriptor)
+            os.close(log)
+    # Write the stack if native code crashes.
     faulthandler.enable()
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(job["ranks"]),
-        LOCAL_WORLD_SIZE=str(job["ranks"]),
+        WORLD_SIZE=str(job.ranks),
+        LOCAL_WORLD_SIZE=str(job.ranks),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
     )
-    os.chdir(folder)
-    sys.argv = [job["script"], *job["arguments"]]
-    sys.path[0] = os.path.dirname(job["script"])
-    # Of its own for every rank, as in processes that were started: forks share the parent's.
+    if folder is not None:
+        os.chdir(folder)
+    sys.argv = [job.script, *job.arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(job.script))
+    # A state of its own for each rank, as in new processes: forks inherit the parent's.
     random.seed()
     keep_groups()
 
 
 def keep_groups() -> None:
-    """Hold on to process groups until the process is gone.
+    """Hold references to process groups until the process is gone.
 
-    A group whose last reference is dropped while gloo's threads still want the interpreter now and then never
-    returns: one script in thirty stands still as `main` ends and its DDP module goes. That is torch's own, with and
-    without ddpcheck, and not what a script is here for.
+    Without this, about one script in thirty hangs when `main` returns and its DDP module is freed, with and without
+    ddpcheck: see `forking.keep`.
     """
     destroy = dist.destroy_process_group
 
     def destroy_process_group(group: Any = None) -> None:
-        _KEPT.extend(dist.distributed_c10d._world.pg_map)
+        forking.keep(*dist.distributed_c10d._world.pg_map)
         destroy(group)
 
     dist.destroy_process_group = destroy_process_group
 
 
 def run_script(script: str) -> int:
-    """As the interpreter runs a file, with what it does at the end."""
+    """Run a file as the interpreter does, with exit handlers."""
     status = 0
     try:
         runpy.run_path(script, run_name="__main__")
@@ -133,28 +169,28 @@ def run_script(script: str) -> int:
     return status
 
 
-def wait_for(ranks: list[int], deadline: float) -> tuple[list[int], list[int]]:
-    """How each rank ended, negative by a signal, and which had to be stopped.
+def wait_for(pids: list[int], deadline: float) -> tuple[list[int], list[int]]:
+    """Exit status of each rank and the ranks that had to be stopped.
 
-    After a failure the others have a moment, as under torchrun.
+    After a failure the other ranks have GRACE_SECONDS.
     """
     exits: dict[int, int] = {}
     stopped: list[int] = []
-    while len(exits) < len(ranks):
-        exits.update(reap(ranks, exits))
+    while len(exits) < len(pids):
+        exits.update(reap(pids, exits))
         if any(exits.values()):
             deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         if time.monotonic() > deadline:
-            stopped = [rank for rank, pid in enumerate(ranks) if pid not in exits]
-            end(ranks, exits)
+            stopped = [rank for rank, pid in enumerate(pids) if pid not in exits]
+            end(pids, exits)
             break
         time.sleep(_POLL_SECONDS)
-    return [exits[pid] for pid in ranks], stopped
+    return [exits[pid] for pid in pids], stopped
 
 
-def reap(ranks: list[int], exits: dict[int, int]) -> dict[int, int]:
+def reap(pids: list[int], exits: dict[int, int]) -> dict[int, int]:
     ended = {}
-    for pid in ranks:
+    for pid in pids:
         if pid not in exits:
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
@@ -162,17 +198,17 @@ def reap(ranks: list[int], exits: dict[int, int]) -> dict[int, int]:
     return ended
 
 
-def end(ranks: list[int], exits: dict[int, int]) -> None:
-    """Ask, then kill; what was killed is waited for however long it takes."""
+def end(pids: list[int], exits: dict[int, int]) -> None:
+    """SIGTERM, then SIGKILL; wait for killed ranks without a limit."""
     for number, seconds in ((signal.SIGTERM, KILL_SECONDS), (signal.SIGKILL, float("inf"))):
-        for pid in ranks:
+        for pid in pids:
             if pid not in exits:
                 os.kill(pid, number)
         until = time.monotonic() + seconds
-        while len(exits) < len(ranks) and time.monotonic() < until:
-            exits.update(reap(ranks, exits))
+        while len(exits) < len(pids) and time.monotonic() < until:
+            exits.update(reap(pids, exits))
             time.sleep(_POLL_SECONDS)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

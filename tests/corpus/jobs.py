@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.launcher.process.process_table import descendants, read_process
-from tests.commands import BIN, environment
 from tests.corpus import exit_flaw
 from tests.corpus.header import Header
+from tests.helpers.commands import BIN, environment
 
 FORKER = Path(__file__).with_name("forker.py")
 BY_ENVIRONMENT = Path(__file__).with_name("by_environment.py")

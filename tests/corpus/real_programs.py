@@ -24,8 +24,8 @@ from typing import Any
 if __package__ in (None, ""):  # started as a file
     sys.path[0] = str(Path(__file__).parents[2])
 
-from tests.commands import BIN
 from tests.corpus import accelerate_scripts, side_by_side
+from tests.helpers.commands import BIN
 
 HERE = Path(__file__).parent
 JOBS = HERE.parent / "jobs"

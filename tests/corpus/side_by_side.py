@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.commands import BIN, Done, TookTooLong, run_to_end
 from tests.corpus import exit_flaw
+from tests.helpers.commands import BIN, CommandResult, CommandTimeout, run_command
 
 MOST_SECONDS = 300.0
 MOST_TIMES = 3
@@ -28,7 +28,7 @@ _PASSING = (
 
 
 @dataclass(frozen=True)
-class Ended(Done):
+class Ended(CommandResult):
     """A program that has ended."""
 
     # What each rank printed, where the launcher was told to keep that apart (LOGS).
@@ -99,9 +99,9 @@ def run(
     command: Sequence[object], folder: str, env: Mapping[str, str], most_seconds: float = MOST_SECONDS
 ) -> Ended:
     try:
-        done = run_to_end(command, folder, env, most_seconds)
-    except TookTooLong as late:
-        done = replace(late.done, stderr=f"{late.done.stderr}\nkilled after {most_seconds:.0f} seconds\n")
+        done = run_command(command, folder, env, most_seconds)
+    except CommandTimeout as late:
+        done = replace(late.result, stderr=f"{late.result.stderr}\nkilled after {most_seconds:.0f} seconds\n")
     logs = sorted(Path(folder).glob(f"{LOGS}/*/attempt_0/*/stdout.log"), key=lambda log: int(log.parent.name))
     return Ended(done.status, done.stdout, done.stderr, tuple(log.read_text() for log in logs))
 

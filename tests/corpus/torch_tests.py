@@ -90,9 +90,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     os.environ.update(settings(options.world_size))
-    import torch
+    sys.path.insert(0, str(Path(__file__).parents[1] / "jobs"))
+    import forking
 
-    torch.set_num_threads(1)
     if options.lend_processor:
         import processor_for_gpus
 
@@ -105,6 +105,7 @@ def main() -> None:
         names = names_of(case)
     if options.only:
         names = options.only.split(",")
+    forking.prepare()
     results = {}
     for name in names:
         results[name] = run_test(case, name)

@@ -7,7 +7,9 @@ import sys
 from itertools import pairwise
 
 import pytest
-from conftest import JOBS, RunWatched, Watched
+
+from tests.helpers.paths import JOBS
+from tests.helpers.watched_run import RunWatched, WatchedRun
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +47,7 @@ def all_cases() -> list[str]:
 HEALTHY = [name for name in all_cases() if name.startswith("healthy_")]
 
 
-def run(ddpcheck: RunWatched, names: list[str], world_size: int) -> Watched:
+def run(ddpcheck: RunWatched, names: list[str], world_size: int) -> WatchedRun:
     """All cases in one watched command: each is an attempt of its own."""
     done = ddpcheck(
         sys.executable,
@@ -61,7 +63,7 @@ def run(ddpcheck: RunWatched, names: list[str], world_size: int) -> Watched:
     return done
 
 
-def grave(done: Watched, attempt: int) -> list[tuple[str, str]]:
+def grave(done: WatchedRun, attempt: int) -> list[tuple[str, str]]:
     return [
         (finding["code"], finding["severity"])
         for finding in done.report["findings"]

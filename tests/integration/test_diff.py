@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import BIN, JOBS, Done, run_to_end
 
 from ddpcheck.diff.compare import compare_runs
 from ddpcheck.diff.model import Comparison, DiffSource, DiffVerdict, Method
+from tests.helpers.commands import BIN, CommandResult
+from tests.helpers.paths import JOBS
+from tests.helpers.watched_run import run_to_end
 
 pytestmark = pytest.mark.slow
 
@@ -47,11 +49,11 @@ def compared(cases: tuple[Path, list[str]]) -> Compare:
 
 
 @pytest.fixture(scope="module")
-def diff(cases: tuple[Path, list[str]]) -> Callable[..., Done]:
+def diff(cases: tuple[Path, list[str]]) -> Callable[..., CommandResult]:
     """The command itself, on two of the cases."""
     run, names = cases
 
-    def start(a: str, b: str, *options: str) -> Done:
+    def start(a: str, b: str, *options: str) -> CommandResult:
         attempt = f"{names.index(a)},{names.index(b)}"
         command = [BIN / "ddpcheck", "diff", run, run, "--attempt", attempt, *options]
         return run_to_end(command, run.parent, {"COLUMNS": "80"})
@@ -164,7 +166,7 @@ def test_what_a_split_can_do(compared: Compare) -> None:
     assert normed.suspects[0].what == "BatchNorm normalises on each rank"
 
 
-def test_the_command(diff: Callable[..., Done]) -> None:
+def test_the_command(diff: Callable[..., CommandResult]) -> None:
     agree = diff("one rank", "four ranks")
     assert agree.status == 0, str(agree)
     assert agree.stdout.startswith("The runs agree within rounding, over 24 steps\n")

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import BIN, Run, environment
+from tests.helpers.commands import BIN, environment
+from tests.helpers.watched_run import Run
 from tests.lab.host import Host
-from tests.lab.lab import Ended, Lab, make_lab, missing
+from tests.lab.lab import Ended, Lab, make_lab
 from tests.lab.network import RESOLVER_FOLDER, ip
 
 pytestmark = pytest.mark.slow
-needs_lab = pytest.mark.skipif(bool(missing()), reason=missing() or "there is a lab")
+needs_lab = pytest.mark.needs("lab")
 
 
 def test_this_machine(unwatched: Run, tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import JOBS, Run, RunWatched, Watched
+
+from tests.helpers.paths import JOBS
+from tests.helpers.watched_run import Run, RunWatched, WatchedRun
 
 pytestmark = pytest.mark.slow
 
@@ -18,11 +20,11 @@ LONG = ("--steps", "200", "--pause", "0.02")
 PARTING = 30
 
 
-def steps_of(done: Watched, rank: int) -> list[dict[str, Any]]:
+def steps_of(done: WatchedRun, rank: int) -> list[dict[str, Any]]:
     return [r for r in done.records(rank) if r["kind"] == "digest" and r["stage"] == "params"]
 
 
-def first_parting(done: Watched) -> int:
+def first_parting(done: WatchedRun) -> int:
     """By the records themselves: the first step at which what is applied, or what comes of it, differs."""
     roots = [
         {(r["step"], r.get("stage", "applied")): r["root"] for r in done.records(rank) if _counts(r)}

@@ -9,7 +9,10 @@ import venv
 from pathlib import Path
 
 import pytest
-from conftest import EXAMPLE, RunWatched, environment, healthy
+
+from tests.helpers.commands import environment
+from tests.helpers.paths import TRAIN
+from tests.helpers.watched_run import RunWatched, assert_healthy
 
 # torch, and what `import torch` and its launcher need; numpy is left out, as many people do.
 NEEDED = (
@@ -53,15 +56,15 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_healthy_job_without_our_dependencies(ddpcheck: RunWatched, bare_python: Path) -> None:
     watched = ddpcheck(
-        bare_python, "-m", "torch.distributed.run", "--nproc-per-node", "2", EXAMPLE, "--epochs", "1"
+        bare_python, "-m", "torch.distributed.run", "--nproc-per-node", "2", TRAIN, "--epochs", "1"
     )
-    healthy(watched, world_size=2, steps=16)
+    assert_healthy(watched, world_size=2, steps=16)
     assert {watched.records(rank)[0]["algorithm"] for rank in (0, 1)} == {"multilinear-128"}
 
 
 @pytest.mark.slow
 def test_divergence_without_our_dependencies(ddpcheck: RunWatched, bare_python: Path) -> None:
-    job = ("-m", "torch.distributed.run", "--nproc-per-node", "2", EXAMPLE, "--epochs", "1")
+    job = ("-m", "torch.distributed.run", "--nproc-per-node", "2", TRAIN, "--epochs", "1")
     watched = ddpcheck(bare_python, *job, "--mistake", "bypass")
     assert watched.status == 10, str(watched)
     finding = watched.finding("DDP202")

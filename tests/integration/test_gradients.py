@@ -10,23 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BIN, JOBS, Done, RunWatched, Watched, run_to_end
+
+from tests.helpers.commands import BIN, CommandResult
+from tests.helpers.paths import EXAMPLES, JOBS
+from tests.helpers.watched_run import RunWatched, WatchedRun, run_to_end
 
 pytestmark = pytest.mark.slow
 
-CAT = Path(__file__).parents[2] / "examples" / "cat_walkthrough.py"
+CAT = EXAMPLES / "cat_walkthrough.py"
 
 
-def watched(folder: Path, command: Sequence[object], *options: object) -> Watched:
+def watched(folder: Path, command: Sequence[object], *options: object) -> WatchedRun:
     """Like the fixture `ddpcheck`, for jobs that several tests share."""
     watch = [BIN / "ddpcheck", "run", "--out", folder / "run", *options, "--", *command]
     done = run_to_end(watch, folder, {}, leaves=folder / "run")
     report = json.loads((folder / "run" / "report.json").read_text())
-    return Watched(done.status, done.stdout, done.stderr, folder / "run", report)
+    return WatchedRun(done.status, done.stdout, done.stderr, folder / "run", report)
 
 
 @pytest.fixture(scope="module")
-def faults(tmp_path_factory: pytest.TempPathFactory) -> tuple[Watched, list[Any]]:
+def faults(tmp_path_factory: pytest.TempPathFactory) -> tuple[WatchedRun, list[Any]]:
     """All broken jobs, one after the other under one watch; each is an attempt of its own."""
     folder = tmp_path_factory.mktemp("faults")
     results = folder / "results.json"
@@ -34,7 +37,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> tuple[Watched, list[Any]
     return done, json.loads(results.read_text())
 
 
-def test_each_broken_job_gets_its_finding_and_no_other(faults: tuple[Watched, list[Any]]) -> None:
+def test_each_broken_job_gets_its_finding_and_no_other(faults: tuple[WatchedRun, list[Any]]) -> None:
     done, expected = faults
     assert len(done.report["attempts"]) == len(expected) >= 19
     wrong = []
@@ -51,7 +54,7 @@ def test_each_broken_job_gets_its_finding_and_no_other(faults: tuple[Watched, li
     assert not wrong
 
 
-def test_the_values_that_part_are_shown(faults: tuple[Watched, list[Any]]) -> None:
+def test_the_values_that_part_are_shown(faults: tuple[WatchedRun, list[Any]]) -> None:
     done, expected = faults
     number = next(n for n, fault in enumerate(expected) if fault["name"] == "clipped_on_one")
     finding = next(f for f in done.report["findings"] if f["attempt"] == number)
@@ -64,16 +67,16 @@ def test_the_values_that_part_are_shown(faults: tuple[Watched, list[Any]]) -> No
 
 
 @pytest.fixture(scope="module")
-def cat(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+def cat(tmp_path_factory: pytest.TempPathFactory) -> WatchedRun:
     command = [BIN / "torchrun", "--nproc-per-node", "4", CAT]
     return watched(tmp_path_factory.mktemp("cat"), command, "--save-gradients", "0")
 
 
-def gradients_of(run: Watched, step: int) -> Done:
+def gradients_of(run: WatchedRun, step: int) -> CommandResult:
     return run_to_end([BIN / "ddpcheck", "report", run.folder, "--gradients", step], run.folder, {})
 
 
-def test_the_cats_numbers(cat: Watched) -> None:
+def test_the_cats_numbers(cat: WatchedRun) -> None:
     assert cat.status == 0
     assert cat.stdout == "rank 0: ear 0.70, whiskers 0.50, eyes 0.50\n"
     assert cat.report["verdict"] == "ok"
@@ -88,7 +91,7 @@ def test_the_cats_numbers(cat: Watched) -> None:
     assert rows["weights after, all ranks"][1:] == ["0.7", "0.5", "0.5"]
 
 
-def test_saved_gradients_are_safetensors(cat: Watched) -> None:
+def test_saved_gradients_are_safetensors(cat: WatchedRun) -> None:
     from safetensors.torch import load_file
 
     (file,) = (cat.folder / "gradients").glob("step-00000000-module-0-rank-00002-????????.safetensors")
@@ -97,7 +100,7 @@ def test_saved_gradients_are_safetensors(cat: Watched) -> None:
     assert kept["reduced/cat"].tolist() == pytest.approx([-0.2, -0.2, -0.3])
 
 
-def test_a_step_that_was_not_saved(cat: Watched) -> None:
+def test_a_step_that_was_not_saved(cat: WatchedRun) -> None:
     done = gradients_of(cat, 7)
     assert done.status == 1
     assert "holds no gradients of step 7: there are some of step 0." in done.stderr

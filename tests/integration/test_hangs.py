@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import JOBS, RunWatched, Watched, records_in
+
+from tests.helpers.paths import FAULTS, JOBS
+from tests.helpers.watched_run import RunWatched, WatchedRun, records_in
 
 pytestmark = pytest.mark.slow
 
 HANGS = JOBS / "hangs.py"
-FAULTS = Path(__file__).parents[2] / "examples" / "faults"
 # Short, so that the tests are; `hangs.LONG` is three times as long.
 OPTIONS = ("--hang-timeout", "3")
 SLOW = (
@@ -28,7 +29,7 @@ SLOW = (
 )
 
 
-def hung(ddpcheck: RunWatched, job: str) -> tuple[Watched, dict[str, Any]]:
+def hung(ddpcheck: RunWatched, job: str) -> tuple[WatchedRun, dict[str, Any]]:
     done = ddpcheck(sys.executable, HANGS, job, options=OPTIONS)
     assert done.status == 10, str(done)
     assert done.report["verdict"] == "findings"

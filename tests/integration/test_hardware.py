@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BIN, JOBS, MOST_SECONDS, RunWatched, environment, records_in, run_to_end
 
+from tests.helpers import broken_sampler, nvml
+from tests.helpers.commands import BIN, environment
+from tests.helpers.paths import JOBS
+from tests.helpers.watched_run import TIMEOUT_SECONDS, RunWatched, records_in, run_to_end
 from tests.lab.host import Host
 from tests.lab.lab import Lab, make_lab, missing
-from tests.support import nvml
-from tests.support.broken_sampler import SOURCES
 
 PYTHON = BIN / "python"
 # Large enough that what else goes over the network does not count: 1 MiB of gradients.
@@ -95,7 +96,7 @@ def test_a_late_rank_whose_gpu_is_too_hot(tmp_path: Path) -> None:
     )
     try:
         _tell_processes(process, folder, told)
-        said = process.communicate(timeout=MOST_SECONDS)[0]
+        said = process.communicate(timeout=TIMEOUT_SECONDS)[0]
     finally:
         process.terminate()
     assert process.returncode == 0, said
@@ -118,7 +119,7 @@ def test_a_late_rank_whose_gpu_is_too_hot(tmp_path: Path) -> None:
 
 def _tell_processes(process: subprocess.Popen[str], folder: Path, told: Path) -> None:
     """Rank 0 on GPU 0 and rank 1 on GPU 1, as soon as both have written down who they are."""
-    deadline = time.monotonic() + MOST_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         files = sorted(folder.glob("rank-*.jsonl"))
         headers = [file.read_text().partition("\n") for file in files]
@@ -138,7 +139,7 @@ def test_a_sampler_that_breaks_breaks_nothing_else(tmp_path: Path) -> None:
     """Every source raises or hangs in turn: the job's weights are those of a job that nobody watched."""
     library, folder = nvml.compiled_into(tmp_path), tmp_path / "run"
     job = [PYTHON, JOBS / "forked.py", "--steps", 30, "--pause", 0.1]
-    breaking = [PYTHON, Path(nvml.__file__).parents[1] / "broken_sampler.py", "run", "--out", folder]
+    breaking = [PYTHON, broken_sampler.__file__, "run", "--out", folder]
     broken = [*breaking, "--sample-hz", 5, "--", *job]
     hangs = nvml.environment(library, "devices 2\nhang nvmlDeviceGetPowerUsage 2.0 600\n")
     alone = subprocess.Popen(
@@ -146,7 +147,7 @@ def test_a_sampler_that_breaks_breaks_nothing_else(tmp_path: Path) -> None:
     )
     try:
         done = run_to_end(broken, tmp_path, hangs, leaves=folder)
-        weights = alone.communicate(timeout=MOST_SECONDS)[0]
+        weights = alone.communicate(timeout=TIMEOUT_SECONDS)[0]
     finally:
         alone.kill()
     assert (done.status, done.stdout) == (0, weights), str(done)
@@ -154,7 +155,7 @@ def test_a_sampler_that_breaks_breaks_nothing_else(tmp_path: Path) -> None:
     report = json.loads((folder / "report.json").read_text())
     assert report["verdict"] == "ok", report["findings"]
     said = {each["evidence"]["entry"]: each for each in report["findings"]}
-    assert set(said) == {f"sampler.{source}" for source in (*SOURCES, "gpus")}
+    assert set(said) == {f"sampler.{source}" for source in (*broken_sampler.SOURCES, "gpus")}
     assert {each["code"] for each in report["findings"]} == {"DDP605"}
     assert said["sampler.gpus"]["evidence"]["error"].startswith("NVML has not answered for ")
     # Until then there were GPUs, and processors.
@@ -199,7 +200,7 @@ def run_on(lab: Lab, folder: Path, interface: str, port: int) -> dict[str, Any]:
     def told(number: int, host: Host) -> dict[str, str]:
         return environment(MASTER_ADDR="node0", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME=interface)
 
-    ended = lab.run_all(launch, env=told, seconds=MOST_SECONDS)
+    ended = lab.run_all(launch, env=told, seconds=TIMEOUT_SECONDS)
     assert [one.status for one in ended] == [0, 0], "\n".join(map(str, ended))
     return dict(json.loads((folder / "report.json").read_text()))
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.lab import PREFIX, Lab, make_lab, missing, sweep
+from tests.lab.lab import PREFIX, Lab, make_lab, sweep
 from tests.lab.network import RESOLVER_FOLDER, ip, namespaces, remove
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "there is a lab")
+pytestmark = pytest.mark.needs("lab")
 
 _SEND = """
 import socket, sys

@@ -8,7 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import BIN, EXAMPLE, JOBS, Run, RunWatched, healthy, records_in
+
+from tests.corpus.free_port import free_port
+from tests.helpers.commands import BIN
+from tests.helpers.paths import JOBS, TRAIN
+from tests.helpers.watched_run import Run, RunWatched, assert_healthy, records_in
 
 pytestmark = pytest.mark.slow
 
@@ -18,9 +22,9 @@ PYTHON = sys.executable
 
 
 def test_torchrun(ddpcheck: RunWatched, unwatched: Run) -> None:
-    command = (*TORCHRUN, EXAMPLE, "--epochs", "1")
+    command = (*TORCHRUN, TRAIN, "--epochs", "1")
     watched = ddpcheck(*command)
-    healthy(watched, world_size=2, steps=16)
+    assert_healthy(watched, world_size=2, steps=16)
     assert watched.report["command"] == [str(word) for word in command]
     assert "Replicas agree: 2 ranks, 16 steps" in watched.stderr
     assert watched.stdout == unwatched(*command).stdout
@@ -29,31 +33,31 @@ def test_torchrun(ddpcheck: RunWatched, unwatched: Run) -> None:
 def test_spawned_ranks(ddpcheck: RunWatched, unwatched: Run) -> None:
     command = (PYTHON, JOBS / "by_multiprocessing.py", "spawn")
     watched = ddpcheck(*command)
-    healthy(watched, world_size=2, steps=STEPS)
+    assert_healthy(watched, world_size=2, steps=STEPS)
     assert watched.stdout == unwatched(*command).stdout
 
 
 def test_forked_ranks(ddpcheck: RunWatched) -> None:
-    healthy(ddpcheck(PYTHON, JOBS / "by_multiprocessing.py", "fork"), world_size=2, steps=STEPS)
+    assert_healthy(ddpcheck(PYTHON, JOBS / "by_multiprocessing.py", "fork"), world_size=2, steps=STEPS)
 
 
 def test_ranks_of_a_forkserver(ddpcheck: RunWatched) -> None:
-    healthy(ddpcheck(PYTHON, JOBS / "by_multiprocessing.py", "forkserver"), world_size=2, steps=STEPS)
+    assert_healthy(ddpcheck(PYTHON, JOBS / "by_multiprocessing.py", "forkserver"), world_size=2, steps=STEPS)
 
 
-def test_ranks_started_by_a_shell(ddpcheck: RunWatched, tmp_path: Path, free_port: str) -> None:
+def test_ranks_started_by_a_shell(ddpcheck: RunWatched, tmp_path: Path) -> None:
     script = tmp_path / "ranks.sh"
     script.write_text(
         "export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1\n"
         f"RANK=1 python {JOBS}/by_environment.py &\n"
         f"RANK=0 python {JOBS}/by_environment.py && wait $!\n"
     )
-    healthy(ddpcheck("sh", script, MASTER_PORT=free_port), world_size=2, steps=STEPS)
+    assert_healthy(ddpcheck("sh", script, MASTER_PORT=str(free_port())), world_size=2, steps=STEPS)
 
 
 def test_accelerate_under_torchrun(ddpcheck: RunWatched) -> None:
     watched = ddpcheck(*TORCHRUN, JOBS / "by_accelerate.py", ACCELERATE_USE_CPU="true")
-    healthy(watched, world_size=2, steps=STEPS)
+    assert_healthy(watched, world_size=2, steps=STEPS)
     assert "2 processes, DistributedDataParallel" in watched.stdout
 
 
@@ -74,7 +78,7 @@ def test_accelerate_that_starts_one_process_only(ddpcheck: RunWatched) -> None:
 
 def test_lightning(ddpcheck: RunWatched) -> None:
     watched = ddpcheck(PYTHON, JOBS / "by_lightning.py")
-    healthy(watched, world_size=2, steps=STEPS)
+    assert_healthy(watched, world_size=2, steps=STEPS)
     pids = {row["rank"]: row["pid"] for row in watched.report["attempts"][0]["ranks"]}
     for rank, pid in pids.items():
         assert f"rank {rank} took {STEPS} steps in {pid}" in watched.stdout
@@ -82,14 +86,14 @@ def test_lightning(ddpcheck: RunWatched) -> None:
 
 def test_trainer(ddpcheck: RunWatched) -> None:
     watched = ddpcheck(*TORCHRUN, JOBS / "by_trainer.py")
-    healthy(watched, world_size=2, steps=STEPS)
+    assert_healthy(watched, world_size=2, steps=STEPS)
     assert f"{STEPS} steps" in watched.stdout
 
 
 def test_data_loader_workers_leave_no_trace(ddpcheck: RunWatched) -> None:
     steps = 6  # two with each start method
     watched = ddpcheck(*TORCHRUN, "--standalone", JOBS / "with_workers.py")
-    healthy(watched, world_size=2, steps=steps)
+    assert_healthy(watched, world_size=2, steps=steps)
     assert len(watched.stdout.splitlines()) == steps
     for rank in range(2):
         records = watched.records(rank)
@@ -123,7 +127,7 @@ def test_by_hand_without_ddpcheck_run(unwatched: Run, tmp_path: Path) -> None:
 def test_by_hand_in_isolated_mode(ddpcheck: RunWatched, tmp_path: Path) -> None:
     """Spawned ranks inherit -I, so each one comes in by the line at the top of the script."""
     watched = ddpcheck(PYTHON, "-I", JOBS / "auto.py", "spawn")
-    healthy(watched, world_size=2, steps=STEPS)
+    assert_healthy(watched, world_size=2, steps=STEPS)
     assert not (tmp_path / "ddpcheck-runs").exists()
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import BIN, environment
+from tests.helpers.commands import BIN, environment
 from tests.lab.host import Host
-from tests.lab.lab import Lab, make_lab, missing
+from tests.lab.lab import Lab, make_lab
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "there is a lab")]
+pytestmark = [pytest.mark.slow, pytest.mark.needs("lab")]
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pty_screen import PtyScreen
+from tests.helpers.paths import ROOT
+from tests.helpers.pty_screen import PtyScreen
 
-ROOT = Path(__file__).parents[2]
 HEIGHT = 4
 
 DRIVER = """

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.records.registry import to_line
-from tests.commands import BIN
+from tests.helpers.commands import BIN
+from tests.helpers.paths import ROOT
+from tests.helpers.pty_screen import PtyScreen
 from tests.helpers.run_builder import RunBuilder
-from tests.support.pty_screen import PtyScreen
 
-STORED = Path(__file__).parents[1] / "stored_runs"
-
+STORED = ROOT / "tests" / "stored_runs"
 # A job without torch: it puts down what two ranks would have written, some of it at a time.
 JOB = """
 import json, os, time

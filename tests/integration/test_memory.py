@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 
 import pytest
-from conftest import BIN, JOBS, Watched, run_to_end
-from test_startup import read_report
+
+from tests.helpers.commands import BIN
+from tests.helpers.paths import JOBS
+from tests.helpers.watched_run import WatchedRun, read_run, run_to_end
 
 pytestmark = pytest.mark.slow
 
@@ -14,15 +16,15 @@ CASES = ["leak", "uneven", "steady"]
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+def watched(tmp_path_factory: pytest.TempPathFactory) -> WatchedRun:
     """Three jobs, one after the other: each an attempt of its own."""
     folder = tmp_path_factory.mktemp("memory") / "run"
     command = [BIN / "ddpcheck", "run", "--out", folder, "--", sys.executable, JOBS / "memory_cases.py"]
     done = run_to_end([*command, ",".join(CASES)], folder.parent, {})
-    return read_report(done, folder)
+    return read_run(done, folder)
 
 
-def test_each_case_gets_what_it_deserves(watched: Watched) -> None:
+def test_each_case_gets_what_it_deserves(watched: WatchedRun) -> None:
     assert watched.status == 0, str(watched)
     said = {(CASES[f["attempt"]], f["code"]): f for f in watched.report["findings"]}
     assert set(said) == {("leak", "DDP501"), ("uneven", "DDP501")}, str(watched)
@@ -33,7 +35,7 @@ def test_each_case_gets_what_it_deserves(watched: Watched) -> None:
     assert held["1"] - held["0"] == pytest.approx(700 << 20, rel=0.1)
 
 
-def test_the_report_holds_a_row_for_each_rank(watched: Watched) -> None:
+def test_the_report_holds_a_row_for_each_rank(watched: WatchedRun) -> None:
     rows = watched.report["memory"]["ranks"]
     assert [(row["rank"], row["measured"], row["steps"]) for row in rows] == [
         (0, "resident", 80),

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import BIN, JOBS, environment
+from tests.helpers.commands import BIN, environment
+from tests.helpers.paths import JOBS
 from tests.lab.host import Host
-from tests.lab.lab import Ended, Lab, make_lab, missing
+from tests.lab.lab import Ended, Lab, make_lab
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "there is a lab")]
+pytestmark = [pytest.mark.slow, pytest.mark.needs("lab")]
 
 JOB = JOBS / "on_nodes.py"
 WATCH = [BIN / "ddpcheck", "run"]

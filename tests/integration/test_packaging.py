@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers.paths import ROOT
+
 LEFT_BEHIND = (
     ".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "ddpcheck-runs", ".hypothesis", "*.so"
 )  # fmt: skip

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ddpcheck.reports.html.context import PageContext, page_context
 
 from ddpcheck.analysis.report import Report
-from ddpcheck.reports.html.context import PageContext, page_context
 from ddpcheck.reports.html.page import render, to_html
-from tests.browser.chromium import Tab, browser, opened
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-
+from tests.helpers.chromium import Tab, opened
 from tests.helpers.sample_measurements import measurements
 from tests.helpers.sample_reports import ATTACK, attacked, attacking, of_many_ranks, stored
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(browser() is None, reason="there is no Chromium; .ci/run installs one"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]
 
 PHONE = 390
 # For every element with text of its own: the contrast of its colour with what lies behind it.

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import BIN, JOBS, Done, Watched, run_to_end
 
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.context import RuleContext
@@ -18,6 +17,9 @@ from ddpcheck.analysis.overlap.build import overlap_of
 from ddpcheck.analysis.overlap.model import Overlap
 from ddpcheck.analysis.run_reader import NodeNotes, RunReader
 from ddpcheck.rules.performance.ddp401 import find
+from tests.helpers.commands import BIN, CommandResult
+from tests.helpers.paths import JOBS
+from tests.helpers.watched_run import WatchedRun, run_to_end
 
 CASES = ("exposed", "own_profiler", "short", "hidden")
 JOB = JOBS / "profile_cases.py"
@@ -26,13 +28,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Done:
+def plain(tmp_path_factory: pytest.TempPathFactory) -> CommandResult:
     folder = tmp_path_factory.mktemp("plain")
     return run_to_end([sys.executable, JOB, folder, ",".join(CASES)], folder, {})
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+def watched(tmp_path_factory: pytest.TempPathFactory) -> WatchedRun:
     """One run with an attempt for each case."""
     folder = tmp_path_factory.mktemp("watched")
     out = folder / "run"
@@ -40,18 +42,20 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
     done = run_to_end(
         [BIN / "ddpcheck", "run", *options, "--", sys.executable, JOB, folder, ",".join(CASES)], folder, {}
     )
-    return Watched(done.status, done.stdout, done.stderr, out, json.loads((out / "report.json").read_text()))
+    return WatchedRun(
+        done.status, done.stdout, done.stderr, out, json.loads((out / "report.json").read_text())
+    )
 
 
 @pytest.fixture(scope="module")
-def seen(watched: Watched) -> dict[str, Overlap]:
+def seen(watched: WatchedRun) -> dict[str, Overlap]:
     run = RunReader(watched.folder)
     run.finish()
     found = [overlap_of(attempt, run.path) for attempt in run.ordered()]
     return {case: each for case, each in zip(CASES, found, strict=True) if each is not None}
 
 
-def test_the_job_is_the_same(plain: Done, watched: Watched) -> None:
+def test_the_job_is_the_same(plain: CommandResult, watched: WatchedRun) -> None:
     assert (plain.status, watched.status) == (0, 0), str(watched)
     assert sorted(plain.stdout.splitlines()) == sorted(watched.stdout.splitlines())
     assert len(plain.stdout.splitlines()) == 2 * len(CASES)
@@ -62,13 +66,13 @@ def test_the_job_is_the_same(plain: Done, watched: Watched) -> None:
     assert "DDP605" not in watched.codes(), str(watched)
 
 
-def test_the_traces_lie_where_torch_tb_profiler_looks(watched: Watched) -> None:
+def test_the_traces_lie_where_torch_tb_profiler_looks(watched: WatchedRun) -> None:
     names = watched.files("traces/*")
     assert len(names) == 2 * 3  # the job that profiles by itself has none of ours
     assert all(re.fullmatch(r".+_\d+_rank[01]\.\d+\.pt\.trace\.json\.gz", name) for name in names)
 
 
-def test_exposed_transfers_are_found_and_nothing_else(watched: Watched, seen: dict[str, Overlap]) -> None:
+def test_exposed_transfers_are_found_and_nothing_else(watched: WatchedRun, seen: dict[str, Overlap]) -> None:
     overlap = seen["exposed"]
     assert [step.step for step in overlap.steps] == [5, 6, 7]
     # A machine that is too busy to tell gets no finding, and the figures all the same.
@@ -81,7 +85,7 @@ def test_exposed_transfers_are_found_and_nothing_else(watched: Watched, seen: di
     assert finding.evidence["bytes_a_step"] == 4 * 8_000_000
 
 
-def test_what_is_hidden(watched: Watched, seen: dict[str, Overlap]) -> None:
+def test_what_is_hidden(watched: WatchedRun, seen: dict[str, Overlap]) -> None:
     overlap = seen["hidden"]
     assert (overlap.source, overlap.first_step, overlap.end_step, overlap.unmatched) == ("ddpcheck", 5, 8, 0)
     assert [(each.step, each.bucket) for each in overlap.buckets] == [
@@ -102,7 +106,7 @@ def test_what_is_hidden(watched: Watched, seen: dict[str, Overlap]) -> None:
     assert "Overlap in steps 5-7" in watched.stderr
 
 
-def test_when_gradients_were_ready(watched: Watched) -> None:
+def test_when_gradients_were_ready(watched: WatchedRun) -> None:
     ready = [each for each in watched.records(0, CASES.index("hidden")) if each["kind"] == "ready"]
     assert [each["step"] for each in ready] == [5, 6, 7]
     for each in ready:
@@ -116,7 +120,7 @@ def test_of_a_short_job_whole_steps_are_kept(seen: dict[str, Overlap]) -> None:
     assert [step.step for step in seen["short"].steps] == [5, 6]
 
 
-def test_the_programs_own_profile_is_used(watched: Watched, seen: dict[str, Overlap]) -> None:
+def test_the_programs_own_profile_is_used(watched: WatchedRun, seen: dict[str, Overlap]) -> None:
     overlap = seen["own_profiler"]
     assert (overlap.source, len(overlap.ranks), overlap.matched) == ("user", 2, 3)
     assert [step.step for step in overlap.steps] == [6, 7, 8]
@@ -124,7 +128,7 @@ def test_the_programs_own_profile_is_used(watched: Watched, seen: dict[str, Over
     assert all("/mine/" in rank.file for rank in overlap.ranks)
 
 
-def test_one_timeline(watched: Watched, tmp_path: Path) -> None:
+def test_one_timeline(watched: WatchedRun, tmp_path: Path) -> None:
     out = tmp_path / "all.json.gz"
     done = run_to_end([BIN / "ddpcheck", "report", watched.folder, "--trace", out], tmp_path, {})
     assert done.status == 0, str(done)

@@ -1,20 +1,25 @@
-"""Watching never breaks the job: every entry into ddpcheck is made to raise, one at a time."""
+"""Watching never breaks the job: every entry point into ddpcheck is made to raise, one at a time."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import JOBS, Run, RunWatched, Watched
+
+from tests.helpers.paths import JOBS
+from tests.helpers.watched_run import Run, RunWatched, WatchedRun
 
 pytestmark = pytest.mark.slow
 
 CHAOS = JOBS / "chaos.py"
-# What there must be at the least: the test finds the others by itself.
+# Commands at a time. In some jobs the intact rank waits two seconds for the broken one, so they leave cores idle.
+PARTS = 3
+# A lower bound on the entry points: the job lists all of them by itself.
 KNOWN = {
     "agent.open",
     "agent.before_wrap",
@@ -31,40 +36,52 @@ KNOWN = {
 
 
 def test_every_entry_point_may_fail(ddpcheck: RunWatched, unwatched: Run, tmp_path: Path) -> None:
-    plain, broken = tmp_path / "plain.json", tmp_path / "broken.json"
+    def run_part(part: int) -> tuple[WatchedRun, dict[str, Any]]:
+        out = tmp_path / f"broken-{part}.json"
+        command = (sys.executable, CHAOS, "--part", part, "--parts", PARTS, "--out", out)
+        done = ddpcheck(*command, out=tmp_path / f"run-{part}")
+        assert done.status == 0, str(done)
+        return done, json.loads(out.read_text())
+
+    plain = tmp_path / "plain.json"
     alone = unwatched(sys.executable, CHAOS, "--out", plain)
     assert alone.status == 0, str(alone)
-    done = ddpcheck(sys.executable, CHAOS, "--out", broken)
-    assert done.status == 0, str(done)
-    assert done.report["verdict"] in ("ok", "incomplete")
+    expected = json.loads(plain.read_text())["jobs"][""]["ranks"]
 
-    expected = json.loads(plain.read_text())[""]["ranks"]
-    results = json.loads(broken.read_text())
-    assert set(results) >= KNOWN
-    assert {entry for entry, result in results.items() if entry and not result["reached"]} == set()
-    wrong = {
-        entry: (result, findings)
-        for number, (entry, result) in enumerate(results.items())
-        if (findings := _wrong(entry, result, expected, done, number))
-    }
+    with ThreadPoolExecutor(PARTS) as pool:
+        parts = list(pool.map(run_part, range(PARTS)))
+
+    broken: set[str] = set()
+    wrong = {}
+    for done, results in parts:
+        assert done.report["verdict"] in ("ok", "incomplete")
+        jobs = results["jobs"]
+        assert {entry for entry, result in jobs.items() if entry and not result["reached"]} == set()
+        for number, (entry, result) in enumerate(jobs.items()):
+            if found := _wrong(entry, result, expected, done, number):
+                wrong[entry] = result, found
+        broken |= {*jobs} - {""}
     assert wrong == {}
+    assert broken == set(parts[0][1]["entries"]) >= KNOWN
 
 
 def _wrong(
-    entry: str, result: Mapping[str, Any], expected: list[str], done: Watched, number: int
+    entry: str, result: Mapping[str, Any], expected: list[str], done: WatchedRun, number: int
 ) -> list[Any]:
-    """What is not as it should be in the job in which this entry failed on rank 1."""
+    """What is not as expected in the job in which this entry point failed on rank 1."""
     found = [f for f in done.report["findings"] if f["attempt"] == number]
-    said = [(f["code"], f["severity"], f["ranks"], f["evidence"].get("entry")) for f in found]
-    wanted = [("DDP605", "note", [1], entry)] if entry else []
-    wrong: list[Any] = [] if said == wanted else [found]
-    wrong += [f"{entry} was made to fail"] if entry and entry not in str(said) else []
-    wrong += ["other bits"] if result["ranks"] != expected else []
-    wrong += ["exit status"] if result["exits"] != [0, 0] or result["late"] else []
+    summary = [(f["code"], f["severity"], f["ranks"], f["evidence"].get("entry")) for f in found]
+    wrong: list[Any] = []
+    if summary != ([("DDP605", "note", [1], entry)] if entry else []):
+        wrong.append(found)
+    if result["ranks"] != expected:
+        wrong.append("other bits")
+    if result["exits"] != [0, 0] or result["late"]:
+        wrong.append("exit status")
     return wrong
 
 
-# Stands in for an agent that cannot even be imported, in the process that imports torch.
+# Stands for an agent that cannot be imported, in the process that imports torch.
 NO_AGENT = """
 import runpy, sys
 sys.modules["ddpcheck.agent.install"] = None
@@ -88,14 +105,14 @@ def test_an_agent_that_cannot_be_installed(ddpcheck: RunWatched, unwatched: Run,
     assert done.finding("DDP605")["evidence"]["entry"] == "bootstrap.install"
     [fault] = done.files("fault-*.jsonl")
     assert (done.folder / fault).stat().st_mode & 0o777 == 0o600
-    assert "ModuleNotFoundError" in done.finding("DDP605")["message"]
+    assert "ModuleNotFoundError" in (done.folder / fault).read_text()
 
 
 def test_a_rank_that_cannot_open_its_session(ddpcheck: RunWatched, tmp_path: Path) -> None:
-    """Nothing is known of it but that, so the report calls itself incomplete."""
+    """Nothing else is known of such a rank, so the report is incomplete."""
     script = tmp_path / "job.py"
     script.write_text(
-        "import torch.distributed as d, ddpcheck.agent.rank_context as s\ns.Session = None\n"
+        "import torch.distributed as d, ddpcheck.agent.rank_context as s\ns.RankContext = None\n"
         "d.init_process_group('gloo')\nprint('trained')\n"
     )
     done = ddpcheck("torchrun", "--nproc-per-node", "1", script)

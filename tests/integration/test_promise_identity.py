@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import EXAMPLE, JOBS, Run, RunWatched, Watched
+
+from tests.helpers.paths import JOBS, TRAIN
+from tests.helpers.watched_run import Run, RunWatched, WatchedRun
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +75,7 @@ def test_trained_bits_are_the_same_and_nothing_is_found(
     _assert_nothing_found(done, jobs)
 
 
-def _assert_nothing_found(done: Watched, jobs: dict[str, Any]) -> None:
+def _assert_nothing_found(done: WatchedRun, jobs: dict[str, Any]) -> None:
     complaints = [
         (finding["code"], finding["message"])
         for finding in done.report["findings"]
@@ -102,7 +104,7 @@ def test_output_and_exit_status_under_torchrun(
 ) -> None:
     """Byte for byte, with a script that ends by a status of its own choosing."""
     script = tmp_path / "train.py"
-    source = EXAMPLE.read_text()
+    source = TRAIN.read_text()
     assert source.endswith("    main()\n")
     script.write_text(f"{source}    raise SystemExit({status})\n")
     command = ("torchrun", "--nproc-per-node", "2", script, "--epochs", "1")

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import BIN, RunWatched, run_to_end
+
+from tests.helpers.commands import BIN
+from tests.helpers.watched_run import RunWatched, run_to_end
 
 pytestmark = pytest.mark.slow
 

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BIN, JOBS, Run, RunWatched, Watched, run_to_end
 
 from ddpcheck.analysis.report_builder import analyse_run
+from tests.helpers.commands import BIN
+from tests.helpers.paths import JOBS
+from tests.helpers.watched_run import Run, RunWatched, WatchedRun, run_to_end
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +25,7 @@ KILLED, FORKED = JOBS / "killed.py", JOBS / "forked.py"
 KILLS = 20
 
 
-def complaints(done: Watched) -> list[tuple[str, list[int]]]:
+def complaints(done: WatchedRun) -> list[tuple[str, list[int]]]:
     return [(f["code"], f["ranks"]) for f in done.report["findings"] if f["severity"] != "note"]
 
 
@@ -42,7 +44,7 @@ def test_a_rank_killed_at_random_moments_is_named(ddpcheck: RunWatched, tmp_path
     assert len(jobs) == len(done.report["attempts"]) == KILLS
 
 
-def _wrong(done: Watched, number: int, job: dict[str, Any]) -> Any:
+def _wrong(done: WatchedRun, number: int, job: dict[str, Any]) -> Any:
     """What the report says of this job, where that is not that its victim died."""
     said = [(f["code"], f["ranks"]) for f in done.report["findings"] if f["attempt"] == number]
     rows = {row["rank"]: row["status"] for row in done.report["attempts"][number]["ranks"]}
@@ -59,7 +61,7 @@ def _wrong(done: Watched, number: int, job: dict[str, Any]) -> Any:
     return None if said == wanted else (said, rows, unseen)
 
 
-def _unseen(done: Watched, number: int) -> set[int]:
+def _unseen(done: WatchedRun, number: int) -> set[int]:
     """Ranks of this job that were found gone, and whose parent had taken their signal away."""
     pids = {row["pid"]: row["rank"] for row in done.report["attempts"][number]["ranks"]}
     (log,) = done.folder.glob("node-*.jsonl")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from conftest import BIN, JOBS, RunWatched
+
+from tests.helpers.commands import BIN
+from tests.helpers.paths import JOBS
+from tests.helpers.watched_run import RunWatched
 
 pytestmark = pytest.mark.slow
 

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BIN, JOBS, environment, run_to_end
 
+from tests.helpers.commands import BIN, environment
+from tests.helpers.paths import JOBS
+from tests.helpers.watched_run import run_to_end
 from tests.lab.host import Host
-from tests.lab.lab import Ended, Lab, make_lab, missing
+from tests.lab.lab import Ended, Lab, make_lab
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "there is a lab")]
+pytestmark = [pytest.mark.slow, pytest.mark.needs("lab")]
 
 USUAL, SLOW = 200, 50
 

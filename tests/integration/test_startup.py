@@ -7,23 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BIN, Done, Watched, run_to_end
+
+from tests.helpers.commands import BIN, CommandResult
+from tests.helpers.paths import EXAMPLES
+from tests.helpers.watched_run import WatchedRun, run_to_end
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 # 8 layers of 800 x 800: enough for the table, quick to write.
 WIDTH = 800
 WEIGHTS = 8 * (WIDTH * WIDTH + WIDTH) * 4
 
 
-def read_report(done: Done, folder: Path) -> Watched:
+def read_report(done: CommandResult, folder: Path) -> WatchedRun:
     report = folder / "report.json"
     content: dict[str, Any] = json.loads(report.read_text()) if report.is_file() else {}
-    return Watched(done.status, done.stdout, done.stderr, folder, content)
+    return WatchedRun(done.status, done.stdout, done.stderr, folder, content)
 
 
-def start(script: Path, folder: Path) -> Watched:
+def start(script: Path, folder: Path) -> WatchedRun:
     command = [BIN / "ddpcheck", "run", "--out", folder / "run", "--"]
     torchrun = ["torchrun", "--nproc-per-node", "2", script]
     env = {"STARTUP_WIDTH": str(WIDTH), "TMPDIR": str(folder)}

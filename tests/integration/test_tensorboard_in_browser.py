@@ -15,22 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BIN, JOBS, Watched, environment, run_to_end
 
 from ddpcheck.analysis.network.connections import NodeLinks
 from ddpcheck.analysis.timeseries.links import link_matrices
 from ddpcheck.launcher.viewer import START
 from ddpcheck.reports.tensorboard.link_image import link_image
-from tests.browser.chromium import Tab, browser, opened
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-
+from tests.helpers.chromium import Tab, opened
+from tests.helpers.commands import BIN, environment
+from tests.helpers.paths import JOBS
 from tests.helpers.tensorboard_run import links
+from tests.helpers.watched_run import WatchedRun, run_to_end
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(browser() is None, reason="there is no Chromium; .ci/run installs one"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]
 
 JOB = JOBS / "for_tensorboard.py"
 RUNS = ["job", "rank-0000", "rank-0001"]
@@ -95,7 +91,7 @@ SMOOTHING = """
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+def watched(tmp_path_factory: pytest.TempPathFactory) -> WatchedRun:
     folder = tmp_path_factory.mktemp("job")
     out = folder / "run"
     options = [
@@ -110,11 +106,13 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
     ]
     done = run_to_end([BIN / "ddpcheck", "run", *options, "--", sys.executable, JOB, folder], folder, {}, out)
     (out / "links.json").write_text(links().to_json())
-    return Watched(done.status, done.stdout, done.stderr, out, json.loads((out / "report.json").read_text()))
+    return WatchedRun(
+        done.status, done.stdout, done.stderr, out, json.loads((out / "report.json").read_text())
+    )
 
 
 @pytest.fixture(scope="module")
-def server(watched: Watched) -> Iterator[str]:
+def server(watched: WatchedRun) -> Iterator[str]:
     """The address that `ddpcheck view` prints."""
     process = subprocess.Popen(
         [BIN / "ddpcheck", "view", watched.folder], stdout=subprocess.PIPE, text=True, env=environment()
@@ -177,7 +175,7 @@ def shows(tab: Tab, server: str, where: str, *words: str) -> str:
     return text
 
 
-def test_the_losses_are_those_that_the_job_printed(watched: Watched) -> None:
+def test_the_losses_are_those_that_the_job_printed(watched: WatchedRun) -> None:
     assert watched.status == 10, str(watched)
     assert f"`ddpcheck view {watched.folder}` shows this run in TensorBoard" in watched.stderr
     said = re.findall(r"^loss (\d) (\d+) (\S+)$", watched.stdout, re.MULTILINE)
@@ -192,7 +190,7 @@ def test_the_losses_are_those_that_the_job_printed(watched: Watched) -> None:
     assert len(told) == 2 * 40
 
 
-def test_scalars_of_all_runs(watched: Watched, tab: Tab, server: str) -> None:
+def test_scalars_of_all_runs(watched: WatchedRun, tab: Tab, server: str) -> None:
     shows(tab, server, "scalars", *RUNS, "agreement/agree", "agreement/parameters_that_differ")
     assert tab.run(DRAWN) > 0
     tags = {run: set(found) for run, found in ask(server, "scalars/tags").items()}
@@ -247,7 +245,7 @@ def test_histograms_of_the_saved_gradients(tab: Tab, server: str) -> None:
     assert all(sum(row[2] for row in rows) == 256 * 256 for _, _, rows in found)
 
 
-def test_the_map_of_links_is_an_image(watched: Watched, tab: Tab, server: str) -> None:
+def test_the_map_of_links_is_an_image(watched: WatchedRun, tab: Tab, server: str) -> None:
     [matrix] = link_matrices(NodeLinks(), watched.folder)
     _, *size = link_image(matrix)
     shows(tab, server, "images", "links/0", "job")
@@ -257,7 +255,7 @@ def test_the_map_of_links_is_an_image(watched: Watched, tab: Tab, server: str) -
     assert size in tab.run(IMAGES)
 
 
-def test_the_profiler_shows_the_traces(watched: Watched, tab: Tab, server: str) -> None:
+def test_the_profiler_shows_the_traces(watched: WatchedRun, tab: Tab, server: str) -> None:
     deadline = time.monotonic() + MOST_SECONDS
     while ask(server, "pytorch_profiler/runs")["runs"] != ["job"] and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -16,8 +16,8 @@ import pytest
 from ddpcheck.traces.analyse import analyse
 from ddpcheck.traces.model import TraceResult
 from ddpcheck.traces.reader import load
+from tests.helpers.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 TRACES = Path(os.environ.get("DDPCHECK_TRACES", ROOT.parent / "shared" / "traces"))
 A100 = "resnet50_ddp_a100_rank0of2.json.gz"
 MI300X = "resnet_ddp_mi300x_rank0of8.json.gz"

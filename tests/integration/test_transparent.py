@@ -19,8 +19,7 @@ import pytest
 from ddpcheck.config import Config
 from ddpcheck.launcher.environment import command_environment
 from ddpcheck.launcher.process.process_table import read_process
-
-ROOT = Path(__file__).parents[2]
+from tests.helpers.paths import ROOT
 
 # What `ddpcheck run` does around a command, without the report.
 DRIVER = """

@@ -1,8 +1,8 @@
-"""Runs many small jobs: imports torch once, then forks the ranks of one job after the other.
+"""Runs many small healthy jobs, one after the other, on ranks forked from this process.
 
     python battery.py --variants plain,gan --world-sizes 2,3 --out results.json
 
-`results.json` holds, per job, a SHA-256 of the final state of every rank, and how it went.
+`results.json` holds, for each job, a SHA-256 of the final state of every rank, errors and exit statuses.
 """
 
 from __future__ import annotations
@@ -11,33 +11,27 @@ import argparse
 import hashlib
 import json
 import multiprocessing
-import os
 import sys
-import tempfile
 import time
 import traceback
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # slow to import: once here instead of once in every rank
 import torch.distributed as dist
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import forking
 import variants
-
-JOB_SECONDS = 60.0
-KEPT: list[Any] = []
 
 
 def digest(thing: Any, sink: Any = None) -> str:
     """SHA-256 over everything in `thing`, to the bit: tensors with dtype, shape and bytes."""
     sink = hashlib.sha256() if sink is None else sink
     if isinstance(thing, nn.Module):
-        # Not the state_dict alone: buffers that are not persistent count too.
+        # Not the state_dict alone: it leaves out buffers that are not persistent.
         thing = [*thing.named_parameters(), *thing.named_buffers()]
     elif isinstance(thing, torch.optim.Optimizer):
         thing = thing.state_dict()
@@ -57,55 +51,37 @@ def digest(thing: Any, sink: Any = None) -> str:
     return str(sink.hexdigest())
 
 
-def rank_main(name: str, rank: int, world_size: int, box: Any) -> None:
+def rank_main(rank: int, name: str, world_size: int, results: Any) -> None:
     """One rank: everything as a user's script would do it."""
-    torch.set_num_threads(1)
-    # Warnings of torch about its own interfaces are not what is looked at here.
-    warnings.simplefilter("ignore")
     torch.manual_seed(0)
     try:
         variants.make_group(rank, world_size)
         state = variants.VARIANTS[name](rank, world_size)
-        # Kept until the process is gone: the last reference to a process group inside a DDP module,
-        # dropped while gloo's threads still want the interpreter, now and then never returns.
-        KEPT.append(state)
-        box.put((rank, digest(state), ""))
+        forking.keep(state)
+        results.put((rank, digest(state), ""))
         if dist.is_initialized():
             dist.destroy_process_group()
     except BaseException:
-        box.put((rank, "", traceback.format_exc()))
+        results.put((rank, "", traceback.format_exc()))
         raise
 
 
 def run_job(name: str, world_size: int, target: Any = rank_main) -> dict[str, Any]:
     if world_size < variants.LEAST_RANKS[name]:
         return {"skipped": f"needs {variants.LEAST_RANKS[name]} ranks"}
-    context = multiprocessing.get_context("fork")
-    box = context.SimpleQueue()
+    results = multiprocessing.get_context("fork").SimpleQueue()
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["JOB_STORE"] = os.path.join(folder, "store")
-        ranks = [
-            context.Process(target=target, args=(name, rank, world_size, box), name=f"rank-{rank}")
-            for rank in range(world_size)
-        ]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join(max(0.1, began + JOB_SECONDS - time.monotonic()))
-        late = [process for process in ranks if process.is_alive()]
-        for process in late:
-            process.kill()
-            process.join()
+    ended = forking.run_ranks(target, world_size, name, world_size, results)
     states, errors = [""] * world_size, [""] * world_size
-    while not box.empty():
-        rank, state, error = box.get()
+    while not results.empty():
+        rank, state, error = results.get()
         states[rank], errors[rank] = states[rank] or state, errors[rank] or error
     return {
         "ranks": states,
         "errors": errors,
-        "exits": [process.exitcode for process in ranks],
-        "late": [process.name for process in late],
+        "pids": ended.pids,
+        "exits": ended.exits,
+        "late": ended.late,
         "seconds": round(time.monotonic() - began, 3),
     }
 
@@ -118,7 +94,7 @@ def main() -> None:
     parser.add_argument("--world-sizes", default="2")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    forking.prepare()
     names = list(variants.VARIANTS) if options.variants == "all" else options.variants.split(",")
     results = {}
     for world_size in map(int, options.world_sizes.split(",")):

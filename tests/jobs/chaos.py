@@ -1,8 +1,8 @@
-"""Breaks ddpcheck from inside: one healthy job per guarded entry point, which raises on rank 1.
+"""Breaks ddpcheck from inside: one healthy job for each guarded entry point, which raises on rank 1.
 
-    python chaos.py --out results.json
+    python chaos.py --part 0 --parts 3 --out results.json
 
-Without ddpcheck in the process there is nothing to break, and the job runs once.
+Without ddpcheck in the process there are no entry points, and the job runs once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import battery
+import forking
 import torch
 import variants
 from torch import nn
@@ -30,7 +31,7 @@ BROKEN_RANK = 1
 
 @variants.variant()
 def everything(rank: int, world_size: int) -> list[Any]:
-    """One loop that comes by every moment a probe can be told of."""
+    """A training loop that reaches every entry point."""
     with tempfile.NamedTemporaryFile() as file:
         torch.save({"weight": torch.ones(3)}, file.name)
         torch.load(file.name, mmap=True)
@@ -54,7 +55,7 @@ def everything(rank: int, world_size: int) -> list[Any]:
         scaler.step(optimizer)
         scaler.update()
     if os.environ["BREAK"] == "exit.raised" and rank == BROKEN_RANK:
-        # Forked processes never come to the hook by themselves; it would call the next one, which prints.
+        # A forked process never calls this hook by itself. It calls the next hook, which prints.
         try:
             raise ValueError("not meant")
         except ValueError:
@@ -62,17 +63,17 @@ def everything(rank: int, world_size: int) -> list[Any]:
     return [ddp, optimizer, scaler.state_dict()]
 
 
-def rank_main(name: str, rank: int, world_size: int, box: Any) -> None:
+def rank_main(rank: int, name: str, world_size: int, results: Any) -> None:
     if rank == BROKEN_RANK and "ddpcheck.agent.guard" in sys.modules:
-        _arm(os.environ["BREAK"])
-    battery.rank_main(name, rank, world_size, box)
+        _break_entry_point(os.environ["BREAK"])
+    battery.rank_main(rank, name, world_size, results)
     if rank == BROKEN_RANK and "ddpcheck.agent.guard" in sys.modules and not os.environ["BREAK"]:
         names = sorted(sys.modules["ddpcheck.agent.guard"].GUARD.entry_points)
         Path(os.environ["NOTES"], "entries.json").write_text(json.dumps(names))
 
 
-def _arm(wanted: str) -> None:
-    """Break the entry point, or see to it that it comes into the world broken."""
+def _break_entry_point(wanted: str) -> None:
+    """Replace the body of the entry point, now or when it is registered."""
     guard = sys.modules["ddpcheck.agent.guard"].GUARD
     protect = guard.protect
 
@@ -93,20 +94,24 @@ def _arm(wanted: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--part", type=int, default=0)
+    parser.add_argument(
+        "--parts", type=int, default=1, help="break only each PARTS-th entry point, starting with PART"
+    )
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    forking.prepare()
     results = {}
     with tempfile.TemporaryDirectory() as notes:
-        os.environ["NOTES"] = notes
-        os.environ["BREAK"] = ""
+        os.environ.update(NOTES=notes, BREAK="")
         results[""] = battery.run_job("everything", WORLD_SIZE, rank_main)
         listed = Path(notes, "entries.json")
-        for entry in json.loads(listed.read_text()) if listed.exists() else ():
+        entries = json.loads(listed.read_text()) if listed.exists() else []
+        for entry in entries[options.part :: options.parts]:
             os.environ["BREAK"] = entry
             results[entry] = battery.run_job("everything", WORLD_SIZE, rank_main)
             results[entry]["reached"] = Path(notes, entry).exists()
-    options.out.write_text(json.dumps(results, indent=1))
+    options.out.write_text(json.dumps({"entries": entries, "jobs": results}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Jobs whose steps take a known time in known parts, forked from one parent: late ranks, and sound ones.
+"""Jobs whose steps take a known time in each phase, on forked ranks: stragglers, and even ranks.
 
     python clock_cases.py --cases slow_forward,even --world-size 2
 
-Work is sleeping: so it takes as long as it says on a machine with fewer cores than ranks.
+Work is sleep, so it takes the same time on a machine with fewer cores than ranks.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import multiprocessing
 import os
 import sys
-import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
+import forking
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -27,17 +25,16 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 WIDTH = 8
-KEPT: list[Any] = []
-# Whether each rank, with its threads, keeps to one core.
+# Whether each rank, with its threads, is pinned to one core.
 PINNED = "JOB_PINNED" in os.environ
-# Whether ranks run before all other programs, where the system lets them: what sleeps then wakes up in time, however
-# busy the machine is, and takes next to nothing from others.
+# Whether ranks get real-time priority, where the system permits it: a rank that sleeps then wakes up in time however
+# busy the machine is. The ranks use little CPU.
 FIRST = "JOB_FIRST" in os.environ
-# The rank that is late, where one is.
+# The straggler, in cases that have one.
 LATE = 1
 
 Case = Callable[["Job"], None]
-# Of mallopt, by glibc's malloc.h.
+# Options of mallopt, from glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 CASES: dict[str, Case] = {}
@@ -49,7 +46,7 @@ def case(function: Case) -> Case:
 
 
 class Sleeps(torch.autograd.Function):
-    """Takes its time in forward and in backward."""
+    """Sleeps in forward and in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, forward: float, backward: float) -> torch.Tensor:
@@ -64,7 +61,7 @@ class Sleeps(torch.autograd.Function):
 
 
 class Net(nn.Module):
-    """Sleeps between two layers, or where there are buffers has BatchNorm there as well."""
+    """Sleeps between two layers; with `buffers`, BatchNorm follows."""
 
     def __init__(self, forward: float, backward: float, buffers: bool) -> None:
         super().__init__()
@@ -80,7 +77,7 @@ class Net(nn.Module):
 
 
 class Samples(Dataset[torch.Tensor]):
-    """Each batch of four takes as long to read as it says."""
+    """Reading a batch of four takes `seconds`."""
 
     def __init__(self, seconds: float, size: int) -> None:
         self.seconds = seconds / 4
@@ -96,7 +93,7 @@ class Samples(Dataset[torch.Tensor]):
 
 
 class Slow(torch.optim.SGD):
-    """Takes its time in the step."""
+    """Sleeps in each step."""
 
     seconds = 0.0
 
@@ -107,7 +104,7 @@ class Slow(torch.optim.SGD):
 
 
 class Job:
-    """One rank's training; its parts take the same time on all ranks unless a case says otherwise."""
+    """The training of one rank; its phases take the same time on all ranks unless a case changes that."""
 
     def __init__(self, rank: int, world_size: int, steps: int, scale: float) -> None:
         self.rank, self.world_size, self.steps = rank, world_size, steps
@@ -135,7 +132,7 @@ class Job:
         )
         net: nn.Module = Net(forward / micro, backward / micro, buffers)
         ddp = DDP(nn.Sequential(net, Scratch()) if with_scratch else net)
-        KEPT.append(ddp)
+        forking.keep(ddp)
         slow = Slow(ddp.parameters(), lr=0.01)
         slow.seconds = optimizer
         dataset = Samples(data / micro, 4 * micro * self.steps * self.world_size)
@@ -163,12 +160,12 @@ def even(job: Job) -> None:
 
 @case
 def even_with_pauses(job: Job) -> None:
-    """Rank 0 evaluates now and then, alone."""
+    """Rank 0 alone pauses at some steps, as for an evaluation."""
     job.train(pause_every=10 if job.rank == 0 else 0)
 
 
-class Lingers(nn.Module):
-    """Adds a share of what the last step took of the processor, asleep: the same on a machine that is busy."""
+class Lengthens(nn.Module):
+    """Sleeps for a share of the CPU time of the last step, so that the share is the same on a busy machine."""
 
     def __init__(self, share: float) -> None:
         super().__init__()
@@ -183,14 +180,14 @@ class Lingers(nn.Module):
 
 
 def compute(job: Job, width: int, threads: int, longer: float = 0.0, batch: int = 64) -> None:
-    """With real work: ranks, threads and cores get into each other's way as they do."""
+    """Real computation: ranks and threads compete for cores."""
     torch.set_num_threads(threads)
     torch.manual_seed(5)
-    ddp = DDP(nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), Lingers(longer)))
-    KEPT.append(ddp)
+    ddp = DDP(nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), Lengthens(longer)))
+    forking.keep(ddp)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     torch.manual_seed(job.rank)
-    # Small steps are many, so that the job is long enough to be judged.
+    # More steps where steps are short, so that the job is long enough for the rule.
     for _ in range(job.steps * max(1, 2048 // width * 64 // batch)):
         optimizer.zero_grad()
         ddp(torch.randn(batch, width)).square().mean().backward()
@@ -214,18 +211,18 @@ def computing_on_threads(job: Job) -> None:
 
 @case
 def computing_much(job: Job) -> None:
-    """A large batch: little to reduce for what there is to compute."""
+    """A large batch: much computation for each byte to reduce."""
     compute(job, 1024, threads=1, batch=512)
 
 
 @case
 def computing_slowly(job: Job) -> None:
-    """Real work, of which the late rank has a fifth more."""
+    """Real computation; the straggler has a fifth more."""
     compute(job, 1024, threads=1, longer=0.2 if job.late else 0.0)
 
 
 class Scratch(nn.Module):
-    """Passes on what it is given; on the way it fills memory that it lets go of again."""
+    """Returns its input; fills memory on the way and frees it again."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for _ in range(12):
@@ -235,7 +232,7 @@ class Scratch(nn.Module):
 
 @case
 def memory_given_back(job: Job) -> None:
-    """The same work everywhere, but on the late rank the C library gives memory back to the system at once."""
+    """The same work on all ranks, but on the straggler the C library returns freed memory to the system at once."""
     libc = ctypes.CDLL(None)
     libc.mallopt(M_MMAP_THRESHOLD, 128 << 10 if job.late else 32 << 20)
     libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
@@ -249,13 +246,13 @@ def slow_forward(job: Job) -> None:
 
 @case
 def much_slower_forward(job: Job) -> None:
-    """Beyond doubt, on a busy machine too."""
+    """Clearly slower, on a busy machine too."""
     job.train(forward=0.1 if job.late else 0.03)
 
 
 @case
 def slow_forward_alone(job: Job) -> None:
-    """What the late rank does there, with nobody to be late for."""
+    """The straggler's work on every rank, for comparison."""
     job.train(forward=0.041)
 
 
@@ -271,7 +268,7 @@ def slow_data(job: Job) -> None:
 
 @case
 def slow_data_workers(job: Job) -> None:
-    """One worker reads ahead, and takes a fifth longer for a batch than a step takes, with all that belongs to it."""
+    """One worker reads ahead, but a batch takes it a fifth longer than a step."""
     job.train(data=0.072 if job.late else 0.004, workers=1)
 
 
@@ -282,7 +279,7 @@ def slow_optimizer(job: Job) -> None:
 
 @case
 def slow_other(job: Job) -> None:
-    """Logging on one rank, say."""
+    """Time outside forward, backward and optimizer, such as logging on one rank."""
     job.train(other=0.011 if job.late else 0.0)
 
 
@@ -293,13 +290,11 @@ def slow_accumulating(job: Job) -> None:
 
 @case
 def slow_with_buffers(job: Job) -> None:
-    """Rank 0 broadcasts its buffers at the start of each forward, and is waited for there."""
+    """Rank 0 broadcasts its buffers at the start of each forward, where the others wait for it."""
     job.train(forward=0.041 if job.rank == 0 else 0.03, buffers=True)
 
 
-def rank_main(name: str, rank: int, world_size: int, steps: int, scale: float) -> None:
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
+def rank_main(rank: int, name: str, world_size: int, steps: int, scale: float) -> None:
     if PINNED:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
@@ -312,32 +307,18 @@ def rank_main(name: str, rank: int, world_size: int, steps: int, scale: float) -
     dist.destroy_process_group()
 
 
-def run_case(name: str, world_size: int, steps: int, scale: float) -> bool:
-    context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["JOB_STORE"] = os.path.join(folder, "store")
-        ranks: list[Any] = [
-            context.Process(target=rank_main, args=(name, rank, world_size, steps, scale))
-            for rank in range(world_size)
-        ]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join()
-    return not any(process.exitcode for process in ranks)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cases", required=True, help="names, separated by commas, or all")
     parser.add_argument("--world-size", type=int, default=2)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--scale", type=float, default=1.0, help="sleep so many times as long")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on all sleeps")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    forking.prepare()
     names = list(CASES) if options.cases == "all" else options.cases.split(",")
-    good = [run_case(name, options.world_size, options.steps, options.scale) for name in names]
-    sys.exit(0 if all(good) else 1)
+    size, arguments = options.world_size, (options.world_size, options.steps, options.scale)
+    ended = [forking.run_ranks(rank_main, size, name, *arguments, seconds=600.0) for name in names]
+    sys.exit(not all(job.ok for job in ended))
 
 
 if __name__ == "__main__":

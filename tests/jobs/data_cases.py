@@ -1,4 +1,4 @@
-"""Small jobs about data and randomness, each forked from one parent: mistakes to find, and sound ones.
+"""Small jobs about data and random numbers on forked ranks: mistakes to find, and healthy jobs.
 
 python data_cases.py --cases no_sampler,healthy_plain --world-size 2
 """
@@ -6,16 +6,13 @@ python data_cases.py --cases no_sampler,healthy_plain --world-size 2
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import sys
-import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import forking
 import torch
-import torch._dynamo  # slow to import: once here instead of once in every rank
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -34,7 +31,6 @@ from torch.utils.data.distributed import DistributedSampler
 
 WIDTH = 8
 SAMPLES = 48
-KEPT: list[Any] = []
 
 Case = Callable[[int, int], None]
 CASES: dict[str, Case] = {}
@@ -50,14 +46,14 @@ def data(samples: int = SAMPLES, seed: int = 3) -> TensorDataset:
 
 
 class Trainer:
-    """A model and its optimizer; dropout only where asked for."""
+    """A model and its optimizer; dropout on request."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         torch.manual_seed(5)
         parts = [nn.Linear(WIDTH, 6), nn.Dropout(dropout) if dropout else nn.Tanh(), nn.Linear(6, 1)]
         self.ddp = DDP(nn.Sequential(*parts))
         self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.01)
-        KEPT.append(self)
+        forking.keep(self)
 
     def step(self, batch: torch.Tensor) -> None:
         self.optimizer.zero_grad()
@@ -104,7 +100,7 @@ def seed_differs_and_left_early(rank: int, world_size: int) -> None:
 
 @case
 def shuffled_alone(rank: int, world_size: int) -> None:
-    """Every rank shuffles all of the data, each in its own way."""
+    """Every rank shuffles the whole dataset, each with a seed of its own."""
     trainer = Trainer()
     torch.manual_seed(rank)
     trainer.epochs(DataLoader(data(), batch_size=4, shuffle=True))
@@ -125,7 +121,7 @@ def all_are_alone(rank: int, world_size: int) -> None:
 
 
 class Stream(IterableDataset[tuple[torch.Tensor]]):
-    """A stream; each rank takes its own share of it where it is told to."""
+    """A stream; each rank takes its share if `world_size` is given."""
 
     def __init__(self, rank: int = 0, world_size: int = 1) -> None:
         self.rank, self.world_size = rank, world_size
@@ -165,7 +161,7 @@ def same_dropout(rank: int, world_size: int) -> None:
 
 @case
 def same_noise(rank: int, world_size: int) -> None:
-    """Noise for the loss, drawn after the forward."""
+    """Noise for the loss, drawn after the forward pass."""
     trainer = Trainer()
     torch.manual_seed(9)
     for batch in batches(rank):
@@ -177,7 +173,7 @@ def same_noise(rank: int, world_size: int) -> None:
 
 @case
 def uneven_last_batch(rank: int, world_size: int) -> None:
-    """The rest of the samples goes where it falls; as many batches on every rank."""
+    """The last batch has another size on each rank; the number of batches is the same."""
     dataset = data(4 * world_size * 3 + 3 * world_size - 2)
     own = list(range(rank, len(dataset), world_size))
     loader = DataLoader(
@@ -187,7 +183,7 @@ def uneven_last_batch(rank: int, world_size: int) -> None:
 
 
 class Tagger(nn.Module):
-    """Takes labels and gives back its own loss, a mean over the tokens of this rank."""
+    """Takes labels and returns its loss, a mean over the tokens of this rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +212,7 @@ def tag(rank: int, world_size: int, shared: bool) -> None:
     torch.manual_seed(5)
     ddp = DDP(Tagger())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
-    KEPT.append((ddp, optimizer))
+    forking.keep(ddp, optimizer)
     for words, labels in texts(rank):
         optimizer.zero_grad()
         count = (labels != -100).sum()
@@ -233,14 +229,14 @@ def token_means(rank: int, world_size: int) -> None:
 
 @case
 def constant_input(rank: int, world_size: int) -> None:
-    """A measurement: not a mistake, but worth a note."""
+    """One constant batch, as in a benchmark: not a mistake, but worth a note."""
     trainer = Trainer()
     batch = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(1))
     for _ in range(5):
         trainer.step(batch)
 
 
-# ---- sound jobs
+# ---- healthy jobs
 
 
 def batches(rank: int, steps: int = 6) -> Iterator[torch.Tensor]:
@@ -267,7 +263,7 @@ def healthy_plain(rank: int, world_size: int) -> None:
 
 @case
 def healthy_sequential(rank: int, world_size: int) -> None:
-    """The same order in every epoch is meant here."""
+    """No shuffling: every epoch has the same order on purpose."""
     distributed(rank, world_size, shuffle=False)
 
 
@@ -308,7 +304,7 @@ def healthy_left_early_with_workers(rank: int, world_size: int) -> None:
 
 @case
 def healthy_large(rank: int, world_size: int) -> None:
-    """Too many samples for a map of all of them."""
+    """Too many samples to record a map of all of them."""
     dataset = TensorDataset(torch.arange(40_000.0)[:, None].expand(-1, WIDTH) / 1000)
     sampler: Any = DistributedSampler(dataset, world_size, rank)
     Trainer().epochs(DataLoader(dataset, batch_size=1000, sampler=sampler), 2, sampler)
@@ -354,7 +350,7 @@ def healthy_evaluation_with_workers(rank: int, world_size: int) -> None:
 
 
 class Blocks(Sampler[list[int]]):
-    """A batch sampler of the user's own: blocks dealt out in turn."""
+    """A custom batch sampler: ranks take blocks in turn."""
 
     def __init__(self, samples: int, rank: int, world_size: int) -> None:
         self.own = [list(range(at, at + 4)) for at in range(4 * rank, samples, 4 * world_size)]
@@ -376,7 +372,7 @@ def healthy_batch_sampler(rank: int, world_size: int) -> None:
 
 @case
 def healthy_own_shard(rank: int, world_size: int) -> None:
-    """Every rank has a dataset of its own; the indices are the same everywhere."""
+    """Every rank has a dataset of its own; the indices are equal on all ranks."""
     trainer = Trainer()
     torch.manual_seed(rank)
     trainer.epochs(DataLoader(data(24, seed=rank), batch_size=4, shuffle=True))
@@ -385,7 +381,7 @@ def healthy_own_shard(rank: int, world_size: int) -> None:
 
 @case
 def healthy_weighted(rank: int, world_size: int) -> None:
-    """With replacement: ranks draw from all of the data, independently."""
+    """With replacement: each rank draws from the whole dataset independently."""
     trainer = Trainer()
     torch.manual_seed(rank)
     weights = WeightedRandomSampler([1.0] * SAMPLES, 24)
@@ -393,7 +389,7 @@ def healthy_weighted(rank: int, world_size: int) -> None:
 
 
 class Unindexed(Dataset[tuple[torch.Tensor]]):
-    """Makes samples up when asked: nothing in it tells one rank's from another's."""
+    """Generates random samples: an index says nothing about the data."""
 
     def __len__(self) -> int:
         return 24
@@ -403,7 +399,7 @@ class Unindexed(Dataset[tuple[torch.Tensor]]):
 
 
 @case
-def healthy_made_up(rank: int, world_size: int) -> None:
+def healthy_generated(rank: int, world_size: int) -> None:
     trainer = Trainer()
     torch.manual_seed(rank)
     trainer.epochs(DataLoader(Unindexed(), batch_size=4, sampler=RandomSampler(range(24))))
@@ -426,7 +422,7 @@ def healthy_dropout(rank: int, world_size: int) -> None:
 
 @case
 def healthy_common_seed(rank: int, world_size: int) -> None:
-    """One seed, but nothing random in the model: loaders and other draws between steps are no matter."""
+    """One seed on all ranks, but nothing random in the model: draws between steps do not count."""
     trainer = Trainer()
     for batch in batches(rank):
         torch.rand(3)
@@ -441,7 +437,7 @@ def healthy_tokens_shared(rank: int, world_size: int) -> None:
 
 @case
 def healthy_placeholders(rank: int, world_size: int) -> None:
-    """Zeros, nothing, and scalars: nothing that could be told apart."""
+    """Zeros, None and scalars as inputs: nothing that could be compared."""
 
     class Free(nn.Module):
         def __init__(self) -> None:
@@ -453,7 +449,7 @@ def healthy_placeholders(rank: int, world_size: int) -> None:
 
     ddp = DDP(Free())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
-    KEPT.append((ddp, optimizer))
+    forking.keep(ddp, optimizer)
     for step in range(8):
         optimizer.zero_grad()
         given: list[tuple[Any, ...]] = [(torch.zeros(4, WIDTH),), (None,), (), (step,), (torch.zeros(0, 3),)]
@@ -463,10 +459,10 @@ def healthy_placeholders(rank: int, world_size: int) -> None:
 
 @case
 def healthy_lengths(rank: int, world_size: int) -> None:
-    """Time comes first, and texts are of any length."""
+    """The first dimension is time, and texts have any length."""
     trainer = Trainer()
     for batch in batches(rank, 8):
-        trainer.step(batch.repeat(9, 1)[: 5 + (7 * rank + 5 * len(KEPT) + int(batch.abs().sum())) % 20])
+        trainer.step(batch.repeat(9, 1)[: 5 + (7 * rank + 5 + int(batch.abs().sum())) % 20])
 
 
 @case
@@ -479,8 +475,8 @@ def healthy_join(rank: int, world_size: int) -> None:
 
 @case
 def healthy_accelerate(rank: int, world_size: int) -> None:
-    """Splits by itself and repeats samples to even the batches out."""
-    # The process group is there; accelerate looks at the variables all the same.
+    """accelerate splits the data itself and repeats samples to fill the last batch."""
+    # accelerate reads these variables although the process group exists.
     os.environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(world_size),
@@ -500,7 +496,7 @@ def healthy_accelerate(rank: int, world_size: int) -> None:
         DataLoader(data(8, seed=4), batch_size=4),
     )
     model, optimizer, loader, tests = accelerator.prepare(model, optimizer, loader, tests)
-    KEPT.append((model, optimizer))
+    forking.keep(model, optimizer)
     for _ in range(3):
         for (batch,) in loader:
             optimizer.zero_grad()
@@ -514,32 +510,11 @@ def healthy_accelerate(rank: int, world_size: int) -> None:
 # ---- forking
 
 
-def rank_main(name: str, rank: int, world_size: int) -> None:
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    dist.init_process_group(
-        "gloo", init_method=f"file://{os.environ['JOB_STORE']}", rank=rank, world_size=world_size
-    )
+def rank_main(rank: int, name: str, world_size: int) -> None:
+    store = os.environ["JOB_STORE"]
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
     CASES[name](rank, world_size)
     dist.destroy_process_group()
-
-
-def run_case(name: str, world_size: int) -> bool:
-    context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["JOB_STORE"] = os.path.join(folder, "store")
-        ranks = [
-            context.Process(target=rank_main, args=(name, rank, world_size)) for rank in range(world_size)
-        ]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join(60)
-        late = [process for process in ranks if process.is_alive()]
-        for process in late:
-            process.kill()
-            process.join()
-    return not late and not any(process.exitcode for process in ranks)
 
 
 def main() -> None:
@@ -549,7 +524,11 @@ def main() -> None:
     parser.add_argument("--cases", required=True, help="names, separated by commas")
     parser.add_argument("--world-size", type=int, default=2)
     options = parser.parse_args()
-    failed = [name for name in options.cases.split(",") if not run_case(name, options.world_size)]
+    names, size = options.cases.split(","), options.world_size
+    if "healthy_accelerate" in names:
+        import accelerate  # noqa: F401  # slow to import: once here instead of once in each rank
+    forking.prepare()
+    failed = [name for name in names if not forking.run_ranks(rank_main, size, name, size).ok]
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

@@ -1,43 +1,37 @@
-"""Jobs that are the same but for one thing, one after the other under one watch: each is an attempt of its own.
+"""Jobs that differ from each other in one setting, one after the other; each is an attempt of its own in the report.
 
     python diff_cases.py --out names.json
 
-`names.json` lists the cases in the order in which they ran. All of them train on the same global batch, which is
-dealt out to however many ranks there are.
+`names.json` lists the cases in the order in which they ran. All of them train on the same global batch, split over
+their ranks.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import sys
-import tempfile
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch._dynamo  # slow to import: once here instead of once in every rank
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import forking
 import variants
 
 STEPS = 24
 GLOBAL_BATCH = 32
-KEPT: list[Any] = []
 
 
 @dataclass(frozen=True)
 class Job:
-    """What may be different from one case to the next."""
+    """The settings of a case."""
 
     world_size: int = 2
     steps: int = STEPS
@@ -101,16 +95,16 @@ def shares(job: Job, rank: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         yield inputs.chunk(job.world_size)[rank], targets.chunk(job.world_size)[rank]
 
 
-def sums(group, bucket):  # type: ignore[no-untyped-def]  # DDP wants annotations that are no strings, or none
-    """A communication hook that forgets to divide."""
+def sums(group, bucket):  # type: ignore[no-untyped-def]  # DDP rejects annotations that are strings
+    """A communication hook that does not divide by the world size."""
     work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
 
 
-def train(job: Job, rank: int) -> None:
+def train(rank: int, job: Job) -> None:
     variants.make_group(rank, job.world_size)
     ddp = DDP(model(job))
-    KEPT.append(ddp)
+    forking.keep(ddp)
     if job.undivided:
         ddp.register_comm_hook(dist.group.WORLD, sums)
     torch.manual_seed(job.noise_seed + 10 * rank)
@@ -136,36 +130,13 @@ def train(job: Job, rank: int) -> None:
     dist.destroy_process_group()
 
 
-def rank_main(job: Job, rank: int) -> None:
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    train(job, rank)
-
-
-def run(job: Job) -> list[int | None]:
-    context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["JOB_STORE"] = os.path.join(folder, "store")
-        ranks = [context.Process(target=rank_main, args=(job, rank)) for rank in range(job.world_size)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join(60)
-        for process in ranks:
-            if process.is_alive():
-                process.kill()
-                process.join()
-    return [process.exitcode for process in ranks]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    exits = {name: run(job) for name, job in CASES.items()}
+    forking.prepare()
+    failed = [name for name, job in CASES.items() if not forking.run_ranks(train, job.world_size, job).ok]
     options.out.write_text(json.dumps(list(CASES)))
-    failed = [name for name, codes in exits.items() if any(codes)]
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

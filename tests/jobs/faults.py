@@ -1,6 +1,6 @@
-"""Broken DDP training loops, one small function each, with what ddpcheck is to say of them.
+"""Broken DDP training loops, one small function each, with the finding that ddpcheck must report.
 
-Run like the healthy ones, by forking ranks from one parent:
+Their ranks are forked from one parent, like those of the healthy jobs:
 
     python faults.py --faults bypass,unused --out results.json
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 sys.path.insert(0, str(Path(__file__).parent))
 
 import battery
+import forking
 import variants
 from variants import batches, net
 
@@ -32,7 +32,7 @@ LAST_STEP = 6
 
 @dataclass(frozen=True)
 class Fault:
-    """A broken job and the finding it must raise."""
+    """A broken job and the finding that it must cause."""
 
     run: Callable[[int, int], Any]
     code: str
@@ -119,7 +119,7 @@ def second_backward(rank: int, world_size: int) -> None:
 
 
 class Branching(nn.Module):
-    """Leaves a layer out on request."""
+    """Skips a layer on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Branching(nn.Module):
 
 @fault("DDP202", "reduction unfinished: no gradient came for sometimes.weight, sometimes.bias", 2, (0, 1))
 def unused(rank: int, world_size: int) -> None:
-    """DDP itself complains only at the next forward, when the harm is done."""
+    """DDP itself raises only in the next forward, after the wrong step."""
     model = Branching()
     ddp, optimizer = DDP(model), torch.optim.SGD(model.parameters(), lr=0.1)
     for step, inputs in enumerate(batches(rank, 3)):
@@ -156,7 +156,7 @@ def by_hand(rank: int, world_size: int) -> None:
 
 @fault("DDP202", "DDP's hooks are lost", 1, (0, 1))
 def hooks_lost(rank: int, world_size: int) -> None:
-    """Another dtype and back: the gradient accumulators that DDP had hooked are made anew."""
+    """To another dtype and back: torch replaces the gradient accumulators that DDP had hooked."""
     model, ddp, optimizer = setup()
     for step, inputs in enumerate(batches(rank, LAST_STEP)):
         if step == 1:
@@ -190,7 +190,7 @@ def clipped_by_rank(rank: int, world_size: int) -> None:
 
 @fault("DDP205", "gradients were written to between backward and step", 2, (2,), world_size=3)
 def clamped_through_data(rank: int, world_size: int) -> None:
-    """As old code does it; no version counter moves."""
+    """Through `.data`, as old code does it: no version counter changes."""
     model, ddp, optimizer = setup()
     for step, inputs in enumerate(batches(rank, LAST_STEP)):
         optimizer.zero_grad()
@@ -204,7 +204,7 @@ def clamped_through_data(rank: int, world_size: int) -> None:
 
 @fault("DDP205", "gradients were written to between backward and step", 2, (1,), world_size=3)
 def embedding_silenced_through_data(rank: int, world_size: int) -> None:
-    """Its gradient is large, and nearly all of it is zero anyway."""
+    """The gradient of an embedding is large and almost all zeros."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(50_000, 8), nn.Flatten(), nn.Linear(24, 1))
     ddp = DDP(model)
@@ -221,7 +221,7 @@ def embedding_silenced_through_data(rank: int, world_size: int) -> None:
 
 @fault("DDP205", "gradients were written to between backward and step", 9, (1,), world_size=3)
 def large_layer_scaled_through_data(rank: int, world_size: int) -> None:
-    """After the steps in which all gradients are read again, and only where the gradient is large."""
+    """After the first steps, in which all gradients are read twice, and only in a large gradient."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(520, 520), nn.Linear(520, 1))
     ddp = DDP(model)
@@ -237,12 +237,12 @@ def large_layer_scaled_through_data(rank: int, world_size: int) -> None:
 
 
 def hooked(change: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
-    """Train with a communication hook that does what DDP does, and then `change`."""
+    """Train with a communication hook that reduces like DDP and then applies `change`."""
     rank = dist.get_rank()
     _, ddp, optimizer = setup()
     calls = iter(range(1000))
 
-    # Without annotations: DDP looks at them, and postponed ones are not to its liking.
+    # Without annotations: DDP rejects annotations that are strings.
     def hook(state, bucket):  # type: ignore[no-untyped-def]
         flat = bucket.buffer().div_(dist.get_world_size())
         call = next(calls)
@@ -343,7 +343,7 @@ def unfrozen(rank: int, world_size: int) -> None:
 
 
 class HalfBlind(nn.Module):
-    """Is given a share of its own, and looks only at what all ranks have."""
+    """Takes a batch of its own and one that is equal on all ranks, and uses only the latter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -370,8 +370,7 @@ def main() -> None:
     parser.add_argument("--faults", default="all")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
+    forking.prepare()
     names = list(FAULTS) if options.faults == "all" else options.faults.split(",")
     results = []
     for name in names:

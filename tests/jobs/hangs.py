@@ -1,7 +1,6 @@
-"""Jobs that hang, and jobs that only look as if they did: forked ranks, several jobs at a time.
+"""Jobs that hang and jobs that are only slow, on forked ranks; all jobs of a command run at the same time.
 
 python hangs.py slow_evaluation sleeping_loader
-python hangs.py ../../examples/faults/early_stop_on_some_ranks.py:2
 """
 
 from __future__ import annotations
@@ -9,9 +8,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
-import runpy
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,17 +16,16 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import battery
+import forking
 import torch
 import torch.distributed as dist
 import variants
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-# Longer than the timeout of the tests by more than the looks can be late.
+# Three times the hang timeout of the tests: a check may come late.
 LONG = 9.0
+WORLD_SIZE = 2
 CASES: dict[str, Callable[[int], None]] = {}
 
 
@@ -41,7 +37,7 @@ def case(function: Callable[[int], None]) -> Callable[[int], None]:
 def train(rank: int, steps: int = 3, before: Callable[[int], object] = lambda step: None) -> DDP:
     ddp = DDP(variants.normed())
     optimizer = variants.sgd(ddp)
-    battery.KEPT.append(ddp)
+    forking.keep(ddp)
     for step, batch in enumerate(variants.batches(rank, steps)):
         before(step)
         optimizer.zero_grad()
@@ -56,12 +52,12 @@ def compute() -> None:
         torch.randn(64, 64).matmul(torch.randn(64, 64))
 
 
-# Slow, not hung.
+# Slow jobs
 
 
 @case
 def slow_first_step(rank: int) -> None:
-    """As with a compiler: one rank works for long before its first forward, the other waits in DDP."""
+    """Like a compiler: one rank computes for long before its first forward, the other waits in DDP."""
     train(rank, before=lambda step: compute() if step == 0 and rank == 1 else None)
 
 
@@ -88,7 +84,7 @@ def waits_for_a_process(rank: int) -> None:
 
 @case
 def waits_for_a_thread(rank: int) -> None:
-    """The training thread waits for another one that only sleeps, as between two attempts to upload."""
+    """The training thread waits for a thread that only sleeps, as between two attempts to upload."""
     train(rank)
     if rank == 0:
         thread = threading.Thread(target=time.sleep, args=(LONG,))
@@ -99,7 +95,7 @@ def waits_for_a_thread(rank: int) -> None:
 
 @case
 def stopped(rank: int) -> None:
-    """As by a debugger."""
+    """Stopped by SIGSTOP, as by a debugger."""
     train(rank)
     if rank == 0:
         me = os.getpid()
@@ -109,7 +105,7 @@ def stopped(rank: int) -> None:
 
 @case
 def writes_for_long(rank: int) -> None:
-    """A checkpoint on a slow disk: little processor time, but bytes flow."""
+    """A checkpoint on a slow disk: little CPU time, but bytes are written."""
     train(rank)
     if rank == 0:
         with tempfile.NamedTemporaryFile() as file:
@@ -122,16 +118,16 @@ def writes_for_long(rank: int) -> None:
 
 @case
 def idle_without_ddp(rank: int) -> None:
-    """No DDP, no steps, and nobody waits in a collective: a job that has nothing to do."""
+    """No DDP, no steps, and no rank waits in a collective."""
     threading.Event().wait(LONG)
     dist.barrier()
 
 
-# Hung.
+# Jobs that hang
 
 
 @case
-def lock_never_given_back(rank: int) -> None:
+def lock_never_released(rank: int) -> None:
     train(rank)
     lock = threading.Lock()
     lock.acquire()
@@ -142,7 +138,7 @@ def lock_never_given_back(rank: int) -> None:
 
 @case
 def left_the_group(rank: int) -> None:
-    """One rank closes its process group and goes on with work of its own."""
+    """One rank destroys its process group and continues on its own."""
     train(rank, steps=5 if rank == 0 else 4)
     dist.destroy_process_group()
     if rank == 1:
@@ -152,7 +148,7 @@ def left_the_group(rank: int) -> None:
 
 @case
 def native_code_holds_the_interpreter(rank: int) -> None:
-    """Nothing in the process can answer: only the system can tell that it stands still."""
+    """The process cannot answer a request: only /proc shows that it makes no progress."""
     train(rank)
     if rank == 1:
         libc = ctypes.PyDLL(None)
@@ -162,40 +158,25 @@ def native_code_holds_the_interpreter(rank: int) -> None:
     dist.barrier()
 
 
-def rank_main(name: str, rank: int, world_size: int, port: int, store: str) -> None:
+def rank_main(name: str, rank: int, store: str) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    if name in CASES:
-        os.environ["JOB_STORE"] = store
-        variants.make_group(rank, world_size)
-        CASES[name](rank)
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        return
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
-    os.environ.update({key: str(value) for key, value in place.items()})
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    sys.argv = [name]
-    runpy.run_path(name, run_name="__main__")
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    os.environ["JOB_STORE"] = store
+    variants.make_group(rank, WORLD_SIZE)
+    CASES[name](rank)
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def main() -> None:
-    torch.set_num_threads(1)
+    forking.prepare()
     context = multiprocessing.get_context("fork")
-    ranks: list[Any] = []
     with tempfile.TemporaryDirectory() as folder:
-        for job in sys.argv[1:]:
-            name, _, size = job.partition(":")
-            world_size, port = int(size or 2), free_port()
-            for rank in range(world_size):
-                args = (name, rank, world_size, port, str(Path(folder, Path(name).stem)))
-                ranks.append(context.Process(target=rank_main, args=args))
+        ranks = [
+            context.Process(target=rank_main, args=(name, rank, os.path.join(folder, name)))
+            for name in sys.argv[1:]
+            for rank in range(WORLD_SIZE)
+        ]
         for process in ranks:
             process.start()
         for process in ranks:
@@ -205,6 +186,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # A job that nobody ends must not outlive the tests.
+    # A job that hangs must not outlive the tests.
     signal.alarm(200)
     main()

@@ -1,17 +1,13 @@
-"""Jobs whose memory grows, is uneven, or only looks like it; ranks are forked from one process.
+"""Jobs whose memory grows, differs between ranks, or only fluctuates, on forked ranks.
 
-python memory_cases.py leak|uneven|steady
+python memory_cases.py leak,uneven,steady
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import sys
-import tempfile
-import warnings
 
-import battery
+import forking
 import torch
 import torch.distributed as dist
 import variants
@@ -22,9 +18,7 @@ STEPS = 80
 MEGABYTE = 1 << 18  # values
 
 
-def rank_main(case: str, rank: int) -> None:
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
+def rank_main(rank: int, case: str) -> None:
     variants.make_group(rank, 2)
     torch.manual_seed(0)
     ddp = DDP(nn.Linear(16, 16))
@@ -38,28 +32,21 @@ def rank_main(case: str, rank: int) -> None:
         if case == "leak" and rank == 1:
             kept.append(torch.ones(2 * MEGABYTE))
         if case == "steady":
-            # What allocators meet: sizes that change, a cache that fills in the first steps, one large evaluation.
+            # Sizes that change, a cache that fills in the first steps, one large evaluation.
             kept = kept if len(kept) > 5 else [*kept, torch.ones(20 * MEGABYTE)]
             torch.ones((1 + step % 7) * MEGABYTE)
             if step == STEPS // 2:
                 torch.ones(300 * MEGABYTE)
-    battery.KEPT.append(ddp)
+    forking.keep(ddp)
     dist.destroy_process_group()
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as folder:
-        for case in sys.argv[1].split(","):
-            os.environ["JOB_STORE"] = os.path.join(folder, case)
-            ranks = [context.Process(target=rank_main, args=(case, rank)) for rank in range(2)]
-            for process in ranks:
-                process.start()
-            for process in ranks:
-                process.join()
-            if any(process.exitcode for process in ranks):
-                sys.exit(f"{case}: {[process.exitcode for process in ranks]}")
+    forking.prepare()
+    for case in sys.argv[1].split(","):
+        ended = forking.run_ranks(rank_main, 2, case)
+        if not ended.ok:
+            sys.exit(f"{case}: {ended.exits}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One node of a job of several: forks its ranks and trains a layer of a known size at a steady pace."""
+"""One node of a multi-node job: forks its ranks and trains a layer of known size at a steady pace."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ import sys
 import time
 from pathlib import Path
 
+import forking
 import torch
-import torch._dynamo  # DDP's constructor would, once in every rank
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-# Kept until the process is gone: the last reference to a process group inside a DDP module, dropped while gloo's
-# threads still want the interpreter, now and then never returns.
-KEPT: list[DistributedDataParallel] = []
 
 
 def train(rank: int, options: argparse.Namespace) -> None:
@@ -36,18 +32,19 @@ def train(rank: int, options: argparse.Namespace) -> None:
         optimizer.zero_grad()
         loss = model(torch.randn(2, options.width)).square().mean()
         if late:
-            # Asleep: so it takes as long however busy the machine is, on which all nodes run together.
+            # Sleep takes the same time however busy the machine is; all nodes run on it.
             loss.register_hook(lambda gradient: time.sleep(late))
         loss.backward()
         optimizer.step()
-        # Not until a moment of each rank's own: the one that began last would hold up the others at every step.
+        # A pause of fixed length. If each rank waited for points on its own clock instead, the rank that started last
+        # would delay the others at every step.
         time.sleep(options.pace)
-    KEPT.append(model)
+    forking.keep(model)
     dist.destroy_process_group()
 
 
 def provide(options: argparse.Namespace) -> None:
-    """The other nodes wait until it is there."""
+    """Node 0 writes the checkpoint; the other nodes wait for it."""
     if options.node_rank == 0:
         unfinished = options.checkpoint.with_suffix(".unfinished")
         torch.save(nn.Linear(options.width, options.width, bias=False).state_dict(), unfinished)
@@ -65,11 +62,12 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--pace", type=float, default=0.05, help="seconds between steps")
     parser.add_argument("--late-node", type=int, default=-1, help="the node whose backwards take longer")
-    parser.add_argument("--late", type=float, default=0.0, help="by so many seconds")
-    parser.add_argument("--checkpoint", type=Path, help="weights that every rank reads; node 0 makes them")
+    parser.add_argument("--late", type=float, default=0.0, help="seconds added to each of its backwards")
+    parser.add_argument("--checkpoint", type=Path, help="weights that every rank reads; node 0 writes them")
     options = parser.parse_args()
     if options.checkpoint:
         provide(options)
+    forking.prepare()
     children = []
     for local in range(options.per_node):
         pid = os.fork()

@@ -1,19 +1,18 @@
-"""Small jobs with forked ranks for `ddpcheck run --profile`, one after the other; prints a digest of each one's state.
+"""Small jobs for `ddpcheck run --profile` on forked ranks; each rank prints a digest of its final state.
 
 python profile_cases.py FOLDER case,case
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
 import battery
+import forking
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -23,12 +22,12 @@ from torch.profiler import profile, schedule, tensorboard_trace_handler
 RANKS = 2
 STEPS = 10
 SLEEP = 0.15
-# By so much rank 1 comes later to the first bucket, for which rank 0 then waits in the midst of its backward.
+# Delay of rank 1 before its first bucket, in seconds: rank 0 waits for that bucket during its backward.
 LATER = 0.08
 
 
 class Slow(torch.autograd.Function):
-    """Compute that leaves the processor to others."""
+    """Stands for computation, without load on the CPU."""
 
     @staticmethod
     def forward(ctx: Any, batch: torch.Tensor, seconds: float) -> torch.Tensor:
@@ -42,7 +41,7 @@ class Slow(torch.autograd.Function):
 
 
 class SlowLinear(nn.Linear):
-    """Its own gradients come first, the pause after them."""
+    """Pauses in backward, after its own gradients are ready."""
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         return super().forward(Slow.apply(batch, SLEEP))
@@ -58,7 +57,7 @@ class Pause(nn.Module):
 
 
 class Wide(nn.Module):
-    """Many parameters, nearly all of which get a gradient of zero."""
+    """Many parameters, almost all with a gradient of zero."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -80,21 +79,21 @@ def train(ddp: nn.Module, width: int, rank: int, steps: int = STEPS, profiler: A
 
 
 def exposed(rank: int, folder: Path) -> nn.Module:
-    """A lot to transfer and next to nothing to compute."""
+    """Much to transfer and almost nothing to compute."""
     ddp = DDP(Wide(8_000_000))
     train(ddp, 4, rank)
     return ddp
 
 
 def hidden(rank: int, folder: Path) -> nn.Module:
-    """Little to transfer, and time enough to do it; only the last bucket has nothing to hide behind."""
+    """Little to transfer during a long backward; only the last bucket cannot overlap with it."""
     ddp = DDP(nn.Sequential(SlowLinear(16, 512), SlowLinear(512, 512), Pause(LATER * rank)))
     train(ddp, 16, rank)
     return ddp
 
 
 def own_profiler(rank: int, folder: Path) -> nn.Module:
-    """The program profiles by itself, in the very steps that are wanted."""
+    """The program uses torch.profiler itself, in the steps that ddpcheck wants to profile."""
     ddp = DDP(nn.Linear(64, 64))
     window = schedule(wait=5, warmup=1, active=3, repeat=1)
     handler = tensorboard_trace_handler(str(folder / "mine"), f"rank{rank}")
@@ -104,7 +103,7 @@ def own_profiler(rank: int, folder: Path) -> nn.Module:
 
 
 def short(rank: int, folder: Path) -> nn.Module:
-    """Over in the middle of the window."""
+    """Ends in the middle of the profiled window."""
     ddp = DDP(nn.Linear(64, 64))
     train(ddp, 64, rank, steps=7)
     return ddp
@@ -113,13 +112,11 @@ def short(rank: int, folder: Path) -> nn.Module:
 CASES = {case.__name__: case for case in (exposed, own_profiler, short, hidden)}
 
 
-def rank_main(name: str, rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
+def rank_main(rank: int, name: str, folder: Path) -> None:
     torch.manual_seed(0)
     dist.init_process_group("gloo", init_method=f"file://{folder / name}", rank=rank, world_size=RANKS)
     ddp = CASES[name](rank, folder)
-    battery.KEPT.append(ddp)
+    forking.keep(ddp)
     state = torch.random.get_rng_state(), ddp
     os.write(1, f"{name} {rank} {battery.digest(state)}\n".encode())
     dist.destroy_process_group()
@@ -127,15 +124,9 @@ def rank_main(name: str, rank: int, folder: Path) -> None:
 
 def main() -> None:
     folder, names = Path(sys.argv[1]), sys.argv[2].split(",")
-    torch.set_num_threads(1)
-    context = multiprocessing.get_context("fork")
+    forking.prepare()
     for name in names:
-        ranks = [context.Process(target=rank_main, args=(name, rank, folder)) for rank in range(RANKS)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join()
-        if any(process.exitcode for process in ranks):
+        if not forking.run_ranks(rank_main, RANKS, name, folder).ok:
             sys.exit(1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -73,18 +74,20 @@ class Lab:
 
 @cache
 def missing() -> str:
-    """Why there can be no lab here; empty where there can."""
+    """Why no lab can be built here, and what helps; empty where one can."""
     if sys.platform != "linux":
-        return "network namespaces need Linux"
+        return "needs network namespaces, which only Linux has"
     if os.geteuid() != 0:
-        return "making network namespaces needs root"
+        return "needs root to make network namespaces: run the tests as root"
+    if not (shutil.which("ip") and shutil.which("tc")):
+        return "needs ip and tc: apt-get install iproute2"
     try:
         with make_lab(1, Path("/")) as lab:
             lab[0].limit_link(100)
             if lab[0].run(["hostname"]).stdout.strip() != lab[0].name:
-                return "a host of its own name cannot be made"
+                return "needs a UTS namespace, which cannot be made here (a container without CAP_SYS_ADMIN?)"
     except (OSError, LabError, subprocess.SubprocessError) as error:
-        return f"network namespaces do not work here: {error}"
+        return f"needs network namespaces, which do not work here: {error}"
     return ""
 
 

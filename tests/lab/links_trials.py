@@ -10,7 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.integration.conftest import BIN, JOBS, environment
+from tests.helpers.commands import BIN, environment
+from tests.helpers.paths import JOBS
 from tests.lab.host import Host
 from tests.lab.lab import make_lab
 

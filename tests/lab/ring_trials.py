@@ -21,7 +21,7 @@ from ddpcheck.analysis.hardware.statistics import NodeSample
 from ddpcheck.analysis.network.model import NodeLink, SlowLink
 from ddpcheck.analysis.network.route_counters import RouteCounterTable
 from ddpcheck.analysis.network.slow_link import carrying, slow_link
-from tests.commands import BIN, environment
+from tests.helpers.commands import BIN, environment
 from tests.lab.lab import Ended, make_lab
 
 JOB = Path(__file__).parents[1] / "jobs" / "plain_ring.py"

@@ -23,7 +23,8 @@ from typing import Any
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.report import Report
 from ddpcheck.analysis.report_builder import analyse_run
-from tests.integration.conftest import BIN, JOBS, environment
+from tests.helpers.commands import BIN, environment
+from tests.helpers.paths import JOBS
 from tests.lab.host import Host
 from tests.lab.lab import Lab, make_lab
 

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.browser.chromium import browser, opened
+from tests.helpers.chromium import browser, opened
 from tests.lab.lab import missing
 from tests.screenshots import jobs
 from tests.screenshots.page import draw_page

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.commands import BIN, environment, run_to_end
+from tests.helpers.commands import BIN, environment, run_command
 from tests.lab.host import Host
 from tests.lab.lab import Ended, make_lab
 
@@ -96,7 +96,7 @@ def _watched(folder: Path, status: int, options: Sequence[str], arguments: Seque
     shutil.copy(ROOT / "examples" / "train.py", folder.parent)
     launcher = ["torchrun", "--standalone", "--nproc-per-node", str(RANKS), "train.py"]
     command = [BIN / "ddpcheck", "run", "--out", folder, *options, "--", *launcher, *arguments]
-    done = run_to_end(command, folder.parent, {}, most_seconds=300)
+    done = run_command(command, folder.parent, {}, most_seconds=300)
     if done.status != status:
         sys.exit(f"expected status {status}\n{done}")
     return folder

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.reports.html.page import to_html
-from tests.browser.chromium import Tab
+from tests.helpers.chromium import Tab
 
 # Dots a pixel: sharp on most screens, and still small.
 SCALE = 1.4

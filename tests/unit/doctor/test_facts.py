@@ -21,7 +21,7 @@ from ddpcheck.doctor.facts.machine import collect, folder_facts, memory_limit, n
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.model import DoctorReport, diagnose
 from ddpcheck.launcher.environment import BOOTSTRAP, command_environment
-from tests.support import nvml
+from tests.helpers import nvml
 
 
 def program(path: Path, text: str) -> str:

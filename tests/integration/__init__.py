@@ -1,0 +1,1 @@
+"""Tests that run real commands, jobs, browsers and networks."""
