@@ -53,12 +53,12 @@ def test_a_folder_is_taken_as_it_is(runs: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", ["train", "20260101"])
 def test_more_than_one(runs: Path, given: str) -> None:
-    with pytest.raises(UsageError, match="means 2 runs"):
+    with pytest.raises(UsageError, match="matches 2 runs"):
         find_run(given, runs)
 
 
 def test_none(runs: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunNotFound, match=r"no run 'zzz'.*holds 20260102-101500-train"):
+    with pytest.raises(RunNotFound, match=r"no run 'zzz'.*contains 20260102-101500-train"):
         find_run("zzz", runs)
     with pytest.raises(RunNotFound, match="no run ''"):
         find_run("", runs)

@@ -44,7 +44,7 @@ def events(path: Path) -> list[dict[str, object]]:
 def test_beside_the_run_or_where_one_wants_it(profiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status(profiled, "--trace") == 0
     assert (profiled / "timeline.json.gz").exists()
-    assert "One timeline of 2 ranks is in" in capsys.readouterr().out
+    assert "Wrote one timeline of 2 ranks" in capsys.readouterr().out
     assert status(profiled, "--trace", "all.json") == 0
     assert status("--trace", "latest.json") == 0
     assert Path("latest.json").read_text() == Path("all.json").read_text()

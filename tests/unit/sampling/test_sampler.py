@@ -27,7 +27,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 def sample_for(folder: Path, seconds: float, **options: Any) -> list[dict[str, Any]]:
     sampler = Sampler(folder, **options)
     sampler.start()
-    sampler.meet(3, os.getpid())
+    sampler.add_rank(3, os.getpid())
     time.sleep(seconds)
     sampler.close()
     return lines(folder)
@@ -50,7 +50,7 @@ def test_facts_then_samples_then_the_effort(tmp_path: Path) -> None:
 def test_a_long_job_takes_few_lines_and_loses_no_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_OF_A_CORE", 1.0)
+    monkeypatch.setattr(module, "MAX_CPU_SHARE", 1.0)
     found = sample_for(tmp_path, 1.5, hz=200, lines=4)
     samples = [line for line in found if line["kind"] == "sample"]
     taken = found[-1]["samples"]
@@ -75,7 +75,7 @@ def test_costly_samples_come_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """As often as asked, however busy the machine is."""
-    monkeypatch.setattr(module, "MOST_OF_A_CORE", 1.0)
+    monkeypatch.setattr(module, "MAX_CPU_SHARE", 1.0)
 
 
 # What may fail, by what it is called in the log; and the keys that the samples then lack.
@@ -158,8 +158,8 @@ def test_a_rank_whose_process_vanishes(tmp_path: Path) -> None:
     sampler = Sampler(tmp_path, 20)
     sampler.start()
     child = subprocess.Popen(["sleep", "0.3"])
-    sampler.meet(5, child.pid)
-    sampler.meet(3, os.getpid())
+    sampler.add_rank(5, child.pid)
+    sampler.add_rank(3, os.getpid())
     time.sleep(0.2)
     child.wait()
     time.sleep(0.3)
@@ -174,7 +174,7 @@ def test_a_rank_whose_process_vanishes(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("unhurried")
 def test_a_driver_that_stops_answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is sampled on, and what it tells after all counts again."""
-    monkeypatch.setattr(gpu_source, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(gpu_source, "ANSWER_SECONDS", 0.05)
     silent = threading.Event()
     calls = []
 
@@ -196,7 +196,7 @@ def test_a_driver_that_stops_answering(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("unhurried")
 def test_a_driver_that_never_answers_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_source, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(gpu_source, "ANSWER_SECONDS", 0.05)
     hung = threading.Event()
     calls = []
 
@@ -222,7 +222,7 @@ def test_a_driver_that_never_answers_again(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.usefixtures("unhurried")
 def test_a_driver_that_takes_its_time_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_source, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(gpu_source, "ANSWER_SECONDS", 0.05)
     monkeypatch.setattr(nvml.Gpus, "open", lambda self: time.sleep(0.3))
     monkeypatch.setattr(nvml.Gpus, "read", lambda self: [{"memory": 1}])
     monkeypatch.setattr(nvml.Gpus, "describe", lambda self: {"gpus": [{"index": 0}]})
@@ -258,7 +258,7 @@ def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_what_is_left_of_a_full_disk_is_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAST_ROOM", 1 << 60)
+    monkeypatch.setattr(module, "MIN_FREE_BYTES", 1 << 60)
     sampler = Sampler(tmp_path, 20)
     sampler.start()
     time.sleep(0.2)
