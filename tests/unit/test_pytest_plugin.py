@@ -104,7 +104,7 @@ def test_what_ranks_cannot_find_is_refused(tmp_path: Path, monkeypatch: pytest.M
     check, commands = checker(tmp_path, monkeypatch, stored("1-sound"), 0)
     with pytest.raises(TypeError, match="top level of a module"):
         check.run(lambda: None)
-    with pytest.raises(TypeError, match="travel as JSON"):
+    with pytest.raises(TypeError, match="JSON serializable"):
         check.run(write_down, object())
     assert commands == []
 
