@@ -32,7 +32,9 @@ def analysed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
     module.analyse_run = analyse_run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ddpcheck.analysis.report_builder", module)
     monkeypatch.chdir(tmp_path)
-    make_runs(tmp_path / "ddpcheck-runs", "20260101-101500-train", "torn")
+    for name in ("20260101-101500-train", "torn"):
+        (tmp_path / "ddpcheck-runs" / name).mkdir(parents=True)
+        (tmp_path / "ddpcheck-runs" / name / "run.json").write_text("{}")
     return asked
 
 
