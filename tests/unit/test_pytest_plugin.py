@@ -74,7 +74,7 @@ def test_a_job_that_fails_shows_its_end(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_no_report_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check, _ = checker(tmp_path, monkeypatch, None, 0)
-    with pytest.raises(pytest.fail.Exception, match="left no report"):
+    with pytest.raises(pytest.fail.Exception, match="wrote no report"):
         check.run("train.py")
 
 
@@ -102,9 +102,9 @@ def test_a_module_of_another_name_is_loaded_from_its_file(
 
 def test_what_ranks_cannot_find_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check, commands = checker(tmp_path, monkeypatch, stored("1-sound"), 0)
-    with pytest.raises(TypeError, match="top of a module"):
+    with pytest.raises(TypeError, match="top level of a module"):
         check.run(lambda: None)
-    with pytest.raises(TypeError, match="travel as JSON"):
+    with pytest.raises(TypeError, match="JSON serializable"):
         check.run(write_down, object())
     assert commands == []
 

@@ -69,10 +69,10 @@ def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["first", "nowhere"], "there is no run 'nowhere'"),
         (["first", "wider"], "run A holds no sketches of gradients"),
         (["first", "second", "--attempt", "3"], "has no attempt 3: it holds only attempt 0"),
-        (["first", "second", "--attempt", "1,2,3"], "is neither a number nor two of them"),
-        (["first", "second", "--attempt", "-1"], "is neither a number nor two of them"),
-        (["first", "second", "--rtol", "-1"], "is no tolerance"),
-        (["first", "second", "--rtol", "nan"], "is no tolerance"),
+        (["first", "second", "--attempt", "1,2,3"], "give one or two numbers"),
+        (["first", "second", "--attempt", "-1"], "give one or two numbers"),
+        (["first", "second", "--rtol", "-1"], "give a number above 0"),
+        (["first", "second", "--rtol", "nan"], "give a number above 0"),
     ],
 )
 def test_what_cannot_be_done(

@@ -93,5 +93,5 @@ def test_a_damaged_report_is_torn(runs: Path, damage: str) -> None:
 
 def test_no_runs_and_no_folder(tmp_path: Path) -> None:
     assert "There is no run in" in listed(tmp_path)
-    with pytest.raises(RunNotFound, match="make a run with"):
+    with pytest.raises(RunNotFound, match="create a run with"):
         CliRunner().invoke(app, ["list", str(tmp_path / "nowhere")], catch_exceptions=False)

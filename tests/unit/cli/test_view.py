@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.__main__ import main
-from ddpcheck.cli.view import _events
+from ddpcheck.cli.view import _events_folder
 from ddpcheck.errors import PortInUse, ViewerFailed
 from ddpcheck.launcher import viewer
-from ddpcheck.launcher.viewer import free_port, show
+from ddpcheck.launcher.viewer import free_port, run_tensorboard
 from tests.helpers.run_builder import RunBuilder
 
 
@@ -35,7 +35,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistake in these tests must not leave them waiting for a server to end."""
-    monkeypatch.setattr("ddpcheck.launcher.viewer.show", _never)
+    monkeypatch.setattr("ddpcheck.launcher.viewer.run_tensorboard", _never)
 
 
 def _never(*_: object, **__: object) -> None:
@@ -85,7 +85,7 @@ def test_a_torn_run_is_shown_as_far_as_it_goes(run: Path, tmp_path: Path) -> Non
     (run / "run.json").write_bytes(b"")
     first = run / "rank-00000.jsonl"
     first.write_bytes(first.read_bytes()[:-40])
-    events = _events(run, tmp_path / "spare")
+    events = _events_folder(run, tmp_path / "spare")
     assert events == run / "tensorboard"
     assert sorted(path.name for path in events.iterdir()) == [
         "ddpcheck.json",
@@ -104,10 +104,10 @@ def test_a_run_that_nobody_can_read(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_what_is_current_is_not_made_again(run: Path, tmp_path: Path) -> None:
-    made = _events(run, tmp_path).stat().st_ino
-    assert _events(run, tmp_path).stat().st_ino == made
+    made = _events_folder(run, tmp_path).stat().st_ino
+    assert _events_folder(run, tmp_path).stat().st_ino == made
     os.utime(run / "rank-00000.jsonl", (2e9, 2e9))
-    assert _events(run, tmp_path).stat().st_ino != made
+    assert _events_folder(run, tmp_path).stat().st_ino != made
 
 
 def test_a_run_folder_that_cannot_be_written(
@@ -123,15 +123,15 @@ def test_a_run_folder_that_cannot_be_written(
         real(report, where, out)  # type: ignore[arg-type]
 
     monkeypatch.setattr(folder, "write_tensorboard", write)
-    assert _events(run, tmp_path) == tmp_path / "tensorboard"
-    assert "cannot be written (Permission denied)" in capsys.readouterr().err
+    assert _events_folder(run, tmp_path) == tmp_path / "tensorboard"
+    assert "(Permission denied); using" in capsys.readouterr().err
 
 
 def test_a_port_in_use(run: Path, taken: int, capsys: pytest.CaptureFixture[str]) -> None:
     status, said = says(capsys, "view", run, "--port", taken)
     assert (status, said) == (
         1,
-        f"ddpcheck: port {taken} is in use: give another one with --port, or leave it out\n",
+        f"ddpcheck: port {taken} is in use; choose another one with --port, or omit the option\n",
     )
     assert not (run / "tensorboard").exists()
 
@@ -152,8 +152,8 @@ def test_a_tensorboard_that_does_not_start(
     broken.chmod(0o755)
     monkeypatch.setattr(viewer.sys, "executable", str(broken))
     monkeypatch.setattr(viewer, "_answers", lambda port: False)
-    with pytest.raises(ViewerFailed, match="ended with status 3: ImportError: no such thing"):
-        show(tmp_path, "run", taken)
+    with pytest.raises(ViewerFailed, match="exited with status 3: ImportError: no such thing"):
+        run_tensorboard(tmp_path, "run", taken)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -171,7 +171,7 @@ def test_signals_are_passed_on(tmp_path: Path, number: signal.Signals) -> None:
     code = (
         "import sys; from pathlib import Path; from ddpcheck.launcher.viewer import *\n"
         f"sys.executable = {str(fake)!r}\n"
-        f"sys.exit(show(Path({str(tmp_path)!r}), 'mine', free_port(None)))"
+        f"sys.exit(run_tensorboard(Path({str(tmp_path)!r}), 'mine', free_port(None)))"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -185,7 +185,7 @@ def test_signals_are_passed_on(tmp_path: Path, number: signal.Signals) -> None:
 def test_a_second_name_is_for_one_thing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, said = says(capsys, "report", run, "x", "--trace", "--tensorboard")
     assert status == 2
-    assert "give one of --trace and --tensorboard" in said
+    assert "give only one of --trace and --tensorboard" in said
     status, said = says(capsys, "report", run, "x")
     assert status == 2
     assert "give --trace or --tensorboard" in said

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from ddpcheck.cli.app import app
 from ddpcheck.launcher.multi_node import remote_follow
-from ddpcheck.launcher.multi_node.remote_follow import RemoteFollow
+from ddpcheck.launcher.multi_node.remote_follow import RunFollower
 from ddpcheck.launcher.process.process_table import process_start
 from tests.helpers.paths import ROOT
 from tests.helpers.run_builder import RunBuilder
@@ -79,7 +79,7 @@ def test_following_goes_on_until_the_run_ends(tmp_path: Path, monkeypatch: pytes
         builder.save()
 
     monkeypatch.setattr(remote_follow.time, "sleep", go_on)
-    states = list(RemoteFollow(tmp_path / "run"))
+    states = list(RunFollower(tmp_path / "run"))
     assert [state.steps for state in states] == [2, 3, 4, 5]
     assert [state.ended for state in states] == [False, False, False, True]
     assert states[-1].seconds == 12.5
@@ -90,10 +90,10 @@ def test_ranks_that_nobody_launched_tell_of_their_end_themselves(tmp_path: Path)
     builder = RunBuilder(tmp_path / "run", 2).wrap().optimizer().train(2)
     builder.save()
     (tmp_path / "run" / "run.json").unlink()
-    assert not RemoteFollow(tmp_path / "run").look().ended
+    assert not RunFollower(tmp_path / "run").read_state().ended
     builder.end().save()
     (tmp_path / "run" / "run.json").unlink()
-    assert RemoteFollow(tmp_path / "run").look().ended
+    assert RunFollower(tmp_path / "run").read_state().ended
 
 
 def test_a_torn_description_is_no_obstacle(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_one_that_stumbled_reads_no_further(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(KeyError):
         follow.tick()
     assert follow.tick() is None
-    assert follow.stumbled
+    assert follow.failed
     assert len(polls) == 1
     follow.close()
 
@@ -74,7 +74,7 @@ def test_only_in_a_large_job_other_hosts_are_left_to_their_launchers(
 
 
 def test_the_launcher_of_rank_0_follows_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LONG_SECONDS", 60.0)
+    monkeypatch.setattr(module, "SLOW_POLL_SECONDS", 60.0)
     RunBuilder(tmp_path, 128).wrap().optimizer().train(3).save()
     run = RunReader(tmp_path, "somewhere")
     host = next(iter(polled(tmp_path, "").attempts.values())).ranks[0].header.host
@@ -103,7 +103,7 @@ def test_a_view_that_fails_costs_the_view_alone(tmp_path: Path) -> None:
             raise ValueError("no")
 
     config = Config(run_dir=str(tmp_path), run_id="test", fail_fast=True)
-    follow = RunMonitor(RunReader(tmp_path), NodeLog(tmp_path), config, show=Broken())  # type: ignore[arg-type]
+    follow = RunMonitor(RunReader(tmp_path), NodeLog(tmp_path), config, view=Broken())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no"):
         follow.tick()
     assert follow.tick() is not None
@@ -138,14 +138,14 @@ def test_where_nobody_looks_on_records_are_read_once_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = Turns(tmp_path, monkeypatch)
-    turns.reads_in(module.ALERT_SECONDS + 1)
+    turns.reads_in(module.NEW_FILE_SECONDS + 1)
     assert 9 <= turns.reads_in(10) <= 10
     turns.follow.close()
 
 
 def test_a_new_file_is_looked_at_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = Turns(tmp_path, monkeypatch)
-    turns.reads_in(module.ALERT_SECONDS + 1.5)
+    turns.reads_in(module.NEW_FILE_SECONDS + 1.5)
     (tmp_path / "rank-00000.jsonl").touch()
     assert turns.reads_in(1) == 10
     turns.follow.close()
@@ -155,7 +155,7 @@ def test_with_fail_fast_records_are_read_at_every_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = Turns(tmp_path, monkeypatch, fail_fast=True)
-    turns.reads_in(module.ALERT_SECONDS + 1)
+    turns.reads_in(module.NEW_FILE_SECONDS + 1)
     assert turns.reads_in(2) == 20
     turns.follow.close()
 
@@ -164,6 +164,6 @@ def test_a_folder_that_vanishes_takes_nothing_along(tmp_path: Path, monkeypatch:
     folder = tmp_path / "run"
     folder.mkdir()
     turns = Turns(folder, monkeypatch)
-    turns.reads_in(module.ALERT_SECONDS + 1)
+    turns.reads_in(module.NEW_FILE_SECONDS + 1)
     shutil.rmtree(folder)
     assert turns.reads_in(3) == 3

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpcheck.sampling.counters import CounterTotals, growth
+from ddpcheck.sampling.counters import CounterTotals, increase
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from ddpcheck.sampling.counters import CounterTotals, growth
     ],
 )
 def test_growth(last: int, reading: int, bits: int, expected: int) -> None:
-    assert growth(last, reading, bits) == expected
+    assert increase(last, reading, bits) == expected
 
 
 @given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=30))

@@ -72,7 +72,7 @@ def test_the_loopback_is_known_for_one() -> None:
 def test_speeds_that_are_made_up_are_not_believed(
     driver: str, speed: int | None, believed: int | None
 ) -> None:
-    assert interface_facts.believed(driver, speed) == believed
+    assert interface_facts.plausible_speed(driver, speed) == believed
 
 
 def test_infiniband_counts_words_of_four_bytes(tmp_path: Path) -> None:

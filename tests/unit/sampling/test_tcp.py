@@ -14,7 +14,7 @@ import pytest
 
 from ddpcheck.sampling import tcp
 from ddpcheck.sampling import tcp as connections_module
-from ddpcheck.sampling.tcp import NAMES, Connection, Connections, messages, parse, sockets
+from ddpcheck.sampling.tcp import ROUTE_FIELDS, Connection, Connections, dump_sockets, messages, parse
 
 SIZE = 8 << 20
 
@@ -41,7 +41,7 @@ def send(sender: socket.socket, receiver: socket.socket, pause: float = 0.0) -> 
 
 
 def seen(sender: socket.socket) -> Connection:
-    found = parse(sockets()[os.fstat(sender.fileno()).st_ino])
+    found = parse(dump_sockets()[os.fstat(sender.fileno()).st_ino])
     assert found is not None
     assert found.ports == (sender.getsockname()[1], sender.getpeername()[1])
     return found
@@ -88,12 +88,12 @@ class Kernel:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.found: dict[int, Connection] = {}
         self.held = {1: {11, 12}}
-        monkeypatch.setattr(tcp, "sockets", lambda: {inode: b"%d" % inode for inode in self.found})
+        monkeypatch.setattr(tcp, "dump_sockets", lambda: {inode: b"%d" % inode for inode in self.found})
         monkeypatch.setattr(tcp, "parse", lambda body: self.found[int(body)])
         monkeypatch.setattr(connections_module, "_sockets", lambda pid: self.held.get(pid, set()))
-        monkeypatch.setattr(connections_module, "LEAST_BYTES", 1)
-        monkeypatch.setattr(connections_module, "LEAST_GROWTH", 1)
-        monkeypatch.setattr(connections_module, "MOST_OF_A_CORE", float("inf"))
+        monkeypatch.setattr(connections_module, "MIN_ROUTE_BYTES", 1)
+        monkeypatch.setattr(connections_module, "MIN_INCREASE", 1)
+        monkeypatch.setattr(connections_module, "MAX_CPU_SHARE", float("inf"))
 
 
 PAIR = "10.0.0.1 10.0.0.2"
@@ -113,7 +113,7 @@ def test_totals_by_pair_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     # And when all ranks have gone.
     kernel.found = {}
     assert source.read([]) == {PAIR: [215, 16, 16, 0, 30, 0]}
-    assert len(NAMES) == 6
+    assert len(ROUTE_FIELDS) == 6
 
 
 def test_small_messages_do_not_make_a_link_busy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_small_messages_do_not_make_a_link_busy(monkeypatch: pytest.MonkeyPatch)
             12: connection(50 * reading, 400 * reading),
         }
         assert source.read([1]) == {PAIR: [1000 * reading, 100 * reading, 100 * reading, 0, 40, 2]}
-    monkeypatch.setattr(connections_module, "LEAST_GROWTH", 100)
+    monkeypatch.setattr(connections_module, "MIN_INCREASE", 100)
     kernel.found = {11: connection(4010, 900), 12: connection(210, 5000)}
     assert source.read([1])[PAIR][:2] == [4000, 400]
 
@@ -153,17 +153,17 @@ def test_traffic_within_an_address_is_left_out(monkeypatch: pytest.MonkeyPatch) 
 
 def test_of_very_many_those_that_carry_most(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, source = Kernel(monkeypatch), Connections()
-    monkeypatch.setattr(connections_module, "LEAST_BYTES", 100)
+    monkeypatch.setattr(connections_module, "MIN_ROUTE_BYTES", 100)
     kernel.held = {1: set(range(5000))}
     kernel.found = {n: connection(n, remote=f"10.1.{n // 256}.{n % 256}") for n in range(5000)}
     kept = source.read([1])
-    assert [row[0] for row in kept.values()] == list(range(4999, 4999 - connections_module.MOST_ROUTES, -1))
+    assert [row[0] for row in kept.values()] == list(range(4999, 4999 - connections_module.MAX_ROUTES, -1))
 
 
 def test_what_is_costly_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, source = Kernel(monkeypatch), Connections()
     kernel.found = {11: connection(100)}
-    monkeypatch.setattr(connections_module, "MOST_OF_A_CORE", 1e-9)
+    monkeypatch.setattr(connections_module, "MAX_CPU_SHARE", 1e-9)
     assert source.read([1]) != {}
     assert source.read([1]) == {}
 
@@ -175,12 +175,12 @@ def test_a_kernel_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyP
         asked.append(1)
         raise OSError(93, "Protocol not supported")
 
-    monkeypatch.setattr(tcp, "sockets", refuse)
+    monkeypatch.setattr(tcp, "dump_sockets", refuse)
     source = Connections()
     assert (source.read([1]), source.read([1])) == ({}, {})
     assert len(asked) == 1
 
 
 def test_without_ranks_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp, "sockets", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(tcp, "dump_sockets", lambda: pytest.fail("asked"))
     assert Connections().read([]) == {}

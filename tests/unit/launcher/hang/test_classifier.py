@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.launcher.hang.classifier import ActivitySample, RankActivityState, state_of
-from ddpcheck.launcher.process.process_table import TICKS_A_SECOND, Activity
-from ddpcheck.records.kinds.hang import StackRecord
+from ddpcheck.launcher.hang.classifier import ActivitySample, RankActivityState, classify
+from ddpcheck.launcher.process.process_table import TICKS_PER_SECOND, Activity
+from ddpcheck.records.schema import StackRecord
 from tests.unit.analysis.hang.test_stacks import BACKWARD, BARRIER, MAIN, USER
 
 SECONDS = 150.0
@@ -35,7 +35,7 @@ def became(
         for name, value in moved.items()
     }
     later = replace(later, activity=replace(later.activity, **moving))
-    return state_of(sighting(frames), later, backend)
+    return classify(sighting(frames), later, backend)
 
 
 @pytest.mark.parametrize("frames", [BARRIER, BACKWARD])
@@ -53,7 +53,7 @@ def test_in_communication_and_nothing_moves(frames: list[Any]) -> None:
         {"thread_ticks": 500},
         {"thread_switches": 30},
         {"bytes": 10 << 20},
-        {"ticks": int(0.5 * SECONDS * TICKS_A_SECOND)},
+        {"ticks": int(0.5 * SECONDS * TICKS_PER_SECOND)},
     ],
 )
 def test_in_communication_but_something_moves(moved: dict[str, int]) -> None:
@@ -67,7 +67,7 @@ def test_a_stack_that_moves_is_busy() -> None:
 
 
 def test_nccl_keeps_a_processor_busy_in_a_collective_but_says_nothing_in_a_backward() -> None:
-    spinning = int(SECONDS * TICKS_A_SECOND)
+    spinning = int(SECONDS * TICKS_PER_SECOND)
     assert became(BARRIER, backend="nccl", thread_ticks=spinning, ticks=spinning) is RankActivityState.WAITS
     assert became(BARRIER, backend="gloo", thread_ticks=spinning, ticks=spinning) is RankActivityState.BUSY
     assert became(BACKWARD, backend="nccl", thread_ticks=spinning, ticks=spinning) is RankActivityState.BUSY
@@ -102,19 +102,19 @@ def test_in_a_debugger() -> None:
 
 
 def test_without_an_answer_only_the_system_tells() -> None:
-    assert state_of(sighting(None), sighting(None, SECONDS), "gloo") is RankActivityState.STILL
+    assert classify(sighting(None), sighting(None, SECONDS), "gloo") is RankActivityState.STILL
     assert (
-        state_of(sighting(None), sighting(None, SECONDS, thread_ticks=9999), "gloo") is RankActivityState.BUSY
+        classify(sighting(None), sighting(None, SECONDS, thread_ticks=9999), "gloo") is RankActivityState.BUSY
     )
-    assert state_of(ActivitySample(0.0), ActivitySample(SECONDS), "gloo") is RankActivityState.UNKNOWN
+    assert classify(ActivitySample(0.0), ActivitySample(SECONDS), "gloo") is RankActivityState.UNKNOWN
 
 
 def test_who_has_left() -> None:
     working = sighting(BARRIER, SECONDS, thread_ticks=9999)
-    assert state_of(working, ActivitySample(SECONDS, left=True), "gloo") is RankActivityState.LEFT
+    assert classify(working, ActivitySample(SECONDS, left=True), "gloo") is RankActivityState.LEFT
     # Its process lives and works, but its process group is closed.
     left = sighting(ELSEWHERE, 0.0, left=True)
     assert (
-        state_of(left, sighting(BARRIER, SECONDS, left=True, thread_ticks=9999), "gloo")
+        classify(left, sighting(BARRIER, SECONDS, left=True, thread_ticks=9999), "gloo")
         is RankActivityState.LEFT
     )

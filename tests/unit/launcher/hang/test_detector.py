@@ -57,7 +57,7 @@ class Watched:
         monkeypatch.setattr(detector, "signs", lambda path: self.signs())
         monkeypatch.setattr(detector, "ask", lambda path, number: self.asked(number))
         monkeypatch.setattr(members, "read_activity", lambda pid, *_: self.activities[self.rank_of(pid)])
-        config = Config(str(self.folder), "test", board=str(self.board), hang_timeout=TIMEOUT)
+        config = Config(run_dir=str(self.folder), run_id="test", board=str(self.board), hang_timeout=TIMEOUT)
         self.run = RunReader(self.folder)
         self.log = NodeLog(self.folder, host="here")
         self.watch = HangDetector(self.run, self.log, config, clock=lambda: self.now)

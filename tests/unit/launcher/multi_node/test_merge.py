@@ -10,9 +10,8 @@ import pytest
 
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.errors import NotOneJob, OutputFolderError, RunNotFound
-from ddpcheck.launcher.multi_node.merge import merge
-from ddpcheck.records.kinds.nodes import NodeMismatchRecord, NodesRecord
-from ddpcheck.records.kinds.rank import RankHeader
+from ddpcheck.launcher.multi_node.merge import merge_runs
+from ddpcheck.records.schema import NodeMismatchRecord, NodesRecord, RankHeader
 from tests.helpers.run_builder import RunBuilder
 
 ODD = {1: ["body.bias"]}
@@ -39,7 +38,7 @@ def split(folder: Path, session: str = "a" * 32, odd: dict[int, list[str]] | Non
 
 def test_the_whole_says_what_no_part_can(tmp_path: Path) -> None:
     parts = split(tmp_path, odd=ODD)
-    whole = merge(parts, tmp_path / "whole")
+    whole = merge_runs(parts, tmp_path / "whole")
     [finding] = analyse_run(whole).findings
     assert finding.code == "DDP201"
     assert sorted(path.name for path in whole.iterdir()) == [
@@ -58,26 +57,26 @@ def test_how_the_job_ended_is_how_its_worst_node_ended(tmp_path: Path) -> None:
     parts = split(tmp_path)
     run = json.loads((parts[1] / "run.json").read_text())
     (parts[1] / "run.json").write_text(json.dumps({**run, "exit_code": 3}))
-    assert analyse_run(merge(parts, tmp_path / "whole")).exit_code == 3
+    assert analyse_run(merge_runs(parts, tmp_path / "whole")).exit_code == 3
     del run["ended"]
     (parts[1] / "run.json").write_text(json.dumps(run))
-    assert analyse_run(merge(parts, tmp_path / "again")).exit_code is None
+    assert analyse_run(merge_runs(parts, tmp_path / "again")).exit_code is None
 
 
 def test_a_folder_named_twice_counts_once(tmp_path: Path) -> None:
     parts = split(tmp_path)
-    whole = merge([*parts, parts[0]], tmp_path / "whole")
+    whole = merge_runs([*parts, parts[0]], tmp_path / "whole")
     assert len(list(whole.glob("rank-*.jsonl"))) == 2
 
 
 def test_other_jobs_and_other_folders_are_refused(tmp_path: Path) -> None:
     one, other = split(tmp_path / "x"), split(tmp_path / "y", session="b" * 32)
     with pytest.raises(NotOneJob):
-        merge([one[0], other[1]], tmp_path / "whole")
+        merge_runs([one[0], other[1]], tmp_path / "whole")
     with pytest.raises(RunNotFound):
-        merge([one[0], tmp_path / "nowhere"], tmp_path / "whole")
+        merge_runs([one[0], tmp_path / "nowhere"], tmp_path / "whole")
     with pytest.raises(OutputFolderError):
-        merge(one, one[0])
+        merge_runs(one, one[0])
     assert not (tmp_path / "whole").exists()
 
 

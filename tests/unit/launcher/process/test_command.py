@@ -92,10 +92,10 @@ def test_witness_sees_what_the_group_gets() -> None:
         "import os, signal, sys; sys.path.insert(0, sys.argv[1])\n"
         "from ddpcheck.launcher.process.signals import GroupSignalDetector\n"
         "for number in (signal.SIGTERM, signal.SIGWINCH): signal.signal(number, lambda *_: None)\n"
-        "w = GroupSignalDetector(); first = w.pid\n"
-        "os.kill(os.getpid(), signal.SIGTERM); print(w.saw(signal.SIGTERM), w.pid == first)\n"
-        "os.killpg(0, signal.SIGTERM); print(w.saw(signal.SIGTERM), w.pid == first, w.saw(signal.SIGTERM))\n"
-        "os.killpg(0, signal.SIGWINCH); print(w.saw(signal.SIGWINCH))\n"
+        "w = GroupSignalDetector(); first = w.pid; received = w.group_received\n"
+        "os.kill(os.getpid(), signal.SIGTERM); print(received(signal.SIGTERM), w.pid == first)\n"
+        "os.killpg(0, signal.SIGTERM); print(received(signal.SIGTERM), w.pid == first, received(signal.SIGTERM))\n"
+        "os.killpg(0, signal.SIGWINCH); print(received(signal.SIGWINCH))\n"
         "w.close()"
     )
     root = str(ROOT)
@@ -109,5 +109,5 @@ def test_witness_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     witness = GroupSignalDetector()
     assert witness.pid == 0
-    assert not witness.saw(signal.SIGTERM)
+    assert not witness.group_received(signal.SIGTERM)
     witness.close()
