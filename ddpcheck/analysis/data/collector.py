@@ -95,7 +95,7 @@ class DataCollector(Collector):
         for key in self._pending.end_rank(rank.number):
             self._finish(key)
 
-    def end(self) -> None:
+    def end(self, attempt: Attempt) -> None:
         self.batches.end_all()
         for key in sorted(self._pending):
             self._finish(key)

@@ -144,12 +144,13 @@ def test_what_waits_for_a_rank_is_bounded() -> None:
 
 
 def test_an_epoch_of_which_a_rank_says_nothing_is_left_out() -> None:
-    data = Attempt("a").collector(DataCollector)
+    attempt = Attempt("a")
+    data = attempt.collector(DataCollector)
     ranks = [RankData(RankHeader(rank, 3, "node0", rank, 1, "a", 1.0)) for rank in range(3)]
     for rank in ranks[:2]:
         data.add_loader(rank, LoaderRecord(0, 60, "Sampler"))
     data.add_epoch(ranks[0], MODULE, passed([1], 60).epoch)
-    data.end()
+    data.end(attempt)
     assert data.splits == {}
     # Without its loader, and not trained on: neither counts.
     data.add_epoch(ranks[2], MODULE, passed([1], 60).epoch)
