@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddpcheck.analysis.report import Report
-from ddpcheck.formatting import megabits_text, trace_units_size_text
+from ddpcheck.formatting import megabits_text, optional_size_text
 from ddpcheck.reports.terminal.console import LABEL, ReportConsole, indented
 
 _TERMINAL_TRAFFIC_MOST_NODES = 8
@@ -36,8 +36,8 @@ def _rows(node: Mapping[str, Any]) -> list[list[object]]:
             [
                 "" if rows else node["host"],
                 _named(node, kind),
-                trace_units_size_text(moved["sent"]),
-                trace_units_size_text(moved["received"]),
+                optional_size_text(moved["sent"]),
+                optional_size_text(moved["received"]),
                 _expected(moved),
                 "" if rows else f"{node['steps']:.0f}",
             ]
@@ -50,7 +50,7 @@ def _expected(moved: Mapping[str, Any]) -> str:
     expected = moved["expected"]
     if not expected:
         return "-" if expected is None else "0"
-    return f"{trace_units_size_text(expected)} ({100 * moved['sent'] / expected:.0f} %)"
+    return f"{optional_size_text(expected)} ({100 * moved['sent'] / expected:.0f} %)"
 
 
 def _named(node: Mapping[str, Any], kind: str) -> str:
@@ -88,7 +88,7 @@ def _link(link: Mapping[str, Any]) -> list[object]:
         link["target"],
         megabits_text(link["bandwidth"]),
         f"{100 * link['busy_share']:.0f} %",
-        trace_units_size_text(round(link["bytes"] / link["steps"])) if link["steps"] else "-",
+        optional_size_text(round(link["bytes"] / link["steps"])) if link["steps"] else "-",
         f"{link['retransmits']}",
         f"{link['min_rtt_us'] / 1000:.3g} ms",
     ]
@@ -98,7 +98,7 @@ def _port(port: Mapping[str, Any]) -> list[object]:
     return [
         f"{port['node']} {port['name']}",
         "-" if port["speed"] is None else f"{port['speed'] / 1000:g} Gbit/s",
-        trace_units_size_text(port["sent"]),
+        optional_size_text(port["sent"]),
         f"{port['errors']}",
         f"{port['waited']} ticks",
     ]
@@ -136,7 +136,7 @@ def _node_row(node: Mapping[str, Any]) -> list[object]:
     return [
         node["host"],
         "-" if cpu is None else f"{cpu['mean']:.0f} % of {node['cpus']}",
-        f"{trace_units_size_text(memory['most'])} of {trace_units_size_text(memory['total'] or 0)}",
+        f"{optional_size_text(memory['most'])} of {optional_size_text(memory['total'] or 0)}",
         gpus,
     ]
 
@@ -145,13 +145,13 @@ def _gpu_row(host: str, gpu: Mapping[str, Any], several: bool) -> list[object]:
     busy, clock = gpu["busy"], gpu["clock"]["lowest_seen"]
     return [
         _name(host, gpu, several),
-        _told(gpu["memory"]["most"], trace_units_size_text),
+        _told(gpu["memory"]["most"], optional_size_text),
         "-" if busy is None else f"{busy['mean']:.0f} %",
         "-" if clock is None else f"{clock} MHz",
         "-" if gpu["temperature"] is None else f"{gpu['temperature']} C",
         "-" if gpu["power_watts"] is None else f"{gpu['power_watts']:.0f} W",
-        _told((gpu["nvlink"] or {}).get("sent"), trace_units_size_text),
-        _told((gpu["pcie"] or {}).get("sent"), trace_units_size_text),
+        _told((gpu["nvlink"] or {}).get("sent"), optional_size_text),
+        _told((gpu["pcie"] or {}).get("sent"), optional_size_text),
     ]
 
 

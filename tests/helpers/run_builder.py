@@ -21,7 +21,7 @@ from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord
 from ddpcheck.records.kinds.rank import EndRecord, RankHeader
 from ddpcheck.records.registry import Record, to_line
 from ddpcheck.records.sketch_codec import pack
-from ddpcheck.records.sketch_shares import deal
+from ddpcheck.records.sketch_shares import distribute
 
 NAMES = ("body.weight", "body.bias", "head.weight")
 # Which tensors are not what they are on the other ranks, by rank.
@@ -226,7 +226,7 @@ class RunBuilder:
                 number=number,
                 **{"step": number - 1, **fields},
                 local=pack(map(sketch_of, own)),
-                reduced=pack(sketch_of(got[place]) for place in deal(sizes, self.world_size)[rank]),
+                reduced=pack(sketch_of(got[place]) for place in distribute(sizes, self.world_size)[rank]),
                 root=repr(list(got)),
             )
             self.say(rank, record)

@@ -14,9 +14,10 @@ from conftest import BIN, JOBS, Done, Watched, run_to_end
 
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.context import RuleContext
+from ddpcheck.analysis.node_notes import NodeNotes
 from ddpcheck.analysis.overlap.build import overlap_of
 from ddpcheck.analysis.overlap.model import Overlap
-from ddpcheck.analysis.run_reader import NodeNotes, RunReader
+from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.rules.performance.ddp401 import find
 
 CASES = ("exposed", "own_profiler", "short", "hidden")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from ddpcheck.records.node_kinds import GpuEntry, HardwareRecord, InterfaceEntry
+if TYPE_CHECKING:
+    # msgspec is not installed everywhere that this module is used.
+    from ddpcheck.records.node_kinds import GpuEntry, HardwareRecord, InterfaceEntry
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from ddpcheck.analysis.hardware.statistics import (
     sample_from,
 )
 from ddpcheck.analysis.network.route_counters import RouteCounterTable
-from ddpcheck.records.node_kinds import HardwareRecord, NodeLogReader, SampleRecord, SamplerEndRecord
 
 Rates = list[tuple[int, int]]
 
@@ -167,6 +166,9 @@ def read_nodes(folder: Path, windows: Mapping[str, Window]) -> list[NodeSamples]
 
     One for each node: launchers that share a host and a network namespace see the same, and count once.
     """
+    # Not at the top: msgspec is not installed everywhere that this module is used.
+    from ddpcheck.records.node_kinds import HardwareRecord, NodeLogReader, SampleRecord, SamplerEndRecord
+
     launchers: dict[tuple[str, int], NodeSamples] = {}
     for host, record in NodeLogReader(folder).read((HardwareRecord, SampleRecord, SamplerEndRecord)):
         assert isinstance(record, HardwareRecord | SampleRecord | SamplerEndRecord)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ddpcheck.records.node_kinds import CounterRows, GpuSampleEntry, SampleRecord
+if TYPE_CHECKING:
+    # msgspec is not installed everywhere that this module is used.
+    from ddpcheck.records.node_kinds import CounterRows, GpuSampleEntry, SampleRecord
 
 Totals = dict[str, tuple[int, ...]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ddpcheck.analysis.aggregate.agreement import groups_of, outlier_ranks
-from ddpcheck.analysis.environment import OF_EACH_RANK
+from ddpcheck.analysis.environment import PER_RANK
 from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Diagnosis, Level
 from ddpcheck.doctor.facts.record import Facts
@@ -39,7 +39,7 @@ _SOFTWARE: tuple[tuple[str, _Read, str], ...] = (
 )
 
 # Different by their nature, beside those that launchers give to each rank.
-_OF_EACH = OF_EACH_RANK | {
+_OF_EACH = PER_RANK | {
     "NODE_RANK",
     "LOCAL_WORLD_SIZE",
     "SLURM_PROCID",

@@ -16,7 +16,7 @@ from ddpcheck.launcher.run_folder import RUN_FILE, RUNS_FOLDER, make_folder, rea
 from ddpcheck.records.kinds.rank import RankHeader
 from ddpcheck.records.reader import RecordFile
 from ddpcheck.records.registry import RANK_FILES
-from ddpcheck.records.session_name import of_one_job
+from ddpcheck.records.session_name import is_same_job
 
 # Made anew for the whole.
 _LEFT_OUT = {RUN_FILE, "report.json"}
@@ -52,7 +52,7 @@ def _headers(source: Path) -> dict[Path, RankHeader]:
 def _check_one_job(headers: dict[Path, dict[Path, RankHeader]]) -> None:
     (first, known), *rest = headers.items()
     for source, files in rest:
-        if not any(of_one_job(a.session, b.session) for a in known.values() for b in files.values()):
+        if not any(is_same_job(a.session, b.session) for a in known.values() for b in files.values()):
             raise NotOneJob(
                 f"{first} and {source} are not of one job: their ranks never met in one rendezvous. Compare runs "
                 "of different jobs with `ddpcheck diff`"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddpcheck.formatting import trace_units_size_text
+from ddpcheck.formatting import optional_size_text
 from ddpcheck.reports.html.chart import chart, series_table
 from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, table, tag
@@ -49,14 +49,14 @@ def _row(name: str, gpu: Gpu) -> list[object]:
         name,
         gpu["name"],
         "-" if busy is None else f"{busy['mean']:.0f} %",
-        trace_units_size_text(gpu["memory"]["most"]),
-        trace_units_size_text(gpu["memory"]["total"]),
+        optional_size_text(gpu["memory"]["most"]),
+        optional_size_text(gpu["memory"]["total"]),
         "-" if clock is None else f"{clock:.0f} of {gpu['clock']['highest']} MHz",
         "-" if gpu["temperature"] is None else f"{gpu['temperature']} C",
         "-" if gpu["power_watts"] is None else f"{gpu['power_watts']:.0f} W",
         _link(gpu["pcie_link"]),
-        trace_units_size_text(moved.get("sent")) or "-",
-        trace_units_size_text(moved.get("received")) or "-",
+        optional_size_text(moved.get("sent")) or "-",
+        optional_size_text(moved.get("received")) or "-",
     ]
 
 
@@ -69,7 +69,7 @@ def _link(link: Mapping[str, Any]) -> str:
 
 def _links(gpus: Sequence[tuple[str, Gpu]]) -> Html | None:
     rows = [
-        [name, link["link"], trace_units_size_text(link["sent"]), trace_units_size_text(link["received"])]
+        [name, link["link"], optional_size_text(link["sent"]), optional_size_text(link["received"])]
         for name, gpu in gpus
         for link in gpu.get("nvlink_by_link") or ()
     ][:_MOST_ROWS]
@@ -83,7 +83,7 @@ def _processes(gpus: Sequence[tuple[str, Gpu]]) -> Html | None:
             name,
             each["pid"],
             "-" if each["rank"] is None else f"rank {each['rank']}",
-            trace_units_size_text(each["most"]),
+            optional_size_text(each["most"]),
         ]
         for name, gpu in gpus
         for each in gpu.get("processes") or ()
@@ -125,7 +125,7 @@ def _busy(node: Mapping[str, Any]) -> float:
 
 def _node_row(node: Mapping[str, Any]) -> list[list[object]]:
     interfaces = ", ".join(f"{one['name']} ({_speed(one['speed'])})" for one in node["interfaces"])
-    memory = trace_units_size_text(node["memory"]["most"]), trace_units_size_text(node["memory"]["total"])
+    memory = optional_size_text(node["memory"]["most"]), optional_size_text(node["memory"]["total"])
     gpus = node["note"] or f"{len(node['gpus'])} GPUs"
     return [[node["host"], node["cpus"], _spread(node["cpu"]), *memory, interfaces, gpus]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddpcheck.formatting import megabits_text, trace_units_size_text
+from ddpcheck.formatting import megabits_text, optional_size_text
 from ddpcheck.reports.html.chart import chart
 from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, table, tag
@@ -85,7 +85,7 @@ def _figures(links: Sequence[Mapping[str, Any]]) -> Html:
             f"{link['source_address']} to {link['target_address']}",
             megabits_text(link["bandwidth"]),
             f"{100 * link['busy_share']:.0f} %",
-            trace_units_size_text(round(link["bytes"] / link["steps"])) if link["steps"] else "-",
+            optional_size_text(round(link["bytes"] / link["steps"])) if link["steps"] else "-",
             link["retransmits"],
             f"{link['min_rtt_us'] / 1000:.3g} ms",
         ]
@@ -108,8 +108,8 @@ def _ports(ports: Sequence[Mapping[str, Any]]) -> Html:
         [
             f"{port['node']} {port['name']}",
             "-" if port["speed"] is None else f"{port['speed'] / 1000:g} Gbit/s",
-            trace_units_size_text(port["sent"]),
-            trace_units_size_text(port["received"]),
+            optional_size_text(port["sent"]),
+            optional_size_text(port["received"]),
             port["errors"],
             port["waited"],
         ]

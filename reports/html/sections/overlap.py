@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddpcheck.formatting import percent_text, rate_text, time_text, trace_units_size_text
+from ddpcheck.formatting import optional_size_text, percent_text, rate_text, time_text
 from ddpcheck.reports.html.chart import chart
 from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, table, tag
@@ -111,7 +111,7 @@ def _reduction(
     """One rank's part in the reduction of a bucket, from its last gradient to its end."""
     start, end = part["start_ns"], part["end_ns"]
     hidden = 100 * part["hidden_ns"] / max(1, end - start)
-    label = f"bucket {bucket['bucket']}, {trace_units_size_text(bucket['bytes'])}, {hidden:.0f} % hidden"
+    label = f"bucket {bucket['bucket']}, {optional_size_text(bucket['bytes'])}, {hidden:.0f} % hidden"
     ready = start if part["ready_ns"] is None else min(start, part["ready_ns"])
     arrived = min(end, start + (part["wait_ns"] or 0))
     stretches = ((_QUEUED, ready, start), (_WAITING, start, arrived), (_TRANSFER, arrived, end))
@@ -126,7 +126,7 @@ def _row(bucket: Mapping[str, Any]) -> list[object]:
     return [
         f"step {bucket['step']}",
         bucket["bucket"],
-        trace_units_size_text(bucket["bytes"]),
+        optional_size_text(bucket["bytes"]),
         time_text(bucket["transfer_ns"]),
         time_text(bucket["skew_ns"]),
         "" if bucket["last_rank"] is None else bucket["last_rank"],

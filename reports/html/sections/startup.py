@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddpcheck.formatting import rank_ranges, trace_units_size_text
+from ddpcheck.formatting import optional_size_text, rank_ranges
 from ddpcheck.reports.html.chart import chart
 from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, table
@@ -67,9 +67,9 @@ def _by_node(nodes: Sequence[Mapping[str, Any]]) -> Html:
         [
             node["host"],
             rank_ranges(node["ranks"]),
-            trace_units_size_text(node["loaded_bytes"]),
-            trace_units_size_text(node["storage_bytes"]),
-            trace_units_size_text(node["repeated_bytes"]),
+            optional_size_text(node["loaded_bytes"]),
+            optional_size_text(node["storage_bytes"]),
+            optional_size_text(node["repeated_bytes"]),
         ]
         for node in nodes
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ddpcheck.formatting import rank_ranges, trace_units_size_text
+from ddpcheck.formatting import optional_size_text, rank_ranges
 from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, tag
 from ddpcheck.reports.html.table import folded_nodes
@@ -16,9 +16,9 @@ def section(made: PageContext) -> Html | None:
     nodes = traffic.get("nodes") or []
     if not nodes:
         return None
-    said = f"A step reduces {trace_units_size_text(traffic['gradient_bytes'])} of gradients over {traffic['backend']}."
+    said = f"A step reduces {optional_size_text(traffic['gradient_bytes'])} of gradients over {traffic['backend']}."
     if traffic.get("expected") is not None:
-        said += f" All ranks together have to send {trace_units_size_text(traffic['expected'])}."
+        said += f" All ranks together have to send {optional_size_text(traffic['expected'])}."
     headers = ("host", "ranks", "link", "sent", "received", "has to be")
     why_not = tag("p", traffic["why_not"], class_="quiet") if traffic.get("why_not") else None
     figures = folded_nodes(headers, nodes, _rows, _off, "Bytes a step", numbers=(3, 4, 5))
@@ -40,9 +40,9 @@ def _rows(node: Mapping[str, Any]) -> list[list[object]]:
                 node["host"],
                 rank_ranges(node["ranks"]),
                 f"{kind} ({names})" if names else kind,
-                trace_units_size_text(moved["sent"]),
-                trace_units_size_text(moved["received"]),
-                trace_units_size_text(moved["expected"]) or "-",
+                optional_size_text(moved["sent"]),
+                optional_size_text(moved["received"]),
+                optional_size_text(moved["expected"]) or "-",
             ]
         )
     return rows

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ddpcheck.analysis.node_notes import WriteError, write_errors_by_attempt
 from ddpcheck.analysis.report import RankStatus, RankSummary
-from ddpcheck.analysis.run_reader import WriteError, place
 
 
 def row(rank: int, pid: int) -> RankSummary:
@@ -15,15 +15,15 @@ GONE = (row(0, 30), RankSummary(1, RankStatus.MISSING))
 
 
 def test_by_process() -> None:
-    assert place([WriteError(1, "full", ("a", 11))], [FIRST, SECOND]) == [{1: "full"}, {}]
-    assert place([WriteError(1, "full", ("a", 21))], [FIRST, SECOND]) == [{}, {1: "full"}]
+    assert write_errors_by_attempt([WriteError(1, "full", ("a", 11))], [FIRST, SECOND]) == [{1: "full"}, {}]
+    assert write_errors_by_attempt([WriteError(1, "full", ("a", 21))], [FIRST, SECOND]) == [{}, {1: "full"}]
 
 
 def test_without_a_process_every_attempt_may_be_meant() -> None:
-    assert place([WriteError(1, "full")], [FIRST, SECOND]) == [{1: "full"}, {1: "full"}]
+    assert write_errors_by_attempt([WriteError(1, "full")], [FIRST, SECOND]) == [{1: "full"}, {1: "full"}]
 
 
 def test_a_rank_that_wrote_nothing_is_missing_somewhere() -> None:
     unknown = WriteError(1, "full", ("a", 31))
-    assert place([unknown], [FIRST, GONE, SECOND]) == [{}, {1: "full"}, {}]
-    assert place([unknown], [()]) == [{1: "full"}]
+    assert write_errors_by_attempt([unknown], [FIRST, GONE, SECOND]) == [{}, {1: "full"}, {}]
+    assert write_errors_by_attempt([unknown], [()]) == [{1: "full"}]
