@@ -1,4 +1,4 @@
-"""Troubles go to the attempt of the process that had them."""
+"""Write errors are assigned to the attempt of their process."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def test_by_process() -> None:
     assert write_errors_by_attempt([WriteError(1, "full", ("a", 21))], [FIRST, SECOND]) == [{}, {1: "full"}]
 
 
-def test_without_a_process_every_attempt_may_be_meant() -> None:
+def test_without_a_process_every_attempt_has_the_error() -> None:
     assert write_errors_by_attempt([WriteError(1, "full")], [FIRST, SECOND]) == [{1: "full"}, {1: "full"}]
 
 
-def test_a_rank_that_wrote_nothing_is_missing_somewhere() -> None:
+def test_the_error_of_a_rank_without_records() -> None:
     unknown = WriteError(1, "full", ("a", 31))
     assert write_errors_by_attempt([unknown], [FIRST, GONE, SECOND]) == [{}, {1: "full"}, {}]
     assert write_errors_by_attempt([unknown], [()]) == [{1: "full"}]

@@ -1,4 +1,4 @@
-"""From a run folder to a verdict."""
+"""Reports of run folders: verdicts, coverage, damaged folders and restarts."""
 
 from __future__ import annotations
 
