@@ -14,9 +14,9 @@ from ddpcheck.analysis.hardware.samples import NodeSamples
 from ddpcheck.analysis.hardware.traffic import Traffic
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.network.connections import NodeLinks
+from ddpcheck.analysis.node_notes import NodeNotes
 from ddpcheck.analysis.overlap.model import Overlap
 from ddpcheck.analysis.report import RankStatus, RankSummary
-from ddpcheck.analysis.run_reader import NodeNotes
 from ddpcheck.analysis.timing.model import TimeTable
 from ddpcheck.explanations import title
 from ddpcheck.records.kinds.rank import FaultRecord

@@ -9,7 +9,7 @@ from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of, outli
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.divergence.gradients import SYNCED, gradient_divergence
 from ddpcheck.analysis.divergence.optimizers import held_places
-from ddpcheck.analysis.evidence import differing_places, tensor_rows
+from ddpcheck.analysis.evidence import differing_tensors, tensor_rows
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind, WriteWindow
@@ -119,7 +119,7 @@ def _unknown_to_reducer(attempt: Attempt, module: ModuleKey, found: Disagreement
         if key == module and record.step <= found.moment.step
     ]
     rows = tensor_rows(attempt, found)
-    differing = {rows[place][0] for place in differing_places(attempt, found) if place < len(rows)}
+    differing = {rows[place][0] for place in differing_tensors(attempt, found) if place < len(rows)}
     for record in changes:
         if record.parameter in differing or not differing:
             return Divergence(
@@ -194,7 +194,7 @@ def _by_hand(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Diverg
 
 def _frozen(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergence | None:
     """Parameters that no optimizer steps cannot have been parted by one."""
-    places = differing_places(attempt, found)
+    places = differing_tensors(attempt, found)
     owned = {
         place
         for rank in _ranks(attempt, module)

@@ -9,7 +9,7 @@ from typing import Any
 from ddpcheck.analysis.aggregate.agreement import groups_of
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.hang.stacks import Frame, Wait, WaitKind, place_of, wait_of
-from ddpcheck.analysis.run_reader import Hang
+from ddpcheck.analysis.node_notes import Hang
 from ddpcheck.records.kinds.hang import StackRecord
 
 LEFT = "left"

@@ -47,7 +47,7 @@ def _of_module(case: RuleContext, module: ModuleKey) -> list[Finding]:
     evidence: dict[str, Any] = {
         "forwards_compared": seen.batches.compared,
         "forwards_with_the_same_batch": seen.batches.same,
-        "batches_at_first": {str(rank): str(said) for rank, said in sorted(first.said.items())},
+        "batches_at_first": {str(rank): str(said) for rank, said in sorted(first.values.items())},
     }
     splits = case.attempt.data.splits.get(module, [])
     if splits:

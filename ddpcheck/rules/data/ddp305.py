@@ -54,7 +54,7 @@ def _shared(case: RuleContext, module: ModuleKey, counts: Counts) -> bool:
             for (rank, of), book in case.attempt.losses.items()
             if of == optimizer
         }
-        if counts.book.grows(losses):
+        if counts.losses.grows(losses):
             return True
     return False
 
@@ -67,7 +67,7 @@ def _finding(
     what: str,
     severity: Severity,
 ) -> Finding:
-    said = {rank: int(count) for rank, count in sorted(worst.said.items())}
+    said = {rank: int(count) for rank, count in sorted(worst.values.items())}
     weights = weights_of(said)
     shared = _shared(case, module, counts)
     most, least = max(said, key=lambda rank: said[rank]), min(said, key=lambda rank: said[rank])

@@ -51,7 +51,7 @@ def _finding(case: RuleContext, module: ModuleKey, draws: SameBatches, told: str
             evidence={
                 "steps_that_drew": draws.compared,
                 "steps_with_the_same_numbers": draws.same,
-                "generators_at_first": {str(rank): said for rank, said in sorted(first.said.items())},
+                "generators_at_first": {str(rank): said for rank, said in sorted(first.values.items())},
             },
             cause="every rank seeded its generator alike",
             fix="Seed once more after wrapping, with another number on each rank: "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.exit_status import crash_at_exit, lost_a_partner
+from ddpcheck.analysis.exit_status import crash_at_exit, lost_peer
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import RankStatus, RankSummary
 from ddpcheck.formatting import name_ranks
@@ -37,7 +37,7 @@ def find(case: RuleContext) -> list[Finding]:
         return []
     # Who died first of all is told by its status; its end may have been seen after the others' complaints.
     # One that had done its work may have crashed because another one failed, and is not to blame before that.
-    failed = any(row.status is RankStatus.RAISED and not lost_a_partner(row.detail) for row in rows)
+    failed = any(row.status is RankStatus.RAISED and not lost_peer(row.detail) for row in rows)
     rows.sort(
         key=lambda row: (
             failed and bool(_at_exit(case, row)),
@@ -76,7 +76,7 @@ def find(case: RuleContext) -> list[Finding]:
 
 def _ended_before(case: RuleContext, rows: list[RankSummary]) -> tuple[int, ...]:
     """Ranks that left in good order, where all that the others say is that their partner has gone."""
-    if not all(row.status is RankStatus.RAISED and lost_a_partner(row.detail) for row in rows):
+    if not all(row.status is RankStatus.RAISED and lost_peer(row.detail) for row in rows):
         return ()
     first = min(_ended(case, row) for row in rows)
     done = case.with_status(RankStatus.FINISHED)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.memory.checks import sharded, uneven_ranks
+from ddpcheck.analysis.memory.checks import has_sharded_state, uneven_ranks
 from ddpcheck.analysis.memory.collector import MemoryGrowth, RankMemory
 from ddpcheck.formatting import name_ranks, size_text
 
@@ -71,7 +71,7 @@ def _misplaced(case: RuleContext, misplaced: Mapping[int, Mapping[str, int]]) ->
 
 
 def _uneven(case: RuleContext, ranks: Mapping[int, RankMemory]) -> list[Finding]:
-    found = uneven_ranks(ranks, sharded(case.attempt))
+    found = uneven_ranks(ranks, has_sharded_state(case.attempt))
     if not found:
         return []
     worst = max(found, key=lambda each: each.level)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.memory.checks import savings_of, sharded
+from ddpcheck.analysis.memory.checks import has_sharded_state, savings_of
 from ddpcheck.formatting import size_text
 
 
@@ -17,7 +17,7 @@ def find(case: RuleContext) -> list[Finding]:
     rank, memory = max(memories.items(), key=lambda item: item[1].most)
     group = max(len(module[0]) for module in case.modules())
     hooked = any(attempt.ranks[rank].comm_hooks.values())
-    savings = savings_of(memory, group, sharded(attempt), hooked)
+    savings = savings_of(memory, group, has_sharded_state(attempt), hooked)
     if not savings:
         return []
     best = savings[0]

@@ -71,7 +71,7 @@ def test_what_is_not_finite_is_told() -> None:
 
 
 def test_a_damaged_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="sketches"):
+    with pytest.raises(ValueError, match="sketch"):
         SketchTable({0: "00000"})
 
 

@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from ddpcheck.formatting import rate_text, time_text, trace_units_size_text
+from ddpcheck.formatting import optional_size_text, rate_text, time_text
 from ddpcheck.reports.terminal.timing import bar
 from ddpcheck.reports.terminal.trace import render
 from ddpcheck.reports.trace_json import to_json
@@ -91,7 +91,7 @@ def test_units() -> None:
         "1.50 s",
         "",
     ]
-    assert [trace_units_size_text(size) for size in (424, 212_480, 8_196_000, None)] == [
+    assert [optional_size_text(size) for size in (424, 212_480, 8_196_000, None)] == [
         "424 B",
         "212.5 kB",
         "8.2 MB",

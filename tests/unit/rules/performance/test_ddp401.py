@@ -10,8 +10,8 @@ import pytest
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.node_notes import NodeNotes
 from ddpcheck.analysis.overlap.model import Overlap
-from ddpcheck.analysis.run_reader import NodeNotes
 from ddpcheck.rules.performance.ddp401 import find
 from tests.helpers.overlap_builder import overlap
 

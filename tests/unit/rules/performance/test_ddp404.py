@@ -10,8 +10,8 @@ import pytest
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.node_notes import NodeNotes
 from ddpcheck.analysis.overlap.model import BucketAdvice
-from ddpcheck.analysis.run_reader import NodeNotes
 from ddpcheck.records.kinds.modules import ModuleRecord
 from ddpcheck.records.kinds.rank import RankHeader
 from ddpcheck.rules.performance.ddp404 import find

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ddpcheck.analysis.data.batches import MOST_STEPS, LossByCount
+from ddpcheck.analysis.data.loss_by_count import MOST_STEPS, LossByCount
 
 RANKS = range(3)
 

@@ -1,19 +1,21 @@
-"""Records go to a line and come back the same."""
+"""Records are registered by kind, and are equal after encoding and decoding."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import get_origin, get_type_hints
 
 import pytest
 
+from ddpcheck.records import kinds, registry
 from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, DigestRecord
 from ddpcheck.records.kinds.modules import CommHookRecord, JoinRecord, ModuleRecord, StructureRecord
 from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord, SkipRecord
 from ddpcheck.records.kinds.rank import EndRecord, FaultRecord, RankHeader
 from ddpcheck.records.reader import parse
-from ddpcheck.records.registry import SCHEMA, Record, from_mapping, record_kinds, to_line
+from ddpcheck.records.registry import SCHEMA, Record, from_mapping, record, record_kinds, to_line
 
 END = EndRecord("exit", 9.25)
 LISTED: list[Record] = [
@@ -33,8 +35,8 @@ LISTED: list[Record] = [
 ]
 
 
-def made_up(kind: type[Record]) -> Record:
-    """A record of a kind that is not listed above, with nothing but what it needs."""
+def smallest(kind: type[Record]) -> Record:
+    """A record with only its required fields."""
     values = {int: 3, float: 2.5, str: "x", bool: True}
     hints = get_type_hints(kind)
     needed = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
@@ -43,7 +45,7 @@ def made_up(kind: type[Record]) -> Record:
     )
 
 
-SMALLEST = LISTED + [made_up(kind) for kind in record_kinds().values() if kind not in map(type, LISTED)]
+SMALLEST = LISTED + [smallest(kind) for kind in record_kinds().values() if kind not in map(type, LISTED)]
 FULL: list[Record] = [
     RankHeader(
         3,
@@ -73,14 +75,14 @@ FULL: list[Record] = [
 
 
 @pytest.mark.parametrize("record", SMALLEST + FULL, ids=lambda record: record.kind)
-def test_a_record_comes_back_the_same(record: Record) -> None:
+def test_a_decoded_record_is_equal(record: Record) -> None:
     line = to_line(record)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
     assert parse(line) == record
 
 
-def test_every_kind_is_tried_here() -> None:
+def test_every_kind_is_tested() -> None:
     assert {type(record) for record in SMALLEST} == set(record_kinds().values())
     assert len(SMALLEST) == len(record_kinds())
 
@@ -149,3 +151,27 @@ def test_a_field_of_the_wrong_type_makes_it_no_record(record: Record, field: str
 def test_a_whole_number_serves_as_a_time() -> None:
     raw = {**json.loads(to_line(END)), "time": 9}
     assert parse(json.dumps(raw).encode()) == EndRecord("exit", 9)
+
+
+def test_a_module_of_the_package_adds_its_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "added_by_a_test.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from ddpcheck.records.registry import Record, record\n\n"
+        "@record('added_by_a_test')\n"
+        "@dataclass(frozen=True)\n"
+        "class AddedRecord(Record):\n"
+        "    step: int\n"
+    )
+    monkeypatch.setattr(kinds, "__path__", [*kinds.__path__, str(tmp_path)])
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    record_kinds.cache_clear()
+    try:
+        added = record_kinds()["added_by_a_test"]
+    finally:
+        record_kinds.cache_clear()
+    assert json.loads(to_line(added(3))) == {"kind": "added_by_a_test", "step": 3}  # type: ignore[call-arg]
+
+
+def test_a_kind_has_one_class() -> None:
+    with pytest.raises(ValueError, match="'end'"):
+        record("end")(JoinRecord)
