@@ -59,7 +59,7 @@ class RunMonitor:
         self._log_exits()
         if not self.failed:
             self._update_view()
-        if self._fail_fast and any(attempt.parted() for attempt in self._run.attempts.values()):
+        if self._fail_fast and any(attempt.diverged() for attempt in self._run.attempts.values()):
             return StopRequest("replicas diverged and --fail-fast is set")
         if self._hangs is not None and not self.failed:
             return self._hangs.tick()

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.records.schema import RANK_FILES
+from ddpcheck.records.registry import RANK_FILES
 
 # Where `ddpcheck run` creates run folders by default.
 RUNS_FOLDER = "ddpcheck-runs"

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ddpcheck.formatting import name_ranks, percent_text, rate_text, time_text, trace_units_size_text
+from ddpcheck.formatting import name_ranks, optional_size_text, percent_text, rate_text, time_text
 from ddpcheck.reports.terminal.bars import overlap_bar, overlap_legend
 from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole
 from ddpcheck.traces.model import RankResult, TraceResult
@@ -123,7 +123,7 @@ def _buckets(ink: ReportConsole, result: TraceResult) -> None:
     rows = [
         (
             str(each.bucket),
-            trace_units_size_text(each.bytes),
+            optional_size_text(each.bytes),
             f"{each.count}x",
             time_text(each.queued_ns),
             time_text(each.duration_ns),
@@ -143,7 +143,7 @@ def _operations(ink: ReportConsole, result: TraceResult) -> None:
     rows = [
         (
             each.kind,
-            trace_units_size_text(each.bytes),
+            optional_size_text(each.bytes),
             f"{each.count}x",
             time_text(each.duration_ns),
             time_text(each.transfer_ns),

@@ -121,7 +121,9 @@ def server(watched: WatchedRun) -> Iterator[str]:
     with process, process.stdout:
         try:
             said = process.stdout.readline()
-            found = re.fullmatch(rf"TensorBoard shows run at (\S+){CHARTS_FRAGMENT} \(press Ctrl-C to stop\)\n", said)
+            found = re.fullmatch(
+                rf"TensorBoard shows run at (\S+){CHARTS_FRAGMENT} \(press Ctrl-C to stop\)\n", said
+            )
             assert found, said
             _wait_until_read(found[1])
             yield found[1]

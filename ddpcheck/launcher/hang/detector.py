@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddpcheck.agent.shm_exchange import Heartbeat, ask, signs
-from ddpcheck.analysis.aggregate.launch import Attempt, RankData
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.aggregate.rank_data import RankData
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.config import Config
 from ddpcheck.launcher.hang.classifier import ActivitySample, RankActivityState, classify
@@ -59,7 +60,7 @@ class LocalRank:
         return any(fault.probe in _ANSWERING_PROBES for fault in self.rank.faults)
 
     def has_answered(self, request: int) -> bool:
-        return self.rank.standing is not None and self.rank.standing.look == request
+        return self.rank.stack is not None and self.rank.stack.look == request
 
 
 LocalRanks = Mapping[int, LocalRank]
@@ -81,7 +82,7 @@ def sample_activity(ranks: LocalRanks, request: int, now: float) -> dict[int, Ac
 
 
 def _sample(local: LocalRank, request: int, now: float, processes: list[Process]) -> ActivitySample:
-    stack, pid = local.rank.standing, local.rank.header.pid
+    stack, pid = local.rank.stack, local.rank.header.pid
     if local.has_ended:
         return ActivitySample(now, stack, left=True)
     # An earlier answer names the training thread; without one, assume the main thread.

@@ -13,10 +13,11 @@ from typing import Any
 from ddpcheck.analysis.run_reader import by_start
 from ddpcheck.errors import NotOneJob, OutputFolderError, RunNotFound
 from ddpcheck.launcher.run_folder import make_folder
+from ddpcheck.records.kinds.rank import RankHeader
 from ddpcheck.records.reader import RecordFile
+from ddpcheck.records.registry import RANK_FILES
 from ddpcheck.records.run_folder import REPORT_FILE, RUN_FILE, RUNS_FOLDER, read_run_file
-from ddpcheck.records.schema import RANK_FILES, RankHeader
-from ddpcheck.records.session_name import of_one_job
+from ddpcheck.records.session_name import is_same_job
 
 # Written again for the merged run.
 _NOT_COPIED = {RUN_FILE, REPORT_FILE}
@@ -52,7 +53,7 @@ def _headers(source: Path) -> dict[Path, RankHeader]:
 def _check_one_job(headers: dict[Path, dict[Path, RankHeader]]) -> None:
     (first, known), *rest = headers.items()
     for source, files in rest:
-        if not any(of_one_job(a.session, b.session) for a in known.values() for b in files.values()):
+        if not any(is_same_job(a.session, b.session) for a in known.values() for b in files.values()):
             raise NotOneJob(
                 f"{first} and {source} belong to different jobs: their ranks never joined one process group. "
                 "To compare runs of different jobs, use `ddpcheck diff`"

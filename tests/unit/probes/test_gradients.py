@@ -23,7 +23,7 @@ from ddpcheck.probes.write_detection import READ_AGAIN
 from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
 from ddpcheck.records.registry import to_line
 from ddpcheck.records.sketch_codec import unpack
-from ddpcheck.records.sketch_shares import deal
+from ddpcheck.records.sketch_shares import distribute
 from tests.helpers.fake_context import FakeContext, Job
 
 
@@ -81,7 +81,9 @@ def test_a_step_is_two_records() -> None:
     expected = [sketch(p.grad).value for p in tracked.module.parameters() if p.grad is not None]
     assert [one.value for one in unpack(backward.local)] == pytest.approx(expected, rel=1e-6)
     # This is rank 0 of two.
-    share = [expected[place] for place in deal(tuple(p.numel() for p in tracked.module.parameters()), 2)[0]]
+    share = [
+        expected[place] for place in distribute(tuple(p.numel() for p in tracked.module.parameters()), 2)[0]
+    ]
     assert [one.value for one in unpack(backward.reduced)] == pytest.approx(share, rel=1e-6)
     assert (applied.step, applied.last, applied.synced, applied.unsynced) == (0, "synced", 1, 0)
     assert (applied.moved, applied.reason, applied.nonfinite) == (False, "", {})
