@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddpcheck.probes.digest import combine
-from ddpcheck.probes.digest.submit import read_along, submit, submit_rest
+from ddpcheck.probes.digest.submit import incremental_hash, submit, submit_rest
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, has_memory
 from ddpcheck.probes.gradient_files import GradientFiles
 from ddpcheck.probes.live_compare.snapshot import Snapshot, SnapshotKey
 from ddpcheck.probes.probe import Probe, ProbeContext
-from ddpcheck.probes.sketches.batch import SketchBatch, can_keep
+from ddpcheck.probes.sketches.batch import SketchBatch, can_add
 from ddpcheck.probes.sketches.sketch import Sketch
-from ddpcheck.probes.write_detection import FIRST, sample_windows
+from ddpcheck.probes.write_detection import FIRST, sample_gradient
 from ddpcheck.records.schema import AppliedRecord, BackwardRecord, Stage, TensorKind
 from ddpcheck.records.sketch_codec import pack
 from ddpcheck.records.sketch_shares import share_of
@@ -74,7 +74,7 @@ class Backward:
         if self.digests is None or not self.digests.ready() or not any(self.glimpses):
             return {}
         if any(
-            then and sample_windows(now) != then for now, then in zip(gradients, self.glimpses, strict=True)
+            then and sample_gradient(now) != then for now, then in zip(gradients, self.glimpses, strict=True)
         ):
             return {}
         leaves = zip(self.digested, self.digests.result(), strict=True)
@@ -150,7 +150,7 @@ class GradientProbe(Probe):
         if backward.sketched or backward.local:
             self._look_at_reduced(watched, backward, gradients)
         backward.marks = _marks(gradients)
-        backward.glimpses = list(map(sample_windows, gradients)) if backward.digests is not None else []
+        backward.glimpses = list(map(sample_gradient, gradients)) if backward.digests is not None else []
         self._files.write(watched, backward.step, gradients)
 
     def _look_at_reduced(
@@ -165,8 +165,8 @@ class GradientProbe(Probe):
                 backward.absent.add(place)
                 continue
             # Digested in the same pass as it is sketched.
-            reading = read_along(gradient) if place in share else None
-            kept = backward.reduced.add(place, gradient, reading) if place in share else can_keep(gradient)
+            reading = incremental_hash(gradient) if place in share else None
+            kept = backward.reduced.add(place, gradient, reading) if place in share else can_add(gradient)
             if not kept:
                 backward.absent.add(place)
                 continue

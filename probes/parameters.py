@@ -90,11 +90,11 @@ class ParameterProbe(Probe):
             self._disagreements.catch_up()
         if not watched.stepped:
             self._look_without_optimizer(watched)
-        elif self._writes.awaits(watched):
+        elif self._writes.is_tracking(watched):
             self._writes.forward(watched, self._sample(watched))
 
     def backward_begun(self, watched: TrackedModule) -> None:
-        if self._writes.awaits(watched):
+        if self._writes.is_tracking(watched):
             self._writes.backward(watched, self._sample(watched))
 
     def stray_begun(self, watched: TrackedModule) -> None:
@@ -117,7 +117,7 @@ class ParameterProbe(Probe):
                 moment = SnapshotKey(
                     watched, Stage.REWRITTEN, TensorKind.PARAMETERS, optimizer.steps, optimizer.index
                 )
-                self._look(moment, marks=marks, how=self._writes.when(watched, before))
+                self._look(moment, marks=marks, how=self._writes.window(watched, before))
             self._outdate(watched, TensorKind.PARAMETERS)
         # All modules: GANs run one through another's step.
         for (index, of), look in self._last.items():

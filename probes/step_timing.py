@@ -15,7 +15,7 @@ from ddpcheck.probes.process.step_phases import (
     DATA,
     FINISH,
     FORWARD,
-    MOST_PENDING,
+    MAX_PENDING,
     OPTIMIZER,
     UNKNOWN,
     DevicePhaseTimer,
@@ -23,7 +23,7 @@ from ddpcheck.probes.process.step_phases import (
     HostPhaseTimer,
     PhaseEvents,
     PhaseTimes,
-    clock_for,
+    device_timer,
 )
 from ddpcheck.records.schema import ClockRecord
 
@@ -83,7 +83,7 @@ class StepTimingProbe(Probe):
     def wrapped(self, watched: TrackedModule) -> None:
         self._modules.append(watched)
         if self._device is None:
-            self._device = clock_for(watched.tensors(watched.parameters))
+            self._device = device_timer(watched.tensors(watched.parameters))
 
     def forgetting(self, watched: TrackedModule) -> None:
         if watched in self._modules:
@@ -95,16 +95,16 @@ class StepTimingProbe(Probe):
 
     def got(self, iterator: Any) -> None:
         if self._thread in (0, get_ident()):
-            self._clock.got_batch(self._now())
+            self._clock.batch_received(self._now())
 
     def ran_out(self, iterator: Any) -> None:
         if self._thread in (0, get_ident()):
-            self._clock.ran_out()
+            self._clock.loader_exhausted()
 
     def forward(self, watched: TrackedModule) -> None:
         self._thread = get_ident()
         self._backwards = 0
-        self._clock.feed()
+        self._clock.count_batches()
         self._begin(FORWARD)
         # Buffers, where there are any, are synchronised before anything is computed.
         self._begin(BUFFERS)
@@ -123,7 +123,7 @@ class StepTimingProbe(Probe):
 
     def computed(self, watched: TrackedModule) -> None:
         # Of several modules in one backward the first: DDP may finish it before it tells of the next.
-        if not self._clock.under_way(FINISH):
+        if not self._clock.is_open(FINISH):
             self._begin(FINISH)
 
     def reduced(self, watched: TrackedModule) -> None:
@@ -186,8 +186,8 @@ class StepTimingProbe(Probe):
             row, marks = self._pending[0]
             if marks.ready():
                 self._rows.append((row, marks.read()))
-                self._device.done_with(marks)
-            elif len(self._pending) > MOST_PENDING:
+                self._device.recycle(marks)
+            elif len(self._pending) > MAX_PENDING:
                 self._rows.append((row, UNKNOWN))
             else:
                 return

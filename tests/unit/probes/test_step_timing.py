@@ -16,7 +16,7 @@ from ddpcheck.agent.tracked_loader import timed
 from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 from ddpcheck.probes import step_timing
 from ddpcheck.probes.process.os_counters import ProcessorQueue
-from ddpcheck.probes.process.step_phases import DevicePhaseTimer, clock_for
+from ddpcheck.probes.process.step_phases import DevicePhaseTimer, device_timer
 from ddpcheck.probes.step_timing import ROWS_A_RECORD, StepTimingProbe
 from ddpcheck.records.schema import ClockRecord, to_line
 from tests.helpers.fake_scene import FakeScene, Job
@@ -370,7 +370,7 @@ def test_a_model_on_a_gpu_is_timed_without_waiting_for_it(
         monkeypatch.setattr(torch.cuda, name, waits)
     monkeypatch.setattr(torch.cuda, "Event", event)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    clock = clock_for([OnDevice()])  # type: ignore[list-item]
+    clock = device_timer([OnDevice()])  # type: ignore[list-item]
     assert clock is not None
     [probe] = rank.scene.probes
     assert isinstance(probe, StepTimingProbe)
@@ -384,7 +384,7 @@ def test_a_model_on_a_gpu_is_timed_without_waiting_for_it(
 
 
 def test_a_model_on_the_host_needs_no_events() -> None:
-    assert clock_for([torch.zeros(2)]) is None
+    assert device_timer([torch.zeros(2)]) is None
 
 
 def test_time_in_line_for_a_processor(tmp_path: Path) -> None:
