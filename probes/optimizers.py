@@ -28,8 +28,8 @@ class OptimizerProbe(Probe):
 
     name = "optimizers"
 
-    def __init__(self, scene: ProbeContext) -> None:
-        super().__init__(scene)
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
         self._values: dict[int, dict[str, Any]] = {}
         self._signatures: dict[int, tuple[int, ...]] = {}
         # Which dict held each optimizer's state at its last step; never looked into, only compared.
@@ -43,9 +43,9 @@ class OptimizerProbe(Probe):
         torch_optimizer = optimizer.ref()
         if torch_optimizer is None:
             return
-        if self._loaded(optimizer, torch_optimizer) or self.scene.config.optimizer_state:
-            for watched in optimizer.modules:
-                self._write_state(optimizer, torch_optimizer, watched)
+        if self._loaded(optimizer, torch_optimizer) or self.context.config.optimizer_state:
+            for tracked in optimizer.modules:
+                self._write_state(optimizer, torch_optimizer, tracked)
 
     def _loaded(self, optimizer: TrackedOptimizer, torch_optimizer: torch.optim.Optimizer) -> bool:
         """Whether the state is another dict than before: load_state_dict makes a new one."""
@@ -59,18 +59,18 @@ class OptimizerProbe(Probe):
             return
         self._signatures[optimizer.index] = optimizer.signature
         where = user_callsite()
-        for watched in optimizer.modules:
-            groups = optimizer.groups[watched.index]
-            self.scene.write(OptimizerRecord(optimizer.index, optimizer.name, watched.index, groups, where))
+        for tracked in optimizer.modules:
+            groups = optimizer.groups[tracked.index]
+            self.context.write(OptimizerRecord(optimizer.index, optimizer.name, tracked.index, groups, where))
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
         torch_optimizer = optimizer.ref()
         if torch_optimizer is not None:
             self._write_changes(optimizer, torch_optimizer)
 
-    def skipped(self, optimizer: TrackedOptimizer) -> None:
+    def step_skipped(self, optimizer: TrackedOptimizer) -> None:
         for module in optimizer.modules:
-            self.scene.write(
+            self.context.write(
                 SkipRecord(optimizer.index, module.index, optimizer.steps, module.forwards, optimizer.scale)
             )
 
@@ -85,13 +85,13 @@ class OptimizerProbe(Probe):
         self._values[optimizer.index] = values
         text = json.dumps(values, sort_keys=True)
         optimizer.hyper = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-        self.scene.write(HyperRecord(optimizer.index, optimizer.steps, changed))
+        self.context.write(HyperRecord(optimizer.index, optimizer.steps, changed))
 
     def _write_state(
-        self, optimizer: TrackedOptimizer, torch_optimizer: torch.optim.Optimizer, watched: TrackedModule
+        self, optimizer: TrackedOptimizer, torch_optimizer: torch.optim.Optimizer, tracked: TrackedModule
     ) -> None:
-        tensors = watched.tensors(watched.parameters)
-        owned = optimizer.owned(watched)
+        tensors = tracked.tensors(tracked.parameters)
+        owned = optimizer.owned(tracked)
         leaves = [
             _state_leaf(torch_optimizer.state.get(tensor)) if place in owned else NO_STATE
             for place, tensor in enumerate(tensors)
@@ -99,9 +99,9 @@ class OptimizerProbe(Probe):
         held = bytes(leaf != NO_STATE for leaf in leaves)
         if not any(held):
             return
-        self.scene.write(
+        self.context.write(
             DigestRecord(
-                module=watched.index,
+                module=tracked.index,
                 stage=Stage.STATE.value,
                 of=TensorKind.STATE.value,
                 step=optimizer.steps,

@@ -21,38 +21,38 @@ class ParamSetProbe(Probe):
     name = "structure"
     _written = 0
 
-    def wrapped(self, watched: TrackedModule) -> None:
-        self._look(watched)
+    def after_wrap(self, tracked: TrackedModule) -> None:
+        self._look(tracked)
 
-    def forward(self, watched: TrackedModule) -> None:
-        self._look(watched)
-        ddp = watched.ddp()
+    def before_forward(self, tracked: TrackedModule) -> None:
+        self._look(tracked)
+        ddp = tracked.ddp()
         # Private, and young: a torch without it has no join().
-        if not watched.joined and getattr(getattr(ddp, "_join_config", None), "enable", False):
-            watched.joined = True
-            self.scene.write(JoinRecord(watched.index, watched.steps))
+        if not tracked.joined and getattr(getattr(ddp, "_join_config", None), "enable", False):
+            tracked.joined = True
+            self.context.write(JoinRecord(tracked.index, tracked.steps))
         hooks = getattr(ddp, "_comm_hooks", ())
-        for hook, _ in hooks[watched.comm_hooks :]:
+        for hook, _ in hooks[tracked.comm_hooks :]:
             name = getattr(hook, "__qualname__", type(hook).__name__)
-            watched.loose |= LOOSE in name
-            self.scene.write(CommHookRecord(watched.index, name, watched.steps))
-        watched.comm_hooks = len(hooks)
+            tracked.loose |= LOOSE in name
+            self.context.write(CommHookRecord(tracked.index, name, tracked.steps))
+        tracked.comm_hooks = len(hooks)
 
     def before_step(self, optimizer: TrackedOptimizer) -> None:
-        for watched in optimizer.modules:
-            self._look(watched)
+        for tracked in optimizer.modules:
+            self._look(tracked)
 
-    def _look(self, watched: TrackedModule) -> None:
-        revision = watched.revision
-        changes = watched.changes()
-        if watched.revision == revision or self._written > MOST_CHANGES:
+    def _look(self, tracked: TrackedModule) -> None:
+        revision = tracked.revision
+        changes = tracked.changes()
+        if tracked.revision == revision or self._written > MOST_CHANGES:
             return
         self._written += 1 + len(changes)
         # The list of names is written anew: digests from here on follow it.
-        self.scene.write(watched.record())
+        self.context.write(tracked.record())
         for change in changes:
-            self.scene.write(
+            self.context.write(
                 StructureRecord(
-                    watched.index, change.change, change.parameter, watched.steps, watched.forwards
+                    tracked.index, change.change, change.parameter, tracked.steps, tracked.forwards
                 )
             )

@@ -79,12 +79,12 @@ def write_safetensors(
 
 
 def dump_tensors(
-    scene: ProbeContext, moment: SnapshotKey, indices: list[int]
+    context: ProbeContext, moment: SnapshotKey, indices: list[int]
 ) -> tuple[str, list[int], list[int]]:
     """Write the tensors at `indices`; returns the file's name and which were written completely or truncated."""
-    watched = moment.watched
-    slots = watched.buffers if moment.of is TensorKind.BUFFERS else watched.parameters
-    tensors: list[torch.Tensor | None] = list(watched.tensors(slots))
+    tracked = moment.tracked
+    slots = tracked.buffers if moment.of is TensorKind.BUFFERS else tracked.parameters
+    tensors: list[torch.Tensor | None] = list(tracked.tensors(slots))
     if moment.of is TensorKind.GRADIENTS:
         tensors = [tensor.grad if tensor is not None else None for tensor in tensors]
     parts: dict[str, tuple[torch.dtype, list[int], bytes]] = {}
@@ -99,15 +99,15 @@ def dump_tensors(
         (complete if shape == list(tensor.shape) else truncated).append(index)
         parts[slots[index].name] = (tensor.dtype, shape, data)
         budget -= len(data)
-    name = f"{FOLDER}/rank-{scene.rank:05d}-{scene.session[:8]}-{_file_stem(moment)}.safetensors"
+    name = f"{FOLDER}/rank-{context.rank:05d}-{context.session[:8]}-{_file_stem(moment)}.safetensors"
     # On a GPU this waits for the device, once, in a job that is already known to be broken.
-    write_safetensors(Path(scene.config.run_dir) / name, parts)
+    write_safetensors(Path(context.config.run_dir) / name, parts)
     return name, complete, truncated
 
 
 def _file_stem(moment: SnapshotKey) -> str:
     """Everything that distinguishes snapshots: one file must not overwrite that of another snapshot."""
-    parts = [f"m{moment.watched.index}", moment.stage.value, moment.of.value, str(moment.step)]
+    parts = [f"m{moment.tracked.index}", moment.stage.value, moment.of.value, str(moment.step)]
     if moment.optimizer is not None:
         parts.append(f"o{moment.optimizer}")
     return "-".join(parts)

@@ -137,25 +137,25 @@ class WriteDetector:
         self._forwards: dict[int, ForwardSamples] = {}
         self._backwards: dict[int, TensorSamples] = {}
 
-    def is_tracking(self, watched: TrackedModule) -> bool:
-        return watched.index in self._modules
+    def is_tracking(self, tracked: TrackedModule) -> bool:
+        return tracked.index in self._modules
 
-    def forward(self, watched: TrackedModule, samples: TensorSamples) -> None:
-        self._forwards.setdefault(watched.index, ForwardSamples(watched.forwards, samples))
+    def forward(self, tracked: TrackedModule, samples: TensorSamples) -> None:
+        self._forwards.setdefault(tracked.index, ForwardSamples(tracked.forwards, samples))
 
-    def backward(self, watched: TrackedModule, samples: TensorSamples) -> None:
-        self._backwards.setdefault(watched.index, samples)
+    def backward(self, tracked: TrackedModule, samples: TensorSamples) -> None:
+        self._backwards.setdefault(tracked.index, samples)
 
-    def window(self, watched: TrackedModule, before: TensorSamples | None) -> str:
+    def window(self, tracked: TrackedModule, before: TensorSamples | None) -> str:
         """The part of the step with the write that was detected at its end; "" if unknown."""
-        self._modules.add(watched.index)
-        at_forward = self._forwards.pop(watched.index, None)
-        at_backward = self._backwards.pop(watched.index, None)
+        self._modules.add(tracked.index)
+        at_forward = self._forwards.pop(tracked.index, None)
+        at_backward = self._backwards.pop(tracked.index, None)
         if at_forward is None or before is None:
             return ""
         if at_forward.samples != before:
             return WriteWindow.BEFORE_FORWARD
         # With several forwards, the write may have happened in any of them.
-        if at_backward is None or watched.forwards > at_forward.number + 1:
+        if at_backward is None or tracked.forwards > at_forward.number + 1:
             return ""
         return WriteWindow.IN_FORWARD if at_backward != at_forward.samples else WriteWindow.AFTER_BACKWARD

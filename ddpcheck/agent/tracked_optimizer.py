@@ -33,30 +33,30 @@ class TrackedOptimizer:
     # Per module index: per group, the places of its parameters in the module's list.
     groups: dict[int, list[list[int]]] = field(default_factory=dict)
 
-    def owned(self, watched: TrackedModule) -> set[int]:
-        return {place for group in self.groups[watched.index] for place in group if place >= 0}
+    def owned(self, tracked: TrackedModule) -> set[int]:
+        return {place for group in self.groups[tracked.index] for place in group if place >= 0}
 
 
 def signature(optimizer: torch.optim.Optimizer, modules: Iterable[TrackedModule]) -> tuple[int, ...]:
     """Changes whenever the optimizer's or a module's set of parameters does."""
     sizes = [len(group["params"]) for group in optimizer.param_groups]
-    return (*sizes, -1, *(watched.revision for watched in modules))
+    return (*sizes, -1, *(tracked.revision for tracked in modules))
 
 
-def groups_of(optimizer: torch.optim.Optimizer, watched: TrackedModule) -> list[list[int]]:
+def groups_of(optimizer: torch.optim.Optimizer, tracked: TrackedModule) -> list[list[int]]:
     """Per group, where its parameters stand in the module's list; -1 for those of others."""
-    places = {id(tensor): place for place, tensor in enumerate(watched.tensors(watched.parameters))}
+    places = {id(tensor): place for place, tensor in enumerate(tracked.tensors(tracked.parameters))}
     return [[places.get(id(p), -1) for p in group["params"]] for group in optimizer.param_groups]
 
 
-def first_step(watched: TrackedModule, groups: list[list[int]]) -> int:
+def first_step(tracked: TrackedModule, groups: list[list[int]]) -> int:
     """The number of a new optimizer's first step: a job that makes its optimizer anew goes on counting.
 
     One that steps other parameters works beside the optimizers before it, and joins the step they took last.
     """
-    earlier: set[int] = set().union(*watched.owners.values())
+    earlier: set[int] = set().union(*tracked.owners.values())
     takes_over = any(place in earlier for group in groups for place in group)
-    return watched.steps if takes_over else max(watched.steps - 1, 0)
+    return tracked.steps if takes_over else max(tracked.steps - 1, 0)
 
 
 def steps_inside_backward(optimizer: torch.optim.Optimizer) -> bool:

@@ -46,7 +46,7 @@ class HostPhaseTimer:
         # Time spent on batches that no training forward has used yet.
         self._fetched = 0
         self._step_begun = 0
-        self._watched = 0
+        self._own = 0
 
     def begin(self, phase: int, now: int) -> None:
         self._begun[phase] = now
@@ -78,11 +78,11 @@ class HostPhaseTimer:
         self._fetched = 0
 
     def close(
-        self, step: int, now: int, watched: int, queued: int, faults: int = -1, kernel: int = -1
+        self, step: int, now: int, own: int, queued: int, faults: int = -1, kernel: int = -1
     ) -> PhaseTimes | None:
         """End a step and begin the next; None for the first, whose begin is unknown."""
         step_begun, self._step_begun = self._step_begun, now
-        watched_before, self._watched = self._watched, watched
+        own_before, self._own = self._own, own
         spent, self._spent = self._spent, [0] * PHASES
         self._begun = [0] * PHASES
         if not step_begun:
@@ -97,7 +97,7 @@ class HostPhaseTimer:
             backward=_from_nanoseconds(backward),
             wait=_from_nanoseconds(spent[BUFFERS] + spent[FINISH]),
             optimizer=_from_nanoseconds(spent[OPTIMIZER]),
-            watching=_from_nanoseconds(watched - watched_before),
+            watching=_from_nanoseconds(own - own_before),
             queued=queued,
             faults=faults,
             kernel=kernel,

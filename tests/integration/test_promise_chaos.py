@@ -17,16 +17,16 @@ CHAOS = JOBS / "chaos.py"
 # What there must be at the least: the test finds the others by itself.
 KNOWN = {
     "agent.open",
-    "agent.entering",
-    "agent.wrapped",
-    "agent.forward",
+    "agent.before_wrap",
+    "agent.after_wrap",
+    "agent.before_forward",
     "agent.before_step",
     "agent.after_step",
     "agent.group_closed",
     "exit.close",
     "parameters.after_step",
     "optimizers.after_step",
-    "structure.forward",
+    "structure.before_forward",
 }
 
 

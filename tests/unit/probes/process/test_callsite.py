@@ -38,7 +38,7 @@ def test_libraries_between_are_passed_over() -> None:
         ("<frozen runpy>", False),
         ("<string>", False),
         (str(ROOT / "probes" / "optimizers.py"), False),
-        (str(ROOT / "ddpcheck" / "agent" / "watcher.py"), False),
+        (str(ROOT / "ddpcheck" / "agent" / "dispatcher.py"), False),
         (str(ROOT / "examples" / "train.py"), True),
     ],
 )

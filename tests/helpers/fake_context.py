@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -18,14 +18,19 @@ from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.roster import PROBES
 from ddpcheck.records.schema import DigestRecord, Record, Stage
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ddpcheck.probes.probe import Args
+
 Kind = TypeVar("Kind", bound=Record)
 
 
-class FakeScene:
+class FakeContext:
     """What a probe may know of its rank; also stands in for the session, without its guard."""
 
     def __init__(
-        self, folder: Path = Path("/nonexistent"), rank: int = 0, board: Any = None, **config: Any
+        self, folder: Path = Path("/nonexistent"), rank: int = 0, exchange: Any = None, **config: Any
     ) -> None:
         # Nobody asks where it stands, unless a test says so.
         self.config = Config(run_dir=str(folder), run_id="test", **{"hang_timeout": 0.0, **config})
@@ -35,16 +40,16 @@ class FakeScene:
         self.own_ns = 0
         self.over = False
         self.records: list[Record] = []
-        self.board = board
-        self.disagreements = NodeCompare(self, board) if board is not None else None
+        self.exchange = exchange
+        self.node_compare = NodeCompare(self, exchange) if exchange is not None else None
         self.probes: list[Probe] = []
 
     def write(self, record: Record) -> None:
         self.records.append(record)
 
-    def tell(self, moment: str, *what: Any) -> None:
+    def emit(self, event: Callable[[Probe, Unpack[Args]], None], *args: Unpack[Args]) -> None:
         for probe in self.probes:
-            getattr(probe, moment)(*what)
+            getattr(probe, event.__name__)(*args)
 
     def of(self, kind: type[Kind]) -> list[Kind]:
         return [record for record in self.records if isinstance(record, kind)]
@@ -70,30 +75,30 @@ class Job:
     """A module trained under the probes; the module stands in for its own DDP wrapper."""
 
     def __init__(
-        self, module: torch.nn.Module, scene: FakeScene, probes: Sequence[type[Probe]] = PROBES
+        self, module: torch.nn.Module, context: FakeContext, probes: Sequence[type[Probe]] = PROBES
     ) -> None:
         self.module = module
-        self.scene = scene
-        if not scene.probes:
-            scene.probes = [probe(scene) for probe in probes]
-        self.watcher = Dispatcher(scene, DistributedDataParallel.__init__)  # type: ignore[arg-type]
-        self.watched = watch(module)
-        self.watcher._modules[module] = self.watched
-        scene.tell("entering", self.watched)
+        self.context = context
+        if not context.probes:
+            context.probes = [probe(context) for probe in probes]
+        self.dispatcher = Dispatcher(context, DistributedDataParallel.__init__)  # type: ignore[arg-type]
+        self.tracked = watch(module)
+        self.dispatcher._modules[module] = self.tracked
+        context.emit(Probe.before_wrap, self.tracked)
 
     def wrapped(self) -> Job:
-        self.watcher.wrapped(self.module)
+        self.dispatcher.after_wrap(self.module)
         return self
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        self.watcher.forward(self.module)
-        self.watcher.buffers_synced(self.module)
+        self.dispatcher.before_forward(self.module)
+        self.dispatcher.buffers_synced(self.module)
         return self.module(*inputs) if inputs else None
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        self.watcher.before_step(optimizer)
+        self.dispatcher.before_step(optimizer)
         optimizer.step()
-        self.watcher.after_step(optimizer)
+        self.dispatcher.after_step(optimizer)
 
     def train(self, optimizer: torch.optim.Optimizer, steps: int = 1) -> None:
         """Steps with gradients made up here: what they are does not matter to the probes."""
