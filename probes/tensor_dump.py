@@ -79,13 +79,13 @@ def write_safetensors(
 
 
 def dump_tensors(
-    context: ProbeContext, moment: SnapshotKey, indices: list[int]
+    context: ProbeContext, key: SnapshotKey, indices: list[int]
 ) -> tuple[str, list[int], list[int]]:
     """Write the tensors at `indices`; returns the file's name and which were written completely or truncated."""
-    tracked = moment.tracked
-    slots = tracked.buffers if moment.of is TensorKind.BUFFERS else tracked.parameters
+    tracked = key.tracked
+    slots = tracked.buffers if key.of is TensorKind.BUFFERS else tracked.parameters
     tensors: list[torch.Tensor | None] = list(tracked.tensors(slots))
-    if moment.of is TensorKind.GRADIENTS:
+    if key.of is TensorKind.GRADIENTS:
         tensors = [tensor.grad if tensor is not None else None for tensor in tensors]
     parts: dict[str, tuple[torch.dtype, list[int], bytes]] = {}
     complete: list[int] = []
@@ -99,17 +99,17 @@ def dump_tensors(
         (complete if shape == list(tensor.shape) else truncated).append(index)
         parts[slots[index].name] = (tensor.dtype, shape, data)
         budget -= len(data)
-    name = f"{FOLDER}/rank-{context.rank:05d}-{context.session[:8]}-{_file_stem(moment)}.safetensors"
+    name = f"{FOLDER}/rank-{context.rank:05d}-{context.session[:8]}-{_file_stem(key)}.safetensors"
     # On a GPU this waits for the device, once, in a job that is already known to be broken.
     write_safetensors(Path(context.config.run_dir) / name, parts)
     return name, complete, truncated
 
 
-def _file_stem(moment: SnapshotKey) -> str:
+def _file_stem(key: SnapshotKey) -> str:
     """Everything that distinguishes snapshots: one file must not overwrite that of another snapshot."""
-    parts = [f"m{moment.tracked.index}", moment.stage.value, moment.of.value, str(moment.step)]
-    if moment.optimizer is not None:
-        parts.append(f"o{moment.optimizer}")
+    parts = [f"m{key.tracked.index}", key.stage.value, key.of.value, str(key.step)]
+    if key.optimizer is not None:
+        parts.append(f"o{key.optimizer}")
     return "-".join(parts)
 
 
