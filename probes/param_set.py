@@ -1,4 +1,4 @@
-"""Notices parameters added, replaced or unfrozen after wrapping, which DDP's reducer does not know."""
+"""Detects parameters added, replaced or unfrozen after wrapping, which DDP's reducer does not know."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
     from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 
-# A job that swaps parameters at every step must not fill the disk.
-MOST_CHANGES = 1000
+# Bounds the records of a job that swaps parameters at every step.
+MAX_CHANGES = 1000
 
 
 class ParamSetProbe(Probe):
-    """Compares the module with its catalogue: identities and flags only, no tensor is read."""
+    """Compares the module with its registered parameters by identity and flags; reads no tensor."""
 
     name = "structure"
     _written = 0
 
     def after_wrap(self, tracked: TrackedModule) -> None:
-        self._look(tracked)
+        self._check(tracked)
 
     def before_forward(self, tracked: TrackedModule) -> None:
-        self._look(tracked)
+        self._check(tracked)
         ddp = tracked.ddp()
-        # Private, and young: a torch without it has no join().
+        # Private: a version of torch without it has no join().
         if not tracked.joined and getattr(getattr(ddp, "_join_config", None), "enable", False):
             tracked.joined = True
             self.context.write(JoinRecord(tracked.index, tracked.steps))
@@ -40,15 +40,15 @@ class ParamSetProbe(Probe):
 
     def before_step(self, optimizer: TrackedOptimizer) -> None:
         for tracked in optimizer.modules:
-            self._look(tracked)
+            self._check(tracked)
 
-    def _look(self, tracked: TrackedModule) -> None:
+    def _check(self, tracked: TrackedModule) -> None:
         revision = tracked.revision
         changes = tracked.changes()
-        if tracked.revision == revision or self._written > MOST_CHANGES:
+        if tracked.revision == revision or self._written > MAX_CHANGES:
             return
         self._written += 1 + len(changes)
-        # The list of names is written anew: digests from here on follow it.
+        # The list of names is written again: later digests follow it.
         self.context.write(tracked.record())
         for change in changes:
             self.context.write(

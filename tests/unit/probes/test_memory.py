@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ddpcheck.probes import memory
-from ddpcheck.probes.memory import AT_LEAST_EVERY, FIRST, MemoryProbe, held
+from ddpcheck.probes.memory import AT_LEAST_EVERY, FIRST, MemoryProbe, memory_of
 from ddpcheck.probes.process import device_memory
 from ddpcheck.probes.process.os_counters import Resident, peak_resident, reads, resident
 from ddpcheck.records.schema import MemoryPartsRecord, MemoryRecord
@@ -67,16 +67,16 @@ def test_views_of_buckets_hold_nothing() -> None:
 
 def test_shared_memory_counts_once() -> None:
     whole = torch.zeros(100)
-    assert held([whole, whole[:10], whole.view(10, 10)]) == 400
-    assert held([torch.empty(0), torch.empty(0)]) == 0
+    assert memory_of([whole, whole[:10], whole.view(10, 10)]) == 400
+    assert memory_of([torch.empty(0), torch.empty(0)]) == 0
     sparse = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.ones(2), (3,), check_invariants=True)
-    assert held([sparse.coalesce()]) == 2 * 8 + 2 * 4
+    assert memory_of([sparse.coalesce()]) == 2 * 8 + 2 * 4
 
 
 def test_wrappers_count_by_what_they_say_of_themselves() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert held([wrapper(), fake(), torch.ones(3)]) == 3 * 12
+        assert memory_of([wrapper(), fake(), torch.ones(3)]) == 3 * 12
 
 
 def test_steps_are_written_while_they_tell_something(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from ddpcheck.probes import step_timing
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.process.os_counters import ProcessorQueue
 from ddpcheck.probes.process.step_phases import DevicePhaseTimer, device_timer
-from ddpcheck.probes.step_timing import ROWS_A_RECORD, StepTimingProbe
+from ddpcheck.probes.step_timing import STEPS_PER_RECORD, StepTimingProbe
 from ddpcheck.records.schema import ClockRecord, to_line
 from tests.helpers.fake_context import FakeContext, Job
 
@@ -232,7 +232,7 @@ def test_a_new_optimizer_takes_over(rank: Rank, hands: Hands) -> None:
 
 
 def test_a_step_costs_few_bytes(rank: Rank, hands: Hands) -> None:
-    for _ in range(2 * ROWS_A_RECORD):
+    for _ in range(2 * STEPS_PER_RECORD):
         for event in (Probe.before_forward, Probe.buffers_synced, Probe.after_forward, Probe.backward_called):
             rank.emit(event)
             hands.pass_ms(12.345)
@@ -242,8 +242,8 @@ def test_a_step_costs_few_bytes(rank: Rank, hands: Hands) -> None:
         rank.emit(Probe.backward_returned)
         rank.step()
     records = rank.context.of(ClockRecord)
-    assert sum(len(record.total) for record in records) == 2 * ROWS_A_RECORD
-    assert sum(map(len, map(to_line, records))) / (2 * ROWS_A_RECORD) < 100
+    assert sum(len(record.total) for record in records) == 2 * STEPS_PER_RECORD
+    assert sum(map(len, map(to_line, records))) / (2 * STEPS_PER_RECORD) < 100
 
 
 class Event:
