@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 
-from ddpcheck.agent.tracked_loader import MOST_EPOCHS, MOST_MAPS, LoaderRegistry, SampleDraws, TrackedLoader
 from ddpcheck.probes.batch_fingerprint import NOTHING, Contents, Fingerprint, Taken, take
 from ddpcheck.probes.probe import Probe, ProbeContext
+from ddpcheck.probes.sample_draws import MOST_EPOCHS, MOST_MAPS, LoaderRegistry, SampleDraws, TrackedLoader
 from ddpcheck.records.schema import BatchRecord
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 from torch.autograd.profiler import record_function
 from torch.profiler.profiler import _KinetoProfile
 
-from ddpcheck.agent.patches import Patches
+from ddpcheck.patches import Patches
 from ddpcheck.probes.probe import Phase, Probe, ProbeContext
 from ddpcheck.probes.process.profiler_conflict import PROFILERS
 from ddpcheck.records.schema import ReadyRecord, TraceRecord

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddpcheck.agent.guard import GUARD
-from ddpcheck.agent.patches import hide_from_compiler
+from ddpcheck.guard import GUARD
+from ddpcheck.patches import hide_from_compiler
 from ddpcheck.probes.probe import Emit, Probe
 
 if TYPE_CHECKING:

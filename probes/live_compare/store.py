@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddpcheck.agent.guard import GUARD
+from ddpcheck.guard import GUARD
 from ddpcheck.probes.live_compare.snapshot import RecentSnapshots, Snapshot
 from ddpcheck.records.schema import NodeMismatchRecord, NodesRecord
 

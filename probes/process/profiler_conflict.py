@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ddpcheck.agent.guard import GUARD
-from ddpcheck.agent.patches import Patches, calling
+from ddpcheck.guard import GUARD
+from ddpcheck.patches import Patches, calling
 
 # Every way to switch torch's profiler on, by module and class. A profiler that is prepared and not yet switched
 # on counts too: torch crashes where another one comes in between.
