@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 
-from ddpcheck.probes.batch_fingerprint import NOTHING, Contents, Fingerprint, Taken, take
+from ddpcheck.probes.batch_fingerprint import (
+    EMPTY_FINGERPRINT,
+    BatchContents,
+    Fingerprint,
+    FingerprintFuture,
+    fingerprint_batch,
+)
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.sample_draws import MOST_EPOCHS, MOST_MAPS, LoaderRegistry, SampleDraws, TrackedLoader
 from ddpcheck.records.schema import BatchRecord
@@ -72,7 +78,7 @@ class PendingFingerprint(NamedTuple):
     """A batch whose record is not complete: its fingerprint is on its way, or its step has not come."""
 
     record: BatchRecord
-    taken: Taken | None
+    taken: FingerprintFuture | None
     counted: tuple[str, ...]
 
 
@@ -178,7 +184,7 @@ class DataProbe(Probe):
                     self._pending.popleft()
                 return
             self._pending.popleft()
-            found = taken.fingerprint() if taken is not None else NOTHING
+            found = taken.fingerprint() if taken is not None else EMPTY_FINGERPRINT
             counts = dict(zip(counted, found.counts, strict=False))
             parts = _parts(record, found)
             if found.digest or record.drew:
@@ -216,7 +222,7 @@ def _parts(record: BatchRecord, found: Fingerprint) -> list[str]:
 def _look(
     tracked: TrackedModule, args: tuple[Any, ...], kwargs: dict[str, Any], drew_before: str = ""
 ) -> PendingFingerprint:
-    contents = Contents(args, kwargs)
+    contents = BatchContents(args, kwargs)
     counted: dict[str, tuple[torch.Tensor, int]] = {}
     if SHARED_COUNT not in contents.named:
         for name, count, unless in (("labels", "tokens", IGNORED_LABEL), ("attention_mask", "attended", 0)):
@@ -225,7 +231,7 @@ def _look(
                 counted[count] = (tensor, unless)
     step = None if tracked.steps == tracked.forwards else tracked.steps
     record = BatchRecord(tracked.forwards, tracked.index, step, rows=contents.rows(), drew_before=drew_before)
-    return PendingFingerprint(record, take(contents, list(counted.values())), tuple(counted))
+    return PendingFingerprint(record, fingerprint_batch(contents, list(counted.values())), tuple(counted))
 
 
 def _per_token(labels: Any) -> TypeGuard[torch.Tensor]:
@@ -234,7 +240,7 @@ def _per_token(labels: Any) -> TypeGuard[torch.Tensor]:
 
 def _mark(iterator: Any) -> str:
     """What tells this rank's dataset from that of another; empty where it holds too little to tell."""
-    taken = take(Contents(*_attributes(getattr(iterator, "_dataset", None))))
+    taken = fingerprint_batch(BatchContents(*_attributes(getattr(iterator, "_dataset", None))))
     if not taken.ready():
         return ""
     found = taken.fingerprint()
@@ -247,7 +253,7 @@ def _columns(dataset: Any, length: int) -> list[str]:
     for column in _attributes(dataset)[:MOST_ATTRIBUTES]:
         names = _names(column, length)
         if names is not None and len(found) < MOST_COLUMNS:
-            taken = take(Contents(names))
+            taken = fingerprint_batch(BatchContents(names))
             if taken.ready() and (told := taken.fingerprint()).variety >= TELLING:
                 found.append(told.digest)
     return found

@@ -10,7 +10,12 @@ import torch
 from ddpcheck.probes.digest import plain_memory
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES
 from ddpcheck.probes.probe import Probe, ProbeContext
-from ddpcheck.probes.process.device_memory import DeviceMemory, awake, device_memory, held_elsewhere
+from ddpcheck.probes.process.device_memory import (
+    DeviceMemory,
+    device_memory,
+    is_initialized,
+    memory_on_other_devices,
+)
 from ddpcheck.probes.process.os_counters import resident
 from ddpcheck.records.schema import MemoryPartsRecord, MemoryRecord
 
@@ -40,7 +45,7 @@ def parts_of(tracked: TrackedModule, optimizer: TrackedOptimizer, kept: int, bas
         state=held(_state(optimizer, parameters)),
         kept=0 if views else kept,
         base=base,
-        elsewhere=held_elsewhere(device) if device.type == "cuda" else {},
+        elsewhere=memory_on_other_devices(device) if device.type == "cuda" else {},
     )
 
 
@@ -150,7 +155,7 @@ class MemoryProbe(Probe):
             self._counting = optimizer.index
         if optimizer.index != self._counting or optimizer.steps % self.context.config.every:
             return
-        device = device_memory() if awake() else DeviceMemory()
+        device = device_memory() if is_initialized() else DeviceMemory()
         now = MemoryRecord(optimizer.steps, resident().own, self._high, *device)
         self._high = 0
         if self._tells(now):

@@ -147,7 +147,7 @@ class ProfileProbe(Probe):
         if steps:
             self._patches = Patches()
             PROFILERS.watch_exports(self._patches)
-            PROFILERS.step_aside, PROFILERS.exported = self._step_aside, self._exported
+            PROFILERS.on_conflict, PROFILERS.on_export = self._step_aside, self._exported
 
     def before_forward(self, tracked: TrackedModule) -> None:
         if self._step < 0:
@@ -191,7 +191,7 @@ class ProfileProbe(Probe):
     def _taken(self) -> bool:
         """Whether the user's program profiles by itself."""
         enabled = getattr(torch.autograd, "_profiler_enabled", None)
-        if not PROFILERS.of_the_user and not (enabled is not None and enabled()):
+        if not PROFILERS.user_profiles and not (enabled is not None and enabled()):
             return False
         self._step_aside()
         return True
@@ -242,8 +242,8 @@ class ProfileProbe(Probe):
     def before_exit(self) -> None:
         """The job is over before the window is: the steps that are whole are kept."""
         self._finish(self._step)
-        if PROFILERS.step_aside == self._step_aside:
-            PROFILERS.step_aside = PROFILERS.exported = None
+        if PROFILERS.on_conflict == self._step_aside:
+            PROFILERS.on_conflict = PROFILERS.on_export = None
 
 
 def _limits(ddp: Any) -> list[int]:

@@ -15,7 +15,7 @@ from ddpcheck.probes.process.step_phases import (
     DATA,
     FINISH,
     FORWARD,
-    MOST_PENDING,
+    MAX_PENDING,
     OPTIMIZER,
     UNKNOWN,
     DevicePhaseTimer,
@@ -23,7 +23,7 @@ from ddpcheck.probes.process.step_phases import (
     HostPhaseTimer,
     PhaseEvents,
     PhaseTimes,
-    clock_for,
+    device_timer,
 )
 from ddpcheck.records.schema import ClockRecord
 
@@ -84,7 +84,7 @@ class StepTimingProbe(Probe):
     def after_wrap(self, tracked: TrackedModule) -> None:
         self._modules.append(tracked)
         if self._device is None:
-            self._device = clock_for(tracked.tensors(tracked.parameters))
+            self._device = device_timer(tracked.tensors(tracked.parameters))
 
     def wrapper_released(self, tracked: TrackedModule) -> None:
         if tracked in self._modules:
@@ -96,16 +96,16 @@ class StepTimingProbe(Probe):
 
     def batch_received(self, iterator: Any) -> None:
         if self._thread in (0, get_ident()):
-            self._clock.got_batch(self._now())
+            self._clock.batch_received(self._now())
 
     def loader_exhausted(self, iterator: Any) -> None:
         if self._thread in (0, get_ident()):
-            self._clock.ran_out()
+            self._clock.loader_exhausted()
 
     def before_forward(self, tracked: TrackedModule) -> None:
         self._thread = get_ident()
         self._backwards = 0
-        self._clock.feed()
+        self._clock.count_batches()
         self._begin(FORWARD)
         # Buffers, where there are any, are synchronised before anything is computed.
         self._begin(BUFFERS)
@@ -124,7 +124,7 @@ class StepTimingProbe(Probe):
 
     def gradients_computed(self, tracked: TrackedModule) -> None:
         # Of several modules in one backward the first: DDP may finish it before it tells of the next.
-        if not self._clock.under_way(FINISH):
+        if not self._clock.is_open(FINISH):
             self._begin(FINISH)
 
     def gradients_reduced(self, tracked: TrackedModule) -> None:
@@ -187,8 +187,8 @@ class StepTimingProbe(Probe):
             row, marks = self._pending[0]
             if marks.ready():
                 self._rows.append((row, marks.read()))
-                self._device.done_with(marks)
-            elif len(self._pending) > MOST_PENDING:
+                self._device.recycle(marks)
+            elif len(self._pending) > MAX_PENDING:
                 self._rows.append((row, UNKNOWN))
             else:
                 return

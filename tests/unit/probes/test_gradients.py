@@ -135,7 +135,7 @@ class Counted:
             return real_submit(tensors)
 
         monkeypatch.setattr(batch, "sketch", counting(batch.sketch))
-        monkeypatch.setattr(batch, "sketch_where_it_lies", counting(batch.sketch_where_it_lies))
+        monkeypatch.setattr(batch, "sketch_in_place", counting(batch.sketch_in_place))
         monkeypatch.setattr(gradients, "submit", counting_submit)
         monkeypatch.setattr(submit, "submit", counting_submit)
 

@@ -27,11 +27,11 @@ from tests.helpers.fake_context import FakeContext, Job
 @pytest.fixture(autouse=True)
 def switches() -> Iterator[None]:
     patches = Patches()
-    PROFILERS.of_the_user = False
+    PROFILERS.user_profiles = False
     PROFILERS.watch_switches(patches)
     yield
     patches.remove()
-    PROFILERS.of_the_user, PROFILERS.step_aside, PROFILERS.exported = False, None, None
+    PROFILERS.user_profiles, PROFILERS.on_conflict, PROFILERS.on_export = False, None, None
 
 
 class Training:

@@ -17,7 +17,7 @@ from ddpcheck.patches import Patches, around_next, calling
 from ddpcheck.probes import step_timing
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.process.os_counters import ProcessorQueue
-from ddpcheck.probes.process.step_phases import DevicePhaseTimer, clock_for
+from ddpcheck.probes.process.step_phases import DevicePhaseTimer, device_timer
 from ddpcheck.probes.step_timing import ROWS_A_RECORD, StepTimingProbe
 from ddpcheck.records.schema import ClockRecord, to_line
 from tests.helpers.fake_context import FakeContext, Job
@@ -354,9 +354,9 @@ def test_events_are_used_again(rank: Rank, event: type[Event]) -> None:
 def test_a_device_that_is_far_behind_is_given_up(rank: Rank, event: type[Event]) -> None:
     probe = on_device(rank)
     event.ready_until_ms = -1.0
-    for _ in range(step_timing.MOST_PENDING + 10):
+    for _ in range(step_timing.MAX_PENDING + 10):
         device_step(rank)
-    assert len(probe._pending) <= step_timing.MOST_PENDING
+    assert len(probe._pending) <= step_timing.MAX_PENDING
 
 
 def test_nothing_is_recorded_into_a_captured_graph(event: type[Event]) -> None:
@@ -385,7 +385,7 @@ def test_a_model_on_a_gpu_is_timed_without_waiting_for_it(
         monkeypatch.setattr(torch.cuda, name, waits)
     monkeypatch.setattr(torch.cuda, "Event", event)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    clock = clock_for([OnDevice()])  # type: ignore[list-item]
+    clock = device_timer([OnDevice()])  # type: ignore[list-item]
     assert clock is not None
     [probe] = rank.context.probes
     assert isinstance(probe, StepTimingProbe)
@@ -399,7 +399,7 @@ def test_a_model_on_a_gpu_is_timed_without_waiting_for_it(
 
 
 def test_a_model_on_the_host_needs_no_events() -> None:
-    assert clock_for([torch.zeros(2)]) is None
+    assert device_timer([torch.zeros(2)]) is None
 
 
 def test_time_in_line_for_a_processor(tmp_path: Path) -> None:

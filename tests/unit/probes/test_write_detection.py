@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ddpcheck.probes import write_detection
-from ddpcheck.probes.write_detection import READ_AGAIN, WINDOW, WINDOWS, sample_windows
+from ddpcheck.probes.write_detection import READ_AGAIN, WINDOW, WINDOWS, sample_gradient
 from tests.helpers.unreadable_tensors import UNREADABLE
 
 COUNT = READ_AGAIN // 4 + 100
@@ -28,12 +28,12 @@ COUNT = READ_AGAIN // 4 + 100
 )
 def test_a_write_without_a_mark_shows(write: Callable[[torch.Tensor], object]) -> None:
     gradient = torch.randn(COUNT, generator=torch.Generator().manual_seed(1))
-    before, version = sample_windows(gradient), gradient._version
+    before, version = sample_gradient(gradient), gradient._version
     assert len(before) == WINDOWS * WINDOW
-    assert sample_windows(gradient) == before
+    assert sample_gradient(gradient) == before
     write(gradient.data)
     assert gradient._version == version
-    assert sample_windows(gradient) != before
+    assert sample_gradient(gradient) != before
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,10 @@ def test_a_write_without_a_mark_shows(write: Callable[[torch.Tensor], object]) -
 )
 def test_whatever_is_one_span_of_memory(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
     gradient = view(torch.randn(2 * COUNT))
-    before = sample_windows(gradient)
+    before = sample_gradient(gradient)
     gradient.data.mul_(2)
     assert before
-    assert sample_windows(gradient) != before
+    assert sample_gradient(gradient) != before
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_whatever_is_one_span_of_memory(view: Callable[[torch.Tensor], torch.Ten
     ids=["none", "small", "strided", "meta"],
 )
 def test_what_is_read_again(gradient: torch.Tensor | None) -> None:
-    assert sample_windows(gradient) == b""
+    assert sample_gradient(gradient) == b""
 
 
 @pytest.mark.parametrize("make", UNREADABLE)
@@ -61,4 +61,4 @@ def test_what_has_no_memory_to_look_at(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], torch.Tensor]
 ) -> None:
     monkeypatch.setattr(write_detection, "READ_AGAIN", -1)  # they are small
-    assert sample_windows(make()) == b""
+    assert sample_gradient(make()) == b""
