@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 
-from ddpcheck.agent.tracked_loader import MOST_EPOCHS, MOST_MAPS, LoaderRegistry, SampleDraws, TrackedLoader
 from ddpcheck.probes.batch_fingerprint import (
     EMPTY_FINGERPRINT,
     BatchContents,
@@ -21,6 +20,7 @@ from ddpcheck.probes.batch_fingerprint import (
     fingerprint_batch,
 )
 from ddpcheck.probes.probe import Probe, ProbeContext
+from ddpcheck.probes.sample_draws import MOST_EPOCHS, MOST_MAPS, LoaderRegistry, SampleDraws, TrackedLoader
 from ddpcheck.records.schema import BatchRecord
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -66,28 +65,19 @@ class OptimizerProbe(Probe):
             )
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
-        torch_optimizer = optimizer.ref()
-        if torch_optimizer is not None:
-            self._write_changes(optimizer, torch_optimizer)
+        values, before = optimizer.hyperparameters, self._values.get(optimizer.index, {})
+        if values is before:
+            return
+        self._values[optimizer.index] = values
+        changed = {name: value for name, value in values.items() if before.get(name, before) != value}
+        if changed or values.keys() != before.keys():
+            self.context.write(HyperRecord(optimizer.index, optimizer.steps, changed))
 
     def step_skipped(self, optimizer: TrackedOptimizer) -> None:
         for module in optimizer.modules:
             self.context.write(
                 SkipRecord(optimizer.index, module.index, optimizer.steps, module.forwards, optimizer.scale)
             )
-
-    def _write_changes(self, optimizer: TrackedOptimizer, torch_optimizer: torch.optim.Optimizer) -> None:
-        values = _hyperparameters(torch_optimizer)
-        if optimizer.scale is not None:
-            values["GradScaler.scale"] = optimizer.scale
-        before = self._values.get(optimizer.index, {})
-        if values == before:
-            return
-        changed = {name: value for name, value in values.items() if before.get(name, before) != value}
-        self._values[optimizer.index] = values
-        text = json.dumps(values, sort_keys=True)
-        optimizer.hyper = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-        self.context.write(HyperRecord(optimizer.index, optimizer.steps, changed))
 
     def _write_state(
         self, optimizer: TrackedOptimizer, torch_optimizer: torch.optim.Optimizer, tracked: TrackedModule
@@ -126,26 +116,3 @@ def _state_leaf(state: Any) -> bytes:
     plain = sorted((n, repr(v)) for n, v in state.items() if isinstance(v, (int, float, bool, str)))
     leaves = submit([state[name] for name in names]).result()
     return combine([repr(plain).encode(), *leaves])
-
-
-def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for number, group in enumerate(optimizer.param_groups):
-        for name, value in group.items():
-            if name != "params":
-                values[f"{number}.{name}"] = _plain(value)
-    return values
-
-
-def _plain(value: Any) -> Any:
-    """`value` in a form that JSON can hold and ranks can compare."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        # NaN is not equal to itself, and would appear as a change at every step.
-        return "nan" if isinstance(value, float) and value != value else value
-    if isinstance(value, torch.Tensor):
-        # Reading a device tensor would wait.
-        return value.item() if value.device.type == "cpu" and value.numel() == 1 else "tensor"
-    if isinstance(value, (list, tuple)) and len(value) <= 8:
-        return [_plain(item) for item in value]
-    # Anything else may contain addresses or user data: its type name is enough.
-    return type(value).__name__

@@ -4,51 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpcheck.probes.probe import Probe
-from ddpcheck.records.schema import LOOSE, CommHookRecord, JoinRecord, StructureRecord
+from ddpcheck.probes.probe import Probe, ProbeContext
+from ddpcheck.records.schema import CommHookRecord, JoinRecord, StructureRecord
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.tracked_module import TrackedModule
-    from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
+    from ddpcheck.agent.tracked_module import ParamSetChange, TrackedModule
 
 # Bounds the records of a job that swaps parameters at every step.
 MAX_CHANGES = 1000
 
 
 class ParamSetProbe(Probe):
-    """Compares the module with its registered parameters by identity and flags; reads no tensor."""
+    """Records what the agent detects about each module, by identities and flags; reads no tensor."""
 
     name = "structure"
-    _written = 0
 
-    def after_wrap(self, tracked: TrackedModule) -> None:
-        self._check(tracked)
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        self._written = 0
+        # Modules whose join() is written, and how many communication hooks of each are.
+        self._joined: set[int] = set()
+        self._hooks: dict[int, int] = {}
 
-    def before_forward(self, tracked: TrackedModule) -> None:
-        self._check(tracked)
-        ddp = tracked.ddp()
-        # Private: a version of torch without it has no join().
-        if not tracked.joined and getattr(getattr(ddp, "_join_config", None), "enable", False):
-            tracked.joined = True
-            self.context.write(JoinRecord(tracked.index, tracked.steps))
-        hooks = getattr(ddp, "_comm_hooks", ())
-        for hook, _ in hooks[tracked.comm_hooks :]:
-            name = getattr(hook, "__qualname__", type(hook).__name__)
-            tracked.loose |= LOOSE in name
-            self.context.write(CommHookRecord(tracked.index, name, tracked.steps))
-        tracked.comm_hooks = len(hooks)
-
-    def before_step(self, optimizer: TrackedOptimizer) -> None:
-        for tracked in optimizer.modules:
-            self._check(tracked)
-
-    def _check(self, tracked: TrackedModule) -> None:
-        revision = tracked.revision
-        changes = tracked.changes()
-        if tracked.revision == revision or self._written > MAX_CHANGES:
+    def parameters_changed(self, tracked: TrackedModule, changes: list[ParamSetChange]) -> None:
+        if self._written > MAX_CHANGES:
             return
         self._written += 1 + len(changes)
-        # The list of names is written again: later digests follow it.
+        # Digests that follow refer to this list of names.
         self.context.write(tracked.record())
         for change in changes:
             self.context.write(
@@ -56,3 +38,11 @@ class ParamSetProbe(Probe):
                     tracked.index, change.change, change.parameter, tracked.steps, tracked.forwards
                 )
             )
+
+    def before_forward(self, tracked: TrackedModule) -> None:
+        if tracked.joined and tracked.index not in self._joined:
+            self._joined.add(tracked.index)
+            self.context.write(JoinRecord(tracked.index, tracked.steps))
+        for name in tracked.comm_hooks[self._hooks.get(tracked.index, 0) :]:
+            self.context.write(CommHookRecord(tracked.index, name, tracked.steps))
+        self._hooks[tracked.index] = len(tracked.comm_hooks)

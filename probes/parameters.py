@@ -126,7 +126,6 @@ class ParameterProbe(Probe):
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
         for tracked in optimizer.modules:
-            tracked.stepped = True
             self._first_writes.pop(tracked.index, None)
             samples = self._samples[tracked.index] = self._sample(tracked)
             if optimizer.steps % self.context.config.every == 0:
@@ -270,8 +269,7 @@ class ParameterProbe(Probe):
         first = self._first_writes.get(tracked.index)
         if last is not None and now.root == (last.root if first is None else first.root):
             return False
-        if tracked.backward is not None:
-            tracked.backward.close_window()
+        tracked.end_window()
         if key.stage is not Stage.PARAMS or tracked.index in self._manually_updated:
             return True
         if first is None:
@@ -288,8 +286,9 @@ class ParameterProbe(Probe):
         pending, key = write.pending, write.pending.key
         slot = (key.tracked.index, key.of)
         if pending.only_changes:
-            key = replace(key, step=key.tracked.steps)
-            key.tracked.steps += key.stage is Stage.PARAMS
+            key = replace(key, step=key.tracked.next_step)
+            if key.stage is Stage.PARAMS:
+                key.tracked.count_step()
         last = self._last.get(slot)
         if last is not None:
             last.current = False

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import torch
     from typing_extensions import TypeVarTuple, Unpack
 
     from ddpcheck.agent.shm_exchange import ShmExchange
-    from ddpcheck.agent.tracked_module import TrackedModule
+    from ddpcheck.agent.tracked_module import ParamSetChange, TrackedModule
     from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
     from ddpcheck.config import Config
     from ddpcheck.probes.live_compare.node import NodeCompare
@@ -18,6 +19,16 @@ if TYPE_CHECKING:
 
     # The arguments of an event, without the probe. Not in typing before Python 3.11, and used in annotations only.
     Args = TypeVarTuple("Args")
+
+
+class Phase(IntEnum):
+    """When a probe handles an event. Within a phase the order has no meaning."""
+
+    # Reads the clock before other probes spend time that is not the job's.
+    CLOCK = 0
+    # Ends a profiler step before other probes do their work for it.
+    PROFILER = 1
+    DEFAULT = 2
 
 
 Method = TypeVar("Method", bound=Callable[..., None])
@@ -60,10 +71,12 @@ class ProbeContext(Protocol):
 class Probe:
     """Base class: every event does nothing by default, and a probe overrides those it handles.
 
-    The agent calls each handler through the guard: an exception switches off this probe and nothing else.
+    Probes share no state: none writes what another one reads. The agent calls each handler through the guard: an
+    exception switches off this probe and nothing else.
     """
 
-    name = ""
+    name: ClassVar[str] = ""
+    phase: ClassVar[Phase] = Phase.DEFAULT
 
     def __init__(self, context: ProbeContext) -> None:
         self.context = context
@@ -80,6 +93,10 @@ class Probe:
     @event
     def after_wrap(self, tracked: TrackedModule) -> None:
         """DDP's constructor has returned; its broadcast is done."""
+
+    @event
+    def parameters_changed(self, tracked: TrackedModule, changes: list[ParamSetChange]) -> None:
+        """The list of the module's tensors was renewed. Emitted before the event in which it was noticed."""
 
     @event
     def before_forward(self, tracked: TrackedModule) -> None:

@@ -14,8 +14,8 @@ import torch
 from torch.autograd.profiler import record_function
 from torch.profiler.profiler import _KinetoProfile
 
-from ddpcheck.agent.patches import Patches
-from ddpcheck.probes.probe import Probe, ProbeContext
+from ddpcheck.patches import Patches
+from ddpcheck.probes.probe import Phase, Probe, ProbeContext
 from ddpcheck.probes.process.profiler_conflict import PROFILERS
 from ddpcheck.records.schema import ReadyRecord, TraceRecord
 from ddpcheck.step_ranges import parse_steps
@@ -40,6 +40,7 @@ class ProfileProbe(Probe):
     """A step begins at the end of the previous optimizer step; the first one begins with its forward."""
 
     name = "profile"
+    phase = Phase.PROFILER
 
     @classmethod
     def wanted(cls, config: Config) -> bool:

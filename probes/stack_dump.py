@@ -14,8 +14,8 @@ import weakref
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ddpcheck.agent import guard
-from ddpcheck.agent.guard import GUARD
+from ddpcheck import guard
+from ddpcheck.guard import GUARD
 from ddpcheck.privacy import mask_text
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.records.reasons import LastEvent
@@ -30,7 +30,7 @@ MAX_INNER = 40
 MAX_OUTER = 10
 OWN_THREADS = "ddpcheck"
 # Calls through our own patches are left out of stacks.
-_OWN_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(guard.__file__))), "")
+_OWN_FOLDER = os.path.join(os.path.dirname(os.path.abspath(guard.__file__)), "")
 
 
 class StackDumpProbe(Probe):

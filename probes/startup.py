@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ddpcheck.agent.startup_tracer import STARTUP, StageStart
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.process.device_memory import device_memory
 from ddpcheck.probes.process.os_counters import resident
+from ddpcheck.probes.process.startup_tracer import STARTUP, StageStart
 from ddpcheck.records.schema import StartupRecord, StartupStage
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from ddpcheck.probes.probe import Probe, ProbeContext
+from ddpcheck.probes.probe import Phase, Probe, ProbeContext
 from ddpcheck.probes.process.os_counters import PageFaults, ProcessorQueue
 from ddpcheck.probes.process.step_phases import (
     BACKWARD,
@@ -46,9 +46,10 @@ DDP_AVERAGES = {
 
 
 class StepTimingProbe(Probe):
-    """The clock excludes the time that ddpcheck takes: this probe is called before the others."""
+    """Measures the phases of each step; the time that probes spend is subtracted."""
 
     name = "clocks"
+    phase = Phase.CLOCK
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)

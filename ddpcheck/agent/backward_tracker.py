@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddpcheck.agent.guard import GUARD
-from ddpcheck.agent.patches import hide_from_compiler
+from ddpcheck.guard import GUARD
+from ddpcheck.patches import hide_from_compiler
 from ddpcheck.probes.probe import Emit, Probe
 
 if TYPE_CHECKING:
@@ -180,6 +180,7 @@ class BackwardTracker:
                 self._emit(Probe.backward_begun, self._tracked)
             else:
                 self._emit(Probe.unsynced_backward_begun, self._tracked)
+                self._tracked.commit()
                 # An update by hand may have shown: then this backward is the first of the next step.
                 self._open_window()
         _queue(lambda: self._first(task))

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from ddpcheck.agent.backward_tracker import BackwardTracker
-from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.rank_context import RankContext
 from ddpcheck.agent.tracked_module import TrackedModule
 from ddpcheck.agent.tracked_optimizer import (
@@ -21,6 +20,7 @@ from ddpcheck.agent.tracked_optimizer import (
     signature,
     steps_inside_backward,
 )
+from ddpcheck.guard import GUARD
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.process.callsite import user_callsite
 
@@ -38,8 +38,8 @@ _OPTIONS = (
 class Dispatcher:
     """Knows the DDP modules and optimizers of this rank; holds none of them alive."""
 
-    def __init__(self, session: RankContext, ddp_init: Callable[..., None]) -> None:
-        self.session = session
+    def __init__(self, context: RankContext, ddp_init: Callable[..., None]) -> None:
+        self.context = context
         self._signature = inspect.signature(ddp_init)
         self._modules: weakref.WeakKeyDictionary[torch.nn.Module, TrackedModule] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, TrackedOptimizer | None]
@@ -49,6 +49,10 @@ class Dispatcher:
         self._unknown = weakref.WeakKeyDictionary()
         self._numbers: dict[tuple[int, ...], int] = {}
         self._forgotten = GUARD.protect("agent", "forgotten", self._forget)
+        # Under the names of the probes that write what they read.
+        self._read_parameters = context.guarded("structure", "refresh", TrackedModule.refresh)
+        self._read_wrapper = context.guarded("structure", "refresh_wrapper", TrackedModule.refresh_wrapper)
+        self._read_hyperparameters = context.guarded("optimizers", "refresh", TrackedOptimizer.refresh)
         self._count = 0
         self._optimizer_count = 0
         self._steps_seen = 0
@@ -76,21 +80,28 @@ class Dispatcher:
         self._count += 1
         weakref.finalize(ddp, self._forgotten, tracked).atexit = False
         self._modules[ddp] = tracked
-        self.session.emit(Probe.before_wrap, tracked)
+        self.context.emit(Probe.before_wrap, tracked)
 
     def _forget(self, tracked: TrackedModule) -> None:
         """The wrapper is gone; what it wrapped is still there, for a last look."""
-        self.session.emit(Probe.wrapper_released, tracked)
+        self.context.emit(Probe.wrapper_released, tracked)
         tracked.forget()
 
     def after_wrap(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         tracked = self._modules.get(ddp)
         if tracked is None:
             return
-        self.session.emit(Probe.after_wrap, tracked)
-        if self.session.config.gradients != "off":
-            tracked.backward = BackwardTracker(tracked, self.session.emit)
+        self._refresh(tracked)
+        self.context.emit(Probe.after_wrap, tracked)
+        if self.context.config.gradients != "off":
+            tracked.backward = BackwardTracker(tracked, self.context.emit)
             tracked.backward.attach()
+
+    def _refresh(self, tracked: TrackedModule) -> None:
+        """Renew the list of tensors before any probe reads it."""
+        changes = self._read_parameters(tracked)
+        if changes is not None:
+            self.context.emit(Probe.parameters_changed, tracked, changes)
 
     def before_forward(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         """Only training forwards count: evaluation may run on one rank alone."""
@@ -99,10 +110,13 @@ class Dispatcher:
             if tracked.backward is not None:
                 tracked.backward.settle()
             # Before the forward counts: what was done until now belongs to the backwards until now.
-            self.session.emit(Probe.before_forward, tracked)
+            self._read_wrapper(tracked)
+            self._refresh(tracked)
+            self.context.emit(Probe.before_forward, tracked)
+            tracked.commit()
             if tracked.backward is not None:
                 tracked.backward.forward(armed=bool(getattr(ddp, "require_backward_grad_sync", True)))
-            self.session.emit(Probe.forward_inputs, tracked, args, kwargs)
+            self.context.emit(Probe.forward_inputs, tracked, args, kwargs)
             tracked.forwards += 1
 
     def buffers_synced(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -111,20 +125,20 @@ class Dispatcher:
             return
         tracked = self._modules.get(ddp)
         if tracked is not None and torch.is_grad_enabled():
-            self.session.emit(Probe.buffers_synced, tracked)
+            self.context.emit(Probe.buffers_synced, tracked)
             tracked.syncs += 1
 
     def after_forward(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         tracked = self._modules.get(ddp)
         if tracked is not None and torch.is_grad_enabled():
-            self.session.emit(Probe.after_forward, tracked)
+            self.context.emit(Probe.after_forward, tracked)
 
     def backward_called(self, tensors: Any = None, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
         # Weights of the user's own make something else of the sum than a loss.
-        self.session.emit(Probe.backward_called, tensors if grad_tensors is None else None)
+        self.context.emit(Probe.backward_called, tensors if grad_tensors is None else None)
 
     def backward_returned(self, *args: Any, **kwargs: Any) -> None:
-        self.session.emit(Probe.backward_returned)
+        self.context.emit(Probe.backward_returned)
 
     def before_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         if inside_another_step():
@@ -135,7 +149,10 @@ class Dispatcher:
         for module in tracked.modules:
             if module.backward is not None:
                 module.backward.settle()
-        self.session.emit(Probe.before_step, tracked)
+            self._refresh(module)
+        self.context.emit(Probe.before_step, tracked)
+        for module in tracked.modules:
+            module.commit()
 
     def after_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         if inside_another_step():
@@ -144,28 +161,30 @@ class Dispatcher:
         tracked = self._optimizers.get(optimizer)
         if tracked is None:
             return
-        self.session.emit(Probe.after_step, tracked)
+        self._read_hyperparameters(tracked)
+        self.context.emit(Probe.after_step, tracked)
         tracked.steps += 1
         tracked.scaled, tracked.scale = False, None
         for module in tracked.modules:
+            module.stepped = True
             module.steps = max(module.steps, tracked.steps)
             if module.backward is not None:
                 module.backward.close_window()
 
     def batch_requested(self, iterator: Any) -> None:
-        self.session.emit(Probe.batch_requested, iterator)
+        self.context.emit(Probe.batch_requested, iterator)
 
     def batch_received(self, iterator: Any) -> None:
-        self.session.emit(Probe.batch_received, iterator)
+        self.context.emit(Probe.batch_received, iterator)
 
     def loader_exhausted(self, iterator: Any) -> None:
-        self.session.emit(Probe.loader_exhausted, iterator)
+        self.context.emit(Probe.loader_exhausted, iterator)
 
     def sample_drawn(self, iterator: Any, index: Any) -> None:
-        self.session.emit(Probe.sample_drawn, iterator, index)
+        self.context.emit(Probe.sample_drawn, iterator, index)
 
     def sampler_exhausted(self, iterator: Any) -> None:
-        self.session.emit(Probe.sampler_exhausted, iterator)
+        self.context.emit(Probe.sampler_exhausted, iterator)
 
     def scaler_before(self, scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         self._steps_before = self._steps_seen
@@ -177,7 +196,7 @@ class Dispatcher:
     def scaler_after(self, scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         tracked = self._optimizers.get(optimizer)
         if tracked is not None and self._steps_seen == self._steps_before:
-            self.session.emit(Probe.step_skipped, tracked)
+            self.context.emit(Probe.step_skipped, tracked)
             tracked.scaled, tracked.scale = False, None
 
     _steps_before = 0

@@ -7,22 +7,21 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.autograd import profiler
 
-from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.identity import header, job_store, session_id
 from ddpcheck.agent.shm_exchange import ShmExchange, own_place
 from ddpcheck.agent.writer import RecordWriter
 from ddpcheck.config import Config
+from ddpcheck.guard import GUARD
 from ddpcheck.probes.digest import make_digester
 from ddpcheck.probes.live_compare.node import NodeCompare
 from ddpcheck.probes.live_compare.store import StoreCompare
-from ddpcheck.probes.probe import EVENTS, Probe
-from ddpcheck.probes.profile import ProfileProbe
-from ddpcheck.probes.roster import PROBES
+from ddpcheck.probes.probe import EVENTS, Phase, Probe
+from ddpcheck.probes.registry import PROBES
 from ddpcheck.records.schema import EndRecord, FaultRecord, Record
 
 if TYPE_CHECKING:
@@ -30,18 +29,20 @@ if TYPE_CHECKING:
 
     from ddpcheck.probes.probe import Args
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 OWN = "ddpcheck"
 
 
-def marked(entry: Callable[..., Any]) -> Callable[..., None]:
-    """`entry`, under a span of its own wherever a profiler looks on."""
+def marked(entry: Callable[..., R]) -> Callable[..., R]:
+    """`entry`, in a span of its own while a profiler records."""
 
-    def call(*args: Any) -> None:
+    def call(*args: Any) -> R:
         if not getattr(profiler, "_is_profiler_enabled", True):
-            entry(*args)
-            return
+            return entry(*args)
         with profiler.record_function(OWN):
-            entry(*args)
+            return entry(*args)
 
     return call
 
@@ -72,7 +73,7 @@ class RankContext:
             across = GUARD.protect("across_nodes", "begin", self._across_nodes)(config, algorithm)
             self.node_compare = NodeCompare(self, self.exchange, across)
         self._handlers: dict[Callable[..., None], list[Callable[..., None]]] = {event: [] for event in EVENTS}
-        for kind in PROBES:
+        for kind in sorted(PROBES, key=lambda probe: probe.phase):
             if kind.wanted(config):
                 self._register(kind(self))
 
@@ -84,7 +85,7 @@ class RankContext:
                 continue
             handler = GUARD.protect(probe.name, name, getattr(probe, name))
             # The probe that starts and stops the profiler cannot run inside a span of that profiler.
-            if self.config.profile and probe.name != ProfileProbe.name:
+            if self.config.profile and probe.phase is not Phase.PROFILER:
                 handler = marked(handler)
             self._handlers[event].append(handler)
 
@@ -102,6 +103,19 @@ class RankContext:
             return None
         store = job_store()
         return None if store is None else StoreCompare(self, store, config.board, algorithm)
+
+    def guarded(self, probe: str, name: str, body: Callable[[T], R]) -> Callable[[T], R | None]:
+        """`body` for the dispatcher: a fault switches off `probe`, and its time counts as that of probes."""
+        entry = GUARD.protect(probe, name, body)
+        call = marked(entry) if self.config.profile else entry
+
+        def timed(argument: T) -> R | None:
+            began = perf_counter_ns()
+            result = call(argument)
+            self.own_ns += perf_counter_ns() - began
+            return result
+
+        return timed
 
     def emit(self, event: Callable[[Probe, Unpack[Args]], None], *args: Unpack[Args]) -> None:
         """Call the handlers of `event`, and count the time that they take."""

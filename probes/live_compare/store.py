@@ -16,7 +16,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddpcheck.agent.guard import GUARD
+from ddpcheck.guard import GUARD
 from ddpcheck.probes.live_compare.rank_placement import RankPlacement
 from ddpcheck.probes.live_compare.snapshot import RecentSnapshots, Snapshot
 from ddpcheck.records.schema import NodeMismatchRecord, NodesRecord

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ddpcheck.agent.guard import GUARD
-from ddpcheck.agent.patches import Patches, calling
+from ddpcheck.guard import GUARD
+from ddpcheck.patches import Patches, calling
 
 # Every entry point that starts the profiler of torch, by module and class. A profiler that is prepared and not yet
 # started counts too: torch crashes if another one starts in between.

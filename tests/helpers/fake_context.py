@@ -15,7 +15,7 @@ from ddpcheck.agent.tracked_module import TrackedModule
 from ddpcheck.config import Config
 from ddpcheck.probes.live_compare.node import NodeCompare
 from ddpcheck.probes.probe import Probe
-from ddpcheck.probes.roster import PROBES
+from ddpcheck.probes.registry import PROBES
 from ddpcheck.records.schema import DigestRecord, Record, Stage
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ class FakeContext:
 
     def write(self, record: Record) -> None:
         self.records.append(record)
+
+    def guarded(self, probe: str, name: str, body: Callable[..., Any]) -> Callable[..., Any]:
+        return body
 
     def emit(self, event: Callable[[Probe, Unpack[Args]], None], *args: Unpack[Args]) -> None:
         for probe in self.probes:
@@ -80,7 +83,7 @@ class Job:
         self.module = module
         self.context = context
         if not context.probes:
-            context.probes = [probe(context) for probe in probes]
+            context.probes = [probe(context) for probe in sorted(probes, key=lambda probe: probe.phase)]
         self.dispatcher = Dispatcher(context, DistributedDataParallel.__init__)  # type: ignore[arg-type]
         self.tracked = watch(module)
         self.dispatcher._modules[module] = self.tracked

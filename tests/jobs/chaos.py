@@ -63,17 +63,17 @@ def everything(rank: int, world_size: int) -> list[Any]:
 
 
 def rank_main(name: str, rank: int, world_size: int, box: Any) -> None:
-    if rank == BROKEN_RANK and "ddpcheck.agent.guard" in sys.modules:
+    if rank == BROKEN_RANK and "ddpcheck.guard" in sys.modules:
         _arm(os.environ["BREAK"])
     battery.rank_main(name, rank, world_size, box)
-    if rank == BROKEN_RANK and "ddpcheck.agent.guard" in sys.modules and not os.environ["BREAK"]:
-        names = sorted(sys.modules["ddpcheck.agent.guard"].GUARD.entry_points)
+    if rank == BROKEN_RANK and "ddpcheck.guard" in sys.modules and not os.environ["BREAK"]:
+        names = sorted(sys.modules["ddpcheck.guard"].GUARD.entry_points)
         Path(os.environ["NOTES"], "entries.json").write_text(json.dumps(names))
 
 
 def _arm(wanted: str) -> None:
     """Break the entry point, or see to it that it comes into the world broken."""
-    guard = sys.modules["ddpcheck.agent.guard"].GUARD
+    guard = sys.modules["ddpcheck.guard"].GUARD
     protect = guard.protect
 
     def boom(*args: Any, **kwargs: Any) -> None:

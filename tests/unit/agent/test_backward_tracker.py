@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ddpcheck.agent import backward_tracker
 from ddpcheck.agent.backward_tracker import BackwardState, BackwardTracker, Reason
-from ddpcheck.agent.guard import Guard
+from ddpcheck.guard import Guard
 from ddpcheck.probes.probe import Probe
 from tests.helpers.fake_context import watch
 

@@ -19,11 +19,11 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
-from ddpcheck.agent.patches import Patches
-from ddpcheck.agent.tracked_loader import MOST_MARKED, facts_of, observed, stride_for
 from ddpcheck.analysis.data.split import unpack
+from ddpcheck.patches import Patches, around_next_index
 from ddpcheck.probes.data import DataProbe, _columns, _dataset_digest
 from ddpcheck.probes.probe import Probe
+from ddpcheck.probes.sample_draws import MOST_MARKED, facts_of, stride_for
 from ddpcheck.records.schema import BatchRecord, EpochRecord, LoaderRecord, to_line
 from tests.helpers.fake_context import FakeContext, Job
 
@@ -41,7 +41,7 @@ class Training:
         self.patches.replace(
             _BaseDataLoaderIter,
             "_next_index",
-            lambda draw: observed(draw, dispatcher.sample_drawn, dispatcher.sampler_exhausted),
+            lambda draw: around_next_index(draw, dispatcher.sample_drawn, dispatcher.sampler_exhausted),
         )
 
     def step(self, *args: Any, **kwargs: Any) -> None:

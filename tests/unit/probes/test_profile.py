@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from ddpcheck.agent.patches import Patches
 from ddpcheck.agent.rank_context import OWN, marked
 from ddpcheck.config import Config
+from ddpcheck.patches import Patches
 from ddpcheck.probes.gradients import GradientProbe
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.process.profiler_conflict import PROFILERS

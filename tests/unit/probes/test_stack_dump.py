@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.shm_exchange import ShmExchange, ask, create_exchange, signs
+from ddpcheck.guard import GUARD
 from ddpcheck.probes import stack_dump
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.stack_dump import StackDumpProbe, frames_of

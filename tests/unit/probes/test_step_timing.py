@@ -12,9 +12,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ddpcheck.agent.patches import Patches, calling
-from ddpcheck.agent.tracked_loader import timed
 from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
+from ddpcheck.patches import Patches, around_next, calling
 from ddpcheck.probes import step_timing
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.process.os_counters import ProcessorQueue
@@ -418,7 +417,7 @@ def test_the_loader_is_timed_and_unchanged(rank: Rank) -> None:
     heard: list[str] = []
     patches = Patches()
     observers = [lambda _, said=said: heard.append(said) for said in ("requested", "received", "exhausted")]
-    patches.replace(_BaseDataLoaderIter, "__next__", lambda take: timed(take, *observers))
+    patches.replace(_BaseDataLoaderIter, "__next__", lambda take: around_next(take, *observers))
     try:
         loader = DataLoader(TensorDataset(torch.arange(4)), batch_size=2)
         assert [batch[0].tolist() for batch in loader] == [[0, 1], [2, 3]]

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ddpcheck.agent.guard import GUARD
-from ddpcheck.agent.patches import Patches, around, calling
+from ddpcheck.guard import GUARD
 from ddpcheck.injection import CLOCK
+from ddpcheck.patches import Patches, around, calling
 from ddpcheck.privacy import mask_text
 from ddpcheck.probes.process.device_memory import device_memory
 from ddpcheck.probes.process.os_counters import Reads, peak_resident, process_start, reads, resident
