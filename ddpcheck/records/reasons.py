@@ -71,3 +71,11 @@ _STORED_REASONS: dict[object, UnsyncedReason] = {
     "two forwards before two backwards": UnsyncedReason.TWO_FORWARDS,
     "second backward on one forward": UnsyncedReason.SECOND_BACKWARD,
 }
+
+
+def is_stored_as(text: str, member: Enum) -> bool:
+    """Whether the field of a record holds `member`, as its value or as the sentence of an earlier version."""
+    try:
+        return type(member)(text) is member
+    except ValueError:
+        return False

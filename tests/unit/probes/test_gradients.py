@@ -353,7 +353,7 @@ def test_a_backward_around_the_wrapper() -> None:
     tracked.module(inputs()).backward()
     tracked.step()
     last = tracked.applied[-1]
-    assert (last.last, last.reason, last.synced, last.unsynced) == ("unsynced", "wrapper bypassed", 0, 1)
+    assert (last.last, last.reason, last.synced, last.unsynced) == ("unsynced", "wrapper_bypassed", 0, 1)
     assert (last.moved, len(tracked.backwards)) == (True, 1)
 
 

@@ -460,7 +460,7 @@ def test_buffers_that_ddp_leaves_alone_are_looked_at_in_the_end(context: FakeCon
     job.forward()
     context.emit(Probe.before_exit)
     (record,) = context.digests(Stage.BUFFERS_END)
-    assert record.how == "left alone"
+    assert record.how == "not_synced"
     now = unpack_leaves(record.leaves, record.width)
     names = [slot.name for slot in job.tracked.buffers]
     then = unpack_leaves(before.leaves, before.width)

@@ -244,9 +244,9 @@ def write_windows(write: Callable[[str, nn.Module], None], forwards: int = 1) ->
 @pytest.mark.parametrize(
     ("part", "how"),
     [
-        ("before", "before the forward"),
-        ("forward", "inside the forward"),
-        ("after", "between backward and step"),
+        ("before", "before_forward"),
+        ("forward", "in_forward"),
+        ("after", "after_backward"),
     ],
 )
 def test_the_second_write_is_located(part: str, how: str) -> None:
