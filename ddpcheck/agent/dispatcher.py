@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from ddpcheck.agent.backward_tracker import BackwardTracker
-from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.rank_context import RankContext
 from ddpcheck.agent.tracked_module import TrackedModule
 from ddpcheck.agent.tracked_optimizer import (
@@ -21,6 +20,7 @@ from ddpcheck.agent.tracked_optimizer import (
     signature,
     steps_inside_backward,
 )
+from ddpcheck.guard import GUARD
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.process.callsite import user_callsite
 

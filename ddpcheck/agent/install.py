@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from ddpcheck.agent.guard import GUARD
-from ddpcheck.agent.patches import Patches, calling, hide_from_compiler, leave_out_wrappers, skip_frame
-from ddpcheck.agent.startup_tracer import STARTUP
 from ddpcheck.config import Config
+from ddpcheck.guard import GUARD
 from ddpcheck.injection import write_fault_line
+from ddpcheck.patches import Patches, calling, hide_from_compiler, leave_out_wrappers, skip_frame
+from ddpcheck.probes.process.startup_tracer import STARTUP
 
 
 def set_aside() -> AbstractContextManager[Any]:
@@ -155,18 +155,22 @@ class Agent:
     def _patch_loaders(self) -> None:
         """Indices are drawn in the rank's own process, with workers too."""
         from ddpcheck.agent.dispatcher import Dispatcher
-        from ddpcheck.agent.tracked_loader import observed, timed
+        from ddpcheck.patches import around_next, around_next_index
 
         loaders = sys.modules.get("torch.utils.data.dataloader")
         iterators = getattr(loaders, "_BaseDataLoaderIter", None)
         if iterators is not None:
             drawn = self._guarded(Dispatcher.sample_drawn)
             exhausted = self._guarded(Dispatcher.sampler_exhausted)
-            self._patches.replace(iterators, "_next_index", lambda draw: observed(draw, drawn, exhausted))
+            self._patches.replace(
+                iterators, "_next_index", lambda draw: around_next_index(draw, drawn, exhausted)
+            )
             requested = self._guarded(Dispatcher.batch_requested)
             received = self._guarded(Dispatcher.batch_received)
             ended = self._guarded(Dispatcher.loader_exhausted)
-            self._patches.replace(iterators, "__next__", lambda take: timed(take, requested, received, ended))
+            self._patches.replace(
+                iterators, "__next__", lambda take: around_next(take, requested, received, ended)
+            )
 
     def _observe(
         self,

@@ -23,8 +23,10 @@ IN_RANK = [
     "records",
     "config",
     "doctor",
+    "guard",
     "injection",
     "links",
+    "patches",
     "privacy",
     "step_ranges",
 ]
@@ -56,7 +58,7 @@ FORBIDDEN = {
     "doctor/checks": {"torch", "rich", "typer", "reports", "cli", "launcher", "sampling"},
     "sampling": {"torch", "rich", "typer", "analysis", "reports", "cli", "agent", "bootstrap", "probes"},
     "reports": {"torch", "typer", "probes", "agent", "launcher", "bootstrap", "cli", "records"},
-    "probes": {"rich", "typer", "analysis", "reports", "cli", "launcher"},
+    "probes": {"rich", "typer", "analysis", "reports", "cli", "launcher", "agent", "bootstrap"},
     "explanations": {"torch", "rich", "typer"},
 }
 

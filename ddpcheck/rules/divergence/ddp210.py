@@ -13,12 +13,12 @@ from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import (
-    BUFFERS_NOT_SYNCED,
     NORM_STATISTICS,
     DigestRecord,
     Stage,
     TensorKind,
 )
+from ddpcheck.records.reasons import BufferState, is_stored_as
 
 
 def find(case: RuleContext) -> list[Finding]:
@@ -96,7 +96,7 @@ def _at_the_end(case: RuleContext, module: ModuleKey) -> list[Finding]:
     differing = evidence["parameters"]
     names = differing["names"]
     said = [record for record in found.digests.values() if isinstance(record, DigestRecord)]
-    if any(record.how == BUFFERS_NOT_SYNCED for record in said):
+    if any(is_stored_as(record.how, BufferState.NOT_SYNCED) for record in said):
         # Ranks that left at different moments rightly hold something else.
         together = len({record.forward for record in said}) == 1
         return [_left_alone(case, found, evidence)] if together else []

@@ -19,11 +19,11 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
-from ddpcheck.agent.patches import Patches
-from ddpcheck.agent.tracked_loader import MOST_MARKED, facts_of, observed, stride_for
 from ddpcheck.analysis.data.split import unpack
-from ddpcheck.probes.data import DataProbe, _columns, _mark
+from ddpcheck.patches import Patches, around_next_index
+from ddpcheck.probes.data import DataProbe, _columns, _dataset_digest
 from ddpcheck.probes.probe import Probe
+from ddpcheck.probes.sample_draws import MOST_MARKED, facts_of, stride_for
 from ddpcheck.records.kinds.data import BatchRecord, EpochRecord, LoaderRecord
 from ddpcheck.records.registry import to_line
 from tests.helpers.fake_context import FakeContext, Job
@@ -42,7 +42,7 @@ class Training:
         self.patches.replace(
             _BaseDataLoaderIter,
             "_next_index",
-            lambda draw: observed(draw, dispatcher.sample_drawn, dispatcher.sampler_exhausted),
+            lambda draw: around_next_index(draw, dispatcher.sample_drawn, dispatcher.sampler_exhausted),
         )
 
     def step(self, *args: Any, **kwargs: Any) -> None:
@@ -220,7 +220,7 @@ def test_shares_of_one_dataset_have_marks_of_their_own(whole: Any, as_list: bool
     def mark(*indices: int) -> str:
         numbers = range(*indices)
         share: Any = Subset(whole, list(numbers) if as_list else numbers)
-        return _mark(iter(DataLoader(share, batch_size=2)))
+        return _dataset_digest(iter(DataLoader(share, batch_size=2)))
 
     assert mark(0, 200, 2) == mark(0, 200, 2) != ""
     assert mark(0, 200, 2) != mark(1, 200, 2)

@@ -138,7 +138,7 @@ class Counted:
             return real_submit(tensors)
 
         monkeypatch.setattr(batch, "sketch", counting(batch.sketch))
-        monkeypatch.setattr(batch, "sketch_where_it_lies", counting(batch.sketch_where_it_lies))
+        monkeypatch.setattr(batch, "sketch_in_place", counting(batch.sketch_in_place))
         monkeypatch.setattr(gradients, "submit", counting_submit)
         monkeypatch.setattr(submit, "submit", counting_submit)
 
@@ -356,7 +356,7 @@ def test_a_backward_around_the_wrapper() -> None:
     tracked.module(inputs()).backward()
     tracked.step()
     last = tracked.applied[-1]
-    assert (last.last, last.reason, last.synced, last.unsynced) == ("unsynced", "wrapper bypassed", 0, 1)
+    assert (last.last, last.reason, last.synced, last.unsynced) == ("unsynced", "wrapper_bypassed", 0, 1)
     assert (last.moved, len(tracked.backwards)) == (True, 1)
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ddpcheck.probes.loss import MOST_PENDING, ROWS_A_RECORD, LossProbe, read_scalar
+from ddpcheck.probes.loss import MAX_PENDING, STEPS_PER_RECORD, LossProbe, read_scalar
 from ddpcheck.probes.probe import Probe
 from ddpcheck.records.kinds.optimizers import LossRecord
 from tests.helpers.fake_context import FakeContext, Job
@@ -37,7 +37,7 @@ class Rank:
 @pytest.fixture
 def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
     # A slow machine writes more often.
-    monkeypatch.setattr("ddpcheck.probes.loss.SECONDS_A_RECORD", 1e9)
+    monkeypatch.setattr("ddpcheck.probes.loss.SECONDS_PER_RECORD", 1e9)
     return Rank()
 
 
@@ -71,12 +71,16 @@ def test_what_is_no_plain_scalar_is_left_alone() -> None:
 
 
 def test_steps_that_follow_each_other_share_a_record(rank: Rank) -> None:
-    for step in range(ROWS_A_RECORD + 2):
+    for step in range(STEPS_PER_RECORD + 2):
         rank.backward(torch.tensor(step / 3))
         rank.step()
     first, second = rank.losses()
-    assert first == (0, 0, [float(f"{torch.tensor(step / 3).item():.9g}") for step in range(ROWS_A_RECORD)])
-    assert second[1] == ROWS_A_RECORD
+    assert first == (
+        0,
+        0,
+        [float(f"{torch.tensor(step / 3).item():.9g}") for step in range(STEPS_PER_RECORD)],
+    )
+    assert second[1] == STEPS_PER_RECORD
     assert len(second[2]) == 2
 
 
@@ -196,7 +200,7 @@ class Late:
 def test_nobody_waits_for_a_device(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     there = [False]
     monkeypatch.setattr("ddpcheck.probes.loss.read_scalar", lambda root: Late(float(root), there))
-    for step in range(MOST_PENDING + 3):
+    for step in range(MAX_PENDING + 3):
         rank.backward(step)
         rank.step()
     there[0] = True
@@ -204,4 +208,4 @@ def test_nobody_waits_for_a_device(rank: Rank, monkeypatch: pytest.MonkeyPatch) 
     rank.step()
     told = [value for _, _, values in rank.losses() for value in values]
     # Of the oldest, nobody knows any more; the rest came in the end.
-    assert told == [None] * 3 + [float(step) for step in range(3, MOST_PENDING + 3)] + [1000.0]
+    assert told == [None] * 3 + [float(step) for step in range(3, MAX_PENDING + 3)] + [1000.0]

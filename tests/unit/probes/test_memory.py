@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from ddpcheck.probes import memory
-from ddpcheck.probes.memory import AT_LEAST_EVERY, FIRST, MemoryProbe, held
+from ddpcheck.probes.memory import AT_LEAST_EVERY, FIRST, MemoryProbe, memory_of
 from ddpcheck.probes.process import device_memory
-from ddpcheck.probes.process.os_counters import Resident, most_resident, reads, resident
+from ddpcheck.probes.process.os_counters import Resident, peak_resident, reads, resident
 from ddpcheck.records.kinds.memory import MemoryPartsRecord, MemoryRecord
 from tests.helpers.fake_context import FakeContext, Job
 from tests.helpers.unreadable_tensors import fake, wrapper
@@ -67,16 +67,16 @@ def test_views_of_buckets_hold_nothing() -> None:
 
 def test_shared_memory_counts_once() -> None:
     whole = torch.zeros(100)
-    assert held([whole, whole[:10], whole.view(10, 10)]) == 400
-    assert held([torch.empty(0), torch.empty(0)]) == 0
+    assert memory_of([whole, whole[:10], whole.view(10, 10)]) == 400
+    assert memory_of([torch.empty(0), torch.empty(0)]) == 0
     sparse = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.ones(2), (3,), check_invariants=True)
-    assert held([sparse.coalesce()]) == 2 * 8 + 2 * 4
+    assert memory_of([sparse.coalesce()]) == 2 * 8 + 2 * 4
 
 
 def test_wrappers_count_by_what_they_say_of_themselves() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert held([wrapper(), fake(), torch.ones(3)]) == 3 * 12
+        assert memory_of([wrapper(), fake(), torch.ones(3)]) == 3 * 12
 
 
 def test_steps_are_written_while_they_tell_something(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_a_device_by_torch_s_statistics(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(device_memory.torch, "cuda", cuda)
     assert device_memory.device_memory() == (10, 40, 30)
     own = SimpleNamespace(type="cuda", index=1)
-    assert device_memory.held_elsewhere(own) == {"cuda:0": 10, "cuda:2": 10}  # type: ignore[arg-type]
+    assert device_memory.memory_on_other_devices(own) == {"cuda:0": 10, "cuda:2": 10}  # type: ignore[arg-type]
     assert asked == [None, 0, 2]
     module = nn.Linear(8, 8)
     running, context = job(module)
@@ -136,9 +136,9 @@ def test_a_device_by_torch_s_statistics(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_process_that_uses_no_device_gets_no_context() -> None:
-    assert not device_memory.awake()
+    assert not device_memory.is_initialized()
     assert device_memory.device_memory() == (0, 0, 0)
-    assert device_memory.held_elsewhere(torch.device("cpu")) == {}
+    assert device_memory.memory_on_other_devices(torch.device("cpu")) == {}
     assert not torch.cuda.is_initialized()
 
 
@@ -149,7 +149,7 @@ def test_the_system_s_counters() -> None:
     kept[:: mmap.PAGESIZE] = b"1" * (len(kept) // mmap.PAGESIZE)
     after = resident()
     assert after.own - before.own == pytest.approx(50 << 20, rel=0.1)
-    assert most_resident() >= after.whole > after.own
+    assert peak_resident() >= after.whole > after.own
     asked = reads().asked
     with open(torch.__file__, "rb") as file:
         size = len(file.read())

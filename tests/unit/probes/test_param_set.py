@@ -56,7 +56,7 @@ def test_nothing_is_said_of_a_module_that_stays(context: FakeContext) -> None:
 def test_a_job_that_swaps_parameters_at_every_step_does_not_fill_the_disk(
     context: FakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(param_set, "MOST_CHANGES", 10)
+    monkeypatch.setattr(param_set, "MAX_CHANGES", 10)
     module = nn.Linear(2, 2)
     job = Job(module, context, [param_set.ParamSetProbe]).wrapped()
     # All of them live on, as DDP's reducer lets the first one: none takes the place of another in memory.

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from ddpcheck.agent.patches import Patches
 from ddpcheck.agent.rank_context import OWN, marked
 from ddpcheck.config import Config
+from ddpcheck.patches import Patches
 from ddpcheck.probes.gradients import GradientProbe
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.process.profiler_conflict import PROFILERS
@@ -28,11 +28,11 @@ from tests.helpers.fake_context import FakeContext, Job
 @pytest.fixture(autouse=True)
 def switches() -> Iterator[None]:
     patches = Patches()
-    PROFILERS.of_the_user = False
+    PROFILERS.user_profiles = False
     PROFILERS.watch_switches(patches)
     yield
     patches.remove()
-    PROFILERS.of_the_user, PROFILERS.step_aside, PROFILERS.exported = False, None, None
+    PROFILERS.user_profiles, PROFILERS.on_conflict, PROFILERS.on_export = False, None, None
 
 
 class Training:

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.shm_exchange import ShmExchange, ask, create_exchange, signs
+from ddpcheck.guard import GUARD
 from ddpcheck.probes import stack_dump
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.stack_dump import StackDumpProbe, frames_of
@@ -144,7 +144,7 @@ def test_a_deep_stack_is_kept_from_both_ends() -> None:
         return frames_of(threading.get_ident()) if depth == 0 else dive(depth - 1)
 
     frames = dive(100)
-    assert len(frames) == stack_dump.MOST_INNER + stack_dump.MOST_OUTER
+    assert len(frames) == stack_dump.MAX_INNER + stack_dump.MAX_OUTER
     assert frames[1][2] == "dive"
     assert frames[-1][2] != "dive"
 

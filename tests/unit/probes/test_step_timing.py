@@ -12,14 +12,13 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ddpcheck.agent.patches import Patches, calling
-from ddpcheck.agent.tracked_loader import timed
 from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
+from ddpcheck.patches import Patches, around_next, calling
 from ddpcheck.probes import step_timing
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.process.os_counters import ProcessorQueue
-from ddpcheck.probes.process.step_phases import DevicePhaseTimer, clock_for
-from ddpcheck.probes.step_timing import ROWS_A_RECORD, StepTimingProbe
+from ddpcheck.probes.process.step_phases import DevicePhaseTimer, device_timer
+from ddpcheck.probes.step_timing import STEPS_PER_RECORD, StepTimingProbe
 from ddpcheck.records.kinds.timing import ClockRecord
 from ddpcheck.records.registry import to_line
 from tests.helpers.fake_context import FakeContext, Job
@@ -233,7 +232,7 @@ def test_a_new_optimizer_takes_over(rank: Rank, hands: Hands) -> None:
 
 
 def test_a_step_costs_few_bytes(rank: Rank, hands: Hands) -> None:
-    for _ in range(2 * ROWS_A_RECORD):
+    for _ in range(2 * STEPS_PER_RECORD):
         for event in (Probe.before_forward, Probe.buffers_synced, Probe.after_forward, Probe.backward_called):
             rank.emit(event)
             hands.pass_ms(12.345)
@@ -243,8 +242,8 @@ def test_a_step_costs_few_bytes(rank: Rank, hands: Hands) -> None:
         rank.emit(Probe.backward_returned)
         rank.step()
     records = rank.context.of(ClockRecord)
-    assert sum(len(record.total) for record in records) == 2 * ROWS_A_RECORD
-    assert sum(map(len, map(to_line, records))) / (2 * ROWS_A_RECORD) < 100
+    assert sum(len(record.total) for record in records) == 2 * STEPS_PER_RECORD
+    assert sum(map(len, map(to_line, records))) / (2 * STEPS_PER_RECORD) < 100
 
 
 class Event:
@@ -356,9 +355,9 @@ def test_events_are_used_again(rank: Rank, event: type[Event]) -> None:
 def test_a_device_that_is_far_behind_is_given_up(rank: Rank, event: type[Event]) -> None:
     probe = on_device(rank)
     event.ready_until_ms = -1.0
-    for _ in range(step_timing.MOST_PENDING + 10):
+    for _ in range(step_timing.MAX_PENDING + 10):
         device_step(rank)
-    assert len(probe._pending) <= step_timing.MOST_PENDING
+    assert len(probe._pending) <= step_timing.MAX_PENDING
 
 
 def test_nothing_is_recorded_into_a_captured_graph(event: type[Event]) -> None:
@@ -387,7 +386,7 @@ def test_a_model_on_a_gpu_is_timed_without_waiting_for_it(
         monkeypatch.setattr(torch.cuda, name, waits)
     monkeypatch.setattr(torch.cuda, "Event", event)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    clock = clock_for([OnDevice()])  # type: ignore[list-item]
+    clock = device_timer([OnDevice()])  # type: ignore[list-item]
     assert clock is not None
     [probe] = rank.context.probes
     assert isinstance(probe, StepTimingProbe)
@@ -401,7 +400,7 @@ def test_a_model_on_a_gpu_is_timed_without_waiting_for_it(
 
 
 def test_a_model_on_the_host_needs_no_events() -> None:
-    assert clock_for([torch.zeros(2)]) is None
+    assert device_timer([torch.zeros(2)]) is None
 
 
 def test_time_in_line_for_a_processor(tmp_path: Path) -> None:
@@ -419,7 +418,7 @@ def test_the_loader_is_timed_and_unchanged(rank: Rank) -> None:
     heard: list[str] = []
     patches = Patches()
     observers = [lambda _, said=said: heard.append(said) for said in ("requested", "received", "exhausted")]
-    patches.replace(_BaseDataLoaderIter, "__next__", lambda take: timed(take, *observers))
+    patches.replace(_BaseDataLoaderIter, "__next__", lambda take: around_next(take, *observers))
     try:
         loader = DataLoader(TensorDataset(torch.arange(4)), batch_size=2)
         assert [batch[0].tolist() for batch in loader] == [[0, 1], [2, 3]]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ddpcheck.probes.digest import UNSUPPORTED, Digester, combine, digest_size, make_digester
+from ddpcheck.probes.digest import DIGEST_SIZE, UNSUPPORTED, Digester, combine, make_digester
 from ddpcheck.probes.digest.multilinear import MultilinearDigester
 
 
@@ -33,7 +33,7 @@ def values(*shape: int) -> torch.Tensor:
 def test_equal_bits_give_equal_leaves_of_16_bytes(digester: Digester) -> None:
     first = leaf(digester, values(70, 90))
     assert first == leaf(digester, values(70, 90))
-    assert len(first) == digest_size == 16
+    assert len(first) == DIGEST_SIZE == 16
 
 
 def swap_neighbours(tensor: torch.Tensor) -> None:

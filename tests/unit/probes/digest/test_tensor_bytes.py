@@ -28,28 +28,28 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_the_same_leaf_and_the_same_sketch(dtype: torch.dtype, threads: int) -> None:
     for size in SIZES:
         tensor = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
-        reading = submit.read_along(tensor)
-        assert reading is not None
-        book = SketchBatch()
-        assert book.add(3, tensor, reading)
-        assert [reading.leaf()] == submit.submit([tensor]).result()
-        assert book.sketches() == {3: sketch(tensor)}
+        hasher = submit.incremental_hash(tensor)
+        assert hasher is not None
+        batch = SketchBatch()
+        assert batch.add(3, tensor, hasher)
+        assert [hasher.leaf()] == submit.submit([tensor]).result()
+        assert batch.sketches() == {3: sketch(tensor)}
 
 
 def test_matrices_and_views() -> None:
     tensor = torch.randn(300, 700)[10:]
-    reading = submit.read_along(tensor)
-    assert reading is not None
-    sketch(tensor, reading.take)
-    assert [reading.leaf()] == submit.submit([tensor]).result()
+    hasher = submit.incremental_hash(tensor)
+    assert hasher is not None
+    sketch(tensor, hasher.update)
+    assert [hasher.leaf()] == submit.submit([tensor]).result()
 
 
 def test_values_that_are_not_finite_are_hashed_once() -> None:
     tensor = torch.full((BLOCK + 5,), float("nan"))
-    reading = submit.read_along(tensor)
-    assert reading is not None
-    assert sketch(tensor, reading.take).nonfinite == BLOCK + 5
-    assert [reading.leaf()] == submit.submit([tensor]).result()
+    hasher = submit.incremental_hash(tensor)
+    assert hasher is not None
+    assert sketch(tensor, hasher.update).nonfinite == BLOCK + 5
+    assert [hasher.leaf()] == submit.submit([tensor]).result()
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_values_that_are_not_finite_are_hashed_once() -> None:
     ids=["transposed", "channels_last", "strided", "complex", "sparse"],
 )
 def test_what_is_read_in_another_order_is_left_to_be_submitted(tensor: torch.Tensor) -> None:
-    assert submit.read_along(tensor) is None
+    assert submit.incremental_hash(tensor) is None
 
 
 def test_the_devices_hash_reads_for_itself() -> None:
-    MultilinearDigester().read_along(torch.randn(4))
+    MultilinearDigester().incremental_hash(torch.randn(4))
     tensors = [torch.randn(4), torch.randn(5)]
     assert submit.submit_rest(tensors, {}).result() == submit.submit(tensors).result()
 

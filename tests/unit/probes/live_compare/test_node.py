@@ -150,8 +150,8 @@ def test_a_disagreement_that_lasts_does_not_fill_the_disk(pair: Pair) -> None:
             pair.step(rank, odd=5.0 * rank)
     for rank in (0, 1):
         kept = pair.kept(rank)
-        assert len([r for r in kept if isinstance(r, DetailRecord)]) == node.MOST_DETAILS
-        assert len([r for r in kept if isinstance(r, CaptureRecord)]) == node.MOST_CAPTURES
+        assert len([r for r in kept if isinstance(r, DetailRecord)]) == node.MAX_DETAILS
+        assert len([r for r in kept if isinstance(r, CaptureRecord)]) == node.MAX_CAPTURES
 
 
 def test_memory_does_not_grow_with_steps(pair: Pair) -> None:
@@ -161,9 +161,9 @@ def test_memory_does_not_grow_with_steps(pair: Pair) -> None:
             pair.step(rank)
     found = pair.probe(0)._node_compare
     assert found is not None
-    assert len(found._mine._items) == 64
-    assert len(found._theirs._items) == 256
-    assert all(len(entries) == 1 for entries in found._theirs._items.values())
+    assert len(found._own._items) == 64
+    assert len(found._received._items) == 256
+    assert all(len(entries) == 1 for entries in found._received._items.values())
 
 
 @pytest.mark.parametrize("fail_fast", [True, False])

@@ -43,4 +43,4 @@ def test_libraries_between_are_passed_over() -> None:
     ],
 )
 def test_whose_a_file_is(file: str, users: bool) -> None:
-    assert module._is_users(file) is users
+    assert module._is_user_code(file) is users

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from ddpcheck.probes.process import os_counters
-from ddpcheck.probes.process.os_counters import UNKNOWN, PageFaults
+from ddpcheck.probes.process.os_counters import UNKNOWN_PAGE_FAULTS, PageFaults
 
 PAGES = 512
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts by thread")
@@ -26,7 +26,7 @@ def touch_new_memory() -> None:
 @linux_only
 def test_new_memory_is_faulted_in_page_by_page() -> None:
     faults = PageFaults()
-    assert faults.since_last() == UNKNOWN
+    assert faults.since_last() == UNKNOWN_PAGE_FAULTS
     faults.since_last()
     rest = faults.since_last()
     touch_new_memory()
@@ -53,12 +53,12 @@ def test_another_thread_begins_anew() -> None:
     other = threading.Thread(target=lambda: told.extend([faults.since_last(), faults.since_last()]))
     other.start()
     other.join()
-    assert told[0] == UNKNOWN
+    assert told[0] == UNKNOWN_PAGE_FAULTS
     assert told[1].faults >= 0
-    assert faults.since_last() == UNKNOWN
+    assert faults.since_last() == UNKNOWN_PAGE_FAULTS
 
 
 def test_a_system_that_does_not_count_by_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os_counters, "_OF_THIS_THREAD", None)
+    monkeypatch.setattr(os_counters, "_THREAD_USAGE", None)
     faults = PageFaults()
-    assert [faults.since_last(), faults.since_last()] == [UNKNOWN, UNKNOWN]
+    assert [faults.since_last(), faults.since_last()] == [UNKNOWN_PAGE_FAULTS, UNKNOWN_PAGE_FAULTS]

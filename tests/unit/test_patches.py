@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.agent.patches import Patches, around, calling
+from ddpcheck.patches import Patches, around, calling
 
 
 class Base:

@@ -100,6 +100,37 @@ def around(
     return wrapper
 
 
+def around_next(original: Wrapper, requested: Wrapper, received: Wrapper, exhausted: Wrapper) -> Wrapper:
+    """`__next__` of a data loader's iterator, with observers that do not see the batch."""
+
+    def __next__(iterator: Any) -> Any:
+        requested(iterator)
+        try:
+            batch = original(iterator)
+        except StopIteration:
+            exhausted(iterator)
+            raise
+        received(iterator)
+        return batch
+
+    return __next__
+
+
+def around_next_index(original: Wrapper, drawn: Wrapper, exhausted: Wrapper) -> Wrapper:
+    """`_next_index` of a data loader's iterator, with observers that see the indices it returns."""
+
+    def next_index(iterator: Any) -> Any:
+        try:
+            index = original(iterator)
+        except StopIteration:
+            exhausted(iterator)
+            raise
+        drawn(iterator, index)
+        return index
+
+    return next_index
+
+
 def hide_from_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, left out of what torch.compile traces; as it is where no compiler was ever loaded."""
     dynamo = sys.modules.get("torch._dynamo")

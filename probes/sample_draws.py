@@ -1,4 +1,4 @@
-"""Data loaders under watch: which samples each rank's samplers drew, epoch by epoch."""
+"""Which samples the samplers of a rank's data loaders drew, epoch by epoch."""
 
 from __future__ import annotations
 
@@ -7,29 +7,10 @@ import hashlib
 import weakref
 import zlib
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from ddpcheck.records.kinds.data import EpochRecord, LoaderRecord
-
-Next = Callable[[Any], Any]
-
-
-def timed(original: Next, asking: Next, got: Next, ran_out: Next) -> Next:
-    """`__next__` of a data loader's iterator, with observers that see nothing of the batch."""
-
-    def __next__(iterator: Any) -> Any:
-        asking(iterator)
-        try:
-            batch = original(iterator)
-        except StopIteration:
-            ran_out(iterator)
-            raise
-        got(iterator)
-        return batch
-
-    return __next__
-
 
 # Samples whose drawing is kept apart, one bit each. Of a larger dataset only every so-manieth is.
 MOST_MARKED = 1 << 14
@@ -40,23 +21,6 @@ MOST_MAPS = 100
 MOST_EPOCHS = 5000
 # A program that makes datasets without end must not fill the memory.
 MOST_LOADERS = 1000
-
-Draw = Callable[[Any], Any]
-
-
-def observed(original: Draw, drawn: Callable[[Any, Any], object], exhausted: Callable[[Any], object]) -> Draw:
-    """`_next_index` of a data loader's iterator, with observers that see what it returns."""
-
-    def next_index(iterator: Any) -> Any:
-        try:
-            index = original(iterator)
-        except StopIteration:
-            exhausted(iterator)
-            raise
-        drawn(iterator, index)
-        return index
-
-    return next_index
 
 
 class SampleDraws:

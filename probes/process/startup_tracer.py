@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ddpcheck.agent.guard import GUARD
-from ddpcheck.agent.patches import Patches, around, calling
+from ddpcheck.guard import GUARD
 from ddpcheck.injection import CLOCK
+from ddpcheck.patches import Patches, around, calling
 from ddpcheck.privacy import mask_text
 from ddpcheck.probes.process.device_memory import device_memory
-from ddpcheck.probes.process.os_counters import Reads, most_resident, process_start, reads, resident
+from ddpcheck.probes.process.os_counters import Reads, peak_resident, process_start, reads, resident
 from ddpcheck.records.kinds.startup import StartupRecord, StartupStage
 
 # A program that loads without end before it trains must not fill the memory, nor the records.
@@ -225,7 +225,7 @@ class StartupTracer:
                 read=now.asked - begun.reads.asked,
                 storage=now.storage - begun.reads.storage,
                 host=held,
-                staged=max(0, most_resident() - begun.host),
+                staged=max(0, peak_resident() - begun.host),
                 device=device,
                 moved=max(0, device - begun.device),
             )

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from ddpcheck.agent.guard import Guard
+from ddpcheck.guard import Guard
 
 Fault = tuple[str, str, str, str]
 

@@ -1,4 +1,4 @@
-"""multilinear-128 in plain Python: slow and obvious, what the torch and Triton versions are held to."""
+"""multilinear-128 in plain Python: the slow reference implementation for the torch and Triton versions."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def lane_hash(lane: int, words: list[int]) -> int:
     return total & MASK64
 
 
-def multilinear_128(data: bytes, label: bytes) -> bytes:
+def multilinear_128(data: bytes, header: bytes) -> bytes:
     """The leaf of `data` as stored by a tensor whose dtype, shape and strides make `label`."""
     words = words_of(data)
-    starts = lane_starts(label)
+    starts = lane_starts(header)
     lanes = [(starts[lane] + lane_hash(lane, words)) & MASK64 for lane in range(LANES)]
     return b"".join(lane.to_bytes(8, "little") for lane in lanes)

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from ddpcheck.agent import startup_tracer
-from ddpcheck.agent.guard import GUARD
-from ddpcheck.agent.startup_tracer import MOST_RECORDS, StartupTracer
 from ddpcheck.analysis.startup.timeline import is_direct, timeline
+from ddpcheck.guard import GUARD
 from ddpcheck.injection import CLOCK
+from ddpcheck.probes.process import startup_tracer
 from ddpcheck.probes.process.os_counters import process_start
+from ddpcheck.probes.process.startup_tracer import MOST_RECORDS, StartupTracer
 from ddpcheck.records.kinds.startup import StartupRecord, StartupStage
 
 ORIGINALS = {
