@@ -29,6 +29,11 @@ def stored(name: str) -> Report:
     return analyse_run(STORED / name)
 
 
+def with_parts(report: Report, parts: dict[str, Any]) -> Report:
+    """The report with these keys of report.json replaced."""
+    return from_json(json.dumps({**json.loads(to_json(report)), **parts}))
+
+
 def attacking(name: str = "1-learning-rate") -> Report:
     """A real report in which every text, and every key that the job chose, carries markup."""
     document = json.loads(to_json(stored(name)))

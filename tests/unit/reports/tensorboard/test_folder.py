@@ -102,7 +102,7 @@ def test_histograms_of_gradients(runs: dict[str, EventAccumulator]) -> None:
 
 def test_the_verdict_the_findings_and_whom_they_name(runs: dict[str, EventAccumulator]) -> None:
     [verdict] = values(runs["job"], "report/verdict").values()
-    assert "Replicas part at step 4" in verdict.item().decode()
+    assert "Replicas diverge at step 4" in verdict.item().decode()
     assert "DDP201" in verdict.item().decode()
     [about] = values(runs["rank-0002"], "report/findings_about_this_rank").values()
     assert "DDP201" in about.item().decode()

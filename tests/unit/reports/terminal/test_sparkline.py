@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcheck.reports.terminal.timeseries import spark
+from ddpcheck.reports.terminal.sparkline import sparkline
 
 
 @pytest.mark.parametrize(
@@ -26,18 +26,18 @@ from ddpcheck.reports.terminal.timeseries import spark
     ],
 )
 def test_values_become_bars(values: list[float | None], drawn: str) -> None:
-    assert spark(values, 20) == drawn
+    assert sparkline(values, 20) == drawn
 
 
 def test_many_values_show_the_largest_of_each_place() -> None:
     values = [1.0] * 100
     values[57] = 9.0
-    line = spark(values, 10)
+    line = sparkline(values, 10)
     assert len(line) == 10
     assert line == "▁▁▁▁▁▇▁▁▁▁"
 
 
 def test_ascii() -> None:
-    line = spark([1, 2, 3, 8], 8, ascii_only=True)
+    line = sparkline([1, 2, 3, 8], 8, ascii_only=True)
     assert line.isascii()
     assert line[-1] == "#"

@@ -11,25 +11,25 @@ from rich.console import Console
 from ddpcheck.analysis.report import Report
 from ddpcheck.analysis.timeseries.model import GradientHistory
 from ddpcheck.reports.terminal.console import ReportConsole
-from ddpcheck.reports.terminal.timeseries import put_course
-from ddpcheck.reports.time_json import time_table
+from ddpcheck.reports.terminal.sparkline import print_series
 from tests.helpers.sample_measurements import measurements
-from tests.helpers.sample_reports import stored
+from tests.helpers.sample_reports import stored, with_parts
 
 
 def drawn(report: Report, width: int = 80, encoding: str = "utf-8") -> list[str]:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    put_course(ReportConsole(Console(file=file, width=width)), report)
+    print_series(ReportConsole(Console(file=file, width=width)), report)
     file.flush()
     return file.buffer.getvalue().decode(encoding).splitlines()  # type: ignore[attr-defined, no-any-return]
 
 
 def report_of(ranks: int = 4, **more: Any) -> Report:
-    [table] = [time_table(raw) for raw in measurements(ranks)["time"]]
+    sound = with_parts(stored("1-sound"), {"time": measurements(ranks)["time"]})
+    [table] = sound.time
     course = tuple(10_000 + 500 * (step % 3) for step in range(40))
     rows = [replace(row, course_us=course) for row in table.ranks]
     rows[2] = replace(rows[2], course_us=(*course[:20], 40_000, *course[21:]))
-    return replace(stored("1-sound"), time=(replace(table, ranks=tuple(rows)),), **more)
+    return replace(sound, time=(replace(table, ranks=tuple(rows)),), **more)
 
 
 def bars(line: str) -> str:
@@ -38,7 +38,7 @@ def bars(line: str) -> str:
 
 def test_step_times_of_all_ranks_share_a_scale() -> None:
     rows = drawn(report_of())
-    assert rows[1] == "Over the steps  each bar is the most of its steps"
+    assert rows[1] == "Over the steps  each bar is the maximum over its steps"
     lines = [row for row in rows if "rank" in row]
     assert [row.split("rank ")[1][0] for row in lines] == ["0", "1", "2", "3"]
     assert bars(lines[2]).count("▇") == 1
