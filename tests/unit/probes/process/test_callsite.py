@@ -18,8 +18,7 @@ def test_the_innermost_call_outside_libraries() -> None:
     file, _, line = user_callsite().rpartition(":")
     assert Path(file).resolve() == HERE
     assert (
-        HERE.read_text().splitlines()[int(line) - 1].strip()
-        == 'file, _, line = user_callsite().rpartition(":")'
+        HERE.read_text().splitlines()[int(line) - 1].strip() == 'file, _, line = user_callsite().rpartition(":")'
     )
 
 
