@@ -218,7 +218,7 @@ def test_an_earlier_folder_is_replaced_and_a_strangers_is_not(tmp_path: Path) ->
     stranger = tmp_path / "thesis"
     stranger.mkdir()
     (stranger / "chapter1.tex").write_text("x")
-    with pytest.raises(UsageError, match="did not make it"):
+    with pytest.raises(UsageError, match="was not created by ddpcheck"):
         write_tensorboard(report, run, stranger)
     assert [path.name for path in stranger.iterdir()] == ["chapter1.tex"]
 
