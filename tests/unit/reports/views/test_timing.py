@@ -1,10 +1,11 @@
-"""The table of time on the terminal and in report.json."""
+"""Step times: the table, its notes, and report.json."""
 
 from __future__ import annotations
 
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -14,6 +15,8 @@ from ddpcheck.reports.json_report import from_json, to_json
 from ddpcheck.reports.terminal.report import render
 from tests.helpers.paths import ROOT
 from tests.helpers.run_builder import RunBuilder
+from tests.helpers.sample_measurements import measurements
+from tests.helpers.sample_reports import stored, with_parts
 from tests.unit.analysis.timing.test_table import clocks, say
 
 SCHEMA = ROOT / "docs" / "report.schema.json"
@@ -81,3 +84,21 @@ def test_report_json_holds_it_and_gives_it_back(tmp_path: Path) -> None:
 def test_it_follows_the_schema(tmp_path: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     jsonschema.validate(json.loads(to_json(built(tmp_path, 2).report())), json.loads(SCHEMA.read_text()))
+
+
+def rendered(refaults: dict[str, Any] | None) -> str:
+    table = {**measurements(ranks=2, late=1)["time"][0], "refaults": refaults}
+    console = Console(file=io.StringIO(), width=80)
+    render(with_parts(stored("1-learning-rate"), {"time": [table]}), console)
+    assert isinstance(console.file, io.StringIO)
+    return " ".join(console.file.getvalue().split())
+
+
+def test_page_faults_that_take_much_of_the_step() -> None:
+    text = rendered({"rank": 1, "faults": 2_500, "share": 0.5})
+    assert "Up to 2,500 page faults per step, 50 % of the step in the kernel" in text
+    assert "MALLOC_TRIM_THRESHOLD_" in text
+
+
+def test_nothing_is_said_where_they_do_not() -> None:
+    assert "page faults" not in rendered(None)
