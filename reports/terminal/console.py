@@ -53,7 +53,12 @@ class ReportConsole:
         return self._grid(columns, cells)
 
     def table(
-        self, table: Table | None, most: int = _MOST_ROWS, bar: Bar | None = None, bar_label: str = ""
+        self,
+        table: Table | None,
+        most: int = _MOST_ROWS,
+        bar: Bar | None = None,
+        bar_label: str = "",
+        bar_legend: Text | None = None,
     ) -> None:
         """Print a view: title, at most `most` rows, what is left out, and notes. Nothing for None."""
         if table is None or table.minor:
@@ -66,6 +71,8 @@ class ReportConsole:
         self.put(title)
         if shown:
             self.put(self.grid(table, shown, bar, bar_label), indent=2)
+        if shown and bar_legend is not None:
+            self.put(bar_legend, indent=2)
         rest = left_out(table, len(shown))
         for note in (*([rest] if rest else []), *table.notes):
             self.put(self.text(note), indent=2)

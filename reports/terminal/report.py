@@ -126,9 +126,11 @@ def _print_overlap(out: ReportConsole, report: Report) -> None:
     if profiled is None:
         return
     longest, shares = profiled.longest_ns, profiled.shares
-    out.table(profiled.ranks, bar=lambda row: overlap_bar(shares[row.ranks[0]], longest, _OVERLAP_BAR))
-    if profiled.ranks.rows:
-        out.put(overlap_legend(), indent=2)
+    out.table(
+        profiled.ranks,
+        bar=lambda row: overlap_bar(shares[row.ranks[0]], longest, _OVERLAP_BAR),
+        bar_legend=overlap_legend(),
+    )
 
 
 def _print_next(out: ReportConsole, report: Report, page: Path | None) -> None:
