@@ -83,9 +83,11 @@ def _problem(report: Report, lead: Finding) -> str:
     others = len([item for item in report.findings if item.severity is not Severity.NOTE]) - 1
     more = f", and {counted(others, 'more finding')}" if others else ""
     where = f"{name_ranks(lead.ranks)}, {lead.code}" if lead.ranks else lead.code
-    text = _straggler(report, lead) or f"{lead.title.rstrip('.')} ({where})"
+    straggler = _straggler(report, lead)
+    if straggler:
+        return f"{straggler}{more}"
     agree = "; replicas agree" if _agreed(report) else ""
-    return f"{text}{more}{agree}"
+    return f"{lead.title.rstrip('.')} ({where}){more}{agree}"
 
 
 def _straggler(report: Report, lead: Finding) -> str:

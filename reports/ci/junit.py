@@ -1,4 +1,4 @@
-"""JUnit XML, which Jenkins, GitLab and most CI systems show: one test case for each thing that ddpcheck can find."""
+"""JUnit XML, which Jenkins, GitLab and most CI systems show: one test case for each finding code."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def _detail(report: Report, name: str) -> str:
     )
 
 
-# What XML 1.0 has no place for, even escaped.
+# Characters that XML 1.0 does not allow, even escaped.
 _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def to_junit(report: Report, fail_on: str = "error") -> str:
-    """The document; findings below `fail_on` are told of in test cases that pass."""
+    """The document; findings below `fail_on` are in the output of test cases that pass."""
     suite = ElementTree.Element("testsuite", {"name": "ddpcheck"})
     _properties(suite, report)
     cases = [_command_case(report), *(_case(report, code, fail_on) for code in _codes(report))]
@@ -91,7 +91,7 @@ def to_junit(report: Report, fail_on: str = "error") -> str:
     }
     suite.attrib |= {key: str(value) for key, value in counts.items()}
     suite.set("skipped", str(sum(case.find("skipped") is not None for case in cases)))
-    _when_and_where(suite, report)
+    _set_time_and_host(suite, report)
     root = ElementTree.Element("testsuites", {"name": "ddpcheck", **{k: str(v) for k, v in counts.items()}})
     root.append(suite)
     ElementTree.indent(root)
@@ -101,22 +101,22 @@ def to_junit(report: Report, fail_on: str = "error") -> str:
 
 
 def _codes(report: Report) -> list[str]:
-    """All that have a page, and whatever else was found."""
+    """All codes that are documented, and those of the findings."""
     return sorted({*codes(), *(finding.code for finding in report.findings)})
 
 
 def _case(report: Report, code: str, fail_on: str) -> ElementTree.Element:
     known = title(code) if code in codes() else ""
     case = _named(f"ddpcheck.{code}", f"{code} {known}".strip())
-    found = [finding for finding in in_order(report) if finding.code == code]
-    failing = [finding for finding in found if _fails(finding, fail_on)]
+    findings = [finding for finding in in_order(report) if finding.code == code]
+    failing = [finding for finding in findings if _fails(finding, fail_on)]
     if failing:
         failure = ElementTree.SubElement(
             case, "failure", {"type": code, "message": _legal(_headline(failing[0]))}
         )
-        failure.text = _legal(_told(failing))
-    elif found:
-        ElementTree.SubElement(case, "system-out").text = _legal(_told(found))
+        failure.text = _legal(_text(failing))
+    elif findings:
+        ElementTree.SubElement(case, "system-out").text = _legal(_text(findings))
     elif reason := why_not_looked_at(report, code):
         ElementTree.SubElement(case, "skipped", {"message": _legal(reason)})
     return case
@@ -129,12 +129,12 @@ def _fails(finding: Finding, fail_on: str) -> bool:
 def _command_case(report: Report) -> ElementTree.Element:
     case = _named("ddpcheck.command", "the command ends with status 0")
     if report.verdict is Verdict.FAILED:
-        said = f"{verdict_sentence(report)}: {shlex.join(report.command)}"
+        message = f"{verdict_sentence(report)}: {shlex.join(report.command)}"
         ElementTree.SubElement(
-            case, "error", {"type": f"status {report.exit_code}", "message": _legal(safe_line(said))}
+            case, "error", {"type": f"status {report.exit_code}", "message": _legal(safe_line(message))}
         )
     elif report.exit_code is None:
-        ElementTree.SubElement(case, "skipped", {"message": "how the command ended is not known"})
+        ElementTree.SubElement(case, "skipped", {"message": "the exit status of the command is unknown"})
     return case
 
 
@@ -155,13 +155,13 @@ def _properties(suite: ElementTree.Element, report: Report) -> None:
         ElementTree.SubElement(properties, "property", {"name": name, "value": _legal(safe_line(value))})
 
 
-def _when_and_where(suite: ElementTree.Element, report: Report) -> None:
+def _set_time_and_host(suite: ElementTree.Element, report: Report) -> None:
     seconds, started = report.run.get("seconds"), str(report.run.get("started") or "")
     hosts = report.run.get("hosts") or ()
     if isinstance(seconds, (int, float)):
         suite.set("time", f"{seconds:.3f}")
     if started:
-        # The common schema has no place for an offset from UTC.
+        # The common schema does not allow an offset from UTC.
         suite.set("timestamp", _legal(safe_line(started.partition("+")[0])))
     if hosts:
         suite.set("hostname", _legal(safe_line(next(iter(hosts)))))
@@ -171,7 +171,7 @@ def _headline(finding: Finding) -> str:
     return safe_line(finding.message or finding.title)
 
 
-def _told(findings: Iterable[Finding]) -> str:
+def _text(findings: Iterable[Finding]) -> str:
     return "\n\n".join(map(finding_text, findings))
 
 
@@ -181,4 +181,4 @@ def _checked(report: Report) -> str:
 
 
 def _legal(text: str) -> str:
-    return _ILLEGAL.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+    return _ILLEGAL.sub(lambda match: f"\\u{ord(match.group()):04x}", text)

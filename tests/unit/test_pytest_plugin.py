@@ -60,8 +60,8 @@ def test_a_finding_fails_the_test_and_is_in_the_message(
     with pytest.raises(pytest.fail.Exception) as failed:
         check.run("train.py")
     said = str(failed.value)
-    assert said.startswith("Replicas part at step 5: optimizers differ across ranks (rank 2)\n")
-    assert "group 0, lr     0.001   0.001   0.0001" in said
+    assert said.startswith("Replicas diverge at step 5 in 0.weight (DDP206)\n")
+    assert "group 0, lr  0.001   0.001   0.0001" in said
     assert "last line" not in said  # the job itself did not fail
 
 

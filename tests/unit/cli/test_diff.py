@@ -43,13 +43,13 @@ def status(*arguments: str) -> int:
 
 def test_agreement(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status("first", "second") == 0
-    assert capsys.readouterr().out.startswith("The runs agree to the bit, over 4 steps\n")
+    assert capsys.readouterr().out.startswith("The runs agree bit for bit over 4 steps\n")
 
 
 def test_parting(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status("first", str(runs / "20260101-121500-slower")) == 10
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "The runs part at step 0, stage hyperparameters, module 0, ranks 0-1"
+    assert lines[0] == "The runs diverge at step 0, stage hyperparameters, module 0, ranks 0-1"
     assert lines[1] == "  0.lr is 0.1 in run A and 0.05 in run B."
     assert max(map(len, lines)) <= 80
 

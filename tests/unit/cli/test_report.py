@@ -61,7 +61,7 @@ def test_further_reports(analysed: list[Path], capsys: pytest.CaptureFixture[str
     assert page.read_text().startswith("<!DOCTYPE html>")
     assert Path("j.xml").read_text().startswith("<?xml")
     assert Path("r.md").read_text().startswith("## ")
-    assert f"page  {page}" in capsys.readouterr().out
+    assert f"Page:  {page}" in capsys.readouterr().out
 
 
 def test_a_file_that_cannot_be_written_is_said_and_fails(

@@ -30,7 +30,7 @@ def run(*arguments: object) -> int:
 def test_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder) == 0
     out, err = capsys.readouterr()
-    assert "Rank 1 came last most often: in 1 of 1 collectives." in out
+    assert "Rank 1 arrived last most often: in 1 of 1 collectives." in out
     assert err == ""
 
 
@@ -58,7 +58,7 @@ def test_a_folder_with_a_bad_file(folder: Path, capsys: pytest.CaptureFixture[st
     out = "".join(capsys.readouterr().out.split())
     assert "leftout:" in out
     assert "broken.jsoniscutoff" in out
-    assert "Rank1camelast" in out
+    assert "Rank1arrivedlast" in out
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_without_tensorboard_nothing_is_begun(
 ) -> None:
     said = (
         1,
-        "ddpcheck: TensorBoard is not installed beside ddpcheck: `pip install 'ddpcheck[tensorboard]'` installs it\n",
+        "ddpcheck: TensorBoard is not installed: install it with `pip install 'ddpcheck[tensorboard]'`\n",
     )
     out = tmp_path / "job"
     assert says(capsys, "view", run) == said
@@ -196,7 +196,7 @@ def test_a_folder_of_somebody_elses(run: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "mine" / "thesis.tex").touch()
     status, said = says(capsys, "report", run, tmp_path / "mine", "--tensorboard")
     assert status == 1
-    assert said.endswith("ddpcheck did not make it: name a folder that is not there\n")
+    assert said.endswith("was not created by ddpcheck: name a folder that does not exist\n")
     status, _ = says(capsys, "report", run, tmp_path / "new", "--tensorboard")
     assert status == 0
     assert (tmp_path / "new" / "job").is_dir()

@@ -33,8 +33,8 @@ def test_every_stored_run_can_be_looked_at(name: str) -> None:
 def test_a_run_that_has_ended_comes_with_its_verdict(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path / "run", 2).wrap().optimizer().train(2)
     text = watched(builder.train(2, first=2, odd={1: ["body.bias"]}).end().save())
-    assert "replicas part at step 2 (ranks 0-1)" in text
-    assert "Replicas part at step 2" in text
+    assert "replicas diverge at step 2 (outlier: ranks 0-1)" in text
+    assert "Replicas diverge at step 2" in text
     assert "error DDP201" in text
 
 
@@ -55,7 +55,7 @@ def begun(folder: Path, **description: object) -> RunBuilder:
 def test_a_run_under_way_is_shown_as_it_stands(tmp_path: Path) -> None:
     begun(tmp_path / "run")
     text = watched(tmp_path / "run", "--once")
-    assert "train  under way, 2 ranks" in text
+    assert "train  running, 2 ranks" in text
     assert "step 2   replicas agree, 2 steps compared" in text
     assert "Replicas" not in text
 

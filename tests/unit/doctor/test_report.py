@@ -54,7 +54,7 @@ def test_it_fits_a_narrow_terminal(context: DoctorContext) -> None:
 
 def test_a_machine_in_good_order() -> None:
     text = shown(single())
-    assert text.startswith("No problems\nthis machine, node0\n")
+    assert text.startswith("No problems found\nthis machine, node0\n")
     assert "gloo uses eth0 (10.0.0.1, MTU 1500, 10 Gbit/s)" in text
 
 

@@ -102,7 +102,7 @@ def test_histograms_of_gradients(runs: dict[str, EventAccumulator]) -> None:
 
 def test_the_verdict_the_findings_and_whom_they_name(runs: dict[str, EventAccumulator]) -> None:
     [verdict] = values(runs["job"], "report/verdict").values()
-    assert "Replicas part at step 4" in verdict.item().decode()
+    assert "Replicas diverge at step 4" in verdict.item().decode()
     assert "DDP201" in verdict.item().decode()
     [about] = values(runs["rank-0002"], "report/findings_about_this_rank").values()
     assert "DDP201" in about.item().decode()
@@ -218,7 +218,7 @@ def test_an_earlier_folder_is_replaced_and_a_strangers_is_not(tmp_path: Path) ->
     stranger = tmp_path / "thesis"
     stranger.mkdir()
     (stranger / "chapter1.tex").write_text("x")
-    with pytest.raises(UsageError, match="did not make it"):
+    with pytest.raises(UsageError, match="was not created by ddpcheck"):
         write_tensorboard(report, run, stranger)
     assert [path.name for path in stranger.iterdir()] == ["chapter1.tex"]
 

@@ -209,12 +209,13 @@ def test_reports_show_the_links(tmp_path: Path) -> None:
     render(report, Console(file=buffer, width=80))
     said = buffer.getvalue()
     assert max(cell_len(line) for line in said.splitlines()) <= 80
-    assert "  node1  node2  80 Mbit/s   50 %" in said
-    assert "  node0 mlx5_0/1  200 Gbit/s" in said
+    rows = [" ".join(line.split()) for line in said.splitlines()]
+    assert any(row.startswith("node1 node2 80 Mbit/s 50 %") for row in rows)
+    assert any(row.startswith("node0 mlx5_0/1 200 Gbit/s") for row in rows)
     page = to_html(report)
-    assert "How much slower each link was" in page
+    assert "Slowdown of each link" in page
     assert "10.0.0.2 to 10.0.0.3" in page
-    assert "node2 gave 80 Mbit/s while asked" in page
+    assert "node2 is slow: 80 Mbit/s while busy" in page
 
 
 def test_one_node_has_no_links(tmp_path: Path) -> None:

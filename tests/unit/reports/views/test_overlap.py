@@ -29,16 +29,16 @@ def shown(seen: Overlap | None) -> str:
 
 def test_a_row_and_a_bar_for_each_rank() -> None:
     lines = shown(overlap()).splitlines()
-    assert "Overlap in steps 5-7; times a step, which took 100.0 ms" in lines
+    assert "Overlap in steps 5-7  mean per step; a step takes 100.0 ms" in lines
     [row] = [line.split() for line in lines if line.startswith("  1  ")]
-    assert row[:10] == ["1", "40.0", "ms", "25.0", "%", "25.0", "ms", "5.0", "ms", "3x"]
+    assert row[:10] == ["1", "40.0", "ms", "25.0", "%", "30.0", "ms", "5.0", "ms", "3x"]
     assert row[10].count("#") == 12
     assert row[10].count("!") == 8
     assert max(map(len, lines)) <= 80
 
 
 def test_many_ranks_are_counted() -> None:
-    assert "and 92 more ranks, in report.json" in shown(overlap(ranks=100))
+    assert "8 of 100 ranks are shown" in shown(overlap(ranks=100))
 
 
 def test_nothing_where_nothing_was_profiled() -> None:
@@ -51,7 +51,7 @@ def test_why_there_is_nothing() -> None:
 
 
 def test_a_profile_of_the_program_itself_is_named_as_such() -> None:
-    assert "of the program's own profile" in shown(replace(overlap(), source="user"))
+    assert "(profile of the training script)" in shown(replace(overlap(), source="user"))
 
 
 def test_json_and_back() -> None:

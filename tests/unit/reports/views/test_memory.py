@@ -44,11 +44,11 @@ def shown(report: Report, width: int = 80) -> list[str]:
 def test_two_short_tables(tmp_path: Path) -> None:
     whole = shown(made(tmp_path))
     lines = [" ".join(line.split()) for line in whole]
-    at = lines.index("Start-up, seconds")
-    assert lines[at + 1] == "rank python torch group load read script wrap batch step total"
-    assert lines[at + 2] == "0 0.50 1.50 0.25 2.00 500.0 MB 3.25 2.50 0.50 1.00 12.50"
+    at = lines.index("Start-up s")
+    assert lines[at + 1] == "rank python torch group load script wrap batch step read total"
+    assert lines[at + 2] == "0 0.50 1.50 0.25 2.00 3.25 2.50 0.50 1.00 500.0 MB 12.50"
     assert "4 ranks read 2.0 GB" in lines[at + 6]
-    at = lines.index("Memory of the processes, MB")
+    at = lines.index("Memory of the processes MB")
     assert lines[at + 2] == "0-3 2,703 500 500 500 1,000 0 9.0 200"
     assert max(map(len, whole)) <= 80
 
@@ -73,8 +73,8 @@ def test_a_small_model_shows_neither(tmp_path: Path) -> None:
 def test_a_thousand_ranks(tmp_path: Path) -> None:
     report = made(tmp_path, world_size=40)
     lines = shown(report)
-    assert "  the 8 slowest; all are in report.json" in lines
-    at = lines.index("Memory of the processes, MB")
+    assert "  8 of 40 ranks are shown; report.json has all of them" in lines
+    at = lines.index("Memory of the processes  MB")
     assert lines[at + 2].split()[0] == "0-39"
 
 

@@ -1,10 +1,11 @@
-"""The table of time on the terminal and in report.json."""
+"""Step times: the table, its notes, and report.json."""
 
 from __future__ import annotations
 
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -14,6 +15,8 @@ from ddpcheck.reports.json_report import from_json, to_json
 from ddpcheck.reports.terminal.report import render
 from tests.helpers.paths import ROOT
 from tests.helpers.run_builder import RunBuilder
+from tests.helpers.sample_measurements import measurements
+from tests.helpers.sample_reports import stored, with_parts
 from tests.unit.analysis.timing.test_table import clocks, say
 
 SCHEMA = ROOT / "docs" / "report.schema.json"
@@ -31,21 +34,21 @@ def drawn(build: RunBuilder, width: int = 80) -> list[str]:
     out = io.StringIO()
     render(build.report(), Console(file=out, width=width, color_system=None))
     lines = out.getvalue().splitlines()
-    return lines[lines.index(next(line for line in lines if line.startswith("Time of a step"))) :]
+    return lines[lines.index(next(line for line in lines if line.startswith("Step time"))) :]
 
 
 def test_a_bar_for_each_rank(tmp_path: Path) -> None:
     lines = drawn(built(tmp_path, 2))
-    assert lines[0] == "Time of a step  ms, means of 35 steps"
-    assert " ".join(lines[1].split()) == "rank step d data f fwd b bwd o opt . other ! wait"
+    assert lines[0] == "Step time  ms, mean of 35 steps"
+    assert " ".join(lines[1].split()) == "rank step data fwd bwd opt other wait .other !wait"
     first, second = lines[2].split(), lines[3].split()
     assert first[:8] == ["0", "63.0", "1.00", "20.0", "25.0", "2.00", "2.00", "13.0"]
     assert second[:8] == ["1", "63.0", "11.0", "20.0", "25.0", "2.00", "2.00", "3.00"]
-    assert {len(first[8]), len(second[8])} == {18}
+    assert {len(first[8]), len(second[8])} == {20}
     assert first[8].count("!") > second[8].count("!")
-    assert "efficiency 87 %: 2 ranks do the work of 1.75" in lines[6]
+    assert lines[5].strip() == "Scaling efficiency 87 % (1.75x one rank)"
     # A rank waits 13 ms, the other 3 ms.
-    assert lines[7].strip() == "cross-check: a mean wait of 8.00 ms, by DDP's own clock 8.50 ms"
+    assert lines[6].strip() == "Cross-check: mean wait 8.00 ms, by DDP's own logger 8.50 ms"
     assert max(map(len, lines[:8])) <= 80
 
 
@@ -54,14 +57,14 @@ def test_of_many_ranks_those_at_both_ends(tmp_path: Path) -> None:
     shown = [line.split()[0] for line in lines[2:10]]
     assert "1" in shown
     assert len(shown) == 8
-    assert "the other 4 ranks are in report.json" in lines[10]
+    assert "8 of 12 ranks are shown" in lines[10]
 
 
 def test_a_short_job_has_no_table(tmp_path: Path) -> None:
     build = say(RunBuilder(tmp_path, 2).wrap().train(5), clocks(2, steps=5)).end()
     out = io.StringIO()
     render(build.report(), Console(file=out, width=80))
-    assert "Time of a step" not in out.getvalue()
+    assert "Step time" not in out.getvalue()
 
 
 def test_report_json_holds_it_and_gives_it_back(tmp_path: Path) -> None:
@@ -81,3 +84,21 @@ def test_report_json_holds_it_and_gives_it_back(tmp_path: Path) -> None:
 def test_it_follows_the_schema(tmp_path: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     jsonschema.validate(json.loads(to_json(built(tmp_path, 2).report())), json.loads(SCHEMA.read_text()))
+
+
+def rendered(refaults: dict[str, Any] | None) -> str:
+    table = {**measurements(ranks=2, late=1)["time"][0], "refaults": refaults}
+    console = Console(file=io.StringIO(), width=80)
+    render(with_parts(stored("1-learning-rate"), {"time": [table]}), console)
+    assert isinstance(console.file, io.StringIO)
+    return " ".join(console.file.getvalue().split())
+
+
+def test_page_faults_that_take_much_of_the_step() -> None:
+    text = rendered({"rank": 1, "faults": 2_500, "share": 0.5})
+    assert "Up to 2,500 page faults per step, 50 % of the step in the kernel" in text
+    assert "MALLOC_TRIM_THRESHOLD_" in text
+
+
+def test_nothing_is_said_where_they_do_not() -> None:
+    assert "page faults" not in rendered(None)
