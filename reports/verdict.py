@@ -7,12 +7,8 @@ import signal
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.formatting import name_ranks
-
-# Errors that mean the replicas no longer hold the same model.
-_PARTING = frozenset(
-    f"DDP{number}" for number in (101, 103, 201, 202, 203, 205, 206, 207, 208, 210)
-)  # fmt: skip
-_AT_WRAPPING = frozenset({"DDP101", "DDP103"})
+from ddpcheck.rules.registry import rule_of
+from ddpcheck.rules.rule import Location
 
 
 def verdict_sentence(report: Report) -> str:
@@ -46,9 +42,8 @@ def leading_finding(report: Report) -> Finding | None:
 
 
 def _is_parting(finding: Finding) -> bool:
-    # An unknown parameter (DDP104) is a risk by itself, and a parting once ranks hold different bits.
-    parted = finding.code in _PARTING or (finding.code == "DDP104" and "groups" in finding.evidence)
-    return parted and finding.severity is Severity.ERROR
+    rule = rule_of(finding.code)
+    return rule is not None and rule.replicas_diverge and finding.severity is Severity.ERROR
 
 
 def counted(number: int, noun: str) -> str:
@@ -57,7 +52,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def _parting(report: Report, lead: Finding) -> str:
-    where = "at wrapping" if lead.code in _AT_WRAPPING and lead.step is None else ""
+    rule = rule_of(lead.code)
+    at_wrapping = rule is not None and rule.location is Location.WRAPPING and lead.step is None
+    where = "at wrapping" if at_wrapping else ""
     if lead.step is not None:
         where = f"at step {lead.step}"
     odd = f" ({name_ranks(lead.ranks)})" if lead.ranks else ""
@@ -82,6 +79,9 @@ def _incomplete(lead: Finding | None) -> str:
 def _wrong(report: Report, lead: Finding) -> str:
     others = len([item for item in report.findings if item.severity is not Severity.NOTE]) - 1
     more = f", and {counted(others, 'more finding')}" if others else ""
+    rule = rule_of(lead.code)
+    if rule is not None and rule.headline is not None:
+        return f"{'Replicas agree. ' if _agreed(report) else ''}{rule.headline(lead)}{more}"
     odd = f" ({name_ranks(lead.ranks)})" if lead.ranks else ""
     opening = "Replicas agree, but" if _agreed(report) else "Something is wrong:"
     return f"{opening} {_as_clause(lead.title)}{odd}{more}"
