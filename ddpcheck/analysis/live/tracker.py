@@ -13,14 +13,8 @@ from ddpcheck.analysis.live.state import LiveAgreement, LiveRank, LiveState, Liv
 from ddpcheck.analysis.run_reader import NodeNotes, RunReader
 from ddpcheck.analysis.timing.rank_series import PARTS, StepTimeSeries
 from ddpcheck.records.schema import Stage, TensorKind
-from ddpcheck.rules.divergence import ddp201, ddp202, ddp203, ddp205, ddp206, ddp208, ddp210
-from ddpcheck.rules.registry import Rule
-from ddpcheck.rules.wrapping import ddp101, ddp103, ddp104
+from ddpcheck.rules.registry import in_report_order
 
-# Those that hold however the job goes on: others count, or wait for the end.
-_RULES: tuple[Rule, ...] = tuple(
-    rule.find for rule in (ddp103, ddp101, ddp104, ddp202, ddp203, ddp205, ddp206, ddp208, ddp201, ddp210)
-)
 # When to look after the parting: at once, and again when all ranks have written what they know of it.
 _LOOKS = (0.0, 2.0, 10.0)
 
@@ -43,9 +37,11 @@ class LiveFindings:
 
     def _ask(self, attempt: Attempt, number: int) -> Finding | None:
         case = RuleContext(attempt, number, self._folder, NodeNotes(), (), None)
-        for rule in _RULES:
+        for rule in in_report_order():
+            if not rule.live:
+                continue
             try:
-                found = rule(case)
+                found = rule.find(case)
             except Exception:
                 # What a rule needs may not be there yet; the report at the end tells of rules that fail.
                 continue
