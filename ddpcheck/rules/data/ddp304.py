@@ -31,7 +31,7 @@ def find(context: RuleContext) -> list[Finding]:
         # DDP301 reports equal batches, which explain equal gradients.
         if checks is None or sameness(context.attempt.data.of(module)) is not Sameness.NONE:
             continue
-        for ranks, count in sorted(checks.twins.items(), key=lambda item: -item[1])[:1]:
+        for ranks, count in sorted(checks.identical.items(), key=lambda item: -item[1])[:1]:
             if count >= _FEWEST_BACKWARDS and 2 * count >= checks.checked:
                 findings.append(_finding(context, module, ranks, count, checks.checked))
     return findings

@@ -41,7 +41,7 @@ def find(context: RuleContext) -> list[Finding]:
 
 def _finding(context: RuleContext, module: ModuleKey, checks: MeanCheckStats, first: MeanMismatch) -> Finding:
     ranks = context.attempt.of_module(module)
-    name = next(iter(ranks.values())).latest[module].parameters[first.place][0]
+    name = next(iter(ranks.values())).latest[module].parameters[first.index][0]
     hooks = sorted({hook for rank in ranks.values() for hook in rank.hooks(module)})
     lossy = bool(hooks) and (
         all(any(part in hook for part in _LOSSY) for hook in hooks)
@@ -78,12 +78,12 @@ def _finding(context: RuleContext, module: ModuleKey, checks: MeanCheckStats, fi
         parameter=name,
         ranks=tuple(sorted(ranks)),
         evidence=evidence,
-        cause=_cause(hooks, checks.instead),
+        cause=_cause(hooks, checks.actual),
         fix="In a communication hook, divide once by the size of the group and by nothing else. Without a hook, "
         "suspect the network or the memory of a rank.",
     )
 
 
-def _cause(hooks: list[str], instead: str) -> str:
+def _cause(hooks: list[str], actual: str) -> str:
     source = f"the communication hook {', '.join(hooks)}" if hooks else "the reduction itself"
-    return f"{source} returned {instead}" if instead else source
+    return f"{source} returned {actual}" if actual else source

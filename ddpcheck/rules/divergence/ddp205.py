@@ -40,9 +40,9 @@ def _changed_after_reduction(attempt: Attempt, module: ModuleKey, first: Disagre
     written = [rank for rank, record in applied.items() if record.moved]
     step = first.moment.step
     checks = attempt.gradients.tallies.get(module)
-    differed = checks is not None and checks.parted is not None and checks.together_until < step
+    differed = checks is not None and checks.diverged is not None and checks.agreed_until < step
     # Writes through .data leave no trace in version counters, but the result of the reduction was sketched.
-    agreed = checks is not None and any(begin <= step <= end for begin, end in checks.together)
+    agreed = checks is not None and any(begin <= step <= end for begin, end in checks.agreed)
     if differed or not (written or agreed):
         return None
     cause = "gradients were written to between backward and step"

@@ -37,7 +37,7 @@ def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
     step = min(record.step for record in applied.values())
     origin = checks.nonfinite
     rows = next(iter(ranks.values())).latest[module].parameters
-    name = rows[origin.place][0]
+    name = rows[origin.index][0]
     trained = sum(bool(row[3]) for row in rows)
     return [
         context.finding(

@@ -93,7 +93,7 @@ def test_ddp204_a_sum_that_was_not_divided(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reduced", "cause"),
     [
-        ([1.0, 1.5, 2.0], "divided by 2 once more: divided twice"),
+        ([1.0, 1.5, 2.0], "divided by 2 again: divided twice"),
         ([1.5, 2.0, 2.5], "without rank 0, divided by 2"),
         ([1.0, 2.0, 3.0], "without rank 1, divided by 1"),
     ],
