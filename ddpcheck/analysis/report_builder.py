@@ -29,7 +29,8 @@ from ddpcheck.analysis.timing.table import time_tables
 from ddpcheck.records.kinds.rank import FaultRecord
 from ddpcheck.records.session_name import is_same_job
 from ddpcheck.rules.job.ddp605 import failed_rule
-from ddpcheck.rules.registry import RULES, Rule
+from ddpcheck.rules.registry import in_report_order, rule_of
+from ddpcheck.rules.rule import Rule
 
 _JOB = "TORCHELASTIC_RUN_ID"
 
@@ -111,7 +112,9 @@ def build_report(run: RunReader, description: dict[str, Any], *, course: bool = 
         )
         for number, attempt in enumerate(attempts)
     ]
-    findings = tuple(_ordered([f for case in cases for rule in RULES for f in _findings(rule, case)]))
+    findings = tuple(
+        _ordered([f for case in cases for rule in in_report_order() for f in _findings(rule, case)])
+    )
     last = attempts[-1]
     overlap = next((overlap for overlap in reversed(overlaps) if overlap is not None), None)
     return Report(
@@ -154,9 +157,9 @@ def build_report(run: RunReader, description: dict[str, Any], *, course: bool = 
 def _findings(rule: Rule, case: RuleContext) -> list[Finding]:
     """An error in a rule is reported as a finding; other rules are not affected."""
     try:
-        return rule(case)
+        return rule.find(case)
     except Exception as error:
-        return [failed_rule(case, rule.__module__.rpartition(".")[2].upper(), error)]
+        return [failed_rule(case, rule.code, error)]
 
 
 def _ordered(findings: list[Finding]) -> list[Finding]:
@@ -188,11 +191,16 @@ def _is_partial(cases: list[RuleContext]) -> bool:
 def _verdict(findings: tuple[Finding, ...], exit_code: int | None, stopped: bool, partial: bool) -> Verdict:
     if exit_code not in (None, 0) and not stopped:
         return Verdict.FAILED
-    if any(finding.severity is not Severity.NOTE and finding.code != "DDP601" for finding in findings):
+    if any(finding.severity is not Severity.NOTE and not _is_incomplete(finding) for finding in findings):
         return Verdict.FINDINGS
-    if partial or any(finding.code == "DDP601" for finding in findings):
+    if partial or any(map(_is_incomplete, findings)):
         return Verdict.INCOMPLETE
     return Verdict.OK
+
+
+def _is_incomplete(finding: Finding) -> bool:
+    rule = rule_of(finding.code)
+    return rule is not None and rule.incomplete
 
 
 def _command(description: dict[str, Any]) -> tuple[str, ...]:

@@ -9,58 +9,30 @@ from xml.etree import ElementTree
 
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import Report, Verdict
-from ddpcheck.explanations import codes, title
 from ddpcheck.reports.finding_text import finding_text
 from ddpcheck.reports.safe_text import safe_line
 from ddpcheck.reports.verdict import in_order, verdict_sentence
-
-# The check, as the report names it, without which a code cannot be raised.
-_AFTER_STEP = "parameters after each step"
-_APPLIED = "gradients as applied"
-_MEAN = "reduced gradients against the mean"
-_CHECKS = {
-    "DDP101": "parameters after wrapping",
-    "DDP103": "parameters after wrapping",
-    "DDP201": _AFTER_STEP,
-    "DDP202": _APPLIED,
-    "DDP203": _MEAN,
-    "DDP204": _MEAN,
-    "DDP205": _APPLIED,
-    "DDP206": "optimizer hyperparameters, scale and step counts",
-    "DDP208": _AFTER_STEP,
-    "DDP304": _MEAN,
-}
-_BUFFERS = ("buffers after wrapping", "buffers after each synchronisation")
-# These tell of what was not recorded, and can always be raised.
-_ABOUT_THE_RUN = "DDP60"
-# Parts of the report that hold the figures behind these.
-_PARTS = {
-    "DDP302": "data",
-    "DDP303": "data",
-    "DDP401": "overlap",
-    "DDP402": "time",
-    "DDP403": "links",
-    "DDP404": "overlap",
-    "DDP405": "traffic",
-    "DDP501": "memory",
-    "DDP502": "memory",
-}
+from ddpcheck.rules.registry import rule_of, rules
+from ddpcheck.rules.rule import Need
 
 
 def why_not_looked_at(report: Report, code: str) -> str:
-    """The reason in words; empty where it was looked at."""
-    if code.startswith(_ABOUT_THE_RUN):
+    """Why the rule of `code` could not report; empty if it could."""
+    rule = rule_of(code)
+    if rule is None or not rule.needs:
         return ""
     if not report.checks:
         return "too little was recorded"
-    if code == "DDP210":
-        return "" if any(_compared(report, name) for name in _BUFFERS) else "no buffers were compared"
-    if code in _CHECKS:
-        return (
-            "" if _compared(report, _CHECKS[code]) else f"{_CHECKS[code]}: {_detail(report, _CHECKS[code])}"
-        )
-    part = _PARTS.get(code)
-    return f"nothing about {part} was recorded" if part and not getattr(report, part, None) else ""
+    missing = [_why_missing(report, need) for need in rule.needs]
+    return missing[0] if all(missing) else ""
+
+
+def _why_missing(report: Report, need: Need) -> str:
+    if need is Need.RECORDS:
+        return ""
+    if need.is_section:
+        return "" if getattr(report, need.value, None) else f"nothing about {need.value} was recorded"
+    return "" if _compared(report, need.value) else f"{need.value}: {_detail(report, need.value)}"
 
 
 def _compared(report: Report, name: str) -> bool:
@@ -101,13 +73,13 @@ def to_junit(report: Report, fail_on: str = "error") -> str:
 
 
 def _codes(report: Report) -> list[str]:
-    """All codes that are documented, and those of the findings."""
-    return sorted({*codes(), *(finding.code for finding in report.findings)})
+    """The codes of all rules, and of findings of other versions."""
+    return sorted({*(rule.code for rule in rules()), *(finding.code for finding in report.findings)})
 
 
 def _case(report: Report, code: str, fail_on: str) -> ElementTree.Element:
-    known = title(code) if code in codes() else ""
-    case = _named(f"ddpcheck.{code}", f"{code} {known}".strip())
+    rule = rule_of(code)
+    case = _named(f"ddpcheck.{code}", code if rule is None else f"{code} {rule.title}")
     findings = [finding for finding in in_order(report) if finding.code == code]
     failing = [finding for finding in findings if _fails(finding, fail_on)]
     if failing:

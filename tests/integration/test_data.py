@@ -98,7 +98,7 @@ def test_a_finding_tells_the_shares_and_the_cause(ddpcheck: RunWatched) -> None:
     assert first["missing"] > 0
     assert "seeds differ (rank 0: 0, rank 1: 1, rank 2: 2)" in overlap["cause"]
     assert same["ranks"] == [0, 1, 2]
-    assert "number 0 of 3" in same["cause"]
+    assert "rank 0 of 3" in same["cause"]
     assert uneven["evidence"]["counts"] == {"0": 3, "1": 2, "2": 1}
     assert uneven["evidence"]["weights"] == {"0": 0.6667, "1": 1.0, "2": 2.0}
 

@@ -103,7 +103,7 @@ def test_saved_gradients_are_safetensors(cat: WatchedRun) -> None:
 def test_a_step_that_was_not_saved(cat: WatchedRun) -> None:
     done = gradients_of(cat, 7)
     assert done.status == 1
-    assert "holds no gradients of step 7: there are some of step 0." in done.stderr
+    assert "has no saved gradients of step 7 (saved steps: 0)." in done.stderr
 
 
 def test_four_cats_without_ddp(ddpcheck: RunWatched) -> None:

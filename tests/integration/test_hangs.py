@@ -103,7 +103,7 @@ def test_a_rank_that_closed_its_group(ddpcheck: RunWatched) -> None:
 def test_a_lock_that_is_never_given_back(ddpcheck: RunWatched) -> None:
     _, finding = hung(ddpcheck, "lock_never_given_back")
     assert finding["ranks"] == [1]
-    assert "rank 1 never gets to where the others wait" in finding["cause"]
+    assert "rank 1 never reaches the collective that the others wait in" in finding["cause"]
     assert standing(finding, 1)["stack"][0].endswith("in lock_never_given_back")
 
 

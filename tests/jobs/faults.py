@@ -131,7 +131,7 @@ class Branching(nn.Module):
         return self.sometimes(output) if both else output
 
 
-@fault("DDP202", "reduction unfinished: no gradient came for sometimes.weight, sometimes.bias", 2, (0, 1))
+@fault("DDP202", "reduction unfinished: no gradient arrived for sometimes.weight, sometimes.bias", 2, (0, 1))
 def unused(rank: int, world_size: int) -> None:
     """DDP itself raises only in the next forward, after the wrong step."""
     model = Branching()
@@ -285,7 +285,7 @@ def poisoned(rank: int, world_size: int) -> None:
         optimizer.step()
 
 
-@fault("DDP207", "a step was left out on rank 1", 2, (1,), world_size=3)
+@fault("DDP207", "a step was skipped on rank 1", 2, (1,), world_size=3)
 def skipped_on_one(rank: int, world_size: int) -> None:
     _, ddp, optimizer = setup()
     for step, inputs in enumerate(batches(rank, LAST_STEP)):

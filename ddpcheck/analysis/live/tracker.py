@@ -14,14 +14,8 @@ from ddpcheck.analysis.node_notes import NodeNotes
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.analysis.timing.rank_series import PARTS, StepTimeSeries
 from ddpcheck.records.kinds.digests import Stage, TensorKind
-from ddpcheck.rules.divergence import ddp201, ddp202, ddp203, ddp205, ddp206, ddp208, ddp210
-from ddpcheck.rules.registry import Rule
-from ddpcheck.rules.wrapping import ddp101, ddp103, ddp104
+from ddpcheck.rules.registry import in_report_order
 
-# Rules whose findings stay valid while the job continues. Others need all records.
-_RULES: tuple[Rule, ...] = tuple(
-    rule.find for rule in (ddp103, ddp101, ddp104, ddp202, ddp203, ddp205, ddp206, ddp208, ddp201, ddp210)
-)
 # Seconds after the divergence at which rules run: at once, and again when all ranks have written their details.
 _EVALUATIONS = (0.0, 2.0, 10.0)
 
@@ -44,9 +38,11 @@ class LiveFindings:
 
     def _run_rules(self, attempt: Attempt, number: int) -> Finding | None:
         case = RuleContext(attempt, number, self._folder, NodeNotes(), (), None)
-        for rule in _RULES:
+        for rule in in_report_order():
+            if not rule.live:
+                continue
             try:
-                findings = rule(case)
+                findings = rule.find(case)
             except Exception:
                 # Records that a rule needs may be missing yet. The final report lists rules that fail.
                 continue

@@ -19,6 +19,7 @@ from ddpcheck.launcher.run import _fails
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.kinds.rank import EndRecord, RankHeader
 from ddpcheck.records.registry import to_line
+from ddpcheck.rules import registry
 from tests.helpers.run_builder import RunBuilder
 
 ODD = {1: ["body.bias"]}
@@ -216,8 +217,9 @@ def test_a_rule_that_fails_costs_its_own_findings_only(
     def failing(case: object) -> list[Finding]:
         raise KeyError("no such thing")
 
-    failing.__module__ = "ddpcheck.rules.divergence.ddp201"
-    monkeypatch.setattr(report_builder, "RULES", (failing, *report_builder.RULES))
+    rules = registry.in_report_order()
+    broken = replace(next(rule for rule in rules if rule.code == "DDP201"), find=failing)
+    monkeypatch.setattr(report_builder, "in_report_order", lambda: (broken, *rules))
     report = sound(tmp_path).report()
     [finding] = report.findings
     assert (finding.code, finding.severity.value) == ("DDP605", "warning")

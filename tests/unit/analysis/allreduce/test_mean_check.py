@@ -359,7 +359,7 @@ def test_dtypes() -> None:
 
 
 def test_the_bounds_are_as_unlikely_as_they_say() -> None:
-    few, many = mean_check_module._DEVIATIONS, mean_check_module._DEVIATIONS_AT_MOST
+    few, many = mean_check_module._DEVIATIONS, mean_check_module._MOST_DEVIATIONS
     assert 2 * math.exp(-(few**2) / 2) < 1e-12
     steps = [index / 1000 for index in range(1, 100_000)]
     longer = [min(1, 2 * math.exp(-y * y / 2)) for y in steps]

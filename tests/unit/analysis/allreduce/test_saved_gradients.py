@@ -186,7 +186,7 @@ def test_a_step_of_which_nothing_is_there(tmp_path: Path) -> None:
         saved_gradients(tmp_path, 0)
     save_all(tmp_path, step=4)
     save_all(tmp_path, step=12)
-    with pytest.raises(RunNotFound, match=r"no gradients of step 5: there are some of step 4, 12\."):
+    with pytest.raises(RunNotFound, match=r"no saved gradients of step 5 \(saved steps: 4, 12\)"):
         saved_gradients(tmp_path, 5)
 
 

@@ -102,7 +102,7 @@ def test_a_node_tells_by_itself_what_the_store_told_it(tmp_path: Path) -> None:
     report = one_node(tmp_path, there, apart("params", 4), apart("params", 3), apart("applied", 3)).report()
     [finding] = report.findings
     assert (finding.code, finding.step, finding.ranks) == ("DDP201", 3, (0, 1))
-    assert finding.cause == "the gradients that the optimizer applied differed between nodes already"
+    assert finding.cause == "the gradients that the optimizer applied already differed between nodes"
     assert report.verdict.value == "findings"
     assert report.checks[-1].outcome == "differ"
 

@@ -84,7 +84,7 @@ def test_the_same_batches(run: DataRun) -> None:
 @pytest.mark.parametrize(
     ("facts", "cause"),
     [
-        ({"share": 0}, "every rank's DistributedSampler takes itself for number 0 of 2"),
+        ({"share": 0}, "every rank's DistributedSampler is configured as rank 0 of 2"),
         ({"share": None, "replicas": None, "sampler": "RandomSampler"}, "no sampler splits the data"),
     ],
 )
@@ -111,7 +111,7 @@ def test_a_sound_split_and_its_table(run: DataRun) -> None:
 def test_ranks_that_were_given_one_share(run: DataRun) -> None:
     run.forwards([{"digest": (f"{n}", f"{n}")} for n in range(4)])
     found = run.loader(share=1, replicas=3).epoch(0, (EVEN, EVEN)).one("DDP301")
-    assert found.cause == "every rank's DistributedSampler takes itself for number 1 of 3"
+    assert found.cause == "every rank's DistributedSampler is configured as rank 1 of 3"
 
 
 def test_some_ranks_that_were_given_one_share(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_some_ranks_that_were_given_one_share(tmp_path: Path) -> None:
     run.forwards([{"digest": (f"{n}", f"-{n}", f"{n}")} for n in range(4)])
     found = run.loader(share=[0, 1, 0]).epoch(0, (EVEN, ODD, EVEN)).one("DDP301")
     assert found.ranks == (0, 2)
-    assert "ranks 0 and 2 each take themselves for number 0 of 2, and 3 ranks train" in found.cause
+    assert "ranks 0 and 2 are each configured as rank 0 of 2, but 3 ranks train" in found.cause
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_datasets_that_may_rightly_differ(run: DataRun, facts: Any) -> None:
 @pytest.mark.parametrize(
     ("dealt", "told"),
     [
-        ((EVEN, range(20)), "10 of 40 samples went to several ranks and 10 were left out"),
-        ((range(10), range(10, 20)), "20 were left out"),
+        ((EVEN, range(20)), "10 of 40 samples were used by several ranks and 10 were not used"),
+        ((range(10), range(10, 20)), "20 were not used"),
         ((range(30), range(30, 40)), "ranks drew between 10 and 30 samples"),
     ],
 )
@@ -336,7 +336,7 @@ def test_the_same_time_steps_beside_different_images(run: DataRun) -> None:
     found = drawn_before(run, [([f"x{n}", f"t{n}"], [f"y{n}", f"t{n}"]) for n in range(4)]).one("DDP306")
     assert (found.ranks, found.step, found.severity.value) == ((0, 1), 0, "warning")
     assert "in 4 of 4 forwards" in found.message
-    assert "seeded its generator alike" in found.cause
+    assert "seeded its generator with the same number" in found.cause
 
 
 @pytest.mark.parametrize(

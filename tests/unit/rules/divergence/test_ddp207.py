@@ -34,9 +34,9 @@ def test_a_step_left_out_in_the_middle(tmp_path: Path, world_size: int, odd: tup
 @pytest.mark.parametrize(
     ("world_size", "forwards", "cause"),
     [
-        (3, 4, "a step was left out on rank 1"),
+        (3, 4, "a step was skipped on rank 1"),
         (3, 2, "a step was added on rank 1"),
-        (2, 4, "a step was left out on rank 1, or added on rank 0"),
+        (2, 4, "a step was skipped on rank 1, or added on rank 0"),
     ],
 )
 def test_forwards_alone_tell_who_by_the_majority(
@@ -49,13 +49,13 @@ def test_forwards_alone_tell_who_by_the_majority(
 @pytest.mark.parametrize(
     ("reduced", "forwards", "cause", "ranks"),
     [
-        ({0: 1, 1: 2}, 4, "a step was left out on rank 1", (1,)),
+        ({0: 1, 1: 2}, 4, "a step was skipped on rank 1", (1,)),
         ({0: 1, 1: 0}, 2, "a step was added on rank 1", (1,)),
         # Micro-batches that are all reduced: twice as many as the others.
-        ({0: 2, 1: 4}, 10, "a step was left out on rank 1", (1,)),
+        ({0: 2, 1: 4}, 10, "a step was skipped on rank 1", (1,)),
         # The majority is wrong for once.
-        ({0: 1, 1: 2, 2: 2}, 4, "a step was left out on ranks 1-2", (1, 2)),
-        ({0: 1, 1: 1}, 4, "a step was left out on rank 1, or added on rank 0", (0, 1)),
+        ({0: 1, 1: 2, 2: 2}, 4, "a step was skipped on ranks 1-2", (1, 2)),
+        ({0: 1, 1: 1}, 4, "a step was skipped on rank 1, or added on rank 0", (0, 1)),
     ],
 )
 def test_reduced_backwards_tell_who_without_a_majority(

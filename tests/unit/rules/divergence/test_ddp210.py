@@ -41,7 +41,7 @@ def test_one_rank_has_others(tmp_path: Path, others: list[str]) -> None:
     place = min(len(others), 2)
     assert (finding.ranks, finding.evidence["position"]) == ((2,), place)
     assert finding.parameter == [*BUFFERS, "extra"][place]
-    assert "not there" in finding.message
+    assert "missing" in finding.message
 
 
 def test_three_lists_of_different_lengths(tmp_path: Path) -> None:

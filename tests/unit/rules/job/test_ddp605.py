@@ -95,7 +95,7 @@ def test_a_launcher_that_gave_up_sampling(tmp_path: Path) -> None:
     build.notes.append({"kind": "fault", "probe": "sampler", "entry": "sample", "error": "OSError: no"})
     [finding] = build.findings("DDP605")
     assert (finding.severity.value, finding.ranks) == ("note", ())
-    assert finding.message.startswith("Sampling the node failed: OSError: no. The job was not touched; ")
+    assert finding.message.startswith("Sampling the node failed: OSError: no. The job was not affected; ")
 
 
 def test_a_source_that_could_not_be_sampled_on_several_hosts(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_source_that_could_not_be_sampled_on_several_hosts(tmp_path: Path) -> 
         )
     [finding] = build.findings("DDP605")
     assert finding.message.startswith("Sampling gpus failed on node0, node1: ValueError: x. ")
-    assert "all else was sampled on" in finding.message
+    assert "other samples continued" in finding.message
     assert finding.evidence["entry"] == "sampler.gpus"
 
 
@@ -115,4 +115,4 @@ def test_a_log_that_could_not_be_written(tmp_path: Path) -> None:
     build.description["unwritten"] = 17
     [finding] = build.findings("DDP605")
     assert (finding.severity.value, finding.ranks) == ("note", ())
-    assert finding.message.startswith("17 lines of the node's log could not be written")
+    assert finding.message.startswith("17 lines of the node log could not be written")

@@ -23,20 +23,20 @@ def found(seen: Overlap | None) -> list[Finding]:
 def test_a_quarter_of_the_step() -> None:
     [finding] = found(overlap())
     assert (finding.code, finding.severity, finding.step) == ("DDP401", Severity.WARNING, 5)
-    assert "25.0 ms of a step's 100.0 ms (25%)" in finding.message
-    assert "that took 5.0 ms" in finding.message
+    assert "25.0 ms of a 100.0 ms step (25%)" in finding.message
+    assert "takes another 5.0 ms" in finding.message
     assert finding.evidence["exposed_share"] == 0.25
     assert finding.evidence["bytes_a_step"] == 2 * (4 << 20)
 
 
 def test_enough_compute_that_comes_too_early() -> None:
     [finding] = found(overlap(compute_ms=180))
-    assert "begin too late" in finding.cause
+    assert "start too late" in finding.cause
 
 
 def test_more_to_transfer_than_to_compute() -> None:
     [finding] = found(overlap(compute_ms=60))
-    assert "more to transfer than compute" in finding.cause
+    assert "longer than the compute" in finding.cause
 
 
 @pytest.mark.parametrize(

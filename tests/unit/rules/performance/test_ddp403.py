@@ -69,14 +69,16 @@ def test_the_node_is_named_with_figures_and_cost(tmp_path: Path, count: int, fac
     assert finding.evidence["factor"] == pytest.approx(factor, rel=0.01)
     # Busy for half of each second, and a link like the others would have been so for less.
     assert finding.evidence["cost_ms"] == pytest.approx(500 * (1 - 1 / factor), rel=0.02)
-    assert finding.message.startswith(f"node2, to and from the other nodes, gave {USUAL / factor:.3g} Mbit/s")
-    assert "of a step's 1000.0 ms" in finding.message
+    assert finding.message.startswith(
+        f"The link of node2 to the other nodes is slow: {USUAL / factor:.3g} Mbit/s"
+    )
+    assert "of a 1000.0 ms step" in finding.message
 
 
 def test_one_direction_names_both_ends(tmp_path: Path) -> None:
     [finding] = found_in(cluster(tmp_path, 4, {(1, 2): 100.0}))
     assert (finding.evidence["nodes"], finding.ranks) == (["node1", "node2"], (1, 2))
-    assert finding.message.startswith("The link from node1 to node2 gave 100 Mbit/s")
+    assert finding.message.startswith("The link from node1 to node2 is slow: 100 Mbit/s")
 
 
 def test_what_hides_behind_the_backward_is_a_note(tmp_path: Path) -> None:
@@ -164,9 +166,9 @@ PORT = [10_000_000, 10_000_000, 0, 100]
 @pytest.mark.parametrize(
     ("odd", "severity", "said"),
     [
-        ((50_000, PORT), "warning", "runs at 50 Gbit/s, those of the others at 200 (median)"),
-        ((200_000, [*PORT[:2], 7, 100]), "warning", "errors while the job ran, those of the others 0"),
-        ((200_000, [*PORT[:2], 0, 5_000_000]), "note", "had data and could not send 50000 times as often"),
+        ((50_000, PORT), "warning", "runs at 50 Gbit/s, the others at 200 Gbit/s (median)"),
+        ((200_000, [*PORT[:2], 7, 100]), "warning", "errors while the job ran, the others 0"),
+        ((200_000, [*PORT[:2], 0, 5_000_000]), "note", "had data but could not send it 50000 times as often"),
     ],
     ids=["rate", "errors", "waiting"],
 )

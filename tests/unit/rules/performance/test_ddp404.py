@@ -31,7 +31,7 @@ def found(advised: BucketAdvice | None) -> list[Finding]:
 def test_a_gain_is_noted() -> None:
     [finding] = found(advice(gain_ms=20))
     assert (finding.code, finding.severity, finding.module) == ("DDP404", Severity.NOTE, "0")
-    assert "With bucket_cap_mb=8 a step should take 20.0 ms less than its 100.0 ms (20%)" in finding.message
+    assert "bucket_cap_mb=8 should save 20.0 ms of a 100.0 ms step (20%)" in finding.message
     assert "DistributedDataParallel(model, bucket_cap_mb=8)" in finding.fix
 
 

@@ -73,7 +73,7 @@ def test_ignored_and_meant_to_be_equal(tmp_path: Path, world_size: int, ranks: t
     finding = apply_to_adapter(apply_to_adapter(build, 1), 2).end().only("DDP101")
     assert (finding.parameter, finding.ranks, finding.stage) == ("adapter.up", ranks, "init.after")
     assert finding.evidence["steps_with_equal_gradients"] == 2
-    assert "told to ignore" in finding.cause
+    assert "configured to ignore" in finding.cause
 
 
 def test_ignored_and_trained_by_each_rank_for_itself(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_gradients_alone_part(tmp_path: Path) -> None:
         (
             {"last": "unfinished", "synced": 0, "waiting": [2]},
             "DDP202",
-            "reduction unfinished: no gradient came for head.weight",
+            "reduction unfinished: no gradient arrived for head.weight",
         ),
         ({"moved": True}, "DDP205", "gradients were written to between backward and step"),
         ({}, "DDP203", "the reduction did not give all ranks the same result"),

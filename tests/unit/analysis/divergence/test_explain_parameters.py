@@ -29,7 +29,7 @@ def state(build: RunBuilder) -> None:
 # In the order in which they take precedence; each leaves its mark before step 3.
 CAUSES: list[tuple[str, str, Callable[[RunBuilder], None] | None]] = [
     ("DDP104", "replaced", unknown_to_reducer),
-    ("DDP207", "a step was left out on rank 1", None),
+    ("DDP207", "a step was skipped on rank 1", None),
     ("DDP208", "written between two steps", rewritten),
     ("DDP208", "no optimizer steps these parameters", None),
     ("DDP206", "hyperparameters differ: lr", None),
