@@ -1,4 +1,4 @@
-"""DDP302: samples overlap between ranks, are missing, or ranks got uneven shares."""
+"""DDP302: samples overlap between ranks, are missing, or are split unevenly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DDP303: every epoch came in the same order."""
+"""DDP303: every epoch used the same sample order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns of sketches summed up at once say what each sketch by itself says."""
+"""Columns of sketches summed at once equal the sum of single sketches."""
 
 from __future__ import annotations
 

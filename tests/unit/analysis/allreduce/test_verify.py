@@ -110,7 +110,7 @@ def test_gradients_that_were_never_touched() -> None:
 
 
 def test_equal_gradients_everywhere_are_not_untouched() -> None:
-    """The mean of the same is the same: nothing shows that it was not reduced."""
+    """The mean of equal gradients equals each of them, so a missing reduction does not show."""
     ranks = Ranks().backward(1, {0: MEAN, 1: MEAN}, MEAN)
     assert (ranks.stats.unreduced, ranks.stats.missed) == (0, 0)
 
@@ -155,7 +155,7 @@ def test_the_first_nan_is_kept() -> None:
 
 
 def test_a_nan_between_two_sketches() -> None:
-    """Only the rank that made it writes, and is waited for; one backward later all ranks have it."""
+    """Only the rank of origin writes a record; one backward later all ranks have the values."""
     ranks = Ranks()
     ranks.say(1, 25, [], [], local_nonfinite={"2": 3}, reduced_nonfinite={"2": 3})
     for number in (26, 27):
@@ -209,7 +209,7 @@ def test_under_join_a_rank_that_was_lost_may_have_added_something() -> None:
 
 @pytest.mark.parametrize("known_to_be_gone", [False, True])
 def test_a_rank_that_stops_is_no_wrong_mean(known_to_be_gone: bool) -> None:
-    """What it added is in the result, and not in the records."""
+    """Its contribution is in the result, but not in the records."""
     ranks = Ranks(3).backward(1, {0: [1.0] * 4, 1: [2.0] * 4, 2: [6.0] * 4}, [3.0] * 4)
     if known_to_be_gone:
         ranks.ended.add(2)
@@ -217,7 +217,7 @@ def test_a_rank_that_stops_is_no_wrong_mean(known_to_be_gone: bool) -> None:
     assert (ranks.stats.checked, ranks.stats.missed) == (1, 0)
 
 
-def test_what_the_others_say_of_it_still_counts() -> None:
+def test_records_of_the_other_ranks_still_count() -> None:
     ranks = Ranks(3)
     ranks.ended.add(2)
     ranks.say(0, 1, [1.0] * 4, [3.0] * 4)
@@ -277,7 +277,7 @@ def test_the_real_limit_leaves_room_for_ranks_that_are_read_in_turn() -> None:
 
 
 def test_part_of_the_model_stayed_as_it_was() -> None:
-    """Both ranks say so, each of a parameter of its share; the rest was reduced."""
+    """Both ranks report it, each for a parameter of its share; the others were reduced."""
     ranks = Ranks().backward(1, HEALTHY, MEAN)
     for rank, own in HEALTHY.items():
         ranks.say(rank, 2, own, [*own[:2], *MEAN[2:]])

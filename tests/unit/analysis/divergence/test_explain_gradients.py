@@ -1,4 +1,4 @@
-"""Where gradients part on their way from backward to step, and which cause goes before which."""
+"""Where gradients diverge between backward and step, and the precedence of causes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stray(**fields: Any) -> dict[str, Any]:
     return {"last": "unsynced", "reason": "wrapper bypassed", "synced": 0, "unsynced": 1, **fields}
 
 
-def test_equal_gradients_part_nothing(tmp_path: Path) -> None:
+def test_equal_gradients_raise_nothing(tmp_path: Path) -> None:
     build = start(tmp_path)
     for step in range(3):
         build.backward(step + 1, LOCAL, MEAN).apply(step).step(step)
@@ -32,7 +32,7 @@ def test_equal_gradients_part_nothing(tmp_path: Path) -> None:
 
 
 def test_a_warm_up_with_no_learning_rate_hides_nothing(tmp_path: Path) -> None:
-    """Gradients part at step 0; the parameters follow once the learning rate lets them."""
+    """Gradients diverge at step 0; the parameters follow once the learning rate is not zero."""
     build = start(tmp_path)
     for step in range(5):
         build.apply(step, odd=OWN, **stray()).step(step, odd=OWN if step >= 3 else None)
@@ -40,8 +40,8 @@ def test_a_warm_up_with_no_learning_rate_hides_nothing(tmp_path: Path) -> None:
     assert (finding.step, finding.cause, finding.ranks) == (0, "wrapper bypassed", (0, 1))
 
 
-def test_gradients_alone_part(tmp_path: Path) -> None:
-    """With a learning rate of zero to the end, parameters never show it."""
+def test_only_gradients_diverge(tmp_path: Path) -> None:
+    """With a learning rate of zero, the parameters never diverge."""
     finding = start(tmp_path).apply(0, odd=OWN, **stray()).step(0).end().only("DDP202")
     assert finding.step == 0
 
@@ -67,7 +67,7 @@ def test_each_cause(tmp_path: Path, fields: dict[str, Any], code: str, cause: st
     assert (finding.step, finding.cause) == (1, cause)
 
 
-def test_only_the_ranks_that_strayed_are_named(tmp_path: Path) -> None:
+def test_only_the_ranks_at_fault_are_named(tmp_path: Path) -> None:
     build = start(tmp_path, 4).apply(0, odd={2: NAMES}, on={2: stray()}).step(0, odd={2: NAMES})
     finding = build.end().only("DDP202")
     assert finding.ranks == (2,)
@@ -75,7 +75,7 @@ def test_only_the_ranks_that_strayed_are_named(tmp_path: Path) -> None:
     assert "on rank 2 (wrapper bypassed)" in finding.message
 
 
-def test_unsynced_gradients_that_agree_are_nobodys_business(tmp_path: Path) -> None:
+def test_unsynced_gradients_that_agree_raise_nothing(tmp_path: Path) -> None:
     assert start(tmp_path).apply(0, **stray()).step(0).end().findings() == []
 
 
@@ -87,13 +87,13 @@ def test_written_on_some_ranks_only(tmp_path: Path) -> None:
     assert finding.evidence["written_after_backward_on_ranks"] == [1]
 
 
-def test_clipping_does_not_hide_a_reduction_that_had_parted(tmp_path: Path) -> None:
+def test_clipping_does_not_hide_a_wrong_reduction(tmp_path: Path) -> None:
     build = start(tmp_path).backward(1, LOCAL, MEAN, reduced_on={1: [2.0, 3.5, 4.0]})
     build.apply(0, odd=OWN, moved=True).step(0, odd=OWN).end().only("DDP203")
 
 
-def test_a_reduction_that_parts_between_two_sketches(tmp_path: Path) -> None:
-    """Sketched at steps 20 and 30, parted at 25: told by the next sketch."""
+def test_a_reduction_that_diverges_between_two_sketches(tmp_path: Path) -> None:
+    """Sketched at steps 20 and 30, diverged at 25: the next sketch shows it."""
     build = start(tmp_path).backward(21, LOCAL, MEAN).apply(20).step(20)
     build.apply(25, odd=OWN, moved=True).step(25, odd=OWN)
     build.backward(31, LOCAL, MEAN, reduced_on={1: [2.0, 3.5, 4.0]}).apply(30, odd=OWN).step(30, odd=OWN)
@@ -109,7 +109,7 @@ def test_a_reduction_that_still_agrees_at_the_next_sketch(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("number", [2, 9])
 def test_hooks_that_are_lost(tmp_path: Path, number: int) -> None:
-    """Seen at the very step, or at the next one that was sketched."""
+    """Detected at the same step, or at the next sketched one."""
     build = start(tmp_path).backward(1, LOCAL, MEAN).apply(0).step(0)
     build.apply(1, odd=OWN).step(1, odd=OWN)
     build.backward(number, LOCAL, MEAN, reduced_on=LOCAL)
@@ -125,7 +125,7 @@ def test_hooks_that_are_lost_later_explain_nothing_earlier(tmp_path: Path) -> No
 
 
 def test_a_write_that_leaves_no_mark(tmp_path: Path) -> None:
-    """Through .data, say: all ranks got the same from that very reduction, and applied something else."""
+    """For example through .data: the reduction gave all ranks the same, and they applied something else."""
     build = start(tmp_path).backward(1, LOCAL, MEAN).apply(0, odd=OWN).step(0, odd=OWN)
     finding = build.end().only("DDP205")
     assert (finding.step, finding.cause) == (0, "gradients were written to between backward and step")
@@ -146,7 +146,7 @@ def test_a_change_of_structure_goes_first(tmp_path: Path) -> None:
 
 
 def test_a_change_of_structure_is_no_broken_reduction(tmp_path: Path) -> None:
-    """Gradients of a parameter that the reducer does not know differ rightly, learning rate or not."""
+    """Gradients of a parameter that the reducer does not know rightly differ, whatever the learning rate."""
     build = start(tmp_path).apply(0).step(0)
     for rank in build.ranks:
         build.say(rank, StructureRecord(0, "unfrozen", "head.weight", 1, 2))
@@ -174,7 +174,7 @@ def test_another_learning_rate_does_not(tmp_path: Path) -> None:
 
 
 def test_a_skipped_step_goes_before_the_gradients_it_parts(tmp_path: Path) -> None:
-    """The rank that left one out applies the gradients of another backward at the same step."""
+    """The rank that skipped a step applies the gradients of another backward at the same step."""
     build = start(tmp_path, 3).apply(0).step(0)
     build.apply(1, odd={1: NAMES}).step(1, odd={1: NAMES}, forward={0: 2, 1: 3, 2: 2})
     finding = build.end().only("DDP207")
@@ -182,7 +182,7 @@ def test_a_skipped_step_goes_before_the_gradients_it_parts(tmp_path: Path) -> No
 
 
 def test_an_earlier_rewrite_goes_before_the_gradients_it_parts(tmp_path: Path) -> None:
-    """Other weights, other gradients. Here the rewrite shows in the parameters only after the gradients part."""
+    """Different weights give different gradients; the rewrite shows in the parameters later."""
     build = start(tmp_path).apply(0).step(0)
     build.rewrite(1, [1], odd={1: NAMES}).apply(1).step(1, odd=OWN)
     build.apply(2, odd=OWN, **stray()).step(2, odd=OWN)
@@ -191,7 +191,7 @@ def test_an_earlier_rewrite_goes_before_the_gradients_it_parts(tmp_path: Path) -
 
 
 def test_an_earlier_rewrite_goes_first_also_where_its_step_was_not_compared(tmp_path: Path) -> None:
-    """With --every 2 parameters and gradients are both seen to part at step 2; the rewrite was at step 1."""
+    """With --every 2 parameters and gradients both diverge at step 2; the rewrite was at step 1."""
     build = start(tmp_path).apply(0).step(0).rewrite(1, [1], odd={1: NAMES})
     build.apply(2, odd=OWN).step(2, odd=OWN).end().only("DDP208")
 
@@ -205,7 +205,7 @@ def test_gradients_that_part_before_a_rewrite_go_first(tmp_path: Path) -> None:
 
 
 def test_parameters_that_had_parted_before_are_told_of_instead(tmp_path: Path) -> None:
-    """Gradients written to on a rank whose parameters are others already: only the first parting counts."""
+    """Gradients written to on a rank whose parameters already differ: only the first divergence counts."""
     build = start(tmp_path).hyper(0, {0: {"0.lr": 0.1}, 1: {"0.lr": 0.2}})
     build.apply(0).step(0, odd=OWN, hyper={0: "x", 1: "y"})
     build.apply(1, odd=OWN, moved=True).step(1, odd=OWN, hyper={0: "x", 1: "y"})

@@ -1,4 +1,4 @@
-"""Divergence: the earliest thing that explains it comes first."""
+"""The precedence of causes of diverging parameters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CAUSES: list[tuple[str, str, Callable[[RunBuilder], None] | None]] = [
 
 
 def with_causes(folder: Path, active: list[int]) -> RunBuilder:
-    """A run that parts at step 3, with marks of all `active` causes."""
+    """A run that diverges at step 3, with evidence of all `active` causes."""
     build = RunBuilder(folder, 2).wrap()
     groups = [[0, 2]] if 3 in active else [[0, 1, 2]]
     build.optimizer(groups, on={1: [list(reversed(groups[0]))]} if 5 in active else None)
@@ -99,7 +99,7 @@ def test_two_modules_are_two_stories(tmp_path: Path) -> None:
     assert (finding.module, finding.step) == ("1", 2)
 
 
-def test_a_module_of_one_rank_has_nobody_to_part_from(tmp_path: Path) -> None:
+def test_a_module_of_one_rank_cannot_diverge(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap(group=[0])
     build.step(0, ranks=[0])
     assert build.end().findings() == []

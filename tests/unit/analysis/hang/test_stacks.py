@@ -1,4 +1,4 @@
-"""Stacks: which communication a rank waits in, and which line of the user's led there."""
+"""Stacks: which communication a rank waits in, and which line of the user's code called it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DDP301-306: what the rules make of records, on stored runs."""
+"""DDP301-306: the rules about data, on stored runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DataRun(RunBuilder):
         self.wrap().optimizer().train(4)
 
     def forwards(self, rows: Sequence[Mapping[str, Sequence[Any]]]) -> DataRun:
-        """One row a forward; each field with one value a rank."""
+        """One row per forward; each field with one value per rank."""
         for forward, row in enumerate(rows):
             for rank in self.ranks:
                 self.say(rank, BatchRecord(forward, **{name: said[rank] for name, said in row.items()}))
@@ -59,7 +59,7 @@ class DataRun(RunBuilder):
         return self.only(code)
 
     def quiet(self) -> list[Finding]:
-        """Nothing above a note; the notes."""
+        """The notes; nothing more severe is found."""
         self.end()
         findings = list(self.report().findings)
         assert [finding for finding in findings if finding.severity.value != "note"] == []
@@ -277,7 +277,7 @@ def test_losses_that_grow_with_the_tokens_are_no_means(run: DataRun, per_token: 
         ([{"rows": (8, 0)}] * 3, 0),
     ],
 )
-def test_counts_that_are_close_or_tell_nothing(run: DataRun, rows: Any, notes: int) -> None:
+def test_counts_that_are_close_or_inconclusive(run: DataRun, rows: Any, notes: int) -> None:
     assert [finding.code for finding in run.forwards(rows).quiet()] == ["DDP305"] * notes
 
 
@@ -352,11 +352,11 @@ def test_the_same_time_steps_beside_different_images(run: DataRun) -> None:
         [([f"x{n}", f"t{n}"], [f"y{n}", f"t{n}" if n < 2 else f"s{n}"]) for n in range(6)],
     ],
 )
-def test_inputs_that_may_be_alike(run: DataRun, parts: Any) -> None:
+def test_inputs_that_may_be_equal(run: DataRun, parts: Any) -> None:
     assert drawn_before(run, parts).quiet() == []
 
 
 def test_a_common_schedule_is_not_drawn(run: DataRun) -> None:
-    """The tensor is the same on all ranks and new in every step; the generators stand apart."""
+    """The tensor is the same on all ranks and new in every step; the generators differ."""
     parts = [([f"x{n}", f"t{n}"], [f"y{n}", f"t{n}"]) for n in range(6)]
     assert drawn_before(run, parts, drew=("a", "b")).quiet() == []

@@ -25,7 +25,7 @@ def test_diverged(tmp_path: Path, world_size: int, odd_ranks: list[int], odd: tu
 
 
 @pytest.mark.parametrize("gradients", [True, False])
-def test_the_cause_says_whether_gradients_were_the_same(tmp_path: Path, gradients: bool) -> None:
+def test_the_cause_depends_on_the_gradients(tmp_path: Path, gradients: bool) -> None:
     build = RunBuilder(tmp_path, 3).wrap().optimizer()
     for step in range(3):
         if gradients:

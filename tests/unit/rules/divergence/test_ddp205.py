@@ -1,4 +1,4 @@
-"""What was done to gradients, told by a few of their values."""
+"""DDP205: how gradients were changed, from a few of their values."""
 
 from __future__ import annotations
 

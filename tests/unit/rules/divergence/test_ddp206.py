@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.analysis.aggregate import rank_data
-from ddpcheck.records.kinds.digests import Stage, TensorKind
-from ddpcheck.records.kinds.rank import FaultRecord
+from ddpcheck.analysis.aggregate import launch
+from ddpcheck.records.schema import FaultRecord, Stage, TensorKind
 from tests.helpers.run_builder import RunBuilder
 
 ODD = {1: ["body.bias"]}
@@ -37,8 +36,8 @@ def test_the_scale_is_named_as_it_is(tmp_path: Path) -> None:
 def test_values_are_those_of_the_step_at_which_they_parted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many changes came after it."""
-    monkeypatch.setattr(rank_data, "MOST_HYPER_CHANGES", 1000)
+    """Whatever changed later."""
+    monkeypatch.setattr(launch, "MOST_HYPER_CHANGES", 1000)
     build = RunBuilder(tmp_path, 2).wrap().optimizer()
     for step in range(2500):
         build.hyper(step, {0: {"0.lr": 1.0 + step}, 1: {"0.lr": 1.0 + step if step < 100 else -1.0 - step}})
@@ -62,7 +61,7 @@ def test_another_order_of_parameters(tmp_path: Path) -> None:
 
 
 def test_an_optimizer_that_lacks_parameters(tmp_path: Path) -> None:
-    """Its gradients are not those of the others, and nothing is wrong with them."""
+    """It applies different gradients, and that is correct."""
     build = RunBuilder(tmp_path, 3).wrap().optimizer(on={2: [[0, 2]]})
     build.apply(0, odd={2: ["body.bias"]}, last="synced", synced=1, module=0, optimizer=0, moved=False)
     finding = build.step(0, odd={2: ["body.bias"]}).end().only("DDP206")
@@ -71,7 +70,7 @@ def test_an_optimizer_that_lacks_parameters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", [["body.bias"], []])
-def test_an_optimizer_made_anew_on_one_rank(tmp_path: Path, odd: list[str]) -> None:
+def test_an_optimizer_recreated_on_one_rank(tmp_path: Path, odd: list[str]) -> None:
     build = RunBuilder(tmp_path, 3).wrap().optimizer().train(3)
     for step in range(3, 6):
         build.step(step, ranks=[0, 1])
@@ -82,7 +81,7 @@ def test_an_optimizer_made_anew_on_one_rank(tmp_path: Path, odd: list[str]) -> N
     assert "recreated on some ranks only" in finding.cause
 
 
-def test_an_optimizer_made_anew_on_all_ranks(tmp_path: Path) -> None:
+def test_an_optimizer_recreated_on_all_ranks(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 3).wrap().optimizer().train(3)
     assert build.step(3, optimizer=1).step(4, optimizer=1).end().findings() == []
 
@@ -136,7 +135,7 @@ def test_a_state_loaded_after_the_parting_explains_nothing(tmp_path: Path) -> No
     build.step(3, odd=ODD).end().only("DDP201")
 
 
-def test_a_rank_whose_optimizers_nobody_watches_may_have_loaded_too(tmp_path: Path) -> None:
+def test_a_rank_without_optimizer_records_may_have_loaded_too(tmp_path: Path) -> None:
     build = state(RunBuilder(tmp_path, 2).wrap().optimizer(), 0, [1])
     build.say(0, FaultRecord(probe="optimizers", entry="before_step", error="ValueError", where="", pid=1))
     build.step(0, odd=ODD).end().only("DDP201")

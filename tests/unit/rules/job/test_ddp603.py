@@ -1,4 +1,4 @@
-"""DDP603: ranks hang, where each one stands, and what that says of the mistake."""
+"""DDP603: ranks hang, where each one waits, and the likely mistake."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_one_that_is_ahead_has_not_left_early(job: Hung) -> None:
     assert "different steps" in finding.cause
 
 
-def test_a_rank_that_stands_still(job: Hung) -> None:
+def test_a_rank_that_is_blocked(job: Hung) -> None:
     finding = job.stands(0, BARRIER).stands(1, LOCKED, "still").hang()
     assert finding.ranks == (1,)
     assert "rank 1 never reaches the collective that the others wait in" in finding.cause

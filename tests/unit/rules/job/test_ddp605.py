@@ -1,4 +1,4 @@
-"""DDP605: ddpcheck switched a part of itself off."""
+"""DDP605: ddpcheck disabled one of its probes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_rank_that_could_not_write_at_all_is_not_called_missing_too(tmp_path: 
     assert build.report().verdict.value == "incomplete"
 
 
-def test_where_nobody_could_write_that_is_the_reason(tmp_path: Path) -> None:
+def test_no_rank_could_write(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2)
     build.records.clear()
     build.notes.append(trouble(101))

@@ -1,4 +1,4 @@
-"""DDP401: exposed transfers, and what comes close without being one."""
+"""DDP401: exposed communication, and similar runs that are correct."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_silent(seen: Overlap | None) -> None:
     assert found(seen) == []
 
 
-def test_a_machine_that_is_too_busy_tells_nothing() -> None:
+def test_a_machine_that_is_too_busy_is_inconclusive() -> None:
     seen = overlap()
     busy = tuple(replace(rank, held_up_ns=20_000_000) for rank in seen.ranks)
     assert found(replace(seen, ranks=busy)) == []

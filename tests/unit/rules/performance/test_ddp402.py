@@ -1,4 +1,4 @@
-"""DDP402: a late rank, and whether the clocks of its GPU were held down."""
+"""DDP402: a straggler, and whether its GPU is throttled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAT, POWER, IDLE = 0x40, 0x4, 0x1
 
 
 def clocks(part: str, late: bool, faults: int = 0, kernel: int = 0) -> list[Record]:
-    """A step of 80 ms, in which the late rank works 20 ms longer at one part of it."""
+    """A step of 80 ms, in which the straggler spends 20 ms more in one part."""
     took = {"data": 5_000, "forward": 20_000, "backward": 20_000, "optimizer": 5_000}
     took[part] += 20_000 if late else 0
     columns: dict[str, Any] = {name: [value] for name, value in took.items()}
@@ -69,7 +69,7 @@ def finding(
 
 
 @pytest.mark.parametrize("part", ["forward", "backward", "optimizer"])
-def test_the_gpu_of_the_late_rank_was_held_down(tmp_path: Path, part: str) -> None:
+def test_the_gpu_of_the_straggler_is_throttled(tmp_path: Path, part: str) -> None:
     found = finding(tmp_path, {0: gpu(0), 1: gpu(1, HEAT, 700), 2: gpu(2, IDLE, 1390)}, part)
     assert found.cause == (
         "throttling: the clocks of its GPU (node1:5) were reduced (hardware thermal slowdown in 100 % of the samples; "
@@ -84,7 +84,7 @@ def test_the_gpu_of_the_late_rank_was_held_down(tmp_path: Path, part: str) -> No
     assert "cooling" in found.fix
 
 
-def test_a_driver_that_tells_no_clocks(tmp_path: Path) -> None:
+def test_a_driver_without_clocks(tmp_path: Path) -> None:
     gpus = {0: gpu(0, clock=None), 1: gpu(1, POWER, clock=None), 2: gpu(2, clock=None)}
     assert finding(tmp_path, gpus).cause == (
         "throttling: the clocks of its GPU (node1:5) were reduced (power cap in 100 % of the samples)"

@@ -1,4 +1,4 @@
-"""DDP403: one node's link gives less than the others while it is asked."""
+"""DDP403: the link of one node has a lower throughput than the others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lan(count: int) -> list[list[Interface]]:
 
 
 def ring(count: int, slow: dict[tuple[int, int], float]) -> dict[int, dict[str, tuple[float, float]]]:
-    """What a ring does: all links move the same, and wait for the slowest."""
+    """A ring: all links carry the same amount and wait for the slowest."""
     least = min([USUAL, *slow.values()])
     pairs = [(node, (node + 1) % count) for node in range(count)]
     rates = {pair: slow.get(pair, USUAL) for pair in pairs}
@@ -133,7 +133,7 @@ def test_clocks_of_hosts_that_are_far_apart(tmp_path: Path) -> None:
 
 
 def test_nodes_that_share_no_folder_meet_in_a_merged_one(tmp_path: Path) -> None:
-    """Each alone sees one link; together they tell."""
+    """Each node records one link; together they show the slow one."""
     made = cluster(tmp_path / "whole", 3, around(2, 3, 100.0))
     made.build()
     alone = tmp_path / "alone"
@@ -146,7 +146,7 @@ def test_nodes_that_share_no_folder_meet_in_a_merged_one(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("own_ranks", [True, False])
 def test_two_launchers_on_a_node(tmp_path: Path, own_ranks: bool) -> None:
-    """What both have seen counts once; what each has seen of its own ranks counts too."""
+    """Records of both nodes count once; those of each node's own ranks count too."""
     cluster(tmp_path, 3, around(2, 3, 100.0)).build()
     path = tmp_path / "node-node1.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -172,7 +172,7 @@ PORT = [10_000_000, 10_000_000, 0, 100]
     ],
     ids=["rate", "errors", "waiting"],
 )
-def test_an_infiniband_port_that_stands_out(
+def test_an_infiniband_port_that_is_an_outlier(
     tmp_path: Path, odd: tuple[int, list[int]], severity: str, said: str
 ) -> None:
     ports = dict.fromkeys(range(4), (200000, PORT)) | {2: odd}

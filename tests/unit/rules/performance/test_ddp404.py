@@ -1,4 +1,4 @@
-"""DDP404: advice that is worth a note, and how it is put."""
+"""DDP404: bucket sizes that are worth a note."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_gain_is_noted() -> None:
         (1, 8, "bucket_cap_mb_list=[1, 8]"),
     ],
 )
-def test_how_the_layout_is_asked_for(first: float, cap: float, said: str) -> None:
+def test_the_option_for_a_layout(first: float, cap: float, said: str) -> None:
     [finding] = found(advice(first=first, cap=cap))
     assert said in finding.fix
 

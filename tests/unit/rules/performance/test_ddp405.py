@@ -1,4 +1,4 @@
-"""DDP405: traffic takes a slower interface than the fastest one that connects the nodes."""
+"""DDP405: traffic uses a slower interface than the fastest one that connects the nodes."""
 
 from __future__ import annotations
 
