@@ -16,7 +16,7 @@ from tests.helpers.run_builder import RunBuilder
 
 RANKS = 3
 STEPS = 6
-PARTING = 4
+DIVERGENCE_STEP = 4
 # Local gradients of each rank at every step, one number for each parameter.
 LOCAL = {0: [1.0, 0.0, 0.0], 1: [2.0, 0.0, 0.0], 2: [3.0, 0.0, 0.0]}
 LOSSES = {
@@ -32,7 +32,7 @@ def build(folder: Path) -> Path:
     builder = RunBuilder(folder, RANKS).wrap().optimizer()
     for step in range(STEPS):
         builder.backward(step + 1, LOCAL, [2.0, 0.0, 0.0])
-        outliers = {2: ("body.weight", "head.weight")} if step >= PARTING else None
+        outliers = {2: ("body.weight", "head.weight")} if step >= DIVERGENCE_STEP else None
         builder.step(step, outliers)
     for rank in builder.ranks:
         builder.say(rank, LossRecord(0, 0, LOSSES[rank]))

@@ -230,7 +230,7 @@ def test_text_with_the_verdict(tab: Tab, server: str) -> None:
         server,
         "text",
         "report/findings_about_this_rank",
-        "Replicas part at step 30",
+        "Replicas diverge at step 30",
         "DDP206",
         "Overlap in steps 5-7, by ddpcheck",
         "hidden behind itself",

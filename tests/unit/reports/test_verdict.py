@@ -1,4 +1,4 @@
-"""The sentence at the head of a report."""
+"""The verdict in one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Markdown: readable, and nothing from the job becomes markup."""
+"""Markdown: no text of the job becomes markup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page as text: escaped, whole, within its size, and closed to the outside."""
+"""The page as text: escaped, well-formed, of limited size, and offline."""
 
 from __future__ import annotations
 

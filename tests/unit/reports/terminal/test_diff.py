@@ -105,12 +105,12 @@ def test_agreement() -> None:
     assert exact[0] == "The runs agree bit for bit over 24 steps"
 
 
-def test_steps_that_nobody_looked_at_are_admitted() -> None:
+def test_steps_that_were_not_compared_are_named() -> None:
     lines = shown(replace(DIVERGED, first=replace(FIRST, step=20, agreed_until=7)))
     assert lines[0].startswith("The runs diverge at step 20 (last compared and equal at step 7)")
 
 
-def test_digits_that_tell_numbers_apart() -> None:
+def test_close_numbers_get_more_digits() -> None:
     close = replace(FIRST, values=(Value("sketch", 0.5253219, 0.5253218), Value("norm", 0.3, 0.3)))
     words = [line.split() for line in shown(replace(DIVERGED, first=close))]
     assert ["sketch", "0.5253219", "0.5253218"] in words

@@ -1,4 +1,4 @@
-"""The live view in words: the panel under a job, and the whole screen of `ddpcheck watch`."""
+"""The live view: the panel below a job, and the full screen of `ddpcheck watch`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def plain(line: str) -> str:
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
 @pytest.mark.parametrize("state", [SOUND, DIVERGED, LiveState("train"), replace(SOUND, name="n" * 300)])
-def test_a_panel_has_so_many_lines_that_fit(state: LiveState, columns: int) -> None:
+def test_a_panel_has_a_fixed_number_of_lines_that_fit(state: LiveState, columns: int) -> None:
     lines = panel_lines(state, console(), columns)
     assert len(lines) == HEIGHT
     for line in lines:
@@ -74,7 +74,7 @@ def test_figures_come_before_bars() -> None:
     assert plain(panel_lines(crowded, console(), 95)[2]) == f"1.23 s/step {'▄' * 15}{figures}"
 
 
-def test_replicas_that_part_and_text_of_the_job_s_own() -> None:
+def test_diverged_replicas_and_text_of_the_job() -> None:
     _, course, _, found = (plain(line) for line in panel_lines(DIVERGED, console(), 80))
     assert "replicas diverge at step 3 (outlier: rank 2)" in course
     assert found == r"DDP202 at step 3: Gradients were \x1b[31mnot reduced (rank 2)"
@@ -110,7 +110,7 @@ def test_the_whole_screen_of_a_few_ranks() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_a_thousand_ranks_are_those_that_stand_out() -> None:
+def test_of_a_thousand_ranks_the_notable_ones_are_shown() -> None:
     ranks = [rank(number) for number in range(1024)]
     ranks[700] = rank(700, steps=1238, parts_us={**PARTS, "wait": 0})
     ranks[9] = rank(9, status="raised", error="ValueError: bad")
@@ -132,7 +132,7 @@ def test_a_thousand_ranks_are_those_that_stand_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"), [(0.9, "0 s"), (59.9, "59 s"), (185, "3 min 05 s"), (7830, "2 h 10 min")]
+    ("seconds", "expected"), [(0.9, "0 s"), (59.9, "59 s"), (185, "3 min 05 s"), (7830, "2 h 10 min")]
 )
-def test_time_as_people_say_it(seconds: float, told: str) -> None:
-    assert clock_text(seconds) == told
+def test_elapsed_time(seconds: float, expected: str) -> None:
+    assert clock_text(seconds) == expected

@@ -71,7 +71,7 @@ def test_results_that_differ_are_shown_by_rank() -> None:
 
 
 def test_equal_gradients_of_ranks_are_still_listed_each() -> None:
-    """What every rank computed is the point of it."""
+    """Local gradients of all ranks are always listed."""
     lines = shown(parameter(local={0: side(1.0), 1: side(1.0)}))
     assert sum(line.startswith("  local gradient, rank") for line in lines) == 2
 
@@ -124,7 +124,7 @@ def test_names_cannot_drive_the_terminal() -> None:
     assert "[red]x[/red]" in text.replace("\n", "")
 
 
-def test_odd_values() -> None:
+def test_values_that_are_not_finite() -> None:
     lines = shown(parameter(local={0: SavedStage(math.nan, (math.nan, math.inf, "0xff"))}, shape=()))
     assert "cat (float32 scalar)" in lines
     assert any(

@@ -1,4 +1,4 @@
-"""Traces on the terminal and as JSON: what is said first, how it fits, and what other programs get."""
+"""Traces on the terminal and as JSON: summary, layout and keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traffic and hardware on the terminal: compact, and only where there is something to show."""
+"""Traffic and hardware on the terminal and on the page."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_without_a_driver_there_is_one_quiet_line(tmp_path: Path) -> None:
     assert "DDP605" not in text
 
 
-def test_gpus_and_what_to_look_at(tmp_path: Path) -> None:
+def test_gpus_and_their_warnings(tmp_path: Path) -> None:
     samples = {"gpus": [{**GPU, "throttled": 0x44, "ecc": [3, 2], "nvlink": [[5], [6]], "pcie": [7, 8]}]}
     text = shown(Cluster(tmp_path, lan(1), more_facts=gpu_facts(mig=[{}, {}]), more_samples=samples))
     cells = [" ".join(line.split()) for line in text.splitlines()]
@@ -98,7 +98,7 @@ def test_the_page_shows_gpus_links_processes_and_connections(tmp_path: Path) -> 
         assert part in page, part
 
 
-def test_very_many_gpus_are_folded_but_for_what_is_to_look_at(tmp_path: Path) -> None:
+def test_many_gpus_are_folded_but_their_warnings_are_not(tmp_path: Path) -> None:
     gpus = [{"index": n, "name": "H", "pcie": [4, 8]} for n in range(65)]
     samples = {"gpus": [{**GPU, "throttled": 0x40}] + [GPU] * 64}
     Cluster(
@@ -150,7 +150,7 @@ def test_many_nodes_are_cut(tmp_path: Path) -> None:
     text = shown(Cluster(tmp_path, lan(10), steps=20))
     assert "8 of 10 links are shown" in text
     assert "8 of 10 nodes are shown" in text
-    assert "node9" not in text.partition("Traffic")[2].partition("Checks")[0]
+    assert "node9" not in text.partition("Traffic")[2].partition("Checked")[0]
 
 
 def test_a_job_that_is_over_at_once_shows_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The tables of memory and of the start-up on the terminal: short, and only where there is something to show."""
+"""The tables of memory and start-up: short, and left out for small models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of hosts: only where there are several, short where there are many."""
+"""The table of hosts: only for several hosts, cut for many."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_one_host_has_no_table(tmp_path: Path) -> None:
     assert "Hosts" not in shown(tmp_path)
 
 
-def test_clocks_are_told_with_what_is_known_of_them(tmp_path: Path) -> None:
+def test_clock_offsets_with_their_uncertainty(tmp_path: Path) -> None:
     text = shown(
         tmp_path,
         HostClock("first", (0,), 0.0, 0.0, 0, reference=True),

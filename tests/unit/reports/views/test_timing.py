@@ -100,5 +100,5 @@ def test_page_faults_that_take_much_of_the_step() -> None:
     assert "MALLOC_TRIM_THRESHOLD_" in text
 
 
-def test_nothing_is_said_where_they_do_not() -> None:
+def test_no_note_without_page_faults() -> None:
     assert "page faults" not in rendered(None)
