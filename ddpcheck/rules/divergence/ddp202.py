@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpcheck.analysis.reason_text import reason_text
 from ddpcheck.analysis.aggregate.agreement import Disagreement
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.context import RuleContext
@@ -17,6 +16,7 @@ from ddpcheck.analysis.divergence.explain import (
 )
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.analysis.reason_text import reason_text
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.gradients import AppliedRecord
 from ddpcheck.rules.rule import Location, Need, Rule

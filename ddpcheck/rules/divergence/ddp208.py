@@ -9,9 +9,9 @@ from ddpcheck.analysis.divergence.explain import SYNCED, Divergence, Explanation
 from ddpcheck.analysis.evidence import differing_tensors, of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.analysis.reason_text import reason_text
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import DigestRecord
-from ddpcheck.analysis.reason_text import reason_text
 from ddpcheck.records.reasons import WriteWindow, is_stored_as
 from ddpcheck.rules.rule import Location, Need, Rule
 
@@ -69,7 +69,9 @@ def _no_optimizer(attempt: Attempt, module: ModuleKey, first: Disagreement) -> E
     if first.moment.optimizer >= 0:
         return None
     backwards = {
-        rank: reason_text(record.how) for rank, record in first.digests.items() if isinstance(record, DigestRecord)
+        rank: reason_text(record.how)
+        for rank, record in first.digests.items()
+        if isinstance(record, DigestRecord)
     }
     not_reduced = {rank: how for rank, how in backwards.items() if how not in ("", SYNCED)}
     cause = "updated outside optimizer.step()"
