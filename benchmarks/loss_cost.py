@@ -16,8 +16,8 @@ from ddpcheck.agent.rank_context import RankContext
 from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 from ddpcheck.config import Config
 from ddpcheck.probes.loss import LossProbe
-from ddpcheck.probes.probe import MOMENTS
-from ddpcheck.records.schema import Record, to_line
+from ddpcheck.probes.probe import EVENTS, Probe
+from ddpcheck.records.registry import Record, to_line
 
 # Rounds are short, so that most pass without another program in between.
 STEPS = 64
@@ -32,20 +32,20 @@ class Alone(RankContext):
         self.config = Config(run_dir="", run_id="")
         self.own_ns = 0
         self.bytes = 0
-        self._moments = {moment: [] for moment in MOMENTS}
+        self._handlers = {event: [] for event in EVENTS}
         for probe in probes:
-            self._enlist(probe(self))
+            self._register(probe(self))
 
     def write(self, record: Record) -> None:
         self.bytes += len(to_line(record))
 
 
 def one_step(session: Alone, optimizer: TrackedOptimizer, loss: torch.Tensor) -> None:
-    session.tell("forward", None)
-    session.tell("backward_called", loss)
-    session.tell("backward_returned")
-    session.tell("before_step", optimizer)
-    session.tell("after_step", optimizer)
+    session.emit(Probe.before_forward, None)
+    session.emit(Probe.backward_called, loss)
+    session.emit(Probe.backward_returned)
+    session.emit(Probe.before_step, optimizer)
+    session.emit(Probe.after_step, optimizer)
     optimizer.steps += 1
 
 

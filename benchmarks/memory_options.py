@@ -15,7 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ddpcheck.records.schema import MemoryRecord, from_mapping
+from ddpcheck.records.kinds.memory import MemoryRecord
+from ddpcheck.records.registry import from_mapping
 
 # By default glibc keeps freed blocks of up to 32 MiB for itself, DDP's first buckets among them: what an option
 # saves is then partly hidden. This way every large block that is freed goes back to the system.

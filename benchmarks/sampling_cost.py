@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.support import nvml
+from tests.helpers import nvml
 
 BIN = Path(sys.executable).parent
 LIMIT = 0.01

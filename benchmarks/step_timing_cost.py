@@ -17,9 +17,9 @@ from ddpcheck.agent.rank_context import RankContext
 from ddpcheck.agent.tracked_loader import timed
 from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 from ddpcheck.config import Config
-from ddpcheck.probes.probe import MOMENTS
+from ddpcheck.probes.probe import EVENTS, Probe
 from ddpcheck.probes.step_timing import StepTimingProbe
-from ddpcheck.records.schema import Record, to_line
+from ddpcheck.records.registry import Record, to_line
 
 # Rounds are short, so that most pass without another program in between.
 STEPS = 20
@@ -34,31 +34,31 @@ class Alone(RankContext):
     def __init__(self) -> None:
         self.config = Config(run_dir="", run_id="")
         self.own_ns = 0
-        self._moments = {moment: [] for moment in MOMENTS}
+        self._handlers = {event: [] for event in EVENTS}
 
     def enlist(self) -> None:
-        self._enlist(StepTimingProbe(self))
+        self._register(StepTimingProbe(self))
 
     def write(self, record: Record) -> None:
         to_line(record)
 
 
-def one_step(session: Alone, take: Any, watched: Any, optimizer: TrackedOptimizer, parameters: int) -> None:
-    tell = session.tell
+def one_step(session: Alone, take: Any, tracked: Any, optimizer: TrackedOptimizer, parameters: int) -> None:
+    emit = session.emit
     take(None)
-    tell("forward", watched)
-    tell("inputs", watched, (), {})
-    tell("buffers_synced", watched)
-    tell("forward_done", watched)
-    tell("backward_called")
-    tell("backward_begun", watched)
+    emit(Probe.before_forward, tracked)
+    emit(Probe.forward_inputs, tracked, (), {})
+    emit(Probe.buffers_synced, tracked)
+    emit(Probe.after_forward, tracked)
+    emit(Probe.backward_called)
+    emit(Probe.backward_begun, tracked)
     for place in range(parameters):
-        tell("gradient_ready", watched, place, None)
-    tell("computed", watched)
-    tell("reduced", watched)
-    tell("backward_returned")
-    tell("before_step", optimizer)
-    tell("after_step", optimizer)
+        emit(Probe.gradient_ready, tracked, place, None)
+    emit(Probe.gradients_computed, tracked)
+    emit(Probe.gradients_reduced, tracked)
+    emit(Probe.backward_returned)
+    emit(Probe.before_step, optimizer)
+    emit(Probe.after_step, optimizer)
     optimizer.steps += 1
 
 
@@ -66,18 +66,20 @@ def measure(parameters: int) -> float:
     """Microseconds a step, the median over the rounds."""
     session = Alone()
     session.enlist()
-    relay = {
-        m: GUARD.protect("agent", m, lambda i, m=m: session.tell(m, i)) for m in ("asking", "got", "ran_out")
-    }
-    take = timed(lambda iterator: None, relay["asking"], relay["got"], relay["ran_out"])
+    events = (Probe.batch_requested, Probe.batch_received, Probe.loader_exhausted)
+    observers = [
+        GUARD.protect("agent", event.__name__, lambda iterator, event=event: session.emit(event, iterator))
+        for event in events
+    ]
+    take = timed(lambda iterator: None, *observers)
     optimizer = TrackedOptimizer(0, "SGD", lambda: None, ())  # type: ignore[arg-type]
-    watched: Any = type("Watched", (), {"ddp": lambda self: None})()
+    tracked: Any = type("Watched", (), {"ddp": lambda self: None})()
     rounds = []
     for _ in range(ROUNDS):
         # Processor time: what other programs take does not count.
         began = time.thread_time()
         for _ in range(STEPS):
-            one_step(session, take, watched, optimizer, parameters)
+            one_step(session, take, tracked, optimizer, parameters)
         rounds.append((time.thread_time() - began) / STEPS * 1e6)
     return statistics.median(rounds)
 

@@ -15,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.commands import environment  # noqa: E402
+from tests.helpers.commands import environment  # noqa: E402
 from tests.lab.lab import Lab, make_lab, missing  # noqa: E402
 
 BIN = Path(sys.executable).parent

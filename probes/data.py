@@ -15,7 +15,7 @@ import torch
 from ddpcheck.agent.tracked_loader import MOST_EPOCHS, MOST_MAPS, LoaderRegistry, SampleDraws, TrackedLoader
 from ddpcheck.probes.batch_fingerprint import NOTHING, Contents, Fingerprint, Taken, take
 from ddpcheck.probes.probe import Probe, ProbeContext
-from ddpcheck.records.schema import BatchRecord
+from ddpcheck.records.kinds.data import BatchRecord
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
@@ -81,9 +81,9 @@ class DataProbe(Probe):
 
     name = "data"
 
-    def __init__(self, scene: ProbeContext) -> None:
-        super().__init__(scene)
-        self._loaders = LoaderRegistry(scene.world_size)
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        self._loaders = LoaderRegistry(context.world_size)
         # The pass that was last drawn from, since the last training forward.
         self._touched: SampleDraws | None = None
         self._open: PendingFingerprint | None = None
@@ -92,29 +92,29 @@ class DataProbe(Probe):
         self._after: States | None = None
         self._pending: deque[PendingFingerprint] = deque()
 
-    def wrapped(self, watched: TrackedModule) -> None:
+    def after_wrap(self, tracked: TrackedModule) -> None:
         self._after = states()
 
-    def inputs(self, watched: TrackedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        ddp = watched.ddp()
+    def forward_inputs(self, tracked: TrackedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        ddp = tracked.ddp()
         # Gradients are often left on during evaluation, which may rightly see the same data on every rank.
         if ddp is not None and not ddp.training:
             return
-        self._feed(watched)
+        self._feed(tracked)
         self._close()
         after, self._after = self._after, None
         now = states()
-        self._before = (watched.index, now)
-        if watched.forwards % self.scene.config.every == 0:
+        self._before = (tracked.index, now)
+        if tracked.forwards % self.context.config.every == 0:
             drew = drawn_from(after, now) if after is not None else ""
-            self._open = _look(watched, args, kwargs, drew)
+            self._open = _look(tracked, args, kwargs, drew)
         self._settle()
 
     def before_step(self, optimizer: TrackedOptimizer) -> None:
         if self._before is None:
             return
         index, before = self._before
-        if any(watched.index == index for watched in optimizer.modules):
+        if any(tracked.index == index for tracked in optimizer.modules):
             self._before = None
             if self._open is not None:
                 drew = drawn_from(before, states())
@@ -128,7 +128,7 @@ class DataProbe(Probe):
             if loader.open and loader.open[0].over:
                 self._write_passes(loader, keep=0)
 
-    def drawn(self, iterator: Any, index: Any) -> None:
+    def sample_drawn(self, iterator: Any, index: Any) -> None:
         begun = self._loaders.begun(iterator)
         if begun is None:
             return
@@ -142,18 +142,18 @@ class DataProbe(Probe):
         draws.add(index)
         self._touched = draws
 
-    def exhausted(self, iterator: Any) -> None:
+    def sampler_exhausted(self, iterator: Any) -> None:
         draws = self._loaders.draws(iterator)
         if draws is not None:
             draws.exhausted = True
 
-    def ending(self) -> None:
+    def before_exit(self) -> None:
         self._close()
         self._settle(wait=True)
         for loader in self._loaders.all:
             self._write_passes(loader, keep=0)
 
-    def _feed(self, watched: TrackedModule) -> None:
+    def _feed(self, tracked: TrackedModule) -> None:
         """Whose batch is this? That of the loader last drawn from, unless it had come to its end."""
         draws, self._touched = self._touched, None
         if draws is None:
@@ -161,7 +161,7 @@ class DataProbe(Probe):
         draws.see()
         if not draws.over:
             if not draws.fed:
-                draws.module, draws.step = watched.index, watched.steps
+                draws.module, draws.step = tracked.index, tracked.steps
             draws.fed += 1
 
     def _close(self) -> None:
@@ -182,7 +182,7 @@ class DataProbe(Probe):
             counts = dict(zip(counted, found.counts, strict=False))
             parts = _parts(record, found)
             if found.digest or record.drew:
-                self.scene.write(
+                self.context.write(
                     replace(
                         record,
                         digest=found.digest,
@@ -202,8 +202,8 @@ class DataProbe(Probe):
             if not draws.fed or loader.written > MOST_EPOCHS:
                 continue
             if not loader.written and loader.described is not None:
-                self.scene.write(loader.described)
-            self.scene.write(draws.record(with_map=loader.written < MOST_MAPS))
+                self.context.write(loader.described)
+            self.context.write(draws.record(with_map=loader.written < MOST_MAPS))
             loader.written += 1
 
 
@@ -214,7 +214,7 @@ def _parts(record: BatchRecord, found: Fingerprint) -> list[str]:
 
 
 def _look(
-    watched: TrackedModule, args: tuple[Any, ...], kwargs: dict[str, Any], drew_before: str = ""
+    tracked: TrackedModule, args: tuple[Any, ...], kwargs: dict[str, Any], drew_before: str = ""
 ) -> PendingFingerprint:
     contents = Contents(args, kwargs)
     counted: dict[str, tuple[torch.Tensor, int]] = {}
@@ -223,8 +223,8 @@ def _look(
             tensor = contents.named.get(name)
             if _per_token(tensor):
                 counted[count] = (tensor, unless)
-    step = None if watched.steps == watched.forwards else watched.steps
-    record = BatchRecord(watched.forwards, watched.index, step, rows=contents.rows(), drew_before=drew_before)
+    step = None if tracked.steps == tracked.forwards else tracked.steps
+    record = BatchRecord(tracked.forwards, tracked.index, step, rows=contents.rows(), drew_before=drew_before)
     return PendingFingerprint(record, take(contents, list(counted.values())), tuple(counted))
 
 

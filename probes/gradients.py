@@ -21,7 +21,8 @@ from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.sketches.batch import SketchBatch, can_keep
 from ddpcheck.probes.sketches.sketch import Sketch
 from ddpcheck.probes.write_detection import FIRST, sample_windows
-from ddpcheck.records.schema import AppliedRecord, BackwardRecord, Stage, TensorKind
+from ddpcheck.records.kinds.digests import Stage, TensorKind
+from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
 from ddpcheck.records.sketch_codec import pack
 from ddpcheck.records.sketch_shares import share_of
 from ddpcheck.step_ranges import parse_steps
@@ -105,59 +106,59 @@ class GradientProbe(Probe):
 
     name = "gradients"
 
-    def __init__(self, scene: ProbeContext) -> None:
-        super().__init__(scene)
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
         self._backwards: dict[int, Backward] = {}
-        self._files = GradientFiles(scene)
-        self._profiled = parse_steps(scene.config.profile)
+        self._files = GradientFiles(context)
+        self._profiled = parse_steps(context.config.profile)
         self._looks: dict[int, Snapshot] = {}
         self._due: deque[DeferredRecord] = deque()
         # Steps begun so far: what comes from a device after the next step has begun is no longer current.
         self._generation = 0
 
-    def wrapped(self, watched: TrackedModule) -> None:
+    def after_wrap(self, tracked: TrackedModule) -> None:
         """Compile now what a device needs, not in the first backward."""
-        for device in {tensor.device for tensor in watched.tensors(watched.parameters)}:
+        for device in {tensor.device for tensor in tracked.tensors(tracked.parameters)}:
             if device.type == "cuda":
                 from ddpcheck.probes.sketches.batch import fused_kernel
 
                 fused_kernel(device)
 
-    def backward_begun(self, watched: TrackedModule) -> None:
-        self._write(watched)
-        watch = watched.backward
+    def backward_begun(self, tracked: TrackedModule) -> None:
+        self._write(tracked)
+        watch = tracked.backward
         if watch is None:
             return
-        backward = Backward(watch.number, watched.steps, self._sketches(watched.steps))
-        self._backwards[watched.index] = backward
+        backward = Backward(watch.number, tracked.steps, self._sketches(tracked.steps))
+        self._backwards[tracked.index] = backward
         if backward.sketched and watch.finds_unused:
-            for place, gradient in enumerate(_gradients(watched)):
+            for place, gradient in enumerate(_gradients(tracked)):
                 if gradient is not None:
                     backward.left_over.add(place, gradient)
             backward.left_over.send()
 
-    def gradient_ready(self, watched: TrackedModule, place: int, gradient: torch.Tensor) -> None:
-        backward = self._backwards[watched.index]
+    def gradient_ready(self, tracked: TrackedModule, place: int, gradient: torch.Tensor) -> None:
+        backward = self._backwards[tracked.index]
         if backward.sketched or (self._looks_at(backward.step) and _has_nonfinite(gradient)):
             backward.local.add(place, gradient)
-        self._files.keep_local(watched, backward.step, place, gradient)
+        self._files.keep_local(tracked, backward.step, place, gradient)
 
-    def reduced(self, watched: TrackedModule) -> None:
+    def gradients_reduced(self, tracked: TrackedModule) -> None:
         finished = time.time()
-        backward = self._backwards[watched.index]
+        backward = self._backwards[tracked.index]
         backward.finished = finished
-        gradients = _gradients(watched)
+        gradients = _gradients(tracked)
         if backward.sketched or backward.local:
-            self._look_at_reduced(watched, backward, gradients)
+            self._look_at_reduced(tracked, backward, gradients)
         backward.marks = _marks(gradients)
         backward.glimpses = list(map(sample_windows, gradients)) if backward.digests is not None else []
-        self._files.write(watched, backward.step, gradients)
+        self._files.write(tracked, backward.step, gradients)
 
     def _look_at_reduced(
-        self, watched: TrackedModule, backward: Backward, gradients: list[torch.Tensor | None]
+        self, tracked: TrackedModule, backward: Backward, gradients: list[torch.Tensor | None]
     ) -> None:
         # Between sketches only this rank looks, because of what it found in its own gradients.
-        share = frozenset(self._share(watched) if backward.sketched else range(len(gradients)))
+        share = frozenset(self._share(tracked) if backward.sketched else range(len(gradients)))
         present: list[torch.Tensor] = []
         leaves: dict[int, bytes] = {}
         for place, gradient in enumerate(gradients):
@@ -178,40 +179,40 @@ class GradientProbe(Probe):
         backward.reduced.send()
         backward.digests = submit_rest(present, leaves)
 
-    def _share(self, watched: TrackedModule) -> tuple[int, ...]:
-        sizes = [tensor.numel() for tensor in watched.tensors(watched.parameters)]
-        return share_of(sizes, watched.group.index(self.scene.rank), len(watched.group))
+    def _share(self, tracked: TrackedModule) -> tuple[int, ...]:
+        sizes = [tensor.numel() for tensor in tracked.tensors(tracked.parameters)]
+        return share_of(sizes, tracked.group.index(self.context.rank), len(tracked.group))
 
-    def forward(self, watched: TrackedModule) -> None:
+    def before_forward(self, tracked: TrackedModule) -> None:
         self._settle()
-        self._write(watched)
+        self._write(tracked)
 
     def before_step(self, optimizer: TrackedOptimizer) -> None:
         self._settle()
-        for watched in optimizer.modules:
-            self._write(watched)
-            self._files.keep_parameters(watched, optimizer.steps)
+        for tracked in optimizer.modules:
+            self._write(tracked)
+            self._files.keep_parameters(tracked, optimizer.steps)
             if self._looks_at(optimizer.steps):
-                self._write_applied(optimizer, watched)
+                self._write_applied(optimizer, tracked)
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
         """From here on the user may clear the gradients: they can no longer be captured."""
         self._generation += 1
-        for watched in optimizer.modules:
-            self._files.write_parameters(watched, optimizer.steps)
-            if watched.index in self._looks:
-                self._looks.pop(watched.index).current = False
+        for tracked in optimizer.modules:
+            self._files.write_parameters(tracked, optimizer.steps)
+            if tracked.index in self._looks:
+                self._looks.pop(tracked.index).current = False
 
-    def ending(self) -> None:
+    def before_exit(self) -> None:
         self._settle(wait=True)
         self._backwards.clear()
 
     def _looks_at(self, step: int) -> bool:
-        return step % self.scene.config.every == 0
+        return step % self.context.config.every == 0
 
     def _sketches(self, step: int) -> bool:
         """Decided by the step alone, so that all ranks sketch the same backwards."""
-        often = step < FIRST_STEPS or step % self.scene.config.sketch_every == 0
+        often = step < FIRST_STEPS or step % self.context.config.sketch_every == 0
         # A sketch holds up the backward, and what it hides of the communication would be seen as the job's doing.
         return often and self._looks_at(step) and step not in self._profiled
 
@@ -225,17 +226,17 @@ class GradientProbe(Probe):
         while self._due and (wait or self._due[0].ready()):
             self._due.popleft().write()
 
-    def _write(self, watched: TrackedModule) -> None:
+    def _write(self, tracked: TrackedModule) -> None:
         """One record a reduced backward, once it is known that nothing more belongs to it."""
-        backward = self._backwards.get(watched.index)
-        watch = watched.backward
+        backward = self._backwards.get(tracked.index)
+        watch = tracked.backward
         if watch is None or backward is None or backward.written or backward.digests is None:
             return
         backward.written = True
-        share = self._share(watched)
-        count = len(watched.parameters)
+        share = self._share(tracked)
+        count = len(tracked.parameters)
         digests, places = backward.digests, backward.digested
-        known, divisor = watch.places - watched.strangers(), _divisor(watched)
+        known, divisor = watch.places - tracked.strangers(), _divisor(tracked)
         absent = [place for place in range(count) if place in backward.absent or place not in known]
 
         def write() -> None:
@@ -244,9 +245,9 @@ class GradientProbe(Probe):
             given = {**backward.left_over.sketches(), **found_local}
             local = [given.get(place, NOTHING) for place in range(count)]
             reduced = [found.get(place, NOTHING) for place in range(count)]
-            self.scene.write(
+            self.context.write(
                 BackwardRecord(
-                    module=watched.index,
+                    module=tracked.index,
                     number=backward.number,
                     step=backward.step,
                     local=pack(local) if backward.sketched else "",
@@ -264,19 +265,19 @@ class GradientProbe(Probe):
         books = (backward.local, backward.left_over, backward.reduced)
         self._put(DeferredRecord(lambda: digests.ready() and all(book.ready() for book in books), write))
 
-    def _write_applied(self, optimizer: TrackedOptimizer, watched: TrackedModule) -> None:
-        watch = watched.backward
+    def _write_applied(self, optimizer: TrackedOptimizer, tracked: TrackedModule) -> None:
+        watch = tracked.backward
         if watch is None:
             return
-        owned = optimizer.owned(watched)
-        gradients = _gradients(watched)
+        owned = optimizer.owned(tracked)
+        gradients = _gradients(tracked)
         places = [place for place in sorted(owned) if gradients[place] is not None]
-        backward, window = self._backwards.get(watched.index), watch.window
+        backward, window = self._backwards.get(tracked.index), watch.window
         moved = backward is None or not backward.marks or _marks(gradients) != backward.marks
         ticket = _digests_of_applied(None if moved else backward, places, gradients)
         nonfinite = _nonfinite_applied(backward, moved, places, gradients)
         record = AppliedRecord(
-            module=watched.index,
+            module=tracked.index,
             optimizer=optimizer.index,
             step=optimizer.steps,
             root="",
@@ -288,9 +289,9 @@ class GradientProbe(Probe):
             reason=window.reason.value if window.reason is not None else "",
             waiting=list(window.waiting)[:100],
         )
-        live = self.scene.disagreements is not None and not watched.loose
+        live = self.context.node_compare is not None and not tracked.loose
         samples = b"".join(map(_first_values, gradients)) if live else b""
-        moment = SnapshotKey(watched, Stage.APPLIED, TensorKind.GRADIENTS, optimizer.steps, optimizer.index)
+        moment = SnapshotKey(tracked, Stage.APPLIED, TensorKind.GRADIENTS, optimizer.steps, optimizer.index)
         count, generation = len(gradients), self._generation
 
         def write() -> None:
@@ -298,14 +299,14 @@ class GradientProbe(Probe):
             root = combine(leaves)
             found = _nonfinite(nonfinite.sketches())
             wrong = {str(place): found[str(place)] for place in places if str(place) in found}
-            self.scene.write(replace(record, root=root.hex(), nonfinite=wrong))
-            if live and self.scene.disagreements is not None:
+            self.context.write(replace(record, root=root.hex(), nonfinite=wrong))
+            if live and self.context.node_compare is not None:
                 current = generation == self._generation
-                key = moment.key(self.scene.session)
+                key = moment.key(self.context.session)
                 look = Snapshot(moment, key, root, leaves, samples, current=current)
                 if current:
-                    self._looks[watched.index] = look
-                self.scene.disagreements.publish(look)
+                    self._looks[tracked.index] = look
+                self.context.node_compare.publish(look)
 
         self._put(DeferredRecord(lambda: ticket.ready() and nonfinite.ready(), write))
 
@@ -367,8 +368,8 @@ def _nonfinite_applied(
     return again
 
 
-def _gradients(watched: TrackedModule) -> list[torch.Tensor | None]:
-    return [tensor.grad for tensor in watched.tensors(watched.parameters)]
+def _gradients(tracked: TrackedModule) -> list[torch.Tensor | None]:
+    return [tensor.grad for tensor in tracked.tensors(tracked.parameters)]
 
 
 def _marks(gradients: list[torch.Tensor | None]) -> list[tuple[int, int]]:
@@ -405,9 +406,9 @@ def _nonfinite(sketches: Mapping[int, Sketch]) -> dict[str, int]:
     return {str(place): one.nonfinite for place, one in sketches.items() if one.nonfinite}
 
 
-def _divisor(watched: TrackedModule) -> int:
+def _divisor(tracked: TrackedModule) -> int:
     """0: the size of the group, as ever."""
-    ddp: Any = watched.ddp()
-    if watched.joined and not getattr(ddp, "_divide_by_initial_world_size", True):
+    ddp: Any = tracked.ddp()
+    if tracked.joined and not getattr(ddp, "_divide_by_initial_world_size", True):
         return LIVE_RANKS
     return 0

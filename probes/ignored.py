@@ -11,7 +11,7 @@ import torch
 from ddpcheck.probes.digest import combine
 from ddpcheck.probes.digest.submit import submit
 from ddpcheck.probes.probe import Probe, ProbeContext
-from ddpcheck.records.schema import DigestRecord, Stage, TensorKind
+from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
@@ -31,37 +31,37 @@ class IgnoredProbe(Probe):
 
     name = "ignored"
 
-    def __init__(self, scene: ProbeContext) -> None:
-        super().__init__(scene)
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
         self._gradients: dict[tuple[int, int], list[bytes]] = {}
 
-    def wrapped(self, watched: TrackedModule) -> None:
-        found = _ignored(watched)
+    def after_wrap(self, tracked: TrackedModule) -> None:
+        found = _ignored(tracked)
         if found:
-            self._write(watched, Stage.INIT_AFTER, -1, None, _leaves(watched, found))
+            self._write(tracked, Stage.INIT_AFTER, -1, None, _leaves(tracked, found))
 
     def before_step(self, optimizer: TrackedOptimizer) -> None:
-        for watched in optimizer.modules:
-            if watched.ignored:
-                self._look(optimizer, watched)
+        for tracked in optimizer.modules:
+            if tracked.ignored:
+                self._look(optimizer, tracked)
 
-    def _look(self, optimizer: TrackedOptimizer, watched: TrackedModule) -> None:
-        looks = self._gradients.setdefault((watched.index, optimizer.index), [])
+    def _look(self, optimizer: TrackedOptimizer, tracked: TrackedModule) -> None:
+        looks = self._gradients.setdefault((tracked.index, optimizer.index), [])
         if len(looks) >= MOST_LOOKS:
             return
-        gradients = {n: p.grad for n, p in _ignored(watched).items() if p.grad is not None}
-        leaves = _leaves(watched, gradients)
+        gradients = {n: p.grad for n, p in _ignored(tracked).items() if p.grad is not None}
+        leaves = _leaves(tracked, gradients)
         looks.append(combine(leaves))
         # A gradient that never changes (zero, most often) is the same everywhere without being shared.
         if gradients and len(looks) > 1 and looks[-1] != looks[-2]:
-            self._write(watched, Stage.APPLIED, optimizer.steps, optimizer.index, leaves)
+            self._write(tracked, Stage.APPLIED, optimizer.steps, optimizer.index, leaves)
 
     def _write(
-        self, watched: TrackedModule, stage: Stage, step: int, optimizer: int | None, leaves: list[bytes]
+        self, tracked: TrackedModule, stage: Stage, step: int, optimizer: int | None, leaves: list[bytes]
     ) -> None:
-        self.scene.write(
+        self.context.write(
             DigestRecord(
-                module=watched.index,
+                module=tracked.index,
                 stage=stage.value,
                 step=step,
                 root=combine(leaves).hex(),
@@ -70,25 +70,25 @@ class IgnoredProbe(Probe):
                 of=TensorKind.IGNORED.value,
                 time=round(time.time(), 4),
                 optimizer=optimizer,
-                forward=watched.forwards,
+                forward=tracked.forwards,
             )
         )
 
 
-def _ignored(watched: TrackedModule) -> dict[str, torch.Tensor]:
+def _ignored(tracked: TrackedModule) -> dict[str, torch.Tensor]:
     """Plain ones that train; a tensor subclass, as sharding makes them, is another rank's other part."""
-    module = watched.module()
-    if module is None or not watched.ignored:
+    module = tracked.module()
+    if module is None or not tracked.ignored:
         return {}
     return {
         name: parameter
         for name, parameter in module.named_parameters()
-        if name in watched.ignored and parameter.requires_grad and type(parameter) in _PLAIN
+        if name in tracked.ignored and parameter.requires_grad and type(parameter) in _PLAIN
     }
 
 
-def _leaves(watched: TrackedModule, tensors: dict[str, torch.Tensor]) -> list[bytes]:
+def _leaves(tracked: TrackedModule, tensors: dict[str, torch.Tensor]) -> list[bytes]:
     """In the order in which the module's record lists all that is ignored."""
-    names = [name for name in sorted(watched.ignored) if name in tensors]
+    names = [name for name in sorted(tracked.ignored) if name in tensors]
     digests = dict(zip(names, submit([tensors[name] for name in names]).result(), strict=True))
-    return [digests.get(name, NOTHING) for name in sorted(watched.ignored)]
+    return [digests.get(name, NOTHING) for name in sorted(tracked.ignored)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ddpcheck.probes.probe import Probe, ProbeContext
-from ddpcheck.records.schema import LossRecord
+from ddpcheck.records.kinds.optimizers import LossRecord
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
@@ -117,15 +117,15 @@ class LossProbe(Probe):
 
     name = "loss"
 
-    def __init__(self, scene: ProbeContext) -> None:
-        super().__init__(scene)
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
         self._depth = 0
         self._scalars: list[Scalar | None] = []
         self._pending: deque[Step] = deque()
         self._rows: list[tuple[int, int, float | None]] = []
         self._written = perf_counter_ns()
 
-    def forward(self, watched: TrackedModule) -> None:
+    def before_forward(self, tracked: TrackedModule) -> None:
         # A backward that raised never returned.
         self._depth = 0
 
@@ -151,10 +151,10 @@ class LossProbe(Probe):
         if full or perf_counter_ns() - self._written > SECONDS_A_RECORD * 1e9:
             self._write()
 
-    def skipped(self, optimizer: TrackedOptimizer) -> None:
+    def step_skipped(self, optimizer: TrackedOptimizer) -> None:
         self._scalars = []
 
-    def ending(self) -> None:
+    def before_exit(self) -> None:
         self._settle()
         self._pending.clear()
         self._write()
@@ -175,7 +175,7 @@ class LossProbe(Probe):
                 first = mine[0][0]
                 length = next((n for n, (number, _) in enumerate(mine) if number != first + n), len(mine))
                 values = [_written(value) for _, value in mine[:length]]
-                self.scene.write(LossRecord(optimizer, first, values))
+                self.context.write(LossRecord(optimizer, first, values))
                 mine = mine[length:]
 
 

@@ -12,27 +12,27 @@ from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.process.device_memory import DeviceMemory, awake, device_memory, held_elsewhere
 from ddpcheck.probes.process.os_counters import resident
-from ddpcheck.records.schema import MemoryPartsRecord, MemoryRecord
+from ddpcheck.records.kinds.memory import MemoryPartsRecord, MemoryRecord
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
     from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 
 
-def parts_of(watched: TrackedModule, optimizer: TrackedOptimizer, kept: int, base: int) -> MemoryPartsRecord:
+def parts_of(tracked: TrackedModule, optimizer: TrackedOptimizer, kept: int, base: int) -> MemoryPartsRecord:
     """Taken between backward and step, when everything but the activations is there."""
-    parameters = watched.tensors(watched.parameters)
+    parameters = tracked.tensors(tracked.parameters)
     gradients = [tensor.grad for tensor in parameters if tensor.grad is not None]
-    buckets = _reduced_bytes(watched, parameters)
-    views = watched.options.get("gradient_as_bucket_view") is True
+    buckets = _reduced_bytes(tracked, parameters)
+    views = tracked.options.get("gradient_as_bucket_view") is True
     device = parameters[0].device if parameters else torch.device("cpu")
     return MemoryPartsRecord(
-        module=watched.index,
+        module=tracked.index,
         optimizer=optimizer.index,
         step=optimizer.steps,
         device=str(device),
         parameters=held(parameters),
-        buffers=held(watched.tensors(watched.buffers)),
+        buffers=held(tracked.tensors(tracked.buffers)),
         # A view holds on to the whole bucket: what lies outside is what the reducer does not know.
         gradients=max(0, _sizes(gradients) - buckets) if views else held(gradients),
         buckets=buckets,
@@ -44,9 +44,9 @@ def parts_of(watched: TrackedModule, optimizer: TrackedOptimizer, kept: int, bas
     )
 
 
-def gradient_bytes(watched: TrackedModule) -> int:
+def gradient_bytes(tracked: TrackedModule) -> int:
     """What the gradients hold now."""
-    return held(tensor.grad for tensor in watched.tensors(watched.parameters) if tensor.grad is not None)
+    return held(tensor.grad for tensor in tracked.tensors(tracked.parameters) if tensor.grad is not None)
 
 
 def held(tensors: Iterable[torch.Tensor]) -> int:
@@ -76,9 +76,9 @@ def _sizes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
 
 
-def _reduced_bytes(watched: TrackedModule, parameters: list[torch.Tensor]) -> int:
+def _reduced_bytes(tracked: TrackedModule, parameters: list[torch.Tensor]) -> int:
     """DDP's buckets are flat copies of the gradients it reduces, without gaps."""
-    places = watched.backward.places if watched.backward is not None else range(len(parameters))
+    places = tracked.backward.places if tracked.backward is not None else range(len(parameters))
     reduced = [parameters[place] for place in places if place < len(parameters)]
     return sum(tensor.nbytes for tensor in reduced if tensor.requires_grad)
 
@@ -108,8 +108,8 @@ class MemoryProbe(Probe):
 
     name = "memory"
 
-    def __init__(self, scene: ProbeContext) -> None:
-        super().__init__(scene)
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
         self._high = 0
         self._last = MemoryRecord(-1)
         self._base: dict[int, int] = {}
@@ -118,44 +118,44 @@ class MemoryProbe(Probe):
         # The optimizer whose steps count; of several, the first that stepped.
         self._counting: int | None = None
 
-    def wrapped(self, watched: TrackedModule) -> None:
+    def after_wrap(self, tracked: TrackedModule) -> None:
         """What was there before the job took shape: interpreter, libraries, data, and DDP's first buckets."""
-        tensors = [*watched.tensors(watched.parameters), *watched.tensors(watched.buffers)]
+        tensors = [*tracked.tensors(tracked.parameters), *tracked.tensors(tracked.buffers)]
         on_device = any(tensor.is_cuda for tensor in tensors)
         now = device_memory().allocated if on_device else resident().own
         buckets = sum(tensor.nbytes for tensor in tensors if tensor.requires_grad)
         # On the host a bucket is no memory before it is written to.
-        self._base[watched.index] = max(0, now - held(tensors) - (buckets if on_device else 0))
+        self._base[tracked.index] = max(0, now - held(tensors) - (buckets if on_device else 0))
 
-    def backward_begun(self, watched: TrackedModule) -> None:
+    def backward_begun(self, tracked: TrackedModule) -> None:
         """Activations are all there: about the most that a step holds."""
         self._high = max(self._high, resident().own)
-        first = watched.backward is not None and not watched.backward.window.synced
-        if first and watched.steps in PARTS_AT:
-            self._kept[watched.index] = gradient_bytes(watched)
+        first = tracked.backward is not None and not tracked.backward.window.synced
+        if first and tracked.steps in PARTS_AT:
+            self._kept[tracked.index] = gradient_bytes(tracked)
 
     def before_step(self, optimizer: TrackedOptimizer) -> None:
         if optimizer.steps not in PARTS_AT:
             return
-        for watched in optimizer.modules:
-            kept, base = self._kept.pop(watched.index, 0), self._base.get(watched.index, 0)
-            parts = parts_of(watched, optimizer, kept, base)
-            place = (watched.index, optimizer.index)
+        for tracked in optimizer.modules:
+            kept, base = self._kept.pop(tracked.index, 0), self._base.get(tracked.index, 0)
+            parts = parts_of(tracked, optimizer, kept, base)
+            place = (tracked.index, optimizer.index)
             if _figures(parts) != _figures(self._parts.get(place)):
                 self._parts[place] = parts
-                self.scene.write(parts)
+                self.context.write(parts)
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
         if self._counting is None:
             self._counting = optimizer.index
-        if optimizer.index != self._counting or optimizer.steps % self.scene.config.every:
+        if optimizer.index != self._counting or optimizer.steps % self.context.config.every:
             return
         device = device_memory() if awake() else DeviceMemory()
         now = MemoryRecord(optimizer.steps, resident().own, self._high, *device)
         self._high = 0
         if self._tells(now):
             self._last = now
-            self.scene.write(now)
+            self.context.write(now)
 
     def _tells(self, now: MemoryRecord) -> bool:
         last = self._last

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,8 @@ from ddpcheck.probes.digest import combine
 from ddpcheck.probes.digest.submit import submit
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.process.callsite import user_callsite
-from ddpcheck.records.schema import DigestRecord, HyperRecord, OptimizerRecord, SkipRecord, Stage, TensorKind
+from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
+from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord, SkipRecord
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
@@ -28,8 +28,8 @@ class OptimizerProbe(Probe):
 
     name = "optimizers"
 
-    def __init__(self, scene: ProbeContext) -> None:
-        super().__init__(scene)
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
         self._values: dict[int, dict[str, Any]] = {}
         self._signatures: dict[int, tuple[int, ...]] = {}
         # Which dict held each optimizer's state at its last step; never looked into, only compared.
@@ -43,9 +43,9 @@ class OptimizerProbe(Probe):
         torch_optimizer = optimizer.ref()
         if torch_optimizer is None:
             return
-        if self._loaded(optimizer, torch_optimizer) or self.scene.config.optimizer_state:
-            for watched in optimizer.modules:
-                self._write_state(optimizer, torch_optimizer, watched)
+        if self._loaded(optimizer, torch_optimizer) or self.context.config.optimizer_state:
+            for tracked in optimizer.modules:
+                self._write_state(optimizer, torch_optimizer, tracked)
 
     def _loaded(self, optimizer: TrackedOptimizer, torch_optimizer: torch.optim.Optimizer) -> bool:
         """Whether the state is another dict than before: load_state_dict makes a new one."""
@@ -59,39 +59,30 @@ class OptimizerProbe(Probe):
             return
         self._signatures[optimizer.index] = optimizer.signature
         where = user_callsite()
-        for watched in optimizer.modules:
-            groups = optimizer.groups[watched.index]
-            self.scene.write(OptimizerRecord(optimizer.index, optimizer.name, watched.index, groups, where))
+        for tracked in optimizer.modules:
+            groups = optimizer.groups[tracked.index]
+            self.context.write(OptimizerRecord(optimizer.index, optimizer.name, tracked.index, groups, where))
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
-        torch_optimizer = optimizer.ref()
-        if torch_optimizer is not None:
-            self._write_changes(optimizer, torch_optimizer)
+        values, before = optimizer.hyperparameters, self._values.get(optimizer.index, {})
+        if values is before:
+            return
+        self._values[optimizer.index] = values
+        changed = {name: value for name, value in values.items() if before.get(name, before) != value}
+        if changed or values.keys() != before.keys():
+            self.context.write(HyperRecord(optimizer.index, optimizer.steps, changed))
 
-    def skipped(self, optimizer: TrackedOptimizer) -> None:
+    def step_skipped(self, optimizer: TrackedOptimizer) -> None:
         for module in optimizer.modules:
-            self.scene.write(
+            self.context.write(
                 SkipRecord(optimizer.index, module.index, optimizer.steps, module.forwards, optimizer.scale)
             )
 
-    def _write_changes(self, optimizer: TrackedOptimizer, torch_optimizer: torch.optim.Optimizer) -> None:
-        values = _hyperparameters(torch_optimizer)
-        if optimizer.scale is not None:
-            values["GradScaler.scale"] = optimizer.scale
-        before = self._values.get(optimizer.index, {})
-        if values == before:
-            return
-        changed = {name: value for name, value in values.items() if before.get(name, before) != value}
-        self._values[optimizer.index] = values
-        text = json.dumps(values, sort_keys=True)
-        optimizer.hyper = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-        self.scene.write(HyperRecord(optimizer.index, optimizer.steps, changed))
-
     def _write_state(
-        self, optimizer: TrackedOptimizer, torch_optimizer: torch.optim.Optimizer, watched: TrackedModule
+        self, optimizer: TrackedOptimizer, torch_optimizer: torch.optim.Optimizer, tracked: TrackedModule
     ) -> None:
-        tensors = watched.tensors(watched.parameters)
-        owned = optimizer.owned(watched)
+        tensors = tracked.tensors(tracked.parameters)
+        owned = optimizer.owned(tracked)
         leaves = [
             _state_leaf(torch_optimizer.state.get(tensor)) if place in owned else NO_STATE
             for place, tensor in enumerate(tensors)
@@ -99,9 +90,9 @@ class OptimizerProbe(Probe):
         held = bytes(leaf != NO_STATE for leaf in leaves)
         if not any(held):
             return
-        self.scene.write(
+        self.context.write(
             DigestRecord(
-                module=watched.index,
+                module=tracked.index,
                 stage=Stage.STATE.value,
                 of=TensorKind.STATE.value,
                 step=optimizer.steps,
@@ -124,26 +115,3 @@ def _state_leaf(state: Any) -> bytes:
     plain = sorted((n, repr(v)) for n, v in state.items() if isinstance(v, (int, float, bool, str)))
     leaves = submit([state[name] for name in names]).result()
     return combine([repr(plain).encode(), *leaves])
-
-
-def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for number, group in enumerate(optimizer.param_groups):
-        for name, value in group.items():
-            if name != "params":
-                values[f"{number}.{name}"] = _plain(value)
-    return values
-
-
-def _plain(value: Any) -> Any:
-    """`value` as JSON can hold it and ranks can compare it."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        # NaN is not equal to itself, and would look changed at every step.
-        return "nan" if isinstance(value, float) and value != value else value
-    if isinstance(value, torch.Tensor):
-        # A device tensor would have to be waited for.
-        return value.item() if value.device.type == "cpu" and value.numel() == 1 else "tensor"
-    if isinstance(value, (list, tuple)) and len(value) <= 8:
-        return [_plain(item) for item in value]
-    # Anything else may hold addresses or user data: its kind is enough.
-    return type(value).__name__

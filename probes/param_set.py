@@ -4,55 +4,45 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpcheck.probes.probe import Probe
-from ddpcheck.records.schema import LOOSE, CommHookRecord, JoinRecord, StructureRecord
+from ddpcheck.probes.probe import Probe, ProbeContext
+from ddpcheck.records.kinds.modules import CommHookRecord, JoinRecord, StructureRecord
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.tracked_module import TrackedModule
-    from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
+    from ddpcheck.agent.tracked_module import ParamSetChange, TrackedModule
 
 # A job that swaps parameters at every step must not fill the disk.
 MOST_CHANGES = 1000
 
 
 class ParamSetProbe(Probe):
-    """Compares the module with its catalogue: identities and flags only, no tensor is read."""
+    """Writes what the agent noticed about each module: identities and flags only, no tensor is read."""
 
     name = "structure"
-    _written = 0
 
-    def wrapped(self, watched: TrackedModule) -> None:
-        self._look(watched)
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        self._written = 0
+        # Modules whose join() is written, and how many communication hooks of each are.
+        self._joined: set[int] = set()
+        self._hooks: dict[int, int] = {}
 
-    def forward(self, watched: TrackedModule) -> None:
-        self._look(watched)
-        ddp = watched.ddp()
-        # Private, and young: a torch without it has no join().
-        if not watched.joined and getattr(getattr(ddp, "_join_config", None), "enable", False):
-            watched.joined = True
-            self.scene.write(JoinRecord(watched.index, watched.steps))
-        hooks = getattr(ddp, "_comm_hooks", ())
-        for hook, _ in hooks[watched.comm_hooks :]:
-            name = getattr(hook, "__qualname__", type(hook).__name__)
-            watched.loose |= LOOSE in name
-            self.scene.write(CommHookRecord(watched.index, name, watched.steps))
-        watched.comm_hooks = len(hooks)
-
-    def before_step(self, optimizer: TrackedOptimizer) -> None:
-        for watched in optimizer.modules:
-            self._look(watched)
-
-    def _look(self, watched: TrackedModule) -> None:
-        revision = watched.revision
-        changes = watched.changes()
-        if watched.revision == revision or self._written > MOST_CHANGES:
+    def parameters_changed(self, tracked: TrackedModule, changes: list[ParamSetChange]) -> None:
+        if self._written > MOST_CHANGES:
             return
         self._written += 1 + len(changes)
-        # The list of names is written anew: digests from here on follow it.
-        self.scene.write(watched.record())
+        # Digests that follow refer to this list of names.
+        self.context.write(tracked.record())
         for change in changes:
-            self.scene.write(
+            self.context.write(
                 StructureRecord(
-                    watched.index, change.change, change.parameter, watched.steps, watched.forwards
+                    tracked.index, change.change, change.parameter, tracked.steps, tracked.forwards
                 )
             )
+
+    def before_forward(self, tracked: TrackedModule) -> None:
+        if tracked.joined and tracked.index not in self._joined:
+            self._joined.add(tracked.index)
+            self.context.write(JoinRecord(tracked.index, tracked.steps))
+        for name in tracked.comm_hooks[self._hooks.get(tracked.index, 0) :]:
+            self.context.write(CommHookRecord(tracked.index, name, tracked.steps))
+        self._hooks[tracked.index] = len(tracked.comm_hooks)

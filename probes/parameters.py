@@ -13,7 +13,13 @@ from ddpcheck.probes.digest.submit import submit
 from ddpcheck.probes.live_compare.snapshot import Snapshot, SnapshotKey
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.write_detection import TensorSampler, TensorSamples, WriteDetector, version_of
-from ddpcheck.records.schema import LEFT_ALONE, STATISTICS, DigestRecord, Stage, TensorKind
+from ddpcheck.records.kinds.digests import (
+    BUFFERS_NOT_SYNCED,
+    NORM_STATISTICS,
+    DigestRecord,
+    Stage,
+    TensorKind,
+)
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
@@ -57,8 +63,8 @@ class ParameterProbe(Probe):
 
     name = "parameters"
 
-    def __init__(self, scene: ProbeContext) -> None:
-        super().__init__(scene)
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
         self._pending: deque[PendingDigest] = deque()
         self._last: dict[tuple[int, TensorKind], Snapshot] = {}
         self._samplers: dict[tuple[int, TensorKind], TensorSampler] = {}
@@ -71,149 +77,148 @@ class ParameterProbe(Probe):
         self._by_hand: set[int] = set()
         # And its buffers before it, with the number of training forwards so far.
         self._buffer_marks: dict[int, tuple[int, list[tuple[int, int]]]] = {}
-        self._disagreements = scene.disagreements
+        self._node_compare = context.node_compare
         self._ended = False
 
-    def entering(self, watched: TrackedModule) -> None:
-        self.scene.write(watched.record())
-        self._look(SnapshotKey(watched, Stage.INIT_BEFORE, TensorKind.PARAMETERS, -1))
-        self._look(SnapshotKey(watched, Stage.INIT_BEFORE, TensorKind.BUFFERS, -1))
+    def before_wrap(self, tracked: TrackedModule) -> None:
+        self.context.write(tracked.record())
+        self._look(SnapshotKey(tracked, Stage.INIT_BEFORE, TensorKind.PARAMETERS, -1))
+        self._look(SnapshotKey(tracked, Stage.INIT_BEFORE, TensorKind.BUFFERS, -1))
 
-    def wrapped(self, watched: TrackedModule) -> None:
-        self._look(SnapshotKey(watched, Stage.INIT_AFTER, TensorKind.PARAMETERS, -1))
-        self._look(SnapshotKey(watched, Stage.INIT_AFTER, TensorKind.BUFFERS, -1))
-        self._marks[watched.index] = self._sample(watched)
+    def after_wrap(self, tracked: TrackedModule) -> None:
+        self._look(SnapshotKey(tracked, Stage.INIT_AFTER, TensorKind.PARAMETERS, -1))
+        self._look(SnapshotKey(tracked, Stage.INIT_AFTER, TensorKind.BUFFERS, -1))
+        self._marks[tracked.index] = self._sample(tracked)
 
-    def forward(self, watched: TrackedModule) -> None:
+    def before_forward(self, tracked: TrackedModule) -> None:
         self._settle()
-        if self._disagreements is not None:
-            self._disagreements.catch_up()
-        if not watched.stepped:
-            self._look_without_optimizer(watched)
-        elif self._writes.awaits(watched):
-            self._writes.forward(watched, self._sample(watched))
+        if self._node_compare is not None:
+            self._node_compare.catch_up()
+        if not tracked.stepped:
+            self._look_without_optimizer(tracked)
+        elif self._writes.awaits(tracked):
+            self._writes.forward(tracked, self._sample(tracked))
 
-    def backward_begun(self, watched: TrackedModule) -> None:
-        if self._writes.awaits(watched):
-            self._writes.backward(watched, self._sample(watched))
+    def backward_begun(self, tracked: TrackedModule) -> None:
+        if self._writes.awaits(tracked):
+            self._writes.backward(tracked, self._sample(tracked))
 
-    def stray_begun(self, watched: TrackedModule) -> None:
+    def unsynced_backward_begun(self, tracked: TrackedModule) -> None:
         """Who goes around the wrapper comes to no forward of it; updates by hand show here then."""
-        if not watched.stepped:
-            self._look_without_optimizer(watched)
+        if not tracked.stepped:
+            self._look_without_optimizer(tracked)
 
-    def buffers_synced(self, watched: TrackedModule) -> None:
-        if watched.syncs % self.scene.config.every == 0:
-            self._look(SnapshotKey(watched, Stage.BUFFERS, TensorKind.BUFFERS, watched.syncs))
-            self._outdate(watched, TensorKind.BUFFERS)
+    def buffers_synced(self, tracked: TrackedModule) -> None:
+        if tracked.syncs % self.context.config.every == 0:
+            self._look(SnapshotKey(tracked, Stage.BUFFERS, TensorKind.BUFFERS, tracked.syncs))
+            self._outdate(tracked, TensorKind.BUFFERS)
 
     def before_step(self, optimizer: TrackedOptimizer) -> None:
         self._settle()
-        if self._disagreements is not None:
-            self._disagreements.catch_up()
-        for watched in optimizer.modules:
-            before, marks = self._marks.get(watched.index), self._sample(watched)
+        if self._node_compare is not None:
+            self._node_compare.catch_up()
+        for tracked in optimizer.modules:
+            before, marks = self._marks.get(tracked.index), self._sample(tracked)
             if marks != before:
                 moment = SnapshotKey(
-                    watched, Stage.REWRITTEN, TensorKind.PARAMETERS, optimizer.steps, optimizer.index
+                    tracked, Stage.REWRITTEN, TensorKind.PARAMETERS, optimizer.steps, optimizer.index
                 )
-                self._look(moment, marks=marks, how=self._writes.when(watched, before))
-            self._outdate(watched, TensorKind.PARAMETERS)
+                self._look(moment, marks=marks, how=self._writes.when(tracked, before))
+            self._outdate(tracked, TensorKind.PARAMETERS)
         # All modules: GANs run one through another's step.
         for (index, of), look in self._last.items():
             if of is TensorKind.BUFFERS:
-                self._buffer_marks[index] = _written(look.moment.watched)
+                self._buffer_marks[index] = _written(look.moment.tracked)
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
-        for watched in optimizer.modules:
-            watched.stepped = True
-            self._held.pop(watched.index, None)
-            marks = self._marks[watched.index] = self._sample(watched)
-            if optimizer.steps % self.scene.config.every == 0:
+        for tracked in optimizer.modules:
+            self._held.pop(tracked.index, None)
+            marks = self._marks[tracked.index] = self._sample(tracked)
+            if optimizer.steps % self.context.config.every == 0:
                 moment = SnapshotKey(
-                    watched, Stage.PARAMS, TensorKind.PARAMETERS, optimizer.steps, optimizer.index
+                    tracked, Stage.PARAMS, TensorKind.PARAMETERS, optimizer.steps, optimizer.index
                 )
-                self._look(moment, self._places(optimizer, watched), hyper=optimizer.hyper, marks=marks)
+                self._look(moment, self._places(optimizer, tracked), hyper=optimizer.hyper, marks=marks)
 
-    def forgetting(self, watched: TrackedModule) -> None:
+    def wrapper_released(self, tracked: TrackedModule) -> None:
         if self._ended:
             return
-        self._look_at_last_buffers(watched)
-        if not watched.stepped and not self._wrapped_anew(watched):
-            self._look_for_the_last_time(watched)
+        self._look_at_last_buffers(tracked)
+        if not tracked.stepped and not self._wrapped_anew(tracked):
+            self._look_for_the_last_time(tracked)
 
-    def ending(self) -> None:
+    def before_exit(self) -> None:
         self._ended = True
         self._settle(wait=True)
         deadline = time.monotonic() + LINGER_SECONDS
         for (_, of), look in list(self._last.items()):
-            watched = look.moment.watched
-            if not watched.parameters:
+            tracked = look.moment.tracked
+            if not tracked.parameters:
                 continue
             if of is TensorKind.BUFFERS:
-                self._look_at_last_buffers(watched)
-            elif not watched.stepped:
-                self._look_for_the_last_time(watched)
-            look = self._last[watched.index, of]
-            if self._disagreements is None or look.number < 0:
+                self._look_at_last_buffers(tracked)
+            elif not tracked.stepped:
+                self._look_for_the_last_time(tracked)
+            look = self._last[tracked.index, of]
+            if self._node_compare is None or look.number < 0:
                 continue
             if of is TensorKind.PARAMETERS:
-                self._disagreements.linger(look, deadline)
+                self._node_compare.linger(look, deadline)
             elif look.moment.stage is Stage.BUFFERS_END:
-                self._disagreements.linger(look, min(deadline, time.monotonic() + SHORT_LINGER_SECONDS))
-        if self._disagreements is not None:
-            self._disagreements.part(deadline)
+                self._node_compare.linger(look, min(deadline, time.monotonic() + SHORT_LINGER_SECONDS))
+        if self._node_compare is not None:
+            self._node_compare.part(deadline)
 
-    def _look_at_last_buffers(self, watched: TrackedModule) -> None:
+    def _look_at_last_buffers(self, tracked: TrackedModule) -> None:
         """After a training forward BatchNorm's statistics rightly differ; what is written later should not.
 
         A forward without a step, as at the end of gradient accumulation, hides the one behind the other.
         """
-        before = self._buffer_marks.get(watched.index)
-        now = _written(watched)
-        places, how = watched.kept_buffers(), ""
+        before = self._buffer_marks.get(tracked.index)
+        now = _written(tracked)
+        places, how = tracked.kept_buffers(), ""
         if before is None or before == now or before[0] != now[0]:
-            if not watched.forwards or not _left_alone(watched):
+            if not tracked.forwards or not _left_alone(tracked):
                 return
             # Statistics of normalisation are a rank's own then, as everybody knows; a codebook or a queue is not.
-            places = [place for place in places if watched.buffers[place].key not in STATISTICS]
-            how = LEFT_ALONE
+            places = [place for place in places if tracked.buffers[place].key not in NORM_STATISTICS]
+            how = BUFFERS_NOT_SYNCED
         if places:
-            self._look(SnapshotKey(watched, Stage.BUFFERS_END, TensorKind.BUFFERS, -1), places, how=how)
+            self._look(SnapshotKey(tracked, Stage.BUFFERS_END, TensorKind.BUFFERS, -1), places, how=how)
 
-    def _look_without_optimizer(self, watched: TrackedModule) -> None:
+    def _look_without_optimizer(self, tracked: TrackedModule) -> None:
         """Without an optimizer: a hand-written update shows as a change between two forwards."""
-        if (watched.index, TensorKind.PARAMETERS) in self._last and watched.parameters:
-            stage = Stage.PARAMS if watched.forwards else Stage.REWRITTEN
-            how = watched.backward.came_to() if watched.backward is not None and watched.forwards else ""
+        if (tracked.index, TensorKind.PARAMETERS) in self._last and tracked.parameters:
+            stage = Stage.PARAMS if tracked.forwards else Stage.REWRITTEN
+            how = tracked.backward.came_to() if tracked.backward is not None and tracked.forwards else ""
             self._look(
-                SnapshotKey(watched, stage, TensorKind.PARAMETERS, watched.steps), only_changes=True, how=how
+                SnapshotKey(tracked, stage, TensorKind.PARAMETERS, tracked.steps), only_changes=True, how=how
             )
 
-    def _look_for_the_last_time(self, watched: TrackedModule) -> None:
+    def _look_for_the_last_time(self, tracked: TrackedModule) -> None:
         """An update by hand after the last forward, and one that nothing has followed."""
-        self._look_without_optimizer(watched)
+        self._look_without_optimizer(tracked)
         self._settle(wait=True)
-        held = self._held.pop(watched.index, None)
+        held = self._held.pop(tracked.index, None)
         if held is not None:
             self._keep(held)
 
-    def _wrapped_anew(self, watched: TrackedModule) -> bool:
+    def _wrapped_anew(self, tracked: TrackedModule) -> bool:
         """Whether a later wrapper trains the same parameters: ranks may let go of the old one at any time."""
-        mine = set(map(id, watched.tensors(watched.parameters)))
+        mine = set(map(id, tracked.tensors(tracked.parameters)))
         later = [
-            look.moment.watched for look in self._last.values() if look.moment.watched.index > watched.index
+            look.moment.tracked for look in self._last.values() if look.moment.tracked.index > tracked.index
         ]
         return any(id(tensor) in mine for other in later for tensor in other.tensors(other.parameters))
 
-    def _places(self, optimizer: TrackedOptimizer, watched: TrackedModule) -> list[int] | None:
+    def _places(self, optimizer: TrackedOptimizer, tracked: TrackedModule) -> list[int] | None:
         """What to read after this step; None: all. What another optimizer steps, its own look covers."""
-        others = watched.owners.keys() - {optimizer.index}
-        last = self._last.get((watched.index, TensorKind.PARAMETERS))
-        if not others or last is None or len(last.leaves) != len(watched.parameters):
+        others = tracked.owners.keys() - {optimizer.index}
+        last = self._last.get((tracked.index, TensorKind.PARAMETERS))
+        if not others or last is None or len(last.leaves) != len(tracked.parameters):
             return None
-        elsewhere = set().union(*(watched.owners[other] for other in others)) - optimizer.owned(watched)
-        return [place for place in range(len(watched.parameters)) if place not in elsewhere]
+        elsewhere = set().union(*(tracked.owners[other] for other in others)) - optimizer.owned(tracked)
+        return [place for place in range(len(tracked.parameters)) if place not in elsewhere]
 
     def _look(
         self,
@@ -224,23 +229,23 @@ class ParameterProbe(Probe):
         marks: TensorSamples | None = None,
         how: str = "",
     ) -> None:
-        watched = moment.watched
-        slots = watched.buffers if moment.of is TensorKind.BUFFERS else watched.parameters
-        tensors = watched.tensors(slots)
+        tracked = moment.tracked
+        slots = tracked.buffers if moment.of is TensorKind.BUFFERS else tracked.parameters
+        tensors = tracked.tensors(slots)
         if not tensors:
             return
         ticket = submit(tensors if places is None else [tensors[place] for place in places])
-        samples = (marks or self._sample(watched, moment.of)).packed()
-        pending = PendingDigest(ticket, moment, places, samples, only_changes, hyper, how, watched.forwards)
+        samples = (marks or self._sample(tracked, moment.of)).packed()
+        pending = PendingDigest(ticket, moment, places, samples, only_changes, hyper, how, tracked.forwards)
         if self._pending or not ticket.ready():
             self._pending.append(pending)
         else:
             self._finish(pending, current=True)
 
-    def _sample(self, watched: TrackedModule, of: TensorKind = TensorKind.PARAMETERS) -> TensorSamples:
-        sampler = self._samplers.setdefault((watched.index, of), TensorSampler())
+    def _sample(self, tracked: TrackedModule, of: TensorKind = TensorKind.PARAMETERS) -> TensorSamples:
+        sampler = self._samplers.setdefault((tracked.index, of), TensorSampler())
         return sampler.take(
-            watched.tensors(watched.buffers if of is TensorKind.BUFFERS else watched.parameters)
+            tracked.tensors(tracked.buffers if of is TensorKind.BUFFERS else tracked.parameters)
         )
 
     def _settle(self, wait: bool = False) -> None:
@@ -250,7 +255,7 @@ class ParameterProbe(Probe):
 
     def _finish(self, pending: PendingDigest, current: bool) -> None:
         moment = pending.moment
-        slot = (moment.watched.index, moment.of)
+        slot = (moment.tracked.index, moment.of)
         last = self._last.get(slot)
         leaves = pending.ticket.result()
         if pending.places is not None and last is not None:
@@ -265,34 +270,34 @@ class ParameterProbe(Probe):
     def _is_update(self, now: ParameterWrite, last: Snapshot | None) -> bool:
         """Whether this is one more update by hand, as far as that can be told yet."""
         moment = now.pending.moment
-        watched = moment.watched
-        held = self._held.get(watched.index)
+        tracked = moment.tracked
+        held = self._held.get(tracked.index)
         if last is not None and now.root == (last.root if held is None else held.root):
             return False
-        if watched.backward is not None:
-            watched.backward.close_window()
-        if moment.stage is not Stage.PARAMS or watched.index in self._by_hand:
+        tracked.end_window()
+        if moment.stage is not Stage.PARAMS or tracked.index in self._by_hand:
             return True
         if held is None:
-            self._held[watched.index] = now
+            self._held[tracked.index] = now
             return False
-        del self._held[watched.index]
+        del self._held[tracked.index]
         if last is not None and now.root == last.root:
             return False
-        self._by_hand.add(watched.index)
+        self._by_hand.add(tracked.index)
         self._keep(held._replace(current=False))
         return True
 
     def _keep(self, change: ParameterWrite) -> None:
         pending, moment = change.pending, change.pending.moment
-        slot = (moment.watched.index, moment.of)
+        slot = (moment.tracked.index, moment.of)
         if pending.only_changes:
-            moment = replace(moment, step=moment.watched.steps)
-            moment.watched.steps += moment.stage is Stage.PARAMS
+            moment = replace(moment, step=moment.tracked.next_step)
+            if moment.stage is Stage.PARAMS:
+                moment.tracked.count_step()
         last = self._last.get(slot)
         if last is not None:
             last.current = False
-        key = moment.key(self.scene.session)
+        key = moment.key(self.context.session)
         look = Snapshot(moment, key, change.root, change.leaves, pending.samples, current=change.current)
         self._last[slot] = look
         self._record(look, pending)
@@ -300,9 +305,9 @@ class ParameterProbe(Probe):
     def _record(self, look: Snapshot, pending: PendingDigest) -> None:
         moment = look.moment
         width = WIDTH.get(moment.stage, NARROW)
-        self.scene.write(
+        self.context.write(
             DigestRecord(
-                module=moment.watched.index,
+                module=moment.tracked.index,
                 stage=moment.stage.value,
                 step=moment.step,
                 of=moment.of.value,
@@ -317,24 +322,22 @@ class ParameterProbe(Probe):
             )
         )
         # Before the broadcast ranks may rightly differ, and so they may under post-localSGD.
-        if self._disagreements is not None and not (
-            moment.watched.loose or moment.stage is Stage.INIT_BEFORE
-        ):
-            self._disagreements.publish(look)
+        if self._node_compare is not None and not (moment.tracked.loose or moment.stage is Stage.INIT_BEFORE):
+            self._node_compare.publish(look)
 
-    def _outdate(self, watched: TrackedModule, of: TensorKind) -> None:
+    def _outdate(self, tracked: TrackedModule, of: TensorKind) -> None:
         """From here on the tensors may change: what was looked at can no longer be captured."""
-        look = self._last.get((watched.index, of))
+        look = self._last.get((tracked.index, of))
         if look is not None:
             look.current = False
 
 
-def _left_alone(watched: TrackedModule) -> bool:
+def _left_alone(tracked: TrackedModule) -> bool:
     """Whether DDP was told not to synchronise buffers in the forward."""
-    return any(watched.options.get(name) is False for name in ("broadcast_buffers", "forward_sync_buffers"))
+    return any(tracked.options.get(name) is False for name in ("broadcast_buffers", "forward_sync_buffers"))
 
 
-def _written(watched: TrackedModule) -> tuple[int, list[tuple[int, int]]]:
+def _written(tracked: TrackedModule) -> tuple[int, list[tuple[int, int]]]:
     """Changes with every write to a buffer that autograd can see, and with every training forward."""
-    tensors = watched.tensors(watched.buffers)
-    return watched.forwards, [(id(tensor), version_of(tensor)) for tensor in tensors]
+    tensors = tracked.tensors(tracked.buffers)
+    return tracked.forwards, [(id(tensor), version_of(tensor)) for tensor in tensors]

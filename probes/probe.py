@@ -1,147 +1,183 @@
-"""What a probe is: an observer of a rank that is told of each moment and writes records, nothing else."""
+"""The interface of a probe: it observes the events of one rank and writes records."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import TypeVarTuple, Unpack
 
     from ddpcheck.agent.shm_exchange import ShmExchange
-    from ddpcheck.agent.tracked_module import TrackedModule
+    from ddpcheck.agent.tracked_module import ParamSetChange, TrackedModule
     from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
     from ddpcheck.config import Config
     from ddpcheck.probes.live_compare.node import NodeCompare
-    from ddpcheck.records.schema import Record
+    from ddpcheck.records.registry import Record
+
+    # The arguments of an event, without the probe. Not in typing before Python 3.11, and used in annotations only.
+    Args = TypeVarTuple("Args")
+
+
+class Phase(IntEnum):
+    """When a probe handles an event. Within a phase the order has no meaning."""
+
+    # Reads the clock before other probes spend time that is not the job's.
+    CLOCK = 0
+    # Ends a profiler step before other probes do their work for it.
+    PROFILER = 1
+    DEFAULT = 2
+
+
+Method = TypeVar("Method", bound=Callable[..., None])
+
+# Every event, in the order of declaration. An event is a method of `Probe`, and the method is its only name.
+EVENTS: list[Callable[..., None]] = []
+
+
+def event(method: Method) -> Method:
+    """Declare a method of `Probe` as an event that the agent emits."""
+    EVENTS.append(method)
+    return method
+
+
+class Emit(Protocol):
+    """Calls every probe that handles an event: `emit(Probe.before_wrap, tracked)`."""
+
+    def __call__(self, event: Callable[[Probe, Unpack[Args]], None], *args: Unpack[Args]) -> None: ...
 
 
 class ProbeContext(Protocol):
-    """What a probe may know of the rank it runs in."""
+    """What a probe knows of the rank it runs in."""
 
     config: Config
     session: str
     rank: int
     world_size: int
-    # Shared with the launcher and the ranks of this node, where it could be made.
-    board: ShmExchange | None
-    # Live comparison with the ranks of this node, where there is a board.
-    disagreements: NodeCompare | None
-    # Whether its file is closed: nothing more can be written.
+    # Shared with the launcher and the ranks of this node; None if it could not be created.
+    exchange: ShmExchange | None
+    # Live comparison with the ranks of this node, where there is an exchange.
+    node_compare: NodeCompare | None
+    # Whether the record file is closed.
     over: bool
-    # Nanoseconds that probes have taken from the training thread so far.
+    # Nanoseconds that probes have spent on the training thread so far.
     own_ns: int
 
     def write(self, record: Record) -> None: ...
 
 
 class Probe:
-    """Every moment does nothing by default; a probe overrides those it cares for.
+    """Base class: every event does nothing by default, and a probe overrides those it handles.
 
-    Each is called through the guard: an exception switches this probe off and nothing else.
+    Probes share no state: none writes what another one reads. The agent calls each handler through the guard: an
+    exception switches off this probe and nothing else.
     """
 
-    name = ""
+    name: ClassVar[str] = ""
+    phase: ClassVar[Phase] = Phase.DEFAULT
 
-    def __init__(self, scene: ProbeContext) -> None:
-        self.scene = scene
+    def __init__(self, context: ProbeContext) -> None:
+        self.context = context
 
     @classmethod
     def wanted(cls, config: Config) -> bool:
-        """Whether this run has any use for it; what is not wanted costs nothing."""
+        """Whether this run needs the probe; a probe that is not needed costs nothing."""
         return True
 
-    def entering(self, watched: TrackedModule) -> None:
+    @event
+    def before_wrap(self, tracked: TrackedModule) -> None:
         """DDP's constructor is about to run."""
 
-    def wrapped(self, watched: TrackedModule) -> None:
-        """DDP's constructor has run: the broadcast is done."""
+    @event
+    def after_wrap(self, tracked: TrackedModule) -> None:
+        """DDP's constructor has returned; its broadcast is done."""
 
-    def forward(self, watched: TrackedModule) -> None:
-        """A training forward through the wrapper begins."""
+    @event
+    def parameters_changed(self, tracked: TrackedModule, changes: list[ParamSetChange]) -> None:
+        """The list of the module's tensors was renewed. Emitted before the event in which it was noticed."""
 
-    def inputs(self, watched: TrackedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The same moment, with what the user passes to the wrapper."""
+    @event
+    def before_forward(self, tracked: TrackedModule) -> None:
+        """A training forward through the wrapper starts."""
 
-    def buffers_synced(self, watched: TrackedModule) -> None:
+    @event
+    def forward_inputs(self, tracked: TrackedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Follows `before_forward`, with the arguments that the user passes to the wrapper."""
+
+    @event
+    def buffers_synced(self, tracked: TrackedModule) -> None:
         """DDP has just synchronised the buffers."""
 
-    def forward_done(self, watched: TrackedModule) -> None:
-        """A training forward through the wrapper is over."""
+    @event
+    def after_forward(self, tracked: TrackedModule) -> None:
+        """A training forward through the wrapper has returned."""
 
-    def backward_called(self, root: Any = None) -> None:
-        """Somebody calls backward on `root`, perhaps from inside another one; None: with weights, which we leave."""
+    @event
+    def backward_called(self, root: Any) -> None:
+        """`backward` is called on `root`, possibly nested. None if the call passes gradient weights."""
 
-    def backward_begun(self, watched: TrackedModule) -> None:
-        """The first gradient of a backward that DDP is going to reduce is there."""
+    @event
+    def backward_begun(self, tracked: TrackedModule) -> None:
+        """The first gradient of a backward that DDP will reduce is accumulated."""
 
-    def stray_begun(self, watched: TrackedModule) -> None:
-        """The first gradient of a backward that DDP is not going to reduce is there."""
+    @event
+    def unsynced_backward_begun(self, tracked: TrackedModule) -> None:
+        """The first gradient of a backward that DDP will not reduce is accumulated."""
 
-    def gradient_ready(self, watched: TrackedModule, place: int, gradient: torch.Tensor) -> None:
+    @event
+    def gradient_ready(self, tracked: TrackedModule, place: int, gradient: torch.Tensor) -> None:
         """This rank's own gradient of one parameter, accumulated and not yet reduced."""
 
-    def computed(self, watched: TrackedModule) -> None:
-        """All gradients of that backward are there; DDP now waits for the rest of its reduction."""
+    @event
+    def gradients_computed(self, tracked: TrackedModule) -> None:
+        """All gradients of that backward are accumulated; DDP waits for the rest of its AllReduce."""
 
-    def reduced(self, watched: TrackedModule) -> None:
+    @event
+    def gradients_reduced(self, tracked: TrackedModule) -> None:
         """DDP has finished that backward: all gradients are reduced."""
 
+    @event
     def backward_returned(self) -> None:
-        """The backward that was called last is over."""
+        """The innermost call of `backward` has returned."""
 
+    @event
     def before_step(self, optimizer: TrackedOptimizer) -> None:
         """The optimizer is about to step."""
 
+    @event
     def after_step(self, optimizer: TrackedOptimizer) -> None:
-        """The optimizer has stepped; its count still names this step."""
+        """The optimizer has stepped; `optimizer.steps` is still the index of this step."""
 
-    def skipped(self, optimizer: TrackedOptimizer) -> None:
-        """GradScaler left a step out."""
+    @event
+    def step_skipped(self, optimizer: TrackedOptimizer) -> None:
+        """GradScaler skipped a step."""
 
-    def asking(self, iterator: Any) -> None:
-        """A data loader's iterator is asked for a batch."""
+    @event
+    def batch_requested(self, iterator: Any) -> None:
+        """The program requests a batch from a data loader's iterator."""
 
-    def got(self, iterator: Any) -> None:
-        """It has given one."""
+    @event
+    def batch_received(self, iterator: Any) -> None:
+        """The iterator has returned a batch."""
 
-    def ran_out(self, iterator: Any) -> None:
-        """It has no more to give."""
+    @event
+    def loader_exhausted(self, iterator: Any) -> None:
+        """The iterator has raised StopIteration."""
 
-    def drawn(self, iterator: Any, index: Any) -> None:
-        """A data loader's iterator has drawn the indices of its next batch."""
+    @event
+    def sample_drawn(self, iterator: Any, index: Any) -> None:
+        """A data loader's iterator has drawn the sample indices of its next batch."""
 
-    def exhausted(self, iterator: Any) -> None:
-        """A data loader's sampler has nothing more to give."""
+    @event
+    def sampler_exhausted(self, iterator: Any) -> None:
+        """A data loader's sampler has raised StopIteration."""
 
-    def forgetting(self, watched: TrackedModule) -> None:
-        """The user let DDP's wrapper go; its tensors are still there."""
+    @event
+    def wrapper_released(self, tracked: TrackedModule) -> None:
+        """DDP's wrapper was deleted; the wrapped module's tensors are still readable."""
 
-    def ending(self) -> None:
-        """The process group is going away or the process ends."""
-
-
-MOMENTS = (
-    "entering",
-    "wrapped",
-    "forward",
-    "inputs",
-    "buffers_synced",
-    "forward_done",
-    "backward_called",
-    "backward_begun",
-    "stray_begun",
-    "gradient_ready",
-    "computed",
-    "reduced",
-    "backward_returned",
-    "before_step",
-    "after_step",
-    "skipped",
-    "asking",
-    "got",
-    "ran_out",
-    "drawn",
-    "exhausted",
-    "forgetting",
-    "ending",
-)
+    @event
+    def before_exit(self) -> None:
+        """The process group is about to be destroyed, or the process exits."""

@@ -15,9 +15,9 @@ from torch.autograd.profiler import record_function
 from torch.profiler.profiler import _KinetoProfile
 
 from ddpcheck.agent.patches import Patches
-from ddpcheck.probes.probe import Probe, ProbeContext
+from ddpcheck.probes.probe import Phase, Probe, ProbeContext
 from ddpcheck.probes.process.profiler_conflict import PROFILERS
-from ddpcheck.records.schema import ReadyRecord, TraceRecord
+from ddpcheck.records.kinds.profile import ReadyRecord, TraceRecord
 from ddpcheck.step_ranges import parse_steps
 
 if TYPE_CHECKING:
@@ -129,14 +129,15 @@ class ProfileProbe(Probe):
     """Steps begin where the last one ended, at the end of the optimizer's step; the first one with its forward."""
 
     name = "profile"
+    phase = Phase.PROFILER
 
     @classmethod
     def wanted(cls, config: Config) -> bool:
         return bool(config.profile)
 
-    def __init__(self, scene: ProbeContext) -> None:
-        super().__init__(scene)
-        steps = parse_steps(scene.config.profile)
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        steps = parse_steps(context.config.profile)
         self._first, self._end = steps.ranges[0] if steps else (0, 0)
         self._step = -1
         self._recording: ProfilerSession | None = None
@@ -148,9 +149,9 @@ class ProfileProbe(Probe):
             PROFILERS.watch_exports(self._patches)
             PROFILERS.step_aside, PROFILERS.exported = self._step_aside, self._exported
 
-    def forward(self, watched: TrackedModule) -> None:
+    def before_forward(self, tracked: TrackedModule) -> None:
         if self._step < 0:
-            self._enter(watched.steps)
+            self._enter(tracked.steps)
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
         self._enter(optimizer.steps + 1)
@@ -181,8 +182,8 @@ class ProfileProbe(Probe):
         recording.stop()
         # A step that was cut off would pass for a short one, but it lies under its own mark: readers leave it out.
         if end > recording.first:
-            file = recording.write(self.scene.config.run_dir, self.scene.rank)
-            self.scene.write(
+            file = recording.write(self.context.config.run_dir, self.context.rank)
+            self.context.write(
                 TraceRecord(file=file, first=recording.first, end=end, held_up_ns=recording.held_up_ns)
             )
         self._end = 0
@@ -203,42 +204,42 @@ class ProfileProbe(Probe):
         recording, self._recording = self._recording, None
         if recording is not None:
             recording.stop()
-        self.scene.write(TraceRecord(file="", own=False))
+        self.context.write(TraceRecord(file="", own=False))
 
     def _exported(self, path: str) -> None:
         self._exports += 1
         if self._exports <= MOST_EXPORTS:
-            self.scene.write(TraceRecord(file=path, own=False))
+            self.context.write(TraceRecord(file=path, own=False))
 
-    def backward_begun(self, watched: TrackedModule) -> None:
+    def backward_begun(self, tracked: TrackedModule) -> None:
         if self._recording is not None:
-            self._ready[watched.index] = []
+            self._ready[tracked.index] = []
 
-    def gradient_ready(self, watched: TrackedModule, place: int, gradient: torch.Tensor) -> None:
-        ready = self._ready.get(watched.index)
+    def gradient_ready(self, tracked: TrackedModule, place: int, gradient: torch.Tensor) -> None:
+        ready = self._ready.get(tracked.index)
         if ready is not None:
             ready.append((place, time.time_ns()))
 
-    def reduced(self, watched: TrackedModule) -> None:
+    def gradients_reduced(self, tracked: TrackedModule) -> None:
         done = time.time_ns()
-        ready = self._ready.pop(watched.index, None)
-        if not ready or self._recording is None or watched.backward is None:
+        ready = self._ready.pop(tracked.index, None)
+        if not ready or self._recording is None or tracked.backward is None:
             return
         begin = ready[0][1]
-        self.scene.write(
+        self.context.write(
             ReadyRecord(
-                module=watched.index,
-                number=watched.backward.number,
+                module=tracked.index,
+                number=tracked.backward.number,
                 step=self._step,
                 begin_ns=begin,
                 order=[place for place, _ in ready],
                 after_us=[(at - begin) // 1000 for _, at in ready],
                 done_us=(done - begin) // 1000,
-                limits=_limits(watched.ddp()),
+                limits=_limits(tracked.ddp()),
             )
         )
 
-    def ending(self) -> None:
+    def before_exit(self) -> None:
         """The job is over before the window is: the steps that are whole are kept."""
         self._finish(self._step)
         if PROFILERS.step_aside == self._step_aside:

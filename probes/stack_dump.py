@@ -18,7 +18,7 @@ from ddpcheck.agent import guard
 from ddpcheck.agent.guard import GUARD
 from ddpcheck.privacy import mask_text
 from ddpcheck.probes.probe import Probe, ProbeContext
-from ddpcheck.records.schema import StackRecord
+from ddpcheck.records.kinds.hang import StackRecord
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
@@ -37,9 +37,9 @@ class StackDumpProbe(Probe):
 
     name = "standing"
 
-    def __init__(self, scene: ProbeContext) -> None:
-        super().__init__(scene)
-        self._board = scene.board if scene.config.hang_timeout else None
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        self._board = context.exchange if context.config.hang_timeout else None
         self._beats = 0
         self._step = 0
         self._moment = ""
@@ -56,24 +56,24 @@ class StackDumpProbe(Probe):
     def _begin(self) -> None:
         if self._board is not None:
             self._answered = self._board.question()
-            _Listener(self, self.scene.config.listen_seconds).start()
+            _Listener(self, self.context.config.listen_seconds).start()
 
-    def entering(self, watched: TrackedModule) -> None:
+    def before_wrap(self, tracked: TrackedModule) -> None:
         self._came_to("entering")
 
-    def wrapped(self, watched: TrackedModule) -> None:
+    def after_wrap(self, tracked: TrackedModule) -> None:
         self._came_to("wrapped")
 
-    def forward(self, watched: TrackedModule) -> None:
+    def before_forward(self, tracked: TrackedModule) -> None:
         self._came_to("forward")
 
-    def buffers_synced(self, watched: TrackedModule) -> None:
+    def buffers_synced(self, tracked: TrackedModule) -> None:
         self._came_to("buffers_synced")
 
-    def backward_begun(self, watched: TrackedModule) -> None:
+    def backward_begun(self, tracked: TrackedModule) -> None:
         self._came_to("backward_begun")
 
-    def reduced(self, watched: TrackedModule) -> None:
+    def gradients_reduced(self, tracked: TrackedModule) -> None:
         self._came_to("reduced")
 
     def before_step(self, optimizer: TrackedOptimizer) -> None:
@@ -83,11 +83,11 @@ class StackDumpProbe(Probe):
         self._step = max(self._step, optimizer.steps + 1)
         self._came_to("after_step")
 
-    def drawn(self, iterator: Any, index: Any) -> None:
+    def sample_drawn(self, iterator: Any, index: Any) -> None:
         """Data flows, in training or in evaluation: that is progress too."""
         self._beat()
 
-    def ending(self) -> None:
+    def before_exit(self) -> None:
         self._left = True
         self._beat()
 
@@ -114,7 +114,7 @@ class StackDumpProbe(Probe):
         asked = self._board.question()
         if asked != self._answered:
             self._answered = asked
-            self.scene.write(self._standing(asked))
+            self.context.write(self._standing(asked))
 
     def _standing(self, look: int) -> StackRecord:
         return StackRecord(
@@ -146,7 +146,7 @@ class _Listener(threading.Thread):
 
     def _serve(self) -> bool:
         probe = self._probe()
-        if probe is None or probe.scene.over or probe.name in GUARD.off:
+        if probe is None or probe.context.over or probe.name in GUARD.off:
             return False
         probe.listen()
         return True

@@ -9,7 +9,7 @@ from ddpcheck.agent.startup_tracer import STARTUP, StageStart
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.process.device_memory import device_memory
 from ddpcheck.probes.process.os_counters import resident
-from ddpcheck.records.schema import StartupRecord, StartupStage
+from ddpcheck.records.kinds.startup import StartupRecord, StartupStage
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
@@ -21,21 +21,21 @@ class StartupProbe(Probe):
 
     name = "startup"
 
-    def __init__(self, scene: ProbeContext) -> None:
-        super().__init__(scene)
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
         self._batch: StageStart | None = None
         self._fed: tuple[float, float] | None = None
         self._done = STARTUP.over
         if not self._done:
-            STARTUP.write_to(scene.write)
+            STARTUP.write_to(context.write)
 
-    def wrapped(self, watched: TrackedModule) -> None:
+    def after_wrap(self, tracked: TrackedModule) -> None:
         if not self._done:
             # Of several modules, the last one wrapped.
             STARTUP.drop(self._batch)
             self._batch = STARTUP.begin(StartupStage.BATCH)
 
-    def forward(self, watched: TrackedModule) -> None:
+    def before_forward(self, tracked: TrackedModule) -> None:
         if self._done or self._fed is not None:
             return
         STARTUP.finish(self._batch)
@@ -47,7 +47,7 @@ class StartupProbe(Probe):
             return
         self._done = True
         began, clock = self._fed
-        self.scene.write(
+        self.context.write(
             StartupRecord(
                 StartupStage.STEP.value,
                 round(began, 4),

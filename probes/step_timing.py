@@ -7,7 +7,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from ddpcheck.probes.probe import Probe, ProbeContext
+from ddpcheck.probes.probe import Phase, Probe, ProbeContext
 from ddpcheck.probes.process.os_counters import PageFaults, ProcessorQueue
 from ddpcheck.probes.process.step_phases import (
     BACKWARD,
@@ -25,7 +25,7 @@ from ddpcheck.probes.process.step_phases import (
     PhaseTimes,
     clock_for,
 )
-from ddpcheck.records.schema import ClockRecord
+from ddpcheck.records.kinds.timing import ClockRecord
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
@@ -46,12 +46,13 @@ DDP_AVERAGES = {
 
 
 class StepTimingProbe(Probe):
-    """Its clock stands still while ddpcheck works: first in the roster, it is told before the others begin."""
+    """Measures the phases of each step; the time that probes spend is subtracted."""
 
     name = "clocks"
+    phase = Phase.CLOCK
 
-    def __init__(self, scene: ProbeContext) -> None:
-        super().__init__(scene)
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
         self._clock = HostPhaseTimer()
         self._device: DevicePhaseTimer | None = None
         self._modules: list[TrackedModule] = []
@@ -68,7 +69,7 @@ class StepTimingProbe(Probe):
         self._faults = PageFaults()
 
     def _now(self) -> int:
-        return perf_counter_ns() - self.scene.own_ns
+        return perf_counter_ns() - self.context.own_ns
 
     def _begin(self, part: int) -> None:
         self._clock.begin(part, self._now())
@@ -80,28 +81,28 @@ class StepTimingProbe(Probe):
         if self._device is not None:
             self._device.end(part)
 
-    def wrapped(self, watched: TrackedModule) -> None:
-        self._modules.append(watched)
+    def after_wrap(self, tracked: TrackedModule) -> None:
+        self._modules.append(tracked)
         if self._device is None:
-            self._device = clock_for(watched.tensors(watched.parameters))
+            self._device = clock_for(tracked.tensors(tracked.parameters))
 
-    def forgetting(self, watched: TrackedModule) -> None:
-        if watched in self._modules:
-            self._modules.remove(watched)
+    def wrapper_released(self, tracked: TrackedModule) -> None:
+        if tracked in self._modules:
+            self._modules.remove(tracked)
 
-    def asking(self, iterator: Any) -> None:
+    def batch_requested(self, iterator: Any) -> None:
         if self._thread in (0, get_ident()):
             self._clock.begin(DATA, self._now())
 
-    def got(self, iterator: Any) -> None:
+    def batch_received(self, iterator: Any) -> None:
         if self._thread in (0, get_ident()):
             self._clock.got_batch(self._now())
 
-    def ran_out(self, iterator: Any) -> None:
+    def loader_exhausted(self, iterator: Any) -> None:
         if self._thread in (0, get_ident()):
             self._clock.ran_out()
 
-    def forward(self, watched: TrackedModule) -> None:
+    def before_forward(self, tracked: TrackedModule) -> None:
         self._thread = get_ident()
         self._backwards = 0
         self._clock.feed()
@@ -109,10 +110,10 @@ class StepTimingProbe(Probe):
         # Buffers, where there are any, are synchronised before anything is computed.
         self._begin(BUFFERS)
 
-    def buffers_synced(self, watched: TrackedModule) -> None:
+    def buffers_synced(self, tracked: TrackedModule) -> None:
         self._end(BUFFERS)
 
-    def forward_done(self, watched: TrackedModule) -> None:
+    def after_forward(self, tracked: TrackedModule) -> None:
         self._end(FORWARD)
 
     def backward_called(self, root: Any = None) -> None:
@@ -121,12 +122,12 @@ class StepTimingProbe(Probe):
         if self._backwards == 1:
             self._begin(BACKWARD)
 
-    def computed(self, watched: TrackedModule) -> None:
+    def gradients_computed(self, tracked: TrackedModule) -> None:
         # Of several modules in one backward the first: DDP may finish it before it tells of the next.
         if not self._clock.under_way(FINISH):
             self._begin(FINISH)
 
-    def reduced(self, watched: TrackedModule) -> None:
+    def gradients_reduced(self, tracked: TrackedModule) -> None:
         self._end(FINISH)
 
     def backward_returned(self) -> None:
@@ -142,14 +143,14 @@ class StepTimingProbe(Probe):
         if self._ends_a_step(optimizer.index):
             self._close(optimizer.steps)
 
-    def ending(self) -> None:
+    def before_exit(self) -> None:
         self._settle()
         self._rows += [(row, UNKNOWN) for row, _ in self._pending]
         self._pending.clear()
         self._write()
         averages = averages_of(self._modules)
         if averages:
-            self.scene.write(ClockRecord(step=0, ddp=averages))
+            self.context.write(ClockRecord(step=0, ddp=averages))
         self._queue.close()
 
     def _ends_a_step(self, optimizer: int) -> bool:
@@ -167,7 +168,7 @@ class StepTimingProbe(Probe):
     def _close(self, step: int) -> None:
         self._backwards = 0
         counted = (self._queue.since_last(), *self._faults.since_last())
-        row = self._clock.close(step, self._now(), self.scene.own_ns, *counted)
+        row = self._clock.close(step, self._now(), self.context.own_ns, *counted)
         marks = self._device.close() if self._device is not None else None
         if row is None:
             return
@@ -200,7 +201,7 @@ class StepTimingProbe(Probe):
             # Steps of one record follow each other.
             first = rows[0][0].step
             length = next((n for n, (row, _) in enumerate(rows) if row.step != first + n), len(rows))
-            self.scene.write(record_of(rows[:length]))
+            self.context.write(record_of(rows[:length]))
             rows = rows[length:]
 
 
@@ -226,8 +227,8 @@ def record_of(rows: list[tuple[PhaseTimes, DevicePhaseTimes | None]]) -> ClockRe
 def averages_of(modules: list[TrackedModule]) -> dict[str, int]:
     """What DDP measured by itself, in microseconds over all modules; private in torch, so asked with care."""
     averages: dict[str, int] = {}
-    for watched in modules:
-        ask = getattr(watched.ddp(), "_get_ddp_logging_data", None)
+    for tracked in modules:
+        ask = getattr(tracked.ddp(), "_get_ddp_logging_data", None)
         said = ask() if ask is not None else {}
         for name, key in DDP_AVERAGES.items():
             value = said.get(key)

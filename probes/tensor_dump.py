@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddpcheck.probes.digest import plain_memory
-from ddpcheck.records.schema import TensorKind
+from ddpcheck.records.kinds.digests import TensorKind
 
 if TYPE_CHECKING:
     from ddpcheck.probes.live_compare.snapshot import SnapshotKey
@@ -80,12 +80,12 @@ FOLDER = "captures"
 
 
 def dump_tensors(
-    scene: ProbeContext, moment: SnapshotKey, places: list[int]
+    context: ProbeContext, moment: SnapshotKey, places: list[int]
 ) -> tuple[str, list[int], list[int]]:
     """Write the tensors at `places`; returns the file's name and which were written whole or cut."""
-    watched = moment.watched
-    slots = watched.buffers if moment.of is TensorKind.BUFFERS else watched.parameters
-    tensors: list[torch.Tensor | None] = list(watched.tensors(slots))
+    tracked = moment.tracked
+    slots = tracked.buffers if moment.of is TensorKind.BUFFERS else tracked.parameters
+    tensors: list[torch.Tensor | None] = list(tracked.tensors(slots))
     if moment.of is TensorKind.GRADIENTS:
         tensors = [tensor.grad if tensor is not None else None for tensor in tensors]
     parts: dict[str, tuple[torch.dtype, list[int], bytes]] = {}
@@ -100,15 +100,15 @@ def dump_tensors(
         (whole if shape == list(tensor.shape) else cut).append(place)
         parts[slots[place].name] = (tensor.dtype, shape, data)
         room -= len(data)
-    name = f"{FOLDER}/rank-{scene.rank:05d}-{scene.session[:8]}-{_file_stem(moment)}.safetensors"
+    name = f"{FOLDER}/rank-{context.rank:05d}-{context.session[:8]}-{_file_stem(moment)}.safetensors"
     # On a GPU this waits for the device, once, in a job that is already known to be broken.
-    write_safetensors(Path(scene.config.run_dir) / name, parts)
+    write_safetensors(Path(context.config.run_dir) / name, parts)
     return name, whole, cut
 
 
 def _file_stem(moment: SnapshotKey) -> str:
     """All that tells moments apart: a file must not be overwritten by that of another one."""
-    parts = [f"m{moment.watched.index}", moment.stage.value, moment.of.value, str(moment.step)]
+    parts = [f"m{moment.tracked.index}", moment.stage.value, moment.of.value, str(moment.step)]
     if moment.optimizer is not None:
         parts.append(f"o{moment.optimizer}")
     return "-".join(parts)

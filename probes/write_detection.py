@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, direct_span, has_memory
-from ddpcheck.records.schema import WriteWindow
+from ddpcheck.records.kinds.digests import WriteWindow
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
@@ -136,25 +136,25 @@ class WriteDetector:
         self._forwards: dict[int, ForwardSamples] = {}
         self._backwards: dict[int, TensorSamples] = {}
 
-    def awaits(self, watched: TrackedModule) -> bool:
-        return watched.index in self._modules
+    def awaits(self, tracked: TrackedModule) -> bool:
+        return tracked.index in self._modules
 
-    def forward(self, watched: TrackedModule, marks: TensorSamples) -> None:
-        self._forwards.setdefault(watched.index, ForwardSamples(watched.forwards, marks))
+    def forward(self, tracked: TrackedModule, marks: TensorSamples) -> None:
+        self._forwards.setdefault(tracked.index, ForwardSamples(tracked.forwards, marks))
 
-    def backward(self, watched: TrackedModule, marks: TensorSamples) -> None:
-        self._backwards.setdefault(watched.index, marks)
+    def backward(self, tracked: TrackedModule, marks: TensorSamples) -> None:
+        self._backwards.setdefault(tracked.index, marks)
 
-    def when(self, watched: TrackedModule, before: TensorSamples | None) -> str:
+    def when(self, tracked: TrackedModule, before: TensorSamples | None) -> str:
         """When a write came that a step has found; "" where that cannot be told."""
-        self._modules.add(watched.index)
-        seen = self._forwards.pop(watched.index, None)
-        at_backward = self._backwards.pop(watched.index, None)
+        self._modules.add(tracked.index)
+        seen = self._forwards.pop(tracked.index, None)
+        at_backward = self._backwards.pop(tracked.index, None)
         if seen is None or before is None:
             return ""
         if seen.marks != before:
             return WriteWindow.BEFORE_FORWARD
         # Several forwards: the write may have come in any of them.
-        if at_backward is None or watched.forwards > seen.number + 1:
+        if at_backward is None or tracked.forwards > seen.number + 1:
             return ""
         return WriteWindow.IN_FORWARD if at_backward != seen.marks else WriteWindow.AFTER_BACKWARD

@@ -1,4 +1,4 @@
-"""One finding as lines of plain text, for places that know no tables."""
+"""One finding as plain text, for reports without tables."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ddpcheck.analysis.report import Report
 from ddpcheck.formatting import name_ranks
 from ddpcheck.reports.safe_text import safe_line
 from ddpcheck.reports.terminal.console import ReportConsole
-from ddpcheck.reports.terminal.evidence import put_evidence
+from ddpcheck.reports.terminal.evidence import print_evidence
 
 _WIDTH = 100
 
 
 def evidence_text(evidence: Mapping[str, Any]) -> str:
-    """Tables of ranks side by side, without colours; no blank line at either end."""
+    """Evidence as on a terminal, without colours and without blank lines at either end."""
     sink = io.StringIO()
     console = Console(
         file=sink, width=_WIDTH, color_system=None, force_terminal=False, legacy_windows=False, _environ={}
     )
-    put_evidence(ReportConsole(console), evidence, indent=0)
+    print_evidence(ReportConsole(console), evidence, indent=0)
     return sink.getvalue().strip("\n")
 
 
@@ -39,14 +39,14 @@ _CALL = re.compile(r"(?P<file>[^\s()][^()]*?\.py):(?P<line>\d+)(?: in |\)|$)")
 def script_line(report: Report, finding: Finding) -> tuple[str, int | None]:
     """File and line of what the ranks were doing, or where the module is wrapped or stepped, or the script."""
     for text in _calls(finding):
-        found = _CALL.search(text)
-        if found and not any(mark in found["file"] for mark in _LIBRARIES):
-            return found["file"], int(found["line"])
+        call = _CALL.search(text)
+        if call and not any(mark in call["file"] for mark in _LIBRARIES):
+            return call["file"], int(call["line"])
     return _of_module(report, finding) or (_script(report), None)
 
 
 def _calls(finding: Finding) -> Iterator[str]:
-    """Stacks of the odd ranks first, the innermost call first."""
+    """Stacks of the outliers first, the innermost call first."""
     standings = finding.evidence.get("standings")
     if isinstance(standings, (list, tuple)):
         groups = [group for group in standings if isinstance(group, Mapping)]
@@ -54,18 +54,18 @@ def _calls(finding: Finding) -> Iterator[str]:
             yield from map(str, group.get("stack") or ())
     details = finding.evidence.get("details")
     if isinstance(details, Mapping):
-        odd = [str(rank) for rank in finding.ranks]
-        yield from (str(details[rank]) for rank in sorted(details, key=lambda rank: rank not in odd))
+        outliers = [str(rank) for rank in finding.ranks]
+        yield from (str(details[rank]) for rank in sorted(details, key=lambda rank: rank not in outliers))
 
 
 def _of_module(report: Report, finding: Finding) -> tuple[str, int | None] | None:
-    """What differs from the wrapping on is told of there, everything later where the optimizer steps."""
+    """Where the module is wrapped for differences at wrapping, else where the optimizer steps."""
     history = next((one for one in report.agreement if one.module == finding.module), None)
     if history is None or finding.code[:4] not in _OF_MODULES:
         return None
     at_wrapping = finding.code.startswith("DDP1") and finding.step is None
-    place = history.wrapped_at if at_wrapping else history.stepped_at or history.wrapped_at
-    file, _, line = place.rpartition(":")
+    location = history.wrapped_at if at_wrapping else history.stepped_at or history.wrapped_at
+    file, _, line = location.rpartition(":")
     return (file, int(line)) if file and line.isdecimal() else None
 
 
@@ -74,10 +74,10 @@ def _script(report: Report) -> str:
 
 
 def finding_text(finding: Finding) -> str:
-    """What, where, the evidence, why, and what to do."""
+    """Title, location, message, evidence, cause and fix."""
     lines = [
         f"{finding.severity.value} {finding.code}: {finding.title}",
-        finding_place(finding) or None,
+        finding_location(finding) or None,
         finding.message if finding.message != finding.title else None,
         *(["", *evidence_text(finding.evidence).split("\n"), ""] if finding.evidence else []),
         f"why: {finding.cause}" if finding.cause else None,
@@ -87,11 +87,13 @@ def finding_text(finding: Finding) -> str:
     return "\n".join(safe_line(line) for line in lines if line is not None)
 
 
-def finding_place(finding: Finding) -> str:
-    """`step 5, stage params, parameter body.weight, rank 2`."""
+def finding_location(finding: Finding, with_attempt: bool = False) -> str:
+    """`step 5, stage params, module 0, parameter body.weight, rank 2`."""
     parts = [
+        f"attempt {finding.attempt}" if with_attempt else "",
         "" if finding.step is None else f"step {finding.step}",
         f"stage {finding.stage}" if finding.stage else "",
+        f"module {finding.module}" if finding.module else "",
         f"parameter {finding.parameter}" if finding.parameter else "",
         name_ranks(finding.ranks) if finding.ranks else "",
     ]

@@ -9,24 +9,17 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.report import (
-    REPORT_SCHEMA,
-    AttemptSummary,
-    Check,
-    DataEpoch,
-    RankStatus,
-    RankSummary,
-    Report,
-    Verdict,
-)
-from ddpcheck.analysis.timing.clock_offsets import HostClock
-from ddpcheck.errors import RunUnreadable
-from ddpcheck.reports.json_history import agreement_from, environment_from, gradients_from
-from ddpcheck.reports.json_overlap import overlap_from
-from ddpcheck.reports.time_json import time_table
+import msgspec
 
-# The order people read in: the verdict and what it is about first, the bulk last.
+from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.overlap.model import Overlap
+from ddpcheck.analysis.report import REPORT_SCHEMA, AttemptSummary, Check, DataEpoch, Report, Verdict
+from ddpcheck.analysis.timeseries.model import AgreementHistory, EnvironmentRow, GradientHistory
+from ddpcheck.analysis.timing.clock_offsets import HostClock
+from ddpcheck.analysis.timing.model import TimeTable
+from ddpcheck.errors import RunUnreadable
+
+# The order of the keys: the verdict and the findings first, the bulk last.
 _TOP_LEVEL = (
     "schema",
     "verdict",
@@ -59,78 +52,54 @@ def to_json(report: Report) -> str:
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
+class _Version(msgspec.Struct):
+    schema: int
+
+
+class _Document(msgspec.Struct):
+    """report.json as it is stored; keys without a default are in every file of schema 1."""
+
+    schema: int
+    verdict: Verdict
+    world_size: int
+    steps: int
+    command: tuple[str, ...]
+    exit_code: int | None
+    findings: tuple[Finding, ...]
+    attempts: tuple[AttemptSummary, ...]
+    checks: tuple[Check, ...]
+    run: dict[str, Any]
+    data: tuple[DataEpoch, ...] = ()
+    hardware: dict[str, Any] = {}
+    traffic: dict[str, Any] = {}
+    links: dict[str, Any] = {}
+    time: tuple[TimeTable, ...] = ()
+    memory: dict[str, Any] | None = None
+    startup: dict[str, Any] | None = None
+    overlap: Overlap | None = None
+    agreement: tuple[AgreementHistory, ...] = ()
+    gradients: tuple[GradientHistory, ...] = ()
+    environment: tuple[EnvironmentRow, ...] = ()
+    hosts: tuple[HostClock, ...] = ()
+
+
 def from_json(text: str) -> Report:
-    """The report behind `text`; keys that this version does not know are left out."""
+    """The report in `text`; unknown keys are ignored, keys that older versions did not write get their defaults."""
     try:
-        return _report(json.loads(text))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunUnreadable(f"this is not a report.json that ddpcheck wrote ({error!r})") from error
-
-
-def _report(raw: Mapping[str, Any]) -> Report:
-    if raw["schema"] > REPORT_SCHEMA:
-        raise RunUnreadable(
-            f"report.json has schema {raw['schema']} and this ddpcheck reads up to {REPORT_SCHEMA}: "
-            "read it with the version of ddpcheck that wrote it, or a later one"
-        )
-    return Report(
-        verdict=Verdict(raw["verdict"]),
-        world_size=raw["world_size"],
-        steps=raw["steps"],
-        command=tuple(raw["command"]),
-        exit_code=raw["exit_code"],
-        findings=tuple(_finding(item) for item in raw["findings"]),
-        attempts=tuple(_attempt(item) for item in raw["attempts"]),
-        checks=tuple(Check(**_known(Check, item)) for item in raw["checks"]),
-        data=tuple(DataEpoch(**_known(DataEpoch, item)) for item in raw.get("data", ())),
-        hardware=dict(raw.get("hardware", {})),
-        traffic=dict(raw.get("traffic", {})),
-        links=dict(raw.get("links", {})),
-        time=tuple(time_table(item) for item in raw.get("time", ())),
-        memory=raw.get("memory"),
-        startup=raw.get("startup"),
-        overlap=overlap_from(raw.get("overlap")),
-        agreement=agreement_from(raw.get("agreement", ())),
-        gradients=gradients_from(raw.get("gradients", ())),
-        environment=environment_from(raw.get("environment", ())),
-        hosts=tuple(_host(item) for item in raw.get("hosts", ())),
-        run=dict(raw["run"]),
-        schema=raw["schema"],
-    )
-
-
-def _finding(raw: Mapping[str, Any]) -> Finding:
-    known = _known(Finding, raw)
-    known["severity"] = Severity(known["severity"])
-    known["ranks"] = tuple(known["ranks"])
-    return Finding(**known)
-
-
-def _attempt(raw: Mapping[str, Any]) -> AttemptSummary:
-    known = _known(AttemptSummary, raw)
-    known["ranks"] = tuple(_rank(item) for item in known["ranks"])
-    return AttemptSummary(**known)
-
-
-def _rank(raw: Mapping[str, Any]) -> RankSummary:
-    known = _known(RankSummary, raw)
-    known["status"] = RankStatus(known["status"])
-    return RankSummary(**known)
-
-
-def _host(raw: Mapping[str, Any]) -> HostClock:
-    known = _known(HostClock, raw)
-    known["ranks"] = tuple(known["ranks"])
-    return HostClock(**known)
-
-
-def _known(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:
-    names = {field.name for field in fields(kind)}
-    return {key: value for key, value in raw.items() if key in names}
+        schema = msgspec.json.decode(text, type=_Version).schema
+        if schema > REPORT_SCHEMA:
+            raise RunUnreadable(
+                f"report.json has schema {schema} and this ddpcheck reads up to {REPORT_SCHEMA}: "
+                "read it with the version of ddpcheck that wrote it, or a later one"
+            )
+        document = msgspec.json.decode(text, type=_Document)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise RunUnreadable(f"this is not a report.json that ddpcheck wrote ({error})") from error
+    return Report(**{name: getattr(document, name) for name in document.__struct_fields__})
 
 
 def plain(value: Any) -> Any:
-    """`value` in JSON's own types only; what JSON has no word for becomes a string."""
+    """`value` in the types of JSON only; values that JSON cannot hold become strings."""
     if isinstance(value, Enum):
         return value.value
     if value is None or isinstance(value, (bool, int)):
@@ -149,5 +118,5 @@ def plain(value: Any) -> Any:
 
 
 def _well_formed(text: str) -> str:
-    # A file name that is not UTF-8 arrives with lone surrogates, which strict readers refuse.
+    # A file name that is not UTF-8 has lone surrogates, which strict readers refuse.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""The sentence that heads every report for people."""
+"""The verdict in one sentence, which heads every report."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ _AT_WRAPPING = frozenset({"DDP101", "DDP103"})
 
 def verdict_sentence(report: Report) -> str:
     """What happened, in one sentence."""
-    made_up = "Made-up records, of no job: " if report.run.get("synthetic") else ""
-    return made_up + _sentence(report)
+    synthetic = "Synthetic records: " if report.run.get("synthetic") else ""
+    return synthetic + _sentence(report)
 
 
 def _sentence(report: Report) -> str:
     lead = leading_finding(report)
     if lead is not None and _is_parting(lead):
-        return _parting(report, lead)
+        return _diverged(report, lead)
     if report.verdict is Verdict.FAILED:
         return _failed(report, lead)
     if report.verdict is Verdict.INCOMPLETE:
         return _incomplete(lead)
     if lead is not None and lead.severity is not Severity.NOTE:
-        return _wrong(report, lead)
+        return _problem(report, lead)
     return _agreement(report)
 
 
 def in_order(report: Report) -> list[Finding]:
-    """Findings, the gravest first and otherwise in the order of the analysis."""
+    """Findings by severity, otherwise in the order of the analysis."""
     return sorted(report.findings, key=lambda finding: -finding.severity.weight)
 
 
 def leading_finding(report: Report) -> Finding | None:
-    """The finding the verdict is about: the first parting of replicas, else the gravest."""
+    """The finding the verdict is about: the first divergence, else the most severe one."""
     ordered = in_order(report)
     return next(iter([item for item in ordered if _is_parting(item)] or ordered), None)
 
 
 def _is_parting(finding: Finding) -> bool:
-    # An unknown parameter (DDP104) is a risk by itself, and a parting once ranks hold different bits.
+    # An unknown parameter (DDP104) is a risk by itself, and a divergence once ranks hold different values.
     parted = finding.code in _PARTING or (finding.code == "DDP104" and "groups" in finding.evidence)
     return parted and finding.severity is Severity.ERROR
 
@@ -56,40 +56,53 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _parting(report: Report, lead: Finding) -> str:
-    where = "at wrapping" if lead.code in _AT_WRAPPING and lead.step is None else ""
+def _diverged(report: Report, lead: Finding) -> str:
+    where = " at wrapping" if lead.code in _AT_WRAPPING and lead.step is None else ""
     if lead.step is not None:
-        where = f"at step {lead.step}"
-    odd = f" ({name_ranks(lead.ranks)})" if lead.ranks else ""
+        where = f" at step {lead.step}"
+    parameter = f" in {lead.parameter}" if lead.parameter else ""
     after = f"; the command {_ending(report.exit_code)}" if report.verdict is Verdict.FAILED else ""
-    return f"Replicas part{' ' if where else ''}{where}: {_as_clause(lead.title)}{odd}{after}"
+    return f"Replicas diverge{where}{parameter} ({lead.code}){after}"
 
 
 def _failed(report: Report, lead: Finding | None) -> str:
-    said = f"The command {_ending(report.exit_code)}, {_size(report)}"
+    text = f"The command {_ending(report.exit_code)} ({_size(report)})"
     if lead is not None and lead.severity is not Severity.NOTE:
-        return f"{said}: {_as_clause(lead.title)}"
+        return f"{text}: {_as_clause(lead.title)}"
     if _agreed(report):
-        return f"{said}; the replicas agreed as far as they were recorded"
-    return said
+        return f"{text}; replicas agree in all recorded steps"
+    return text
 
 
 def _incomplete(lead: Finding | None) -> str:
-    said = "Too little was recorded to say whether the replicas agree"
-    return said if lead is None else f"{said}: {_as_clause(lead.title)}"
+    text = "Not enough was recorded to compare the replicas"
+    return text if lead is None else f"{text}: {_as_clause(lead.title)}"
 
 
-def _wrong(report: Report, lead: Finding) -> str:
+def _problem(report: Report, lead: Finding) -> str:
     others = len([item for item in report.findings if item.severity is not Severity.NOTE]) - 1
     more = f", and {counted(others, 'more finding')}" if others else ""
-    odd = f" ({name_ranks(lead.ranks)})" if lead.ranks else ""
-    opening = "Replicas agree, but" if _agreed(report) else "Something is wrong:"
-    return f"{opening} {_as_clause(lead.title)}{odd}{more}"
+    where = f"{name_ranks(lead.ranks)}, {lead.code}" if lead.ranks else lead.code
+    text = _straggler(report, lead) or f"{lead.title.rstrip('.')} ({where})"
+    agree = "; replicas agree" if _agreed(report) else ""
+    return f"{text}{more}{agree}"
+
+
+def _straggler(report: Report, lead: Finding) -> str:
+    """The cost of the straggler that the finding is about; empty if it is about anything else."""
+    for table in report.time:
+        late = table.straggler
+        if late is not None and lead.ranks == late.ranks and lead.stage == late.part:
+            cost = f"{late.cost_us / 1000:.1f} ms per step"
+            if len(late.ranks) == 1:
+                return f"Rank {late.ranks[0]} is a straggler: it costs {cost}"
+            return f"{name_ranks(late.ranks).capitalize()} are stragglers: they cost {cost}"
+    return ""
 
 
 def _agreement(report: Report) -> str:
     if not _agreed(report):
-        return f"Nothing wrong was found, but nothing could be compared across ranks: {_size(report)}"
+        return f"No findings, but nothing could be compared across ranks: {_size(report)}"
     return f"Replicas agree: {_size(report)}{_thoroughness(report)}"
 
 
@@ -108,13 +121,13 @@ def _thoroughness(report: Report) -> str:
         return ""
     every = report.run.get("every", 1)
     how_often = "after every step" if every == 1 else f"after every {every} steps"
-    return f", {counted(parameters, 'parameter')} checked {how_often}"
+    return f", {counted(parameters, 'parameter')} compared {how_often}"
 
 
 def _ending(exit_code: int | None) -> str:
     if exit_code is None:
         return "did not end"
-    # Python's negative status and the shell's 128 + n tell the same thing.
+    # Python reports a signal as a negative status, a shell as 128 + its number.
     number = -exit_code if exit_code < 0 else exit_code - 128
     try:
         return f"was ended by {signal.Signals(number).name}"
@@ -123,7 +136,7 @@ def _ending(exit_code: int | None) -> str:
 
 
 def _as_clause(title: str) -> str:
-    """A title in the middle of a sentence, unless its first word is a name or an abbreviation."""
+    """A title with a lower-case first letter, unless its first word is a name or an abbreviation."""
     clause = title.rstrip(".")
     ordinary = clause.partition(" ")[0].istitle()
     return clause[:1].lower() + clause[1:] if ordinary else clause

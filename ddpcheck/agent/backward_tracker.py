@@ -14,6 +14,7 @@ import torch
 
 from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.patches import hide_from_compiler
+from ddpcheck.probes.probe import Emit, Probe
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
@@ -64,11 +65,11 @@ class BackwardTracker:
     inside a callback comes after it, and sees reduced gradients.
     """
 
-    def __init__(self, watched: TrackedModule, tell: Callable[..., None]) -> None:
+    def __init__(self, tracked: TrackedModule, emit: Emit) -> None:
         self.window = BackwardWindow()
         self.number = 0
-        self._watched = watched
-        self._tell = tell
+        self._tracked = tracked
+        self._emit = emit
         self._armed = False
         self._synced = False
         self._tasks: set[int] = set()
@@ -84,13 +85,13 @@ class BackwardTracker:
     @property
     def finds_unused(self) -> bool:
         """Whether DDP also finishes a backward that leaves parameters out."""
-        ddp: Any = self._watched.ddp()
+        ddp: Any = self._tracked.ddp()
         return bool(getattr(ddp, "find_unused_parameters", False) or getattr(ddp, "static_graph", False))
 
     def attach(self) -> None:
         """Hook every parameter that the reducer knows. The hooks hold on to nothing of the user's."""
         me = weakref.ref(self)
-        for place, tensor in enumerate(self._watched.tensors(self._watched.parameters)):
+        for place, tensor in enumerate(self._tracked.tensors(self._tracked.parameters)):
             if not tensor.requires_grad:
                 continue
             self.places.add(place)
@@ -163,7 +164,7 @@ class BackwardTracker:
             self._begin(task)
         self._fired.add(place)
         if self._synced and parameter.grad is not None:
-            self._tell("gradient_ready", self._watched, place, parameter.grad)
+            self._emit(Probe.gradient_ready, self._tracked, place, parameter.grad)
 
     def _begin(self, task: int) -> None:
         """The first gradient of a backward, or of a nested one as checkpointing makes them."""
@@ -176,16 +177,17 @@ class BackwardTracker:
             self._synced = self._armed
             if self._synced:
                 self.number += 1
-                self._tell("backward_begun", self._watched)
+                self._emit(Probe.backward_begun, self._tracked)
             else:
-                self._tell("stray_begun", self._watched)
+                self._emit(Probe.unsynced_backward_begun, self._tracked)
+                self._tracked.commit()
                 # An update by hand may have shown: then this backward is the first of the next step.
                 self._open_window()
         _queue(lambda: self._first(task))
 
     def _on_first(self, task: int) -> None:
         if self._synced and task not in self._nested:
-            self._tell("computed", self._watched)
+            self._emit(Probe.gradients_computed, self._tracked)
         _queue(lambda: self._second(task))
 
     def _on_done(self, task: int) -> None:
@@ -198,7 +200,7 @@ class BackwardTracker:
         elif task not in self._nested and not self._waiting():
             self._synced = False
             self._reduced()
-            self._tell("reduced", self._watched)
+            self._emit(Probe.gradients_reduced, self._tracked)
 
     def _reduced(self) -> None:
         self._armed = False
@@ -211,7 +213,7 @@ class BackwardTracker:
 
     def _why_unsynced(self) -> Reason:
         window = self.window
-        if not getattr(self._watched.ddp(), "require_backward_grad_sync", True):
+        if not getattr(self._tracked.ddp(), "require_backward_grad_sync", True):
             return Reason.NO_SYNC
         if window.unarmed and not window.armed:
             return Reason.FORWARD_IN_NO_SYNC

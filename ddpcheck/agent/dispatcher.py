@@ -21,6 +21,7 @@ from ddpcheck.agent.tracked_optimizer import (
     signature,
     steps_inside_backward,
 )
+from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.process.callsite import user_callsite
 
 _OPTIONS = (
@@ -37,8 +38,8 @@ _OPTIONS = (
 class Dispatcher:
     """Knows the DDP modules and optimizers of this rank; holds none of them alive."""
 
-    def __init__(self, session: RankContext, ddp_init: Callable[..., None]) -> None:
-        self.session = session
+    def __init__(self, context: RankContext, ddp_init: Callable[..., None]) -> None:
+        self.context = context
         self._signature = inspect.signature(ddp_init)
         self._modules: weakref.WeakKeyDictionary[torch.nn.Module, TrackedModule] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, TrackedOptimizer | None]
@@ -48,11 +49,15 @@ class Dispatcher:
         self._unknown = weakref.WeakKeyDictionary()
         self._numbers: dict[tuple[int, ...], int] = {}
         self._forgotten = GUARD.protect("agent", "forgotten", self._forget)
+        # Under the names of the probes that write what they read.
+        self._read_parameters = context.guarded("structure", "refresh", TrackedModule.refresh)
+        self._read_wrapper = context.guarded("structure", "refresh_wrapper", TrackedModule.refresh_wrapper)
+        self._read_hyperparameters = context.guarded("optimizers", "refresh", TrackedOptimizer.refresh)
         self._count = 0
         self._optimizer_count = 0
         self._steps_seen = 0
 
-    def entering(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+    def before_wrap(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         """DDP's constructor was called; the instance is still bare."""
         given = self._signature.bind_partial(ddp, *args, **kwargs).arguments
         module = given.get("module")
@@ -61,7 +66,7 @@ class Dispatcher:
         group = _group_ranks(given)
         ordinal = self._numbers.get(group, 0)
         self._numbers[group] = ordinal + 1
-        watched = TrackedModule(
+        tracked = TrackedModule(
             index=self._count,
             ordinal=ordinal,
             group=group,
@@ -73,115 +78,130 @@ class Dispatcher:
             where=user_callsite(),
         )
         self._count += 1
-        weakref.finalize(ddp, self._forgotten, watched).atexit = False
-        self._modules[ddp] = watched
-        self.session.tell("entering", watched)
+        weakref.finalize(ddp, self._forgotten, tracked).atexit = False
+        self._modules[ddp] = tracked
+        self.context.emit(Probe.before_wrap, tracked)
 
-    def _forget(self, watched: TrackedModule) -> None:
+    def _forget(self, tracked: TrackedModule) -> None:
         """The wrapper is gone; what it wrapped is still there, for a last look."""
-        self.session.tell("forgetting", watched)
-        watched.forget()
+        self.context.emit(Probe.wrapper_released, tracked)
+        tracked.forget()
 
-    def wrapped(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        watched = self._modules.get(ddp)
-        if watched is None:
+    def after_wrap(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        tracked = self._modules.get(ddp)
+        if tracked is None:
             return
-        self.session.tell("wrapped", watched)
-        if self.session.config.gradients != "off":
-            watched.backward = BackwardTracker(watched, self.session.tell)
-            watched.backward.attach()
+        self._refresh(tracked)
+        self.context.emit(Probe.after_wrap, tracked)
+        if self.context.config.gradients != "off":
+            tracked.backward = BackwardTracker(tracked, self.context.emit)
+            tracked.backward.attach()
 
-    def forward(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+    def _refresh(self, tracked: TrackedModule) -> None:
+        """Renew the list of tensors before any probe reads it."""
+        changes = self._read_parameters(tracked)
+        if changes is not None:
+            self.context.emit(Probe.parameters_changed, tracked, changes)
+
+    def before_forward(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         """Only training forwards count: evaluation may run on one rank alone."""
-        watched = self._modules.get(ddp)
-        if watched is not None and torch.is_grad_enabled():
-            if watched.backward is not None:
-                watched.backward.settle()
+        tracked = self._modules.get(ddp)
+        if tracked is not None and torch.is_grad_enabled():
+            if tracked.backward is not None:
+                tracked.backward.settle()
             # Before the forward counts: what was done until now belongs to the backwards until now.
-            self.session.tell("forward", watched)
-            if watched.backward is not None:
-                watched.backward.forward(armed=bool(getattr(ddp, "require_backward_grad_sync", True)))
-            self.session.tell("inputs", watched, args, kwargs)
-            watched.forwards += 1
+            self._read_wrapper(tracked)
+            self._refresh(tracked)
+            self.context.emit(Probe.before_forward, tracked)
+            tracked.commit()
+            if tracked.backward is not None:
+                tracked.backward.forward(armed=bool(getattr(ddp, "require_backward_grad_sync", True)))
+            self.context.emit(Probe.forward_inputs, tracked, args, kwargs)
+            tracked.forwards += 1
 
     def buffers_synced(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         # A hook of the user's own may leave the work for the end of the backward: when it is done cannot be seen.
         if hasattr(ddp, "buffer_hook"):
             return
-        watched = self._modules.get(ddp)
-        if watched is not None and torch.is_grad_enabled():
-            self.session.tell("buffers_synced", watched)
-            watched.syncs += 1
+        tracked = self._modules.get(ddp)
+        if tracked is not None and torch.is_grad_enabled():
+            self.context.emit(Probe.buffers_synced, tracked)
+            tracked.syncs += 1
 
-    def forward_done(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        watched = self._modules.get(ddp)
-        if watched is not None and torch.is_grad_enabled():
-            self.session.tell("forward_done", watched)
+    def after_forward(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        tracked = self._modules.get(ddp)
+        if tracked is not None and torch.is_grad_enabled():
+            self.context.emit(Probe.after_forward, tracked)
 
     def backward_called(self, tensors: Any = None, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
         # Weights of the user's own make something else of the sum than a loss.
-        self.session.tell("backward_called", tensors if grad_tensors is None else None)
+        self.context.emit(Probe.backward_called, tensors if grad_tensors is None else None)
 
     def backward_returned(self, *args: Any, **kwargs: Any) -> None:
-        self.session.tell("backward_returned")
+        self.context.emit(Probe.backward_returned)
 
     def before_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         if inside_another_step():
             return
-        watched = self._watched(optimizer)
-        if watched is None:
+        tracked = self._tracked(optimizer)
+        if tracked is None:
             return
-        for module in watched.modules:
+        for module in tracked.modules:
             if module.backward is not None:
                 module.backward.settle()
-        self.session.tell("before_step", watched)
+            self._refresh(module)
+        self.context.emit(Probe.before_step, tracked)
+        for module in tracked.modules:
+            module.commit()
 
     def after_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         if inside_another_step():
             return
         self._steps_seen += 1
-        watched = self._optimizers.get(optimizer)
-        if watched is None:
+        tracked = self._optimizers.get(optimizer)
+        if tracked is None:
             return
-        self.session.tell("after_step", watched)
-        watched.steps += 1
-        watched.scaled, watched.scale = False, None
-        for module in watched.modules:
-            module.steps = max(module.steps, watched.steps)
+        self._read_hyperparameters(tracked)
+        self.context.emit(Probe.after_step, tracked)
+        tracked.steps += 1
+        tracked.scaled, tracked.scale = False, None
+        for module in tracked.modules:
+            module.stepped = True
+            module.steps = max(module.steps, tracked.steps)
             if module.backward is not None:
                 module.backward.close_window()
 
-    def asking(self, iterator: Any) -> None:
-        self.session.tell("asking", iterator)
+    def batch_requested(self, iterator: Any) -> None:
+        self.context.emit(Probe.batch_requested, iterator)
 
-    def got(self, iterator: Any) -> None:
-        self.session.tell("got", iterator)
+    def batch_received(self, iterator: Any) -> None:
+        self.context.emit(Probe.batch_received, iterator)
 
-    def ran_out(self, iterator: Any) -> None:
-        self.session.tell("ran_out", iterator)
+    def loader_exhausted(self, iterator: Any) -> None:
+        self.context.emit(Probe.loader_exhausted, iterator)
 
-    def drawn(self, iterator: Any, index: Any) -> None:
-        self.session.tell("drawn", iterator, index)
+    def sample_drawn(self, iterator: Any, index: Any) -> None:
+        self.context.emit(Probe.sample_drawn, iterator, index)
 
-    def exhausted(self, iterator: Any) -> None:
-        self.session.tell("exhausted", iterator)
+    def sampler_exhausted(self, iterator: Any) -> None:
+        self.context.emit(Probe.sampler_exhausted, iterator)
 
     def scaler_before(self, scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         self._steps_before = self._steps_seen
-        watched = self._watched(optimizer)
-        if watched is not None:
-            watched.scaled = isinstance(getattr(scaler, "_scale", None), torch.Tensor)
-            watched.scale = _scale(scaler, optimizer)
+        tracked = self._tracked(optimizer)
+        if tracked is not None:
+            tracked.scaled = isinstance(getattr(scaler, "_scale", None), torch.Tensor)
+            tracked.scale = _scale(scaler, optimizer)
 
     def scaler_after(self, scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-        watched = self._optimizers.get(optimizer)
-        if watched is not None and self._steps_seen == self._steps_before:
-            self.session.tell("skipped", watched)
-            watched.scaled, watched.scale = False, None
+        tracked = self._optimizers.get(optimizer)
+        if tracked is not None and self._steps_seen == self._steps_before:
+            self.context.emit(Probe.step_skipped, tracked)
+            tracked.scaled, tracked.scale = False, None
 
     _steps_before = 0
 
-    def _watched(self, optimizer: torch.optim.Optimizer) -> TrackedOptimizer | None:
+    def _tracked(self, optimizer: torch.optim.Optimizer) -> TrackedOptimizer | None:
         """The optimizer's entry, made or renewed where its or a module's set of parameters has changed."""
         modules = list(self._modules.values())
         now = signature(optimizer, modules)
@@ -190,7 +210,7 @@ class Dispatcher:
             return known
         if known is None and self._unknown.get(optimizer) == now:
             return None
-        groups = {watched.index: groups_of(optimizer, watched) for watched in modules}
+        groups = {tracked.index: groups_of(optimizer, tracked) for tracked in modules}
         stepped = [w for w in modules if any(place >= 0 for group in groups[w.index] for place in group)]
         if not stepped or steps_inside_backward(optimizer):
             self._unknown[optimizer] = now
@@ -198,12 +218,12 @@ class Dispatcher:
         if known is None:
             name = type(optimizer).__name__
             known = TrackedOptimizer(self._optimizer_count, name, weakref.ref(optimizer), now)
-            known.steps = max(first_step(watched, groups[watched.index]) for watched in stepped)
+            known.steps = max(first_step(tracked, groups[tracked.index]) for tracked in stepped)
             self._optimizer_count += 1
             self._optimizers[optimizer] = known
         known.signature, known.modules, known.groups = now, stepped, groups
-        for watched in stepped:
-            watched.owners[known.index] = known.owned(watched)
+        for tracked in stepped:
+            tracked.owners[known.index] = known.owned(tracked)
         return known
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ddpcheck.privacy import allowed_environment, mask_arguments
-from ddpcheck.records.schema import RankHeader
+from ddpcheck.records.kinds.rank import RankHeader
 from ddpcheck.records.session_name import session_name
 
 _MOST_STARTS = 10_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -48,7 +48,7 @@ class Agent:
         self._patches = Patches()
         self._hooks: list[Any] = []
         self._sessions = 0
-        self._watcher: Any = None
+        self._dispatcher: Any = None
         self._ddp_init: Any = None
         self._awake = False
         self._group_gone = False
@@ -60,10 +60,10 @@ class Agent:
 
         protect = GUARD.protect
         self._ddp_init = DistributedDataParallel.__init__
-        entering = protect("agent", "entering", self._entering)
-        wrapped = protect("agent", "wrapped", self._wrapped)
+        before_wrap = protect("agent", "before_wrap", self._before_wrap)
+        after_wrap = protect("agent", "after_wrap", self._after_wrap)
         self._patches.replace(
-            DistributedDataParallel, "__init__", lambda original: calling(original, entering, wrapped)
+            DistributedDataParallel, "__init__", lambda original: calling(original, before_wrap, after_wrap)
         )
         if self._config.profile:
             from ddpcheck.probes.process.profiler_conflict import PROFILERS
@@ -94,97 +94,114 @@ class Agent:
         """A process group was made here: this process is a rank."""
         import torch.distributed as distributed
 
-        if not distributed.is_initialized() or (self._watcher is not None and not self._group_gone):
+        if not distributed.is_initialized() or (self._dispatcher is not None and not self._group_gone):
             return
-        if self._watcher is not None:
-            self._watcher.session.close("exit")
+        if self._dispatcher is not None:
+            self._dispatcher.context.close("exit")
         self._group_gone = False
         from ddpcheck.agent.dispatcher import Dispatcher
         from ddpcheck.agent.rank_context import RankContext
 
         session = RankContext(self._config, self._sessions)
         self._sessions += 1
-        self._watcher = Dispatcher(session, self._ddp_init)
+        self._dispatcher = Dispatcher(session, self._ddp_init)
         if self._sessions == 1:
             os.register_at_fork(after_in_child=self._forked)
             self._watch_exits()
 
-    def _entering(self, *args: Any, **kwargs: Any) -> None:
+    def _before_wrap(self, *args: Any, **kwargs: Any) -> None:
         self._open()
-        if self._watcher is not None:
-            self._watcher.entering(*args, **kwargs)
+        if self._dispatcher is not None:
+            self._dispatcher.before_wrap(*args, **kwargs)
             # Last before the constructor itself, and first after it: our own looks are not its time.
             STARTUP.wrapping()
 
-    def _wrapped(self, *args: Any, **kwargs: Any) -> None:
-        if self._watcher is None:
+    def _after_wrap(self, *args: Any, **kwargs: Any) -> None:
+        if self._dispatcher is None:
             return
         STARTUP.wrapped()
-        self._watcher.wrapped(*args, **kwargs)
+        self._dispatcher.after_wrap(*args, **kwargs)
         if not self._awake:
             self._awake = True
-            self._watch_training()
+            self._patch_training()
 
-    def _watch_training(self) -> None:
+    def _patch_training(self) -> None:
         """The first DDP module is there: look at forwards, steps and scalers from here on."""
         from torch.nn.parallel.distributed import DistributedDataParallel
         from torch.optim import optimizer
 
+        from ddpcheck.agent.dispatcher import Dispatcher
+
         forward = "_pre_forward" if hasattr(DistributedDataParallel, "_pre_forward") else "forward"
-        self._observe(DistributedDataParallel, forward, before="forward")
-        self._observe(DistributedDataParallel, "_sync_buffers", after="buffers_synced")
-        self._observe(DistributedDataParallel, "_post_forward", after="forward_done")
+        self._observe(DistributedDataParallel, forward, before=Dispatcher.before_forward)
+        self._observe(DistributedDataParallel, "_sync_buffers", after=Dispatcher.buffers_synced)
+        self._observe(DistributedDataParallel, "_post_forward", after=Dispatcher.after_forward)
         # Tensor.backward goes through it too.
         self._observe(
-            sys.modules["torch.autograd"], "backward", before="backward_called", after="backward_returned"
+            sys.modules["torch.autograd"],
+            "backward",
+            before=Dispatcher.backward_called,
+            after=Dispatcher.backward_returned,
         )
         self._hooks = [
-            optimizer.register_optimizer_step_pre_hook(self._relay("before_step")),
-            optimizer.register_optimizer_step_post_hook(self._relay("after_step")),
+            optimizer.register_optimizer_step_pre_hook(self._guarded(Dispatcher.before_step)),
+            optimizer.register_optimizer_step_post_hook(self._guarded(Dispatcher.after_step)),
         ]
         scaler = getattr(sys.modules.get("torch.amp.grad_scaler"), "GradScaler", None)
         if scaler is not None:
-            self._observe(scaler, "step", before="scaler_before", after="scaler_after")
-        self._watch_loaders()
+            self._observe(scaler, "step", before=Dispatcher.scaler_before, after=Dispatcher.scaler_after)
+        self._patch_loaders()
 
-    def _watch_loaders(self) -> None:
+    def _patch_loaders(self) -> None:
         """Indices are drawn in the rank's own process, with workers too."""
+        from ddpcheck.agent.dispatcher import Dispatcher
         from ddpcheck.agent.tracked_loader import observed, timed
 
         loaders = sys.modules.get("torch.utils.data.dataloader")
         iterators = getattr(loaders, "_BaseDataLoaderIter", None)
         if iterators is not None:
-            drawn, exhausted = self._relay("drawn"), self._relay("exhausted")
+            drawn = self._guarded(Dispatcher.sample_drawn)
+            exhausted = self._guarded(Dispatcher.sampler_exhausted)
             self._patches.replace(iterators, "_next_index", lambda draw: observed(draw, drawn, exhausted))
-            asking, got, ran_out = self._relay("asking"), self._relay("got"), self._relay("ran_out")
-            self._patches.replace(iterators, "__next__", lambda take: timed(take, asking, got, ran_out))
+            requested = self._guarded(Dispatcher.batch_requested)
+            received = self._guarded(Dispatcher.batch_received)
+            ended = self._guarded(Dispatcher.loader_exhausted)
+            self._patches.replace(iterators, "__next__", lambda take: timed(take, requested, received, ended))
 
-    def _observe(self, owner: Any, name: str, before: str = "", after: str = "") -> None:
+    def _observe(
+        self,
+        owner: Any,
+        name: str,
+        before: Callable[..., None] | None = None,
+        after: Callable[..., None] | None = None,
+    ) -> None:
         def make(original: Any) -> Any:
             wrapper = calling(
-                original, self._relay(before) if before else None, self._relay(after) if after else None
+                original,
+                self._guarded(before) if before is not None else None,
+                self._guarded(after) if after is not None else None,
             )
             skip_frame(wrapper)
             return wrapper
 
         self._patches.replace(owner, name, make)
 
-    def _relay(self, moment: str) -> Any:
-        """A guarded call to the watcher of the day; what it returns never reaches the caller."""
+    def _guarded(self, method: Callable[..., None]) -> Any:
+        """A guarded call of the current dispatcher's `method`; its result never reaches the caller."""
 
-        def relay(*args: Any, **kwargs: Any) -> None:
-            if self._watcher is not None:
-                getattr(self._watcher, moment)(*args, **kwargs)
+        def call(*args: Any, **kwargs: Any) -> None:
+            if self._dispatcher is not None:
+                method(self._dispatcher, *args, **kwargs)
 
-        return hide_from_compiler(GUARD.protect("agent", moment, relay))
+        return hide_from_compiler(GUARD.protect("agent", method.__name__, call))
 
     def _group_closed(self, *args: Any, **kwargs: Any) -> None:
         """Only the end of the whole world ends the session, not that of one group."""
         import torch.distributed as distributed
 
         group = args[0] if args else kwargs.get("group")
-        if self._watcher is not None and group in (None, distributed.group.WORLD):
-            self._watcher.session.end()
+        if self._dispatcher is not None and group in (None, distributed.group.WORLD):
+            self._dispatcher.context.end()
             self._group_gone = True
 
     def _watch_exits(self) -> None:
@@ -228,15 +245,15 @@ class Agent:
             self._error = (_quoted(f"exit status {status}"), "")
 
     def _close(self) -> None:
-        if self._watcher is not None:
+        if self._dispatcher is not None:
             reason = "raised" if self._error[0] else "exit"
-            self._watcher.session.close(reason, *self._error)
+            self._dispatcher.context.close(reason, *self._error)
 
     def _forked(self) -> None:
         """A child of a rank, most often a data-loader worker, is no rank."""
-        if self._watcher is not None:
-            self._watcher.session.abandon()
-            self._watcher = None
+        if self._dispatcher is not None:
+            self._dispatcher.context.abandon()
+            self._dispatcher = None
             STARTUP.end()
             from ddpcheck.probes.process.profiler_conflict import PROFILERS
 

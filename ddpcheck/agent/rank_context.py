@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.autograd import profiler
@@ -20,23 +20,30 @@ from ddpcheck.config import Config
 from ddpcheck.probes.digest import make_digester
 from ddpcheck.probes.live_compare.node import NodeCompare
 from ddpcheck.probes.live_compare.store import StoreCompare
-from ddpcheck.probes.probe import MOMENTS, Probe
-from ddpcheck.probes.profile import ProfileProbe
-from ddpcheck.probes.roster import PROBES
-from ddpcheck.records.schema import EndRecord, FaultRecord, Record
+from ddpcheck.probes.probe import EVENTS, Phase, Probe
+from ddpcheck.probes.registry import PROBES
+from ddpcheck.records.kinds.rank import EndRecord, FaultRecord
+from ddpcheck.records.registry import Record
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ddpcheck.probes.probe import Args
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 OWN = "ddpcheck"
 
 
-def marked(entry: Callable[..., Any]) -> Callable[..., None]:
-    """`entry`, under a span of its own wherever a profiler looks on."""
+def marked(entry: Callable[..., R]) -> Callable[..., R]:
+    """`entry`, in a span of its own while a profiler records."""
 
-    def call(*args: Any) -> None:
+    def call(*args: Any) -> R:
         if not getattr(profiler, "_is_profiler_enabled", True):
-            entry(*args)
-            return
+            return entry(*args)
         with profiler.record_function(OWN):
-            entry(*args)
+            return entry(*args)
 
     return call
 
@@ -59,29 +66,31 @@ class RankContext:
         self._writer = _open_writer(Path(config.run_dir), self.rank)
         algorithm = make_digester("cpu").algorithm
         self.write(header(self.session, algorithm))
-        self.board = self._open_board(config)
+        self.exchange = self._open_exchange(config)
         GUARD.report_to(self._fault)
-        self.disagreements: NodeCompare | None = None
-        if self.board is not None:
+        self.node_compare: NodeCompare | None = None
+        if self.exchange is not None:
             # Guarded by itself: a system that is out of threads must not cost the comparison on this node.
             across = GUARD.protect("across_nodes", "begin", self._across_nodes)(config, algorithm)
-            self.disagreements = NodeCompare(self, self.board, across)
-        self._moments: dict[str, list[Any]] = {moment: [] for moment in MOMENTS}
-        for kind in PROBES:
+            self.node_compare = NodeCompare(self, self.exchange, across)
+        self._handlers: dict[Callable[..., None], list[Callable[..., None]]] = {event: [] for event in EVENTS}
+        for kind in sorted(PROBES, key=lambda probe: probe.phase):
             if kind.wanted(config):
-                self._enlist(kind(self))
+                self._register(kind(self))
 
-    def _enlist(self, probe: Probe) -> None:
-        """Only moments that the probe overrides cost anything."""
-        for moment in MOMENTS:
-            if getattr(type(probe), moment) is not getattr(Probe, moment):
-                protected = GUARD.protect(probe.name, moment, getattr(probe, moment))
-                # The probe that starts and stops the profiler cannot lie inside a span of it.
-                if self.config.profile and probe.name != ProfileProbe.name:
-                    protected = marked(protected)
-                self._moments[moment].append(protected)
+    def _register(self, probe: Probe) -> None:
+        """Only the events that the probe overrides cost anything."""
+        for event in EVENTS:
+            name = event.__name__
+            if getattr(type(probe), name) is event:
+                continue
+            handler = GUARD.protect(probe.name, name, getattr(probe, name))
+            # The probe that starts and stops the profiler cannot run inside a span of that profiler.
+            if self.config.profile and probe.phase is not Phase.PROFILER:
+                handler = marked(handler)
+            self._handlers[event].append(handler)
 
-    def _open_board(self, config: Config) -> ShmExchange | None:
+    def _open_exchange(self, config: Config) -> ShmExchange | None:
         try:
             return own_place(Path(config.board), self.rank) if config.board else None
         except OSError as error:
@@ -96,16 +105,30 @@ class RankContext:
         store = job_store()
         return None if store is None else StoreCompare(self, store, config.board, algorithm)
 
-    def tell(self, moment: str, *what: Any) -> None:
+    def guarded(self, probe: str, name: str, body: Callable[[T], R]) -> Callable[[T], R | None]:
+        """`body` for the dispatcher: a fault switches off `probe`, and its time counts as that of probes."""
+        entry = GUARD.protect(probe, name, body)
+        call = marked(entry) if self.config.profile else entry
+
+        def timed(argument: T) -> R | None:
+            began = perf_counter_ns()
+            result = call(argument)
+            self.own_ns += perf_counter_ns() - began
+            return result
+
+        return timed
+
+    def emit(self, event: Callable[[Probe, Unpack[Args]], None], *args: Unpack[Args]) -> None:
+        """Call the handlers of `event`, and count the time that they take."""
         began = perf_counter_ns()
-        for protected in self._moments[moment]:
-            protected(*what)
+        for handler in self._handlers[event]:
+            handler(*args)
         self.own_ns += perf_counter_ns() - began
 
     def write(self, record: Record) -> None:
         self._writer.write(record)
-        if self._writer.failed and self.board is not None:
-            self.board.say_trouble(self._writer.failed)
+        if self._writer.failed and self.exchange is not None:
+            self.exchange.say_trouble(self._writer.failed)
 
     def _fault(self, probe: str, entry: str, error: str, where: str) -> None:
         self.write(FaultRecord(probe, entry, error, where, os.getpid()))
@@ -116,7 +139,7 @@ class RankContext:
         """The process group is going away: last looks, once."""
         if not self._ended:
             self._ended = True
-            self.tell("ending")
+            self.emit(Probe.before_exit)
 
     def close(self, reason: str, error: str = "", where: str = "") -> None:
         if self._closed or os.getpid() != self._pid:
@@ -125,10 +148,10 @@ class RankContext:
         self.end()
         # From here on there is nothing to look for: let go of the probes and of all they hold.
         self.over = True
-        self._moments = {moment: [] for moment in MOMENTS}
+        self._handlers = {event: [] for event in EVENTS}
         self._writer.close(EndRecord(reason, time.time(), error, where, self._writer.dropped))
-        if self._writer.failed and self.board is not None:
-            self.board.say_trouble(self._writer.failed)
+        if self._writer.failed and self.exchange is not None:
+            self.exchange.say_trouble(self._writer.failed)
 
     def abandon(self) -> None:
         """This is a forked child, not the rank."""

@@ -22,7 +22,7 @@ from ddpcheck.injection import CLOCK
 from ddpcheck.privacy import mask_text
 from ddpcheck.probes.process.device_memory import device_memory
 from ddpcheck.probes.process.os_counters import Reads, most_resident, process_start, reads, resident
-from ddpcheck.records.schema import StartupRecord, StartupStage
+from ddpcheck.records.kinds.startup import StartupRecord, StartupStage
 
 # A program that loads without end before it trains must not fill the memory, nor the records.
 MOST_RECORDS = 256

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ddpcheck.records.schema import EpochRecord, LoaderRecord
+from ddpcheck.records.kinds.data import EpochRecord, LoaderRecord
 
 Next = Callable[[Any], Any]
 

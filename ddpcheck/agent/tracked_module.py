@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ddpcheck.agent.backward_tracker import BackwardTracker
-from ddpcheck.records.schema import ModuleRecord
+from ddpcheck.records.kinds.modules import LOCAL_SGD_HOOK, ModuleRecord
 
 Holder = dict[str, Any]  # a submodule's own dict of parameters or buffers
 
@@ -72,7 +72,8 @@ class TrackedModule:
     steps: int = 0
     stepped: bool = False
     joined: bool = False
-    comm_hooks: int = 0
+    # Names of the communication hooks, in the order of registration.
+    comm_hooks: list[str] = field(default_factory=list)
     # Replicas are meant to differ between averagings (post-localSGD): nothing to compare at each step.
     loose: bool = False
     # Follows the backwards, once the module is wrapped.
@@ -93,6 +94,8 @@ class TrackedModule:
         self._tensors: list[torch.Tensor] = []
         self._wanted: list[bool] = []
         self.revision = 0
+        self._uncounted_steps = 0
+        self._window_ends = False
         self.catalogue()
         for slot in self.parameters:
             tensor = slot.holder[slot.key]
@@ -124,6 +127,45 @@ class TrackedModule:
         wanted = dict(zip(names, self._wanted, strict=True))
         self.catalogue()
         return list(self._compare(before, wanted))
+
+    def refresh(self) -> list[ParamSetChange] | None:
+        """Renew the list of tensors if it changed; None where it did not."""
+        revision = self.revision
+        changes = self.changes()
+        return changes if self.revision != revision else None
+
+    def refresh_wrapper(self) -> None:
+        """Read what the user has set on DDP's wrapper since the last forward."""
+        ddp = self.ddp()
+        # Private, and recent: a torch without it has no join().
+        if not self.joined and getattr(getattr(ddp, "_join_config", None), "enable", False):
+            self.joined = True
+        hooks = getattr(ddp, "_comm_hooks", ())
+        for hook, _ in hooks[len(self.comm_hooks) :]:
+            name = getattr(hook, "__qualname__", type(hook).__name__)
+            self.comm_hooks.append(name)
+            self.loose |= LOCAL_SGD_HOOK in name
+
+    @property
+    def next_step(self) -> int:
+        """The index of the next update without an optimizer, with those that the current event has shown."""
+        return self.steps + self._uncounted_steps
+
+    def count_step(self) -> None:
+        """An update without an optimizer was found. It counts when all probes have handled the current event."""
+        self._uncounted_steps += 1
+
+    def end_window(self) -> None:
+        """The forwards and backwards so far belong to a finished step, once the current event is handled."""
+        self._window_ends = True
+
+    def commit(self) -> None:
+        """All probes have handled the event: apply what they found in it."""
+        self.steps += self._uncounted_steps
+        self._uncounted_steps = 0
+        if self._window_ends and self.backward is not None:
+            self.backward.close_window()
+        self._window_ends = False
 
     def _changed(self) -> bool:
         return (

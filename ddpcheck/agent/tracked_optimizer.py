@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -27,36 +30,50 @@ class TrackedOptimizer:
     # Whether a GradScaler scales the step under way; its scale, where it can be read without waiting.
     scaled: bool = False
     scale: float | None = None
-    # Short digest of the hyperparameters in force, for the step's record.
+    # The hyperparameters in force, and a short digest of them.
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
     hyper: str = ""
     modules: list[TrackedModule] = field(default_factory=list)
     # Per module index: per group, the places of its parameters in the module's list.
     groups: dict[int, list[list[int]]] = field(default_factory=dict)
 
-    def owned(self, watched: TrackedModule) -> set[int]:
-        return {place for group in self.groups[watched.index] for place in group if place >= 0}
+    def refresh(self) -> None:
+        """Read the hyperparameters of the step that was just taken; unchanged, they stay the same object."""
+        optimizer = self.ref()
+        if optimizer is None:
+            return
+        values = _hyperparameters(optimizer)
+        if self.scale is not None:
+            values["GradScaler.scale"] = self.scale
+        if values != self.hyperparameters:
+            self.hyperparameters = values
+            text = json.dumps(values, sort_keys=True)
+            self.hyper = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+    def owned(self, tracked: TrackedModule) -> set[int]:
+        return {place for group in self.groups[tracked.index] for place in group if place >= 0}
 
 
 def signature(optimizer: torch.optim.Optimizer, modules: Iterable[TrackedModule]) -> tuple[int, ...]:
     """Changes whenever the optimizer's or a module's set of parameters does."""
     sizes = [len(group["params"]) for group in optimizer.param_groups]
-    return (*sizes, -1, *(watched.revision for watched in modules))
+    return (*sizes, -1, *(tracked.revision for tracked in modules))
 
 
-def groups_of(optimizer: torch.optim.Optimizer, watched: TrackedModule) -> list[list[int]]:
+def groups_of(optimizer: torch.optim.Optimizer, tracked: TrackedModule) -> list[list[int]]:
     """Per group, where its parameters stand in the module's list; -1 for those of others."""
-    places = {id(tensor): place for place, tensor in enumerate(watched.tensors(watched.parameters))}
+    places = {id(tensor): place for place, tensor in enumerate(tracked.tensors(tracked.parameters))}
     return [[places.get(id(p), -1) for p in group["params"]] for group in optimizer.param_groups]
 
 
-def first_step(watched: TrackedModule, groups: list[list[int]]) -> int:
+def first_step(tracked: TrackedModule, groups: list[list[int]]) -> int:
     """The number of a new optimizer's first step: a job that makes its optimizer anew goes on counting.
 
     One that steps other parameters works beside the optimizers before it, and joins the step they took last.
     """
-    earlier: set[int] = set().union(*watched.owners.values())
+    earlier: set[int] = set().union(*tracked.owners.values())
     takes_over = any(place in earlier for group in groups for place in group)
-    return watched.steps if takes_over else max(watched.steps - 1, 0)
+    return tracked.steps if takes_over else max(tracked.steps - 1, 0)
 
 
 def steps_inside_backward(optimizer: torch.optim.Optimizer) -> bool:
@@ -81,3 +98,26 @@ def inside_another_step() -> bool:
         steps += code.co_name == "wrapper" and code.co_filename == _OPTIMIZER_FILE
         frame = frame.f_back
     return steps > 1
+
+
+def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for number, group in enumerate(optimizer.param_groups):
+        for name, value in group.items():
+            if name != "params":
+                values[f"{number}.{name}"] = _plain(value)
+    return values
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON can hold it and ranks can compare it."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        # NaN is not equal to itself, and would look changed at every step.
+        return "nan" if isinstance(value, float) and value != value else value
+    if isinstance(value, torch.Tensor):
+        # A device tensor would have to be waited for.
+        return value.item() if value.device.type == "cpu" and value.numel() == 1 else "tensor"
+    if isinstance(value, (list, tuple)) and len(value) <= 8:
+        return [_plain(item) for item in value]
+    # Anything else may hold addresses or user data: its kind is enough.
+    return type(value).__name__

@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-from ddpcheck.records.schema import Record, to_line
+from ddpcheck.records.registry import Record, to_line
 
 # A disk that stalls may hold back this much before records are dropped and counted.
 MOST_PENDING = 8 << 20

@@ -19,7 +19,7 @@ from ddpcheck.analysis.report import RankStatus, RankSummary
 from ddpcheck.analysis.run_reader import NodeNotes
 from ddpcheck.analysis.timing.model import TimeTable
 from ddpcheck.explanations import title
-from ddpcheck.records.schema import FaultRecord
+from ddpcheck.records.kinds.rank import FaultRecord
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class RuleContext:
             module = found.moment.module if module is None else module
             stage = found.moment.stage if stage is None else stage
             step = found.moment.step if step is None else step
-            ranks = ranks or found.odd_ranks()
+            ranks = ranks or found.outlier_ranks()
         return Finding(
             code=code,
             severity=severity,

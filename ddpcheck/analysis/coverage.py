@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.aggregate.launch import Attempt, first_apart
+from ddpcheck.analysis.aggregate.collector import NodesCollector
+from ddpcheck.analysis.aggregate.launch import Attempt, first_node_mismatch
 from ddpcheck.analysis.report import Check
-from ddpcheck.records.schema import Stage, TensorKind
+from ddpcheck.records.kinds.digests import Stage, TensorKind
 
 _LOOKS = (
     ("parameters after wrapping", Stage.INIT_AFTER, TensorKind.PARAMETERS),
@@ -30,20 +31,20 @@ def _across_nodes(attempt: Attempt) -> list[Check]:
     if not away:
         return []
     name = "all of these with other nodes, through the job's store"
-    if any(first_apart(attempt, module) is not None for module in attempt.modules()):
-        return [Check(name, attempt.compared_across, "differ")]
-    if not attempt.compared_across:
+    if any(first_node_mismatch(attempt, module) is not None for module in attempt.modules()):
+        return [Check(name, attempt.collector(NodesCollector).compared, "differ")]
+    if not attempt.collector(NodesCollector).compared:
         return [Check(name, 0, "not checked", "the job ended before it came to that")]
-    detail = f"{attempt.compared_across} looks, {len(away)} ranks on other nodes"
-    return [Check(name, attempt.compared_across, "agree", detail)]
+    detail = f"{attempt.collector(NodesCollector).compared} looks, {len(away)} ranks on other nodes"
+    return [Check(name, attempt.collector(NodesCollector).compared, "agree", detail)]
 
 
 def _check(attempt: Attempt, name: str, stage: Stage, of: TensorKind) -> Check:
     tallies = [
         (module, tally)
-        for (module, found_stage, found_of), tally in attempt.agreement.tallies.items()
+        for (module, found_stage, found_of), tally in attempt.agreement.stats.items()
         if (found_stage, found_of) == (stage.value, of.value)
-        and not (stage is Stage.PARAMS and attempt.loose(module))
+        and not (stage is Stage.PARAMS and attempt.uses_local_sgd(module))
     ]
     compared = sum(tally.compared for _, tally in tallies)
     if not compared:
@@ -71,7 +72,7 @@ def _why_not(attempt: Attempt, stage: Stage) -> str:
         return "one rank has nobody to agree with"
     if len(attempt.ranks) == 1 and attempt.elsewhere:
         return "the other ranks' records are in other run folders"
-    if stage is Stage.PARAMS and any(rank.loose for rank in attempt.ranks.values()):
+    if stage is Stage.PARAMS and any(rank.local_sgd for rank in attempt.ranks.values()):
         return "post-localSGD lets replicas differ between averagings"
     reasons = {
         Stage.APPLIED: "no backward that DDP reduced was seen",
@@ -100,7 +101,7 @@ def _means(attempt: Attempt) -> Check:
 def _hyper(attempt: Attempt) -> Check:
     compared = sum(
         tally.compared
-        for (_, stage, _), tally in attempt.agreement.tallies.items()
+        for (_, stage, _), tally in attempt.agreement.stats.items()
         if stage == Stage.PARAMS.value
     )
     name = "optimizer hyperparameters, scale and step counts"

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement
-from ddpcheck.analysis.aggregate.launch import Attempt, RankData
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.aggregate.rank_data import RankData
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.tensor_values import CapturedTensors, differing_elements, element_size, index_of, value
 from ddpcheck.records.digest_codec import unpack_leaves, unpack_samples
-from ddpcheck.records.schema import CaptureRecord, DetailRecord, TensorKind
+from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, TensorKind
 
 MOST_NAMES = 10
 MOST_VALUES = 5
@@ -21,7 +22,7 @@ Row = list[Any]  # [name, dtype, shape, trainable]
 
 def tensor_rows(attempt: Attempt, found: Disagreement) -> list[Row]:
     """The tensors behind a moment's leaves, in order."""
-    rank = attempt.ranks[min(found.sightings)]
+    rank = attempt.ranks[min(found.digests)]
     record = rank.latest[found.moment.module]
     if found.moment.of == TensorKind.IGNORED.value:
         return [[name, "", [], 1] for name in record.ignored]
@@ -30,7 +31,7 @@ def tensor_rows(attempt: Attempt, found: Disagreement) -> list[Row]:
 
 def differing_places(attempt: Attempt, found: Disagreement) -> list[int]:
     """Which tensors differ, by their leaves: those of details where ranks wrote them, else the record's."""
-    leaves = {rank: _leaves(attempt.ranks[rank], rank, found) for rank in found.sightings}
+    leaves = {rank: _leaves(attempt.ranks[rank], rank, found) for rank in found.digests}
     # Of gradients, only ranks that saw the disagreement themselves wrote leaves.
     columns = [column for column in leaves.values() if column]
     if len({len(column) for column in columns}) != 1:
@@ -39,7 +40,7 @@ def differing_places(attempt: Attempt, found: Disagreement) -> list[int]:
 
 
 def _leaves(rank: RankData, number: int, found: Disagreement) -> list[bytes]:
-    sighting = found.sightings[number]
+    sighting = found.digests[number]
     narrow = unpack_leaves(sighting.leaves, sighting.width)
     detail = _detail(rank, found)
     if detail is None:

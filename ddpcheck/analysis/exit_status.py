@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
 
-from ddpcheck.analysis.aggregate.launch import Attempt, RankData
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.aggregate.rank_data import RankData
 from ddpcheck.analysis.report import RankStatus, RankSummary
 from ddpcheck.analysis.run_reader import NodeNotes
 

@@ -25,7 +25,7 @@ from ddpcheck.analysis.startup.table import startup_table
 from ddpcheck.analysis.timeseries.build import build_timeseries
 from ddpcheck.analysis.timeseries.history import agreement_history, gradient_history
 from ddpcheck.analysis.timing.table import time_tables
-from ddpcheck.records.schema import FaultRecord
+from ddpcheck.records.kinds.rank import FaultRecord
 from ddpcheck.records.session_name import of_one_job
 from ddpcheck.rules.job.ddp605 import failed_rule
 from ddpcheck.rules.registry import RULES, Rule

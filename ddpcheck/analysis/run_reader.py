@@ -13,9 +13,10 @@ from typing import Any
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.report import RankStatus, RankSummary
 from ddpcheck.errors import RunNotFound, RunUnreadable
+from ddpcheck.records.kinds.rank import FaultRecord, RankHeader
 from ddpcheck.records.node_log import node_lines
 from ddpcheck.records.reader import CHUNK, RecordFile
-from ddpcheck.records.schema import RANK_FILES, FaultRecord, RankHeader
+from ddpcheck.records.registry import RANK_FILES
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ddpcheck.diff.model import AFTERMATH, ORDER, DifferenceGrowth, DiffSource, 
 from ddpcheck.diff.record_diff import about_norm
 from ddpcheck.diff.run_input import RunInput, RunSummary
 from ddpcheck.diff.run_steps import RunStep, run_steps
-from ddpcheck.records.schema import ModuleRecord
+from ddpcheck.records.kinds.modules import ModuleRecord
 from ddpcheck.records.sketch_codec import Packed
 
 # Unit roundoff of the formats in which gradients are computed.

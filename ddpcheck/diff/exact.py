@@ -10,7 +10,8 @@ from ddpcheck.diff.events import DiffEvent, Key, Timeline
 from ddpcheck.diff.model import AFTERMATH, ORDER, DiffSource, FirstDifference, Value
 from ddpcheck.diff.record_diff import DiffLocation, RecordDiff, compare, written
 from ddpcheck.diff.run_input import RunInput
-from ddpcheck.records.schema import DigestRecord, SkipRecord, Stage
+from ddpcheck.records.kinds.digests import DigestRecord, Stage
+from ddpcheck.records.kinds.optimizers import SkipRecord
 
 # Steps by which one run may be read ahead of the other before a moment counts as missing there.
 MOST_AHEAD = 64

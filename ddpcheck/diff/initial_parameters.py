@@ -6,7 +6,7 @@ from ddpcheck.diff.events import DiffEvent, Key, Timeline
 from ddpcheck.diff.model import DiffSource, FirstDifference
 from ddpcheck.diff.record_diff import DiffLocation, RecordDiff, compare
 from ddpcheck.diff.run_input import RunInput
-from ddpcheck.records.schema import DigestRecord, Stage
+from ddpcheck.records.kinds.digests import DigestRecord, Stage
 
 
 def compare_starts(a: RunInput, b: RunInput, modules: int) -> tuple[list[FirstDifference], int]:

@@ -10,14 +10,9 @@ from typing import Any
 from ddpcheck.diff.events import DiffEvent
 from ddpcheck.diff.model import DiffSource, Value
 from ddpcheck.records.digest_codec import unpack_leaves
-from ddpcheck.records.schema import (
-    AppliedRecord,
-    BackwardRecord,
-    BatchRecord,
-    DigestRecord,
-    Stage,
-    TensorKind,
-)
+from ddpcheck.records.kinds.data import BatchRecord
+from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
+from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
 from ddpcheck.records.sketch_codec import Packed, unpack
 
 

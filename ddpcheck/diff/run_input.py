@@ -9,21 +9,14 @@ from typing import Any
 
 from ddpcheck.analysis.run_reader import by_start, read_description
 from ddpcheck.errors import NotComparable
+from ddpcheck.records.kinds.data import BatchRecord, LoaderRecord
+from ddpcheck.records.kinds.digests import DigestRecord, Stage
+from ddpcheck.records.kinds.gradients import BackwardRecord
+from ddpcheck.records.kinds.modules import CommHookRecord, ModuleRecord
+from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord
+from ddpcheck.records.kinds.rank import RankHeader
 from ddpcheck.records.reader import RecordFile
-from ddpcheck.records.schema import (
-    RANK_FILES,
-    BackwardRecord,
-    BatchRecord,
-    CommHookRecord,
-    DigestRecord,
-    HyperRecord,
-    LoaderRecord,
-    ModuleRecord,
-    OptimizerRecord,
-    RankHeader,
-    Record,
-    Stage,
-)
+from ddpcheck.records.registry import RANK_FILES, Record
 
 
 @dataclass(frozen=True)

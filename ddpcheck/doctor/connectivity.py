@@ -1,4 +1,4 @@
-"""Hosts call each other at the addresses that gloo takes: who cannot be reached is known, not guessed."""
+"""Connection tests between hosts, at the addresses that gloo binds to."""
 
 from __future__ import annotations
 
@@ -12,69 +12,69 @@ from typing import Any
 
 from ddpcheck.doctor.context import ConnectionAttempt
 
-_SECONDS = 3.0
-_AT_ONCE = 16
-# Each host calls those after it, up to so many: with more hosts not every pair is tried.
-MOST_CALLED = 16
+_TIMEOUT_SECONDS = 3.0
+_MAX_PARALLEL = 16
+# Each host connects to at most this many others: with more hosts, not every pair is tried.
+MAX_PEERS = 16
 
 
 class Listener:
-    """Takes calls at one address and answers each with a word of its own."""
+    """Accepts connections at one address and answers each with a random token."""
 
     def __init__(self, address: str) -> None:
-        self._word = secrets.token_hex(8)
+        self._token = secrets.token_hex(8)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._server = socket.create_server((address, 0), family=family, backlog=64)
         self._address = address
-        threading.Thread(target=self._take, name="ddpcheck-doctor", daemon=True).start()
+        threading.Thread(target=self._accept, name="ddpcheck-doctor", daemon=True).start()
 
     def described(self) -> dict[str, Any]:
-        return {"address": self._address, "port": self._server.getsockname()[1], "word": self._word}
+        return {"address": self._address, "port": self._server.getsockname()[1], "token": self._token}
 
     def close(self) -> None:
-        # A thread that waits in accept would keep a socket that is only closed.
+        # close() alone does not wake a thread that is blocked in accept().
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
 
-    def _take(self) -> None:
+    def _accept(self) -> None:
         while True:
             try:
                 caller, _ = self._server.accept()
             except OSError:
                 return
             with caller, contextlib.suppress(OSError):
-                caller.sendall(self._word.encode())
+                caller.sendall(self._token.encode())
 
 
-def call_others(me: str, others: Sequence[tuple[str, dict[str, Any]]]) -> list[ConnectionAttempt]:
-    """`others` are hosts and what their listeners said of themselves."""
+def connect_to_others(me: str, others: Sequence[tuple[str, dict[str, Any]]]) -> list[ConnectionAttempt]:
+    """Connect to `others`: host names with the descriptions of their listeners."""
     if not others:
         return []
-    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
-        return list(pool.map(lambda other: _call(me, *other), others))
+    with ThreadPoolExecutor(max_workers=_MAX_PARALLEL) as pool:
+        return list(pool.map(lambda other: _connect(me, *other), others))
 
 
-def whom_to_call(me: int, hosts: int) -> list[int]:
-    """The next ones, in a circle."""
-    return [(me + step) % hosts for step in range(1, min(hosts, MOST_CALLED + 1))]
+def peers_of(me: int, hosts: int) -> list[int]:
+    """Numbers of the hosts that follow `me`, wrapping around."""
+    return [(me + step) % hosts for step in range(1, min(hosts, MAX_PEERS + 1))]
 
 
-def _call(me: str, other: str, listener: dict[str, Any]) -> ConnectionAttempt:
+def _connect(me: str, other: str, listener: dict[str, Any]) -> ConnectionAttempt:
     address = str(listener["address"])
     return ConnectionAttempt(
-        me, other, address, _reason(address, int(listener["port"]), str(listener["word"]))
+        me, other, address, _failure(address, int(listener["port"]), str(listener["token"]))
     )
 
 
-def _reason(address: str, port: int, word: str) -> str:
-    """Why the call did not come through; empty where it did."""
+def _failure(address: str, port: int, token: str) -> str:
+    """Why the connection failed; empty if it succeeded."""
     try:
-        with socket.create_connection((address, port), timeout=_SECONDS) as call:
-            heard = call.recv(64).decode(errors="replace")
+        with socket.create_connection((address, port), timeout=_TIMEOUT_SECONDS) as connection:
+            answer = connection.recv(64).decode(errors="replace")
     except TimeoutError:
-        return f"no answer within {_SECONDS:g} s"
+        return f"no answer within {_TIMEOUT_SECONDS:g} s"
     except OSError as error:
         return (error.strerror or str(error)).lower()
-    # The same address may belong to something else over here.
-    return "" if heard == word else "somebody else answers at that address"
+    # The address may belong to another machine from here, such as 127.0.1.1.
+    return "" if answer == token else "another process answers at that address"

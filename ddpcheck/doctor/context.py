@@ -1,4 +1,4 @@
-"""All that is known when checks begin: one machine alone, or the ranks of a job on their hosts."""
+"""The input of all checks: the facts of one machine, or of all ranks of a job grouped by host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HOST_COUNTS = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "GROUP_WORLD_SIZE")
 
 @dataclass(frozen=True)
 class HostClockOffset:
-    """How far a host's clock is ahead of the first host's, in seconds."""
+    """Offset of a host's clock from the first host's in seconds, positive if ahead."""
 
     host: str
     offset: float
@@ -22,18 +22,18 @@ class HostClockOffset:
 
 @dataclass(frozen=True)
 class ConnectionAttempt:
-    """One host tried to connect to another, at the address that gloo takes there."""
+    """One connection attempt between hosts, to the address that gloo binds to on the callee."""
 
     caller: str
     called: str
     address: str
-    # Why it could not; empty where it could.
+    # Error text; empty if the connection was made.
     reason: str = ""
 
 
 @dataclass(frozen=True)
 class Host:
-    """Ranks that share a machine; what is the same for all of them is told by the first."""
+    """Ranks that share a machine. Facts of the machine are read from its first rank."""
 
     name: str
     facts: tuple[Facts, ...]
@@ -49,15 +49,15 @@ class Host:
 
 @dataclass(frozen=True)
 class DoctorContext:
-    """`facts` of one process where there is no launcher, else of every rank that reported."""
+    """Without a launcher, `facts` holds one process; otherwise every rank that reported."""
 
     facts: tuple[Facts, ...]
     world_size: int | None = None
     missing: tuple[int, ...] = ()
     clocks: tuple[HostClockOffset, ...] = ()
     calls: tuple[ConnectionAttempt, ...] = ()
-    # Why the ranks could not come together, where this one is alone for that.
-    apart: str = ""
+    # Why this rank could not reach the others; empty if it did.
+    rendezvous_error: str = ""
 
     @property
     def is_job(self) -> bool:
@@ -65,19 +65,19 @@ class DoctorContext:
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """In the order of their first ranks; hosts of the same name are told apart by a number."""
-        places: dict[tuple[str, str], list[Facts]] = {}
+        """In the order of their first ranks. Hosts with the same name get a number."""
+        by_machine: dict[tuple[str, str], list[Facts]] = {}
         for each in self.facts:
-            places.setdefault((each.host, each.place), []).append(each)
+            by_machine.setdefault((each.host, each.place), []).append(each)
         names: list[str] = []
-        for host, _ in places:
+        for host, _ in by_machine:
             same = sum(name == host or name.startswith(f"{host} #") for name in names)
             names.append(f"{host} #{same + 1}" if same else host)
-        return tuple(Host(name, tuple(facts)) for name, facts in zip(names, places.values(), strict=True))
+        return tuple(Host(name, tuple(facts)) for name, facts in zip(names, by_machine.values(), strict=True))
 
     @property
     def spans_hosts(self) -> bool:
-        """As it is seen, or as a scheduler says of the job to come."""
+        """True if ranks reported from several hosts, or the scheduler announces several."""
         return len(self.hosts) > 1 or any(
             int(each.environment[name]) > 1
             for each in self.facts
@@ -85,18 +85,18 @@ class DoctorContext:
             if each.environment.get(name, "").isdecimal()
         )
 
-    def by_host(self, look: Callable[[Facts], Iterable[Diagnosis]]) -> list[Diagnosis]:
-        """What `look` says of each host."""
-        return [self._about(host, host.ranks, found) for host in self.hosts for found in look(host.first)]
+    def by_host(self, find: Callable[[Facts], Iterable[Diagnosis]]) -> list[Diagnosis]:
+        """Diagnoses of `find` for each host."""
+        return [self._about(host, host.ranks, each) for host in self.hosts for each in find(host.first)]
 
-    def by_rank(self, look: Callable[[Facts], Iterable[Diagnosis]]) -> list[Diagnosis]:
-        """What `look` says of each rank."""
+    def by_rank(self, find: Callable[[Facts], Iterable[Diagnosis]]) -> list[Diagnosis]:
+        """Diagnoses of `find` for each rank."""
         return [
-            self._about(host, () if facts.rank is None else (facts.rank,), found)
+            self._about(host, () if facts.rank is None else (facts.rank,), each)
             for host in self.hosts
             for facts in host.facts
-            for found in look(facts)
+            for each in find(facts)
         ]
 
-    def _about(self, host: Host, ranks: tuple[int, ...], found: Diagnosis) -> Diagnosis:
-        return replace(found, hosts=(host.name,), ranks=ranks) if self.is_job else found
+    def _about(self, host: Host, ranks: tuple[int, ...], each: Diagnosis) -> Diagnosis:
+        return replace(each, hosts=(host.name,), ranks=ranks) if self.is_job else each

@@ -1,39 +1,102 @@
-"""What a check says: how bad it is, what is the matter, why it matters, and what to do."""
+"""A diagnosis: one finding of the doctor, or the statement that a check passed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from ddpcheck.analysis.finding import Finding, Severity
 
-class Level(str, Enum):
-    """From what stops a job to what is as it should be."""
-
-    # The job would fail or hang, or ddpcheck could not watch it.
-    PROBLEM = "problem"
-    # It costs speed or changes results, or fails under circumstances that are common.
-    WARNING = "warning"
-    # Worth knowing before one wonders.
-    NOTE = "note"
-    OK = "ok"
-
-    @property
-    def place(self) -> int:
-        """The worst first."""
-        return list(Level).index(self)
+# `--json` calls an error a problem: the job would fail or hang, or ddpcheck could not record it.
+LEVELS = {
+    Severity.ERROR: "problem",
+    Severity.WARNING: "warning",
+    Severity.NOTE: "note",
+    Severity.OK: "ok",
+}
+_SEVERITIES = {level: severity for severity, level in LEVELS.items()}
 
 
 @dataclass(frozen=True)
-class Diagnosis:
-    """One sentence each; `hosts` and `ranks` are those it is about, none where there is only this machine."""
+class Diagnosis(Finding):
+    """A finding whose `code` is the name of its check.
 
-    check: str
-    level: Level
-    what: str
-    why: str = ""
-    fix: str = ""
+    `hosts` and `ranks` are those that it is about; both are empty if only this machine was checked.
+    """
+
     hosts: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def level(self) -> str:
+        return LEVELS[self.severity]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "check": self.code,
+            "level": self.level,
+            "what": self.message,
+            "why": self.cause,
+            "fix": self.fix,
+            "hosts": list(self.hosts),
+            "ranks": list(self.ranks),
+            "evidence": dict(self.evidence),
+        }
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Diagnosis:
+        return cls(
+            code=raw["check"],
+            severity=_SEVERITIES[raw["level"]],
+            title=raw["check"],
+            message=raw["what"],
+            cause=raw["why"],
+            fix=raw["fix"],
+            hosts=tuple(raw["hosts"]),
+            ranks=tuple(raw["ranks"]),
+            evidence=raw["evidence"],
+        )
+
+
+def diagnosis(
+    severity: Severity,
+    message: str,
+    cause: str = "",
+    fix: str = "",
+    *,
+    hosts: Sequence[str] = (),
+    ranks: Sequence[int] = (),
+    evidence: Mapping[str, Any] | None = None,
+) -> Diagnosis:
+    """A diagnosis without a code: the registry adds the name of the check."""
+    return Diagnosis(
+        "",
+        severity,
+        "",
+        message,
+        ranks=tuple(ranks),
+        evidence=evidence or {},
+        cause=cause,
+        fix=fix,
+        hosts=tuple(hosts),
+    )
+
+
+def problem(message: str, cause: str, fix: str, **about: Any) -> Diagnosis:
+    """The job would fail or hang, or ddpcheck could not record it."""
+    return diagnosis(Severity.ERROR, message, cause, fix, **about)
+
+
+def warning(message: str, cause: str, fix: str, **about: Any) -> Diagnosis:
+    """It costs speed, changes results, or fails under common circumstances."""
+    return diagnosis(Severity.WARNING, message, cause, fix, **about)
+
+
+def note(message: str, cause: str, fix: str, **about: Any) -> Diagnosis:
+    """Worth knowing, and usually harmless."""
+    return diagnosis(Severity.NOTE, message, cause, fix, **about)
+
+
+def ok(message: str, **about: Any) -> Diagnosis:
+    """The check passed."""
+    return diagnosis(Severity.OK, message, **about)

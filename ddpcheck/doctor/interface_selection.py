@@ -1,4 +1,4 @@
-"""Which interface gloo and NCCL would take on a host."""
+"""Which interface gloo and NCCL select on a host."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from ddpcheck.doctor.facts.record import Facts, Section
 
 GLOO_VARIABLE, NCCL_VARIABLE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
-# Where its own name leads nowhere gloo takes this address, with a warning.
+# gloo binds to this address, with a warning, if the host name does not resolve.
 _FALLBACK = "127.0.0.1"
-# Each is tried where none fits the one before.
-_NCCL_RULES = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
+# Tried in this order; the first rule that matches any interface is used.
+_NCCL_DEFAULT_FILTERS = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
 
 
 @dataclass(frozen=True)
-class Choice:
-    """An address, and the interface that has it where it is known."""
+class InterfaceChoice:
+    """An address, and its interface if known."""
 
     address: str
     interface: Section = field(default_factory=dict)
@@ -39,41 +39,43 @@ class Choice:
         return self.interface.get("speed")
 
     def __str__(self) -> str:
-        told = [self.address] if self.address != self.name else []
-        told += [f"MTU {self.mtu}"] if self.mtu else []
-        told += [speed_text(self.speed)] if self.speed else []
-        return f"{self.name} ({', '.join(told)})" if told else self.name
+        details = [self.address] if self.address != self.name else []
+        details += [f"MTU {self.mtu}"] if self.mtu else []
+        details += [speed_text(self.speed)] if self.speed else []
+        return f"{self.name} ({', '.join(details)})" if details else self.name
 
 
-def gloo_choice(facts: Facts) -> Choice | None:
-    """As gloo itself showed, else by its rule; None where it would fail."""
-    shown = facts.torch.get("gloo_takes") or {}
-    if shown.get("error"):
+def gloo_choice(facts: Facts) -> InterfaceChoice | None:
+    """As measured with gloo, otherwise by its documented rule. None if gloo would fail."""
+    measured = facts.torch.get("gloo_takes") or {}
+    if measured.get("error"):
         return None
-    if shown.get("addresses"):
-        return _of_address(facts, str(shown["addresses"][0]))
+    if measured.get("addresses"):
+        return _of_address(facts, str(measured["addresses"][0]))
     asked = gloo_names(facts)
     if asked:
         named = interface_named(facts, asked[0])
-        return Choice(bare(named["addresses"][0]), named) if named and named.get("addresses") else None
+        return (
+            InterfaceChoice(bare(named["addresses"][0]), named) if named and named.get("addresses") else None
+        )
     own = facts.names.get("own") or [_FALLBACK]
     return _of_address(facts, str(own[0]))
 
 
 def gloo_names(facts: Facts) -> list[str]:
-    """The interfaces that the variable names; torch takes a single letter for nothing."""
+    """Interfaces in GLOO_SOCKET_IFNAME; torch ignores values of one character."""
     text = facts.environment.get(GLOO_VARIABLE, "")
     return text.split(",") if len(text) > 1 else []
 
 
-def nccl_choice(facts: Facts) -> Choice | None:
-    """By NCCL's documented rule: the first that fits. It may use further ones beside it for data."""
+def nccl_choice(facts: Facts) -> InterfaceChoice | None:
+    """The first interface that NCCL's documented rule matches. NCCL may use more of them for data."""
     usable = [one for one in facts.interfaces if one.get("addresses") and one.get("running", True)]
     asked = facts.environment.get(NCCL_VARIABLE, "")
-    # A list that only excludes does not exclude the loopback by itself.
-    rules = (asked,) if len(asked) > 1 else _NCCL_RULES
-    found = next((some for rule in rules if (some := _by(rule, usable))), [])
-    return Choice(bare(found[0]["addresses"][0]), found[0]) if found else None
+    # A list with only exclusions does not exclude the loopback.
+    rules = (asked,) if len(asked) > 1 else _NCCL_DEFAULT_FILTERS
+    matching = next((some for rule in rules if (some := _matching(rule, usable))), [])
+    return InterfaceChoice(bare(matching[0]["addresses"][0]), matching[0]) if matching else None
 
 
 def interface_named(facts: Facts, name: str) -> Section | None:
@@ -81,7 +83,7 @@ def interface_named(facts: Facts, name: str) -> Section | None:
 
 
 def bare(address: str) -> str:
-    """Without the length of the network's prefix."""
+    """The address without its prefix length."""
     return str(address).partition("/")[0]
 
 
@@ -91,27 +93,27 @@ def speed_text(megabits: int | None) -> str:
     return f"{megabits / 1000:g} Gbit/s" if megabits >= 1000 else f"{megabits} Mbit/s"
 
 
-def _by(rule: str, interfaces: Sequence[Section]) -> list[Section]:
-    return [one for one in interfaces if _fits(rule, str(one["name"]))]
+def _matching(rule: str, interfaces: Sequence[Section]) -> list[Section]:
+    return [one for one in interfaces if _matches(rule, str(one["name"]))]
 
 
-def _fits(rule: str, name: str) -> bool:
-    """`eth` is a beginning, `=eth0` the whole name, `^docker,lo` what it must not be; lists are divided by commas."""
+def _matches(rule: str, name: str) -> bool:
+    """`eth` is a prefix, `=eth0` an exact name, `^docker,lo` an exclusion; lists are comma-separated."""
     excluded = rule.startswith("^")
     rule = rule[1:] if excluded else rule
     exact = rule.startswith("=")
     # A port may follow a name.
     wanted = [one.partition(":")[0] for one in (rule[1:] if exact else rule).split(",")]
-    found = any(name == one if exact else name.startswith(one) for one in wanted)
-    return found is not excluded
+    matched = any(name == one if exact else name.startswith(one) for one in wanted)
+    return matched is not excluded
 
 
-def _of_address(facts: Facts, address: str) -> Choice:
+def _of_address(facts: Facts, address: str) -> InterfaceChoice:
     for one in facts.interfaces:
         if any(bare(each) == address for each in one.get("addresses", ())):
-            return Choice(address, one)
+            return InterfaceChoice(address, one)
     loopback = next((one for one in facts.interfaces if one.get("class") == "loopback"), {})
-    return Choice(address, loopback if _ip(address).is_loopback else {})
+    return InterfaceChoice(address, loopback if _ip(address).is_loopback else {})
 
 
 def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

@@ -1,4 +1,4 @@
-"""What one rank does: collect its facts, open a listener, meet the others."""
+"""The doctor in one rank: collect facts, open a listener, exchange with the other ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.facts.torch_build import torch_facts
 from ddpcheck.doctor.interface_selection import gloo_choice
 from ddpcheck.doctor.model import DoctorReport
-from ddpcheck.doctor.rendezvous import meet
+from ddpcheck.doctor.rendezvous import exchange
 from ddpcheck.doctor.store_client import RendezvousFailed, open_store
 
 
@@ -22,40 +22,38 @@ def report_as_rank(folder: Path, injection: dict[str, Any], seconds: float) -> t
     facts = collect(folder, torch_facts, lambda: injection)
     if facts.rank is None or facts.world_size is None:
         return DoctorReport.of(DoctorContext((facts,))), True
-    listener = _listener(facts)
+    listener = _open_listener(facts)
     if listener is not None:
         facts = replace(facts, listener=listener.described())
     try:
-        return _met(facts, seconds)
+        return _report_of_job(facts, seconds)
     except RendezvousFailed as error:
-        return _alone(facts, str(error))
+        return _report_of_this_rank(facts, str(error))
     finally:
         if listener is not None:
             listener.close()
 
 
-def _met(facts: Facts, seconds: float) -> tuple[DoctorReport, bool]:
+def _report_of_job(facts: Facts, seconds: float) -> tuple[DoctorReport, bool]:
     if facts.torch.get("error"):
         raise RendezvousFailed("torch cannot be imported")
-    board = open_store(facts.rank or 0, seconds)
+    client = open_store(facts.rank or 0, seconds)
     try:
-        report = meet(board, facts, seconds)
-    except RuntimeError as error:  # the store went away, most often with rank 0
-        raise RendezvousFailed(
-            f"the store did not answer any more: {str(error).partition(chr(10))[0]}"
-        ) from error
+        report = exchange(client, facts, seconds)
+    except RuntimeError as error:  # the store is gone, usually because rank 0 ended
+        raise RendezvousFailed(f"the store stopped answering: {str(error).partition(chr(10))[0]}") from error
     if report is None:
-        raise RendezvousFailed("rank 0 has made no report")
-    first = {host.first.rank for host in report.scene.hosts}
+        raise RendezvousFailed("rank 0 made no report")
+    first = {host.first.rank for host in report.context.hosts}
     return report, facts.rank in first
 
 
-def _alone(facts: Facts, reason: str) -> tuple[DoctorReport, bool]:
-    scene = DoctorContext((facts,), facts.world_size, apart=reason)
-    return DoctorReport.of(scene), not facts.local_rank
+def _report_of_this_rank(facts: Facts, reason: str) -> tuple[DoctorReport, bool]:
+    context = DoctorContext((facts,), facts.world_size, rendezvous_error=reason)
+    return DoctorReport.of(context), not facts.local_rank
 
 
-def _listener(facts: Facts) -> Listener | None:
+def _open_listener(facts: Facts) -> Listener | None:
     chosen = gloo_choice(facts)
     try:
         return None if chosen is None else Listener(chosen.address)

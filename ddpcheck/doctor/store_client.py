@@ -1,4 +1,4 @@
-"""The job's own store, as ranks of the doctor use it: short waits, JSON, and nobody hangs for ever."""
+"""Client of the job's own store: JSON values, and every wait has a limit."""
 
 from __future__ import annotations
 
@@ -11,68 +11,68 @@ from datetime import timedelta
 from typing import Any
 
 _PREFIX = "ddpcheck/doctor"
-# Often at first, seldom later: a thousand ranks may wait for a last one.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+# Exponential back-off: thousands of ranks may wait for the last one.
+_FIRST_PAUSE, _MAX_PAUSE = 0.02, 0.5
 
 
 class RendezvousFailed(Exception):
-    """There is no way to the store; the message says why."""
+    """The store cannot be reached; the message says why."""
 
 
 class StoreClient:
-    """What ranks lay down for each other."""
+    """Key-value store shared by all ranks of a job."""
 
     def __init__(self, store: Any, attempt: str = "0") -> None:
         self._store = store
-        # What ranks of an earlier attempt laid down may still be there.
+        # Keys of an earlier attempt may still be in the store.
         self._prefix = f"{_PREFIX}/{attempt}"
 
     def put(self, key: str, value: Any) -> None:
         self._store.set(f"{self._prefix}/{key}", zlib.compress(json.dumps(value).encode()))
 
-    def take(self, key: str, until: float) -> Any:
-        """None where it has not come by then, as a time of the monotonic clock."""
+    def wait_for(self, key: str, until: float) -> Any:
+        """The value, or None if it is not set before `until`, a time of the monotonic clock."""
         name = f"{self._prefix}/{key}"
         pause = _FIRST_PAUSE
-        # Asked again and again: after a wait that timed out, stores of older versions of torch are of no more use.
+        # Poll: in older versions of torch a store is unusable after a wait that timed out.
         while not self._store.check([name]):
             if time.monotonic() >= until:
                 return None
             time.sleep(pause)
-            pause = min(_LONGEST_PAUSE, pause * 1.5)
+            pause = min(_MAX_PAUSE, pause * 1.5)
         return json.loads(zlib.decompress(self._store.get(name)))
 
-    def answer(self, key: str, seconds: float) -> bytes | None:
-        """At once when it comes, for whoever measures time; None where it does not."""
+    def wait_for_bytes(self, key: str, seconds: float) -> bytes | None:
+        """The raw value as soon as it is set, for clock measurements; None after `seconds`."""
         try:
             self._store.wait([f"{self._prefix}/{key}"], timedelta(seconds=max(0.001, seconds)))
         except RuntimeError:
             return None
         return bytes(self._store.get(f"{self._prefix}/{key}"))
 
-    def say(self, key: str, value: bytes) -> None:
+    def put_bytes(self, key: str, value: bytes) -> None:
         self._store.set(f"{self._prefix}/{key}", value)
 
-    def count(self, key: str, more: int = 1) -> int:
-        return int(self._store.add(f"{self._prefix}/{key}", more))
+    def add(self, key: str, amount: int = 1) -> int:
+        return int(self._store.add(f"{self._prefix}/{key}", amount))
 
 
 def open_store(rank: int, seconds: float, environ: Mapping[str, str] = os.environ) -> StoreClient:
-    """Where the job's process group would meet: a server of the launcher's or of rank 0."""
+    """Connect to the store at MASTER_ADDR and MASTER_PORT, served by the launcher or by rank 0."""
     import torch
 
     host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if not host or not port.isdecimal():
         raise RendezvousFailed("MASTER_ADDR and MASTER_PORT are not both set")
-    of_launcher = environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
+    served_by_launcher = environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
     distributed: Any = torch.distributed
     try:
         store = distributed.TCPStore(
             host,
             int(port),
-            is_master=rank == 0 and not of_launcher,
+            is_master=rank == 0 and not served_by_launcher,
             timeout=timedelta(seconds=seconds),
-            # A rank that is missing is to be named, not waited for.
+            # Missing ranks are reported, not waited for.
             wait_for_workers=False,
         )
     except (RuntimeError, ValueError) as error:

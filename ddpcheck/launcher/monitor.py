@@ -58,7 +58,7 @@ class RunMonitor:
         self._note_exits()
         if not self.stumbled:
             self._show_state()
-        if self._fail_fast and any(attempt.parted() for attempt in self._run.attempts.values()):
+        if self._fail_fast and any(attempt.diverged() for attempt in self._run.attempts.values()):
             return StopRequest("ranks disagree and --fail-fast was given")
         if self._hangs is not None and not self.stumbled:
             return self._hangs.tick()

@@ -13,7 +13,7 @@ import msgspec
 from ddpcheck.launcher.multi_node.coordination import REPORT_FILE
 from ddpcheck.launcher.multi_node.remote_follow import launcher_is_gone
 from ddpcheck.launcher.run_folder import RUN_FILE, read_run_file
-from ddpcheck.records.schema import RANK_FILES
+from ddpcheck.records.registry import RANK_FILES
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 
 from ddpcheck.config import Config
 from ddpcheck.doctor.context import DoctorContext
-from ddpcheck.doctor.facts.injection import ENV_TRIAL, ask_child, in_a_child
+from ddpcheck.doctor.facts.injection import ENV_TRIAL, injection_in_child, run_in_child
 from ddpcheck.doctor.facts.machine import collect
 from ddpcheck.doctor.model import DoctorReport
 from ddpcheck.errors import CommandNotStarted, LauncherFailed
@@ -60,9 +60,9 @@ def look_at_machine(python: str, out: Path) -> DoctorReport:
     with tempfile.TemporaryDirectory(prefix="ddpcheck-doctor-") as folder:
         facts = collect(
             out,
-            ask_torch=lambda: ask_child(python, "torch_build.py"),
-            injection=lambda: in_a_child(python, _environment(folder)),
-            python=lambda: ask_child(python, "interpreter.py"),
+            torch=lambda: run_in_child(python, "torch_build.py"),
+            injection=lambda: injection_in_child(python, _environment(folder)),
+            python=lambda: run_in_child(python, "interpreter.py"),
         )
     return DoctorReport.of(DoctorContext((facts,)))
 

@@ -1,4 +1,4 @@
-"""Reads record files as they grow; whatever cannot be understood is counted and passed over."""
+"""Reads record files while they grow. Lines that cannot be decoded are counted and skipped."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from ddpcheck.records.schema import KINDS, Record, from_mapping
+from ddpcheck.records.registry import Record, from_mapping, record_kinds
 
-Fits = Callable[[Any], bool]
-# What JSON gives for each type; a whole number serves as a float, but a bool never as a number.
-_PLAIN: dict[Any, set[type]] = {
+TypeCheck = Callable[[Any], bool]
+# The Python types that JSON gives for each annotation. An int is accepted as a float, a bool never as a number.
+_JSON_TYPES: dict[Any, set[type]] = {
     int: {int},
     float: {int, float},
     str: {str},
@@ -21,13 +21,13 @@ _PLAIN: dict[Any, set[type]] = {
     type(None): {type(None)},
 }
 
-# Far beyond any record we write: a longer line is garbage and must not fill the memory.
+# Larger than any record: a longer line is damaged, and is dropped instead of buffered.
 LONGEST_LINE = 64 << 20
 CHUNK = 1 << 20
 
 
 class RecordFile:
-    """One rank's file. Reading can go on while the rank still writes."""
+    """The record file of one rank. It can be read while the rank still writes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,9 +38,9 @@ class RecordFile:
         self._lines: deque[bytes] = deque()
 
     def read(self, most: int = 512, chunk: int | None = None) -> list[Record]:
-        """Up to `most` further lines; none at the present end of the file. A torn last line is left.
+        """The next records, from at most `most` lines; an empty list at the current end of the file.
 
-        `chunk`: how much of the file is fetched at a time, where many files are read side by side.
+        An incomplete last line is not read. `chunk`: bytes to read at a time, where many files are read in turns.
         """
         records: list[Record] = []
         while not records:
@@ -56,15 +56,15 @@ class RecordFile:
 
     @property
     def torn(self) -> bool:
-        """Whether the file ends, for now, in the middle of a line."""
+        """Whether the file currently ends in the middle of a line."""
         return bool(self._rest)
 
     def _fill(self, chunk: int) -> bool:
-        """Read on to the end of at least one line; False where the file has none, for now."""
+        """Read at least one complete line; False where the file has none at the moment."""
         while data := self._chunk(chunk):
             *lines, self._rest = (self._rest + data).split(b"\n")
             if lines and self._overlong:
-                # The end of what was given up before; it has been counted.
+                # The rest of an overlong line that is already counted.
                 self._overlong = False
                 lines = lines[1:]
             if len(self._rest) > LONGEST_LINE or self._overlong:
@@ -87,13 +87,13 @@ class RecordFile:
 
 
 def parse(line: bytes) -> Record | None:
-    """The record in one line, or None where the line is torn, garbage, or of an unknown kind."""
-    return _quickly()(line) or _parse_any(line)
+    """The record in one line, or None where the line is incomplete, damaged, or of an unknown kind."""
+    return _fast_decoder()(line) or _parse_any(line)
 
 
 @cache
-def _quickly() -> Callable[[bytes], Record | None]:
-    """What decodes nearly all lines, where it is installed: ranks may have to do without it."""
+def _fast_decoder() -> Callable[[bytes], Record | None]:
+    """Decodes nearly all lines, if msgspec is installed: the environment of a rank may lack it."""
     try:
         from ddpcheck.records.decoding_msgspec import decode
     except ImportError:
@@ -109,26 +109,26 @@ def _parse_any(line: bytes) -> Record | None:
     if not isinstance(raw, dict):
         return None
     record = from_mapping(raw)
-    if record is None or not _fits(record):
+    if record is None or not _has_valid_types(record):
         return None
     return record
 
 
-def _fits(record: Record) -> bool:
-    return all(fits(getattr(record, name)) for name, fits in _fields(record.kind))
+def _has_valid_types(record: Record) -> bool:
+    return all(is_valid(getattr(record, name)) for name, is_valid in _type_checks(record.kind))
 
 
 @cache
-def _fields(kind: str) -> list[tuple[str, Fits]]:
-    hints = get_type_hints(KINDS[kind])
-    return [(name, _check(hint)) for name, hint in hints.items() if name != "kind"]
+def _type_checks(kind: str) -> list[tuple[str, TypeCheck]]:
+    hints = get_type_hints(record_kinds()[kind])
+    return [(name, _type_check(hint)) for name, hint in hints.items() if name != "kind"]
 
 
-def _check(hint: Any) -> Fits:
-    """Whether a value, which came out of JSON, is what the schema says. Made once: there are many records."""
+def _type_check(hint: Any) -> TypeCheck:
+    """A function that tests whether a value decoded from JSON has the annotated type."""
     if hint is Any:
         return lambda value: True
-    origin, inner = get_origin(hint), [_check(part) for part in get_args(hint)]
+    origin, inner = get_origin(hint), [_type_check(part) for part in get_args(hint)]
     if origin is list:
         (item,) = inner
         return lambda value: type(value) is list and all(map(item, value))
@@ -137,5 +137,5 @@ def _check(hint: Any) -> Fits:
         return lambda value: type(value) is dict and all(map(item, value.values()))
     if origin is not None:
         return lambda value: any(choice(value) for choice in inner)
-    types = _PLAIN[hint]
+    types = _JSON_TYPES[hint]
     return lambda value: type(value) in types

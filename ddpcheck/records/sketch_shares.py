@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-from ddpcheck.records.schema import ModuleRecord
+from ddpcheck.records.kinds.modules import ModuleRecord
 
 
 @lru_cache(maxsize=64)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddpcheck.probes.live_compare.snapshot import RecentSnapshots, Snapshot
 from ddpcheck.probes.tensor_dump import dump_tensors
-from ddpcheck.records.schema import CaptureRecord, DetailRecord, Stage, TensorKind
+from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, Stage, TensorKind
 
 if TYPE_CHECKING:
     from ddpcheck.agent.shm_exchange import Entry, ShmExchange
@@ -29,8 +29,8 @@ _NO_REASON_TO_STOP = (Stage.REWRITTEN, Stage.BUFFERS_END)
 class NodeCompare:
     """Nobody waits: a rank that is ahead learns of a disagreement late, and shows what it still remembers."""
 
-    def __init__(self, scene: ProbeContext, board: ShmExchange, across: StoreCompare | None = None) -> None:
-        self._scene = scene
+    def __init__(self, context: ProbeContext, board: ShmExchange, across: StoreCompare | None = None) -> None:
+        self._context = context
         self._board = board
         self._across = across
         self._mine: RecentSnapshots[Snapshot] = RecentSnapshots(64)
@@ -97,7 +97,7 @@ class NodeCompare:
             self._capture(look, entry)
         else:
             self._due.add(_whose(look))
-        if self._scene.config.fail_fast and look.moment.stage not in _NO_REASON_TO_STOP:
+        if self._context.config.fail_fast and look.moment.stage not in _NO_REASON_TO_STOP:
             self._hold()
 
     def _hold(self) -> None:
@@ -112,9 +112,9 @@ class NodeCompare:
         look.detailed = True
         self._details[look.moment.of] += 1
         moment = look.moment
-        self._scene.write(
+        self._context.write(
             DetailRecord(
-                module=moment.watched.index,
+                module=moment.tracked.index,
                 stage=moment.stage.value,
                 step=moment.step,
                 of=moment.of.value,
@@ -129,7 +129,7 @@ class NodeCompare:
         """Write the differing tensors to a file of their own, while they still are what the digests say."""
         if look.captured or self._captures[look.moment.of] >= MOST_CAPTURES:
             return
-        if not look.moment.watched.parameters:
+        if not look.moment.tracked.parameters:
             return  # word came after the model had gone
         look.captured = True
         self._captures[look.moment.of] += 1
@@ -140,11 +140,11 @@ class NodeCompare:
         places = list(range(len(look.leaves)))
         if others is not None and len(others) == len(look.leaves):
             places = [p for p in places if look.leaves[p][:LEAF] != others[p]]
-        file, whole, cut = dump_tensors(self._scene, moment, places)
+        file, whole, cut = dump_tensors(self._context, moment, places)
         self._board.mark_captured(look.number, look.key, look.root)
-        self._scene.write(
+        self._context.write(
             CaptureRecord(
-                module=moment.watched.index,
+                module=moment.tracked.index,
                 stage=moment.stage.value,
                 step=moment.step,
                 of=moment.of.value,
@@ -157,7 +157,7 @@ class NodeCompare:
 
 
 def _whose(look: Snapshot) -> tuple[int, TensorKind]:
-    return look.moment.watched.index, look.moment.of
+    return look.moment.tracked.index, look.moment.of
 
 
 def _text(data: bytes) -> str:

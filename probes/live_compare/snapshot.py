@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ddpcheck.records.schema import Stage, TensorKind
+from ddpcheck.records.kinds.digests import Stage, TensorKind
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
@@ -19,14 +19,14 @@ Value = TypeVar("Value")
 class SnapshotKey:
     """What is looked at and when; the same on all ranks for the same moment of the job."""
 
-    watched: TrackedModule
+    tracked: TrackedModule
     stage: Stage
     of: TensorKind
     step: int
     optimizer: int | None = None
 
     def key(self, session: str) -> bytes:
-        text = f"{session}|{self.watched.key}|{self.stage}|{self.of}|{self.optimizer}|{self.step}"
+        text = f"{session}|{self.tracked.key}|{self.stage}|{self.of}|{self.optimizer}|{self.step}"
         return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 

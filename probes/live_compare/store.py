@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpcheck.agent.guard import GUARD
 from ddpcheck.probes.live_compare.snapshot import RecentSnapshots, Snapshot
-from ddpcheck.records.schema import NodeMismatchRecord, NodesRecord
+from ddpcheck.records.kinds.nodes import NodeMismatchRecord, NodesRecord
 
 if TYPE_CHECKING:
     from ddpcheck.probes.probe import ProbeContext
@@ -118,14 +118,14 @@ class PublishedDigest:
 class StoreCompare:
     """Speaks with other nodes from a thread of its own; after an error in there it is silent."""
 
-    def __init__(self, scene: ProbeContext, store: Any, node: str, algorithm: str) -> None:
-        self._scene = scene
+    def __init__(self, context: ProbeContext, store: Any, node: str, algorithm: str) -> None:
+        self._context = context
         self._store = store
         self._node = node
         # Digests of another kind cannot be compared: they get drawers of their own.
-        self._drawer = f"ddpcheck/nodes/{scene.session}"
+        self._drawer = f"ddpcheck/nodes/{context.session}"
         self._looks = f"{self._drawer}/{algorithm}"
-        self._whereabouts = RankPlacement(self._drawer, scene.rank, scene.world_size)
+        self._whereabouts = RankPlacement(self._drawer, context.rank, context.world_size)
         self._waiting: deque[PublishedDigest] = deque(maxlen=MOST_WAITING)
         self._told: deque[bytes] = deque(maxlen=MOST_WAITING)
         self._known: RecentSnapshots[PublishedDigest] = RecentSnapshots(MOST_WAITING)
@@ -146,15 +146,15 @@ class StoreCompare:
     def offer(self, look: Snapshot) -> None:
         """On the training thread: leave a look to be compared."""
         moment = look.moment
-        watched = moment.watched
-        if watched.index not in self._speaks:
-            self._speaks[watched.index] = self._speaks_for(watched.group)
-        if self._speaks[watched.index] and not self._ended.is_set():
+        tracked = moment.tracked
+        if tracked.index not in self._speaks:
+            self._speaks[tracked.index] = self._speaks_for(tracked.group)
+        if self._speaks[tracked.index] and not self._ended.is_set():
             self._waiting.append(
                 PublishedDigest(
                     look.key,
                     look.root,
-                    watched.index,
+                    tracked.index,
                     moment.stage.value,
                     moment.of.value,
                     moment.step,
@@ -179,9 +179,9 @@ class StoreCompare:
 
     def _speaks_for(self, group: tuple[int, ...]) -> bool:
         """Whether this rank is the first of a module's that are on this node's board."""
-        board = self._scene.board
+        board = self._context.exchange
         here = set(group) & (board.ranks() if board is not None else set())
-        return self._scene.rank == min(here | {self._scene.rank})
+        return self._context.rank == min(here | {self._context.rank})
 
     def _run(self) -> None:
         try:
@@ -234,7 +234,7 @@ class StoreCompare:
         self._spoken += 1
         self._known.put(offer.key, offer)
         place = f"{self._looks}/{offer.key.hex()}"
-        mine = json.dumps([offer.root.hex(), self._scene.rank, socket.gethostname()])
+        mine = json.dumps([offer.root.hex(), self._context.rank, socket.gethostname()])
         found = str(self._store.compare_set(place, "", mine).decode())
         if found == mine:
             self._laid_down.append(place)
@@ -267,7 +267,7 @@ class StoreCompare:
         if self._records[kind] >= most:
             return
         self._records[kind] += 1
-        self._scene.write(
+        self._context.write(
             NodeMismatchRecord(
                 module=offer.module,
                 stage=offer.stage,
@@ -290,7 +290,7 @@ class StoreCompare:
             return
         self._looked_around = True
         self._others = {str(rank): host for rank, (node, host) in said.items() if node != self._node}
-        self._scene.write(NodesRecord(self._others))
+        self._context.write(NodesRecord(self._others))
 
     def _part(self) -> None:
         """The last looks are compared only when all nodes have come to them: give them a moment."""
@@ -302,7 +302,7 @@ class StoreCompare:
             time.sleep(0.02)
             gone = self._store.add(f"{self._drawer}/gone", 0)
         self._look_for_note()
-        self._scene.write(NodesRecord(self._others, compared=self._spoken))
+        self._context.write(NodesRecord(self._others, compared=self._spoken))
 
     def _agree(self, name: str, proposal: str) -> str:
         return str(self._store.compare_set(f"{self._drawer}/{name}", "", proposal).decode())

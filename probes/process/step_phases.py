@@ -75,11 +75,11 @@ class HostPhaseTimer:
         self._fetched = 0
 
     def close(
-        self, step: int, now: int, watched: int, queued: int, faults: int = -1, kernel: int = -1
+        self, step: int, now: int, tracked: int, queued: int, faults: int = -1, kernel: int = -1
     ) -> PhaseTimes | None:
         """A step is done and the next begins; None for the first, whose begin nobody saw."""
         began, self._began = self._began, now
-        before, self._watched = self._watched, watched
+        before, self._watched = self._watched, tracked
         spent, self._spent = self._spent, [0] * PARTS
         self._since = [0] * PARTS
         if not began:
@@ -94,7 +94,7 @@ class HostPhaseTimer:
             backward=_step_clock_micro(backward),
             wait=_step_clock_micro(spent[BUFFERS] + spent[FINISH]),
             optimizer=_step_clock_micro(spent[OPTIMIZER]),
-            watching=_step_clock_micro(watched - before),
+            watching=_step_clock_micro(tracked - before),
             queued=queued,
             faults=faults,
             kernel=kernel,

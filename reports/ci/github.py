@@ -1,4 +1,4 @@
-"""GitHub Actions: annotations on the lines they are about, and the job's summary."""
+"""GitHub Actions: annotations on source lines, and the job summary."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import Report
 from ddpcheck.reports.ci.markdown import to_markdown
-from ddpcheck.reports.finding_text import finding_place, script_line
+from ddpcheck.reports.finding_text import finding_location, script_line
 from ddpcheck.reports.safe_text import safe_line
 from ddpcheck.reports.verdict import in_order
 
 _COMMANDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
-# GitHub shows no more of each kind from one step.
+# GitHub shows at most this many of each kind for one step.
 _MOST_OF_A_KIND = 10
 SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 def workflow_commands(report: Report) -> str:
-    """Workflow commands, one a line; text from the job cannot start another one."""
+    """Workflow commands, one per line; text from the job cannot start another command."""
     lines: list[str] = []
     kinds: Counter[Severity] = Counter()
     for finding in in_order(report):
@@ -32,7 +32,7 @@ def workflow_commands(report: Report) -> str:
 
 
 def add_summary(report: Report, environ: Mapping[str, str]) -> bool:
-    """Append to the job's summary; False where that failed. Away from GitHub there is none."""
+    """Append to the job summary; False if that failed. Outside of GitHub there is none."""
     path = environ.get(SUMMARY)
     if not path:
         return True
@@ -52,16 +52,16 @@ def _annotation(report: Report, finding: Finding) -> str:
         "line": str(line) if line else "",
         "title": f"{finding.code} {finding.title}",
     }
-    said = ",".join(f"{key}={_property(value)}" for key, value in properties.items() if value)
-    parts = [finding.message or finding.title, finding_place(finding)]
+    written = ",".join(f"{key}={_property(value)}" for key, value in properties.items() if value)
+    parts = [finding.message or finding.title, finding_location(finding)]
     parts += [f"why: {finding.cause}"] if finding.cause else []
     parts += [f"fix: {finding.fix}"] if finding.fix else []
     message = "\n".join(safe_line(part) for part in parts if part)
-    return f"::{_COMMANDS[finding.severity]} {said}::{_data(message)}"
+    return f"::{_COMMANDS[finding.severity]} {written}::{_data(message)}"
 
 
 def _in_repository(file: str) -> str:
-    """Annotations are placed by paths from the root of the repository, where jobs start."""
+    """Annotations need paths relative to the root of the repository, where jobs start."""
     if not os.path.isabs(file):
         return file
     root = os.environ.get("GITHUB_WORKSPACE") or os.getcwd()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.report import Report, Verdict
-from ddpcheck.formatting import rank_ranges
-from ddpcheck.reports.finding_text import evidence_text, finding_place
+from ddpcheck.reports.finding_text import evidence_text, finding_location
 from ddpcheck.reports.safe_text import safe_line
-from ddpcheck.reports.terminal.ranks import rank_groups, standing
 from ddpcheck.reports.verdict import counted, in_order, verdict_sentence
+from ddpcheck.reports.views.coverage import check_table
+from ddpcheck.reports.views.ranks import rank_tables
+from ddpcheck.reports.views.table import Table
 
 _MOST_FINDINGS = 20
 _MARKS = {Verdict.OK: "✅", Verdict.FINDINGS: "❌", Verdict.FAILED: "❌", Verdict.INCOMPLETE: "⚠️"}
@@ -21,31 +22,31 @@ _ACTIVE = re.compile(r"([\\`*_\[\]|~<>&]|(?<=:)//|^[-+#=]|(?<=^\d)[.)])")
 
 
 def to_markdown(report: Report) -> str:
-    """Verdict, findings, ranks and what was checked."""
+    """Verdict, findings, ranks and checks."""
     blocks = [f"## {_MARKS[report.verdict]} {plain_text(verdict_sentence(report))}", _about(report)]
     ordered = in_order(report)
     blocks += [_finding(finding) for finding in ordered[:_MOST_FINDINGS]]
-    left_out = len(ordered) - _MOST_FINDINGS
-    blocks += [f"and {counted(left_out, 'more finding')}, in report.json"] if left_out > 0 else []
-    blocks += [_ranks(report), _checks(report)]
+    more = len(ordered) - _MOST_FINDINGS
+    blocks += [f"and {counted(more, 'more finding')}, in report.json"] if more > 0 else []
+    blocks += report_tables(report, plain_text)
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 def plain_text(value: object) -> str:
-    """Text that shows as it reads, whatever Markdown would make of it."""
+    """Text in which nothing is markup."""
     return _ACTIVE.sub(r"\\\1", safe_line(value))
 
 
 def code(value: object) -> str:
-    """In a code span; backticks inside it are kept by a longer fence. Tables need their bars escaped."""
-    said = safe_line(value).replace("|", "\\|")
-    fence = "`" * (_longest_run(said) + 1)
-    pad = " " if said.startswith("`") or said.endswith("`") else ""
-    return f"{fence}{pad}{said}{pad}{fence}" if said else ""
+    """A code span; a longer fence keeps backticks inside it, and bars are escaped for tables."""
+    text = safe_line(value).replace("|", "\\|")
+    fence = "`" * (_longest_run(text) + 1)
+    pad = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{pad}{text}{pad}{fence}" if text else ""
 
 
 def _fenced(text: str) -> str:
-    """As it stands, whatever is in it: the fence is longer than any run of backticks inside."""
+    """A code block whose fence is longer than any run of backticks inside."""
     fence = "`" * max(3, _longest_run(text) + 1)
     return f"{fence}text\n{text}\n{fence}"
 
@@ -61,8 +62,8 @@ def _about(report: Report) -> str:
 
 def _finding(finding: Finding) -> str:
     lines = [f"### {finding.severity.value} {finding.code}: {plain_text(finding.title)}", ""]
-    place = finding_place(finding)
-    lines += [f"*{plain_text(place)}*", ""] if place else []
+    location = finding_location(finding)
+    lines += [f"*{plain_text(location)}*", ""] if location else []
     lines += [plain_text(finding.message), ""] if finding.message != finding.title else []
     lines += [_fenced(evidence_text(finding.evidence)), ""] if finding.evidence else []
     lines += [f"- **why** {plain_text(finding.cause)}"] if finding.cause else []
@@ -70,25 +71,18 @@ def _finding(finding: Finding) -> str:
     return "\n".join(lines)
 
 
-def _ranks(report: Report) -> str:
-    if not report.attempts:
-        return ""
-    rows = [
-        [
-            rank_ranges(rank.rank for rank in group),
-            str(group[0].steps),
-            " ".join(filter(None, [group[0].status.value, standing(group[0])])),
-        ]
-        for group in rank_groups(report.attempts[-1].ranks)
+def report_tables(report: Report, escaped: Callable[[object], str]) -> list[str]:
+    """The ranks of the last attempt, and the checks."""
+    tables = [*rank_tables(report)[-1:], check_table(report)]
+    return [markdown_table(table, escaped) for table in tables if table is not None]
+
+
+def markdown_table(table: Table, escaped: Callable[[object], str]) -> str:
+    """A view without the columns that need more room."""
+    kept = [index for index, column in enumerate(table.columns) if not column.detail]
+    lines = [
+        [table.columns[index].label for index in kept],
+        ["--:" if table.columns[index].number else "---" for index in kept],
+        *([escaped(row.cells[index].plain) for index in kept] for row in table.rows),
     ]
-    return _table(("ranks", "steps", "status"), rows)
-
-
-def _checks(report: Report) -> str:
-    rows = [[check.name, check.outcome, check.detail] for check in report.checks]
-    return _table(("checked", "outcome", ""), rows) if rows else ""
-
-
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headers, ["---"] * len(headers), *([plain_text(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

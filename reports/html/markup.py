@@ -1,4 +1,4 @@
-"""HTML that cannot be broken by what the job called its parameters: everything is escaped unless made here."""
+"""HTML in which every text is escaped, unless this module made it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Html(str):
 
 
 def text(value: object) -> Html:
-    """Text as it reads, with control characters shown as such; lines stay lines."""
+    """Escaped text; control characters are made visible, line breaks are kept."""
     if isinstance(value, Html):
         return value
     lines = str(value).split("\n")
@@ -28,14 +28,14 @@ def text(value: object) -> Html:
 
 def tag(name: str, /, *children: object, **attributes: object) -> Html:
     """One element; `class_` and `for_` lose their underscore, other underscores become dashes, None is left out."""
-    said = "".join(
+    written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(safe_line(value))}"'
         for key, value in attributes.items()
         if value is not None and value is not False
     )
     if name in _EMPTY:
-        return Html(f"<{name}{said}>")
-    return Html(f"<{name}{said}>{joined(children)}</{name}>")
+        return Html(f"<{name}{written}>")
+    return Html(f"<{name}{written}>{joined(children)}</{name}>")
 
 
 def joined(parts: Iterable[object]) -> Html:
@@ -53,15 +53,15 @@ def embedded(data: Any) -> Html:
 def table(
     headers: Sequence[str], rows: Iterable[Sequence[object]], label: str, numbers: Sequence[int] = ()
 ) -> Html:
-    """A table that scrolls by itself on a narrow screen; columns in `numbers` stand to the right.
+    """A table that scrolls by itself on a narrow screen; columns in `numbers` are right-aligned.
 
     The first cell of a row is its heading.
     """
     head = tag(
         "tr",
         *(
-            tag("th", title, scope="col", class_="number" if place in numbers else None)
-            for place, title in enumerate(headers)
+            tag("th", title, scope="col", class_="number" if index in numbers else None)
+            for index, title in enumerate(headers)
         ),
     )
     body = [_row(row, numbers) for row in rows]
@@ -75,8 +75,8 @@ def _row(cells: Sequence[object], numbers: Sequence[int]) -> Html:
         "tr",
         first if is_cell(first) else tag("th", first, scope="row", class_="number" if 0 in numbers else None),
         *(
-            cell if is_cell(cell) else tag("td", cell, class_="number" if place in numbers else None)
-            for place, cell in enumerate(rest, start=1)
+            cell if is_cell(cell) else tag("td", cell, class_="number" if index in numbers else None)
+            for index, cell in enumerate(rest, start=1)
         ),
     )
 

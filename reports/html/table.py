@@ -1,94 +1,101 @@
-"""A table of ranks or nodes that stays short: the first rows are shown, the whole of it opens."""
+"""Views as tables of the page: the most notable rows are shown, all rows behind a click."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from ddpcheck.reports.html.markup import Html, joined, table, tag
+from ddpcheck.reports.views.table import Cell, Column, Row, Table, heaviest
 
-MOST_ROWS = 48
+# Rows of a table that is shown, of one that is folded, and of a chart with a row for each rank.
+_MOST_SHOWN = 16
+_MOST_FOLDED = 2048
+MOST_CHART_ROWS = 48
 _MOST_PAGES = 64
 
-Row = Mapping[str, Any]
+
+def view(view: Table | None, heading: bool = False, most: int = _MOST_SHOWN) -> Html | None:
+    """A view with its legend and notes; rows beyond `most` are folded. Nothing for None."""
+    if view is None:
+        return None
+    shown = heaviest(view.rows, most)
+    title = ", ".join(filter(None, (view.title, view.subtitle)))
+    return joined(
+        [
+            tag("h3", title) if heading else None,
+            tag("p", view.legend, class_="quiet") if view.legend else None,
+            _excerpt(view, len(shown)),
+            rows_table(view, shown) if shown else None,
+            _folded(view) if len(shown) < len(view.rows) else None,
+            folded(view.every),
+            *(tag("p", note) for note in view.notes),
+        ]
+    )
+
+
+def folded(view: Table | None) -> Html | None:
+    """A view behind its title."""
+    if view is None or not view.rows:
+        return None
+    return tag("details", tag("summary", view.title), rows_table(view, view.rows[:_MOST_FOLDED]))
+
+
+def rows_table(view: Table, rows: Sequence[Row]) -> Html:
+    """These rows of a view, with all its columns."""
+    numbers = [index for index, column in enumerate(view.columns) if column.number]
+    headers = [column.full_label for column in view.columns]
+    cells = [
+        [
+            _cell(cell, column, heading=index == 0)
+            for index, (cell, column) in enumerate(zip(row.cells, view.columns, strict=True))
+        ]
+        for row in rows
+    ]
+    label = ", ".join(filter(None, (view.title.rstrip(":"), view.subtitle)))
+    return table(headers, cells, label, numbers)
 
 
 def pages(
-    rows: Sequence[Row], weight: Callable[[Row], float], what: str, only_most: bool = False
-) -> list[tuple[str, list[Row]]]:
-    """Titles and rows: all in one, or first the ends of the order by `weight`, then everybody in turn.
+    ranks: Sequence[int], weight: Callable[[int], float], what: str, only_most: bool = False
+) -> list[tuple[str, list[int]]]:
+    """Titles and ranks of a chart's pages: all ranks on one, or first both ends by `weight`, then all in order.
 
-    With `only_most` it is the upper end alone that comes first.
+    With `only_most` the first page has the upper end only.
     """
-    if len(rows) <= MOST_ROWS:
-        return [("all ranks", list(rows))]
-    ordered = sorted(rows, key=weight)
-    half = MOST_ROWS // 2
-    ends = sorted([*ordered[: 0 if only_most else half], *ordered[-half:]], key=lambda row: int(row["rank"]))
+    if len(ranks) <= MOST_CHART_ROWS:
+        return [("all ranks", list(ranks))]
+    by_weight = sorted(ranks, key=weight)
+    half = MOST_CHART_ROWS // 2
+    ends = sorted([*by_weight[: 0 if only_most else half], *by_weight[-half:]])
     extremes = "the most" if only_most else "the least and the most"
-    by_rank = sorted(rows, key=lambda row: int(row["rank"]))
-    blocks = [by_rank[at : at + MOST_ROWS] for at in range(0, len(by_rank), MOST_ROWS)][:_MOST_PAGES]
-    titled = [(f"ranks {block[0]['rank']}-{block[-1]['rank']}", block) for block in blocks]
+    in_order = sorted(ranks)
+    blocks = [in_order[start : start + MOST_CHART_ROWS] for start in range(0, len(in_order), MOST_CHART_ROWS)]
+    titled = [(f"ranks {block[0]}-{block[-1]}", block) for block in blocks[:_MOST_PAGES]]
     return [(f"{half} ranks with {extremes} {what}", ends), *titled]
 
 
-_MOST_SHOWN = 16
-_MOST_AT_ALL = 2048
-_MOST_NODES = 8
+def _excerpt(view: Table, shown: int) -> Html | None:
+    if shown >= len(view.rows):
+        return None
+    return tag("p", f"The {shown} most notable of {view.count} {view.noun}:", class_="quiet")
 
-Given = Mapping[str, Any]
 
-
-def folded_table(
-    headers: Sequence[str],
-    ranks: Sequence[Given],
-    row: Callable[[Given], Sequence[object]],
-    weight: Callable[[Given], float],
-    label: str,
-    numbers: Sequence[int] = (),
-    of: int = 0,
-) -> Html:
-    """All ranks where they are few; of many those with the most `weight`, and the rest behind a click.
-
-    `of`: how many ranks there are, where those given are not all.
-    """
-    if len(ranks) <= _MOST_SHOWN:
-        return table(headers, map(row, ranks), label, numbers)
-    heaviest = sorted(ranks, key=weight, reverse=True)[:_MOST_SHOWN]
-    shown = sorted(heaviest, key=lambda rank: int(rank["rank"]))
-    everyone = table(headers, map(row, ranks[:_MOST_AT_ALL]), f"{label}, all ranks", numbers)
-    every = f"All {len(ranks)} ranks" if of <= len(ranks) else f"{len(ranks)} ranks of {of}"
-    return joined(
-        [
-            tag("p", f"The {_MOST_SHOWN} ranks that stand out of {max(of, len(ranks))}:", class_="quiet"),
-            table(headers, map(row, shown), label, numbers),
-            tag("details", tag("summary", every), everyone),
-        ]
+def _folded(view: Table) -> Html:
+    rows = view.rows[:_MOST_FOLDED]
+    title = (
+        f"All {len(rows)} {view.noun}"
+        if len(rows) >= view.count
+        else f"{len(rows)} of {view.count} {view.noun}"
     )
+    return tag("details", tag("summary", title), rows_table(view, rows))
 
 
-def folded_nodes(
-    headers: Sequence[str],
-    nodes: Sequence[Given],
-    rows: Callable[[Given], Iterable[Sequence[object]]],
-    weight: Callable[[Given], float],
-    label: str,
-    numbers: Sequence[int] = (),
-) -> Html:
-    """The same of nodes, which may take several rows each."""
-
-    def drawn(some: Sequence[Given], name: str) -> Html:
-        return table(headers, [row for node in some for row in rows(node)], name, numbers)
-
-    if len(nodes) <= _MOST_SHOWN:
-        return drawn(nodes, label)
-    heaviest = {id(node) for node in sorted(nodes, key=weight, reverse=True)[:_MOST_NODES]}
-    shown = [node for node in nodes if id(node) in heaviest]
-    everyone = drawn(nodes[:_MOST_AT_ALL], f"{label}, all nodes")
-    return joined(
-        [
-            tag("p", f"The {_MOST_NODES} nodes that stand out of {len(nodes)}:", class_="quiet"),
-            drawn(shown, label),
-            tag("details", tag("summary", f"All {len(nodes)} nodes"), everyone),
-        ]
-    )
+def _cell(cell: Cell, column: Column, heading: bool) -> Html | str:
+    """Text, or a whole table cell where it is highlighted."""
+    if heading or (cell.mark is None and not column.code):
+        return cell.plain
+    mark = cell.mark.value if cell.mark is not None else None
+    badge = tag("span", cell.badge, class_=f"badge {mark}") if cell.badge else None
+    text = tag("code", cell.text) if column.code and cell.text else cell.text
+    classes = " ".join(filter(None, ("number" if column.number else "", mark if badge is None else "")))
+    return tag("td", badge, text, class_=classes or None)

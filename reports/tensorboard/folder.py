@@ -127,8 +127,9 @@ def _write_job(file: EventFile, report: Report, course: RunTimeSeries) -> None:
     everyones = (course.job, *course.ranks.values(), *course.spread.values())
     file.layout(layout_of({line.figure for lines in everyones for line in lines}))
     file.text("report/verdict", verdict_text(report))
-    if report.overlap is not None:
-        file.text("report/overlap", overlap_text(report.overlap))
+    overlap = overlap_text(report)
+    if overlap:
+        file.text("report/overlap", overlap)
     for number, matrix in enumerate(course.links):
         file.image(f"links/{number}", *link_image(matrix), matrix.title)
 

@@ -8,16 +8,17 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from ddpcheck.doctor.diagnosis import Diagnosis, Level
+from ddpcheck.analysis.finding import Severity
+from ddpcheck.doctor.diagnosis import LEVELS, Diagnosis
 from ddpcheck.doctor.model import DoctorReport
 from ddpcheck.formatting import rank_ranges
 from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole, indented
 
 _STYLES = {
-    Level.PROBLEM: "bold red",
-    Level.WARNING: "bold yellow",
-    Level.NOTE: "bold cyan",
-    Level.OK: "green",
+    Severity.ERROR: "bold red",
+    Severity.WARNING: "bold yellow",
+    Severity.NOTE: "bold cyan",
+    Severity.OK: "green",
 }
 _MOST_HOSTS = 6
 _MOST_OF_A_LEVEL = 20
@@ -27,8 +28,8 @@ def render(report: DoctorReport, console: Console) -> None:
     """Write `report` to `console`."""
     ink = ReportConsole(console)
     ink.put(ink.text(_headline(report), LABEL), ink.text(_about(report), QUIET))
-    for level in (Level.PROBLEM, Level.WARNING, Level.NOTE):
-        found = [one for one in report.diagnoses if one.level is level]
+    for level in (Severity.ERROR, Severity.WARNING, Severity.NOTE):
+        found = [one for one in report.diagnoses if one.severity is level]
         for one in found[:_MOST_OF_A_LEVEL]:
             ink.gap()
             _put(ink, report, one)
@@ -38,11 +39,11 @@ def render(report: DoctorReport, console: Console) -> None:
             )
     well: dict[str, list[Diagnosis]] = {}
     for one in report.diagnoses:
-        if one.level is Level.OK:
-            well.setdefault(one.check, []).append(one)
+        if one.severity is Severity.OK:
+            well.setdefault(one.code, []).append(one)
     if well:
         ink.gap()
-        rows = [[ink.text("ok", _STYLES[Level.OK]), check, _line(some)] for check, some in well.items()]
+        rows = [[ink.text("ok", _STYLES[Severity.OK]), check, _line(some)] for check, some in well.items()]
         ink.put(ink.columns(["", "", ""], rows))
 
 
@@ -58,28 +59,28 @@ def as_text(report: DoctorReport, stream: TextIO) -> str:
 
 def _headline(report: DoctorReport) -> str:
     counts = [
-        (level, sum(one.level is level for one in report.diagnoses))
-        for level in (Level.PROBLEM, Level.WARNING, Level.NOTE)
+        (level, sum(one.severity is level for one in report.diagnoses))
+        for level in (Severity.ERROR, Severity.WARNING, Severity.NOTE)
     ]
-    told = [f"{count} {level.value}{'' if count == 1 else 's'}" for level, count in counts if count]
-    return ", ".join(told) if told else "Nothing would get in the way"
+    told = [f"{count} {LEVELS[level]}{'' if count == 1 else 's'}" for level, count in counts if count]
+    return ", ".join(told) if told else "No problems"
 
 
 def _about(report: DoctorReport) -> str:
-    scene = report.scene
-    if scene.world_size is None:
-        return f"this machine, {scene.facts[0].host}"
-    hosts = scene.hosts
+    context = report.context
+    if context.world_size is None:
+        return f"this machine, {context.facts[0].host}"
+    hosts = context.hosts
     named = [f"{host.name} ({_ranks(host.ranks)})" for host in hosts[:_MOST_HOSTS]]
     more = f" and {len(hosts) - _MOST_HOSTS} more hosts" if len(hosts) > _MOST_HOSTS else ""
     return f"{', '.join(named)}{more}"
 
 
 def _put(ink: ReportConsole, report: DoctorReport, one: Diagnosis) -> None:
-    head = Text.assemble((f"{one.level.value.upper()}  ", _STYLES[one.level]), ink.text(one.what))
+    head = Text.assemble((f"{one.level.upper()}  ", _STYLES[one.severity]), ink.text(one.message))
     head.overflow = "fold"
     rows = [("where", ink.text(_where(report, one)))] if _where(report, one) else []
-    rows += [("why", ink.text(one.why))] if one.why else []
+    rows += [("why", ink.text(one.cause))] if one.cause else []
     rows += [("do", ink.text(one.fix))] if one.fix else []
     ink.put(head, indented(ink.labelled(rows)))
 
@@ -88,15 +89,15 @@ def _line(some: list[Diagnosis]) -> str:
     """One line for all hosts, which are well in different words."""
     first, *more = some
     return (
-        f"{first.what} on {first.hosts[0]}; {len(more)} more in --json"
+        f"{first.message} on {first.hosts[0]}; {len(more)} more in --json"
         if more and first.hosts
-        else first.what
+        else first.message
     )
 
 
 def _where(report: DoctorReport, one: Diagnosis) -> str:
     """Nothing where it holds for all that there is."""
-    hosts, ranks = report.scene.hosts, set(one.ranks)
+    hosts, ranks = report.context.hosts, set(one.ranks)
     everybody = {rank for host in hosts for rank in host.ranks}
     if not one.hosts and not ranks:
         return ""

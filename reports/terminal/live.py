@@ -10,9 +10,9 @@ from rich.text import Text
 
 from ddpcheck.analysis.live.state import LiveRank, LiveState, LiveStepTime
 from ddpcheck.formatting import name_ranks, size_text, time_text
+from ddpcheck.reports.terminal.bars import step_bar, step_legend
 from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole, indented
-from ddpcheck.reports.terminal.timeseries import SPARK, spark
-from ddpcheck.reports.terminal.timing import step_bar, step_key
+from ddpcheck.reports.terminal.sparkline import STYLE, sparkline
 from ddpcheck.reports.verdict import counted
 
 # Of what a rank said when it raised.
@@ -146,8 +146,8 @@ def _live_panel_pace(ink: ReportConsole, state: LiveState, columns: int) -> Text
     # Figures come first where there is little room.
     width = min(_MOST_BARS, columns - 1 - len(step) - 1 - len(figures))
     latest = state.pace.course_us[-width:] if width >= _FEWEST_BARS else ()
-    bars = spark(latest, width, ink.console.options.ascii_only)
-    return Text.assemble(ink.text(f"{step} " if bars else step), ink.text(bars, SPARK), ink.text(figures))
+    bars = sparkline(latest, width, ink.console.options.ascii_only)
+    return Text.assemble(ink.text(f"{step} " if bars else step), ink.text(bars, STYLE), ink.text(figures))
 
 
 def _live_panel_found(ink: ReportConsole, state: LiveState) -> Text:
@@ -187,9 +187,9 @@ def _pace(ink: ReportConsole, state: LiveState) -> list[RenderableType]:
     if state.pace is None:
         return []
     step, *shares = pace_texts(state.pace)
-    bars = spark(state.pace.course_us, _BARS, ink.console.options.ascii_only)
+    bars = sparkline(state.pace.course_us, _BARS, ink.console.options.ascii_only)
     figures = ink.text("   ".join(filter(None, [*shares, memory_text(state)])))
-    return [Text.assemble(ink.text(f"{step} "), ink.text(bars, SPARK)), figures]
+    return [Text.assemble(ink.text(f"{step} "), ink.text(bars, STYLE)), figures]
 
 
 def _found(ink: ReportConsole, state: LiveState) -> Text:
@@ -201,7 +201,7 @@ def _ranks(ink: ReportConsole, state: LiveState) -> list[RenderableType]:
     shown = standing_out(state)
     few = len(state.ranks) <= _MOST_ROWS
     longest = max((rank.step_us or 0 for _, rank in shown), default=0)
-    headers = ["rank", "host", "steps", "a step", step_key(), "memory", "status" if few else "because it"]
+    headers = ["rank", "host", "steps", "a step", step_legend(), "memory", "status" if few else "because it"]
     rows = [_row(ink, rank, longest, rank.status if few else why) for why, rank in shown]
     told = f"  {status_text(state)}, {_spread(state)}"
     title = Text.assemble(ink.text("Ranks", LABEL), ink.text(told, QUIET))

@@ -1,4 +1,4 @@
-"""The report on the terminal: the verdict first, then why, then what was looked at."""
+"""The report on the terminal: the verdict, the findings, then the tables."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from rich.console import Console
 
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import Report, Verdict
-from ddpcheck.formatting import name_ranks
-from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole, indented
-from ddpcheck.reports.terminal.data import put_data
-from ddpcheck.reports.terminal.evidence import put_evidence
-from ddpcheck.reports.terminal.hardware import put_hardware, put_links, put_traffic
-from ddpcheck.reports.terminal.memory import put_memory
-from ddpcheck.reports.terminal.overlap import put_overlap
-from ddpcheck.reports.terminal.ranks import put_hosts, rank_table
-from ddpcheck.reports.terminal.startup import put_startup
-from ddpcheck.reports.terminal.timeseries import put_course
-from ddpcheck.reports.terminal.timing import put_time
+from ddpcheck.reports.finding_text import finding_location
+from ddpcheck.reports.terminal.bars import overlap_bar, overlap_legend, step_bar
+from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole
+from ddpcheck.reports.terminal.evidence import print_evidence
+from ddpcheck.reports.terminal.sparkline import print_series
 from ddpcheck.reports.verdict import counted, in_order, verdict_sentence
+from ddpcheck.reports.views import coverage, data, hardware, links, memory, overlap, ranks, startup, timing
 
 _MOST_FINDINGS = 10
+_MOST_GPUS = 16
+_MOST_CHECKS = 64
+# The width of a step's bar on 80 columns, and the most on a wider terminal.
+_STEP_BAR = 20
+_LONG_STEP_BAR = 40
+_OVERLAP_BAR = 24
 
 _VERDICT_STYLES = {
     Verdict.OK: "bold green",
@@ -32,113 +33,105 @@ _VERDICT_STYLES = {
     Verdict.INCOMPLETE: "bold yellow",
 }
 _SEVERITY_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
-_OUTCOME_STYLES = {"agree": "green", "differ": "bold red"}
 
 
 def render(report: Report, console: Console, page: Path | None = None) -> None:
-    """Write `report` to `console`; `page` is where it can be looked at in a browser."""
-    ink = ReportConsole(console)
-    ink.put(ink.text(verdict_sentence(report), _VERDICT_STYLES[report.verdict]))
-    _findings(ink, report)
-    _ranks(ink, report)
-    put_data(ink, report)
-    put_traffic(ink, report)
-    put_links(ink, report)
-    put_hardware(ink, report)
-    put_time(ink, report)
-    put_course(ink, report)
-    put_startup(ink, report)
-    put_memory(ink, report)
-    put_overlap(ink, report)
-    put_hosts(ink, report)
-    _checks(ink, report)
-    _next(ink, report, page)
+    """Write `report` to `console`; `page` is the path of the HTML page, if one was written."""
+    out = ReportConsole(console)
+    out.put(out.text(verdict_sentence(report), _VERDICT_STYLES[report.verdict]))
+    _print_findings(out, report)
+    for table in ranks.rank_tables(report):
+        out.table(table, most=ranks.MOST_GROUPS)
+    out.table(data.data_table(report))
+    out.table(hardware.traffic_table(report))
+    out.table(links.link_table(report))
+    out.table(links.port_table(report))
+    out.table(hardware.node_table(report))
+    out.table(hardware.gpu_table(report), most=_MOST_GPUS)
+    _print_step_times(out, report)
+    print_series(out, report)
+    out.table(startup.startup_table(report))
+    out.table(memory.memory_table(report))
+    _print_overlap(out, report)
+    out.table(ranks.host_table(report))
+    out.table(coverage.check_table(report), most=_MOST_CHECKS)
+    _print_next(out, report, page)
 
 
 def render_outcome(report: Report, console: Console) -> None:
-    """The verdict, a line for each finding, and where the rest is."""
-    ink = ReportConsole(console)
-    ink.gap()
-    ink.put(ink.text(verdict_sentence(report), _VERDICT_STYLES[report.verdict]))
+    """The verdict, a line for each finding, and the next commands."""
+    out = ReportConsole(console)
+    out.gap()
+    out.put(out.text(verdict_sentence(report), _VERDICT_STYLES[report.verdict]))
     for finding in in_order(report)[:_MOST_FINDINGS]:
-        heading = ink.text(f"{finding.severity.value} {finding.code}", _SEVERITY_STYLES[finding.severity])
-        ink.put(heading.append(ink.text(f"  {finding.title}")), indent=2)
-    _next(ink, report, None)
+        heading = out.text(f"{finding.severity.value} {finding.code}", _SEVERITY_STYLES[finding.severity])
+        out.put(heading.append(out.text(f"  {finding.title}")), indent=2)
+    _print_next(out, report, None)
 
 
-def _findings(ink: ReportConsole, report: Report) -> None:
+def _print_findings(out: ReportConsole, report: Report) -> None:
     ordered = in_order(report)
     several_attempts = len(report.attempts) > 1
     for finding in ordered[:_MOST_FINDINGS]:
-        ink.gap()
-        _finding(ink, finding, several_attempts)
-    left_out = ordered[_MOST_FINDINGS:]
-    if left_out:
-        ink.gap()
-        codes = Counter(finding.code for finding in left_out)
+        out.gap()
+        _print_finding(out, finding, several_attempts)
+    rest = ordered[_MOST_FINDINGS:]
+    if rest:
+        out.gap()
+        codes = Counter(finding.code for finding in rest)
         counts = ", ".join(f"{code} x{number}" if number > 1 else code for code, number in codes.items())
-        ink.put(ink.text(f"and {counted(len(left_out), 'more finding')}, all in report.json: {counts}"))
+        out.put(out.text(f"and {counted(len(rest), 'more finding')}, all in report.json: {counts}"))
 
 
-def _finding(ink: ReportConsole, finding: Finding, several_attempts: bool) -> None:
-    heading = ink.text(f"{finding.severity.value} {finding.code}", _SEVERITY_STYLES[finding.severity])
-    ink.put(heading.append(ink.text(f"  {finding.title}", LABEL)))
-    place = _place(finding, several_attempts)
-    if place:
-        ink.put(ink.text(place, QUIET), indent=2)
+def _print_finding(out: ReportConsole, finding: Finding, several_attempts: bool) -> None:
+    heading = out.text(f"{finding.severity.value} {finding.code}", _SEVERITY_STYLES[finding.severity])
+    out.put(heading.append(out.text(f"  {finding.title}", LABEL)))
+    location = finding_location(finding, several_attempts)
+    if location:
+        out.put(out.text(location, QUIET), indent=2)
     if finding.message and finding.message != finding.title:
-        ink.put(ink.text(finding.message), indent=2)
-    put_evidence(ink, finding.evidence, indent=2)
+        out.put(out.text(finding.message), indent=2)
+    print_evidence(out, finding.evidence, indent=2, outliers=finding.ranks)
     advice = [
-        (label, ink.text(said)) for label, said in (("why", finding.cause), ("fix", finding.fix)) if said
+        (label, out.text(text)) for label, text in (("why", finding.cause), ("fix", finding.fix)) if text
     ]
     if advice:
-        ink.gap()
-        ink.put(ink.labelled(advice), indent=2)
+        out.gap()
+        out.put(out.labelled(advice), indent=2)
 
 
-def _place(finding: Finding, several_attempts: bool) -> str:
-    parts = [
-        f"attempt {finding.attempt}" if several_attempts else "",
-        "" if finding.step is None else f"step {finding.step}",
-        f"stage {finding.stage}" if finding.stage else "",
-        f"module {finding.module}" if finding.module else "",
-        f"parameter {finding.parameter}" if finding.parameter else "",
-        name_ranks(finding.ranks) if finding.ranks else "",
-    ]
-    return ", ".join(part for part in parts if part)
+def _print_step_times(out: ReportConsole, report: Report) -> None:
+    width = min(max(out.console.width - 80, 0) + _STEP_BAR, _LONG_STEP_BAR)
+    for times in timing.step_times(report):
+        bars = {
+            rank: step_bar(_by_phase(phases), times.longest_ms, width)
+            for rank, phases in times.phases_ms.items()
+        }
+        out.table(times.table, bar=lambda row, bars=bars: bars[row.ranks[0]])  # type: ignore[misc]
 
 
-def _ranks(ink: ReportConsole, report: Report) -> None:
-    for attempt in report.attempts:
-        if not attempt.ranks:
-            continue
-        ink.gap()
-        size = f"{counted(attempt.world_size, 'rank')}, {counted(attempt.steps, 'step')}"
-        which = f"Ranks, attempt {attempt.number}: {size}" if len(report.attempts) > 1 else "Ranks"
-        ink.put(ink.text(which, LABEL), indented(rank_table(ink, attempt)))
+def _by_phase(phases: tuple[float, ...]) -> dict[str, float]:
+    return {phase: value for (phase, _, _), value in zip(timing.PHASES, phases, strict=True)}
 
 
-def _checks(ink: ReportConsole, report: Report) -> None:
-    if not report.checks:
+def _print_overlap(out: ReportConsole, report: Report) -> None:
+    profiled = overlap.profiled_overlap(report)
+    if profiled is None:
         return
-    ink.gap()
-    rows = [
-        (check.name, ink.text(check.outcome, _OUTCOME_STYLES.get(check.outcome, "yellow")), check.detail)
-        for check in report.checks
-    ]
-    ink.put(ink.text("Checked", LABEL), indented(ink.columns(["", "", ""], rows)))
+    longest, shares = profiled.longest_ns, profiled.shares
+    out.table(profiled.ranks, bar=lambda row: overlap_bar(shares[row.ranks[0]], longest, _OVERLAP_BAR))
+    if profiled.ranks.rows:
+        out.put(overlap_legend(), indent=2)
 
 
-def _next(ink: ReportConsole, report: Report, page: Path | None) -> None:
+def _print_next(out: ReportConsole, report: Report, page: Path | None) -> None:
     path = str(report.run.get("path") or "")
     codes = list(dict.fromkeys(finding.code for finding in in_order(report)))
-    rows = [("run folder", ink.text(path))] if path else []
-    rows += [("page", ink.text(page))] if page else []
+    rows = [("Run folder:", out.text(path))] if path else []
+    rows += [("Page:", out.text(page))] if page else []
     commands = [f"ddpcheck explain {code}" for code in codes[:1]]
     commands += [f"ddpcheck report {shlex.quote(path)}"] if path else []
-    labels = ["type next", ""]
-    rows += [(label, ink.text(command)) for label, command in zip(labels, commands, strict=False)]
+    rows += [(label, out.text(command)) for label, command in zip(("Next:", ""), commands, strict=False)]
     if rows:
-        ink.gap()
-        ink.put(ink.labelled(rows))
+        out.gap()
+        out.put(out.labelled(rows))

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ddpcheck.formatting import name_ranks, percent_text, rate_text, time_text, trace_units_size_text
+from ddpcheck.reports.terminal.bars import overlap_bar, overlap_legend
 from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole
-from ddpcheck.reports.terminal.timing import bar, legend
 from ddpcheck.traces.model import RankResult, TraceResult
 
 _MOST_RANKS = 16
@@ -91,9 +91,10 @@ def _bars(ink: ReportConsole, result: TraceResult) -> None:
     width = min(_WIDEST_BAR, ink.console.width - labels - 4)
     ink.gap()
     ink.put(
-        *(ink.text(f"{rank.rank:>{labels}}  ") + bar(rank.shares, longest, width) for rank in shown), indent=2
+        *(ink.text(f"{rank.rank:>{labels}}  ") + overlap_bar(rank.shares, longest, width) for rank in shown),
+        indent=2,
     )
-    ink.put(legend(), indent=labels + 4)
+    ink.put(overlap_legend(), indent=labels + 4)
 
 
 def _steps(ink: ReportConsole, result: TraceResult) -> None:

@@ -8,15 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.records.schema import (
-    BackwardRecord,
-    ClockRecord,
-    CommHookRecord,
-    DigestRecord,
-    ModuleRecord,
-    RankHeader,
-    Record,
-)
+from ddpcheck.records.kinds.digests import DigestRecord
+from ddpcheck.records.kinds.gradients import BackwardRecord
+from ddpcheck.records.kinds.modules import CommHookRecord, ModuleRecord
+from ddpcheck.records.kinds.rank import RankHeader
+from ddpcheck.records.kinds.timing import ClockRecord
+from ddpcheck.records.registry import Record
 from tests.helpers.run_builder import RunBuilder
 
 START = 1000.0

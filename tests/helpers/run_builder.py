@@ -14,22 +14,12 @@ from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.report import Report
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.probes.sketches.sketch import Sketch
-from ddpcheck.records.schema import (
-    AppliedRecord,
-    BackwardRecord,
-    CaptureRecord,
-    DetailRecord,
-    DigestRecord,
-    EndRecord,
-    HyperRecord,
-    ModuleRecord,
-    OptimizerRecord,
-    RankHeader,
-    Record,
-    Stage,
-    TensorKind,
-    to_line,
-)
+from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, DigestRecord, Stage, TensorKind
+from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
+from ddpcheck.records.kinds.modules import ModuleRecord
+from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord
+from ddpcheck.records.kinds.rank import EndRecord, RankHeader
+from ddpcheck.records.registry import Record, to_line
 from ddpcheck.records.sketch_codec import pack
 from ddpcheck.records.sketch_shares import deal
 

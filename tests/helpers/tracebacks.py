@@ -10,7 +10,9 @@ import ddpcheck.probes
 import ddpcheck.reports
 
 # The folders of the packages themselves: a checkout may lie in a folder called ddpcheck, and so may its .venv.
-_FOLDERS = tuple(Path(package.__path__[0]).resolve() for package in (ddpcheck, ddpcheck.probes, ddpcheck.reports))
+_FOLDERS = tuple(
+    Path(package.__path__[0]).resolve() for package in (ddpcheck, ddpcheck.probes, ddpcheck.reports)
+)
 _FRAME = re.compile(r'File "([^"]+)", line \d+')
 
 

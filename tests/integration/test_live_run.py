@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.records.schema import to_line
+from ddpcheck.records.registry import to_line
 from tests.helpers.commands import BIN
 from tests.helpers.paths import ROOT
 from tests.helpers.pty_screen import PtyScreen

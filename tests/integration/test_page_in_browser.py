@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ddpcheck.reports.html.context import PageContext, page_context
 
 from ddpcheck.analysis.report import Report
-from ddpcheck.reports.html.context import PageContext, page_context
 from ddpcheck.reports.html.page import render, to_html
 from tests.helpers.chromium import Tab, opened
 from tests.helpers.sample_measurements import measurements

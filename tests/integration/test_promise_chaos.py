@@ -22,16 +22,16 @@ PARTS = 3
 # A lower bound on the entry points: the job lists all of them by itself.
 KNOWN = {
     "agent.open",
-    "agent.entering",
-    "agent.wrapped",
-    "agent.forward",
+    "agent.before_wrap",
+    "agent.after_wrap",
+    "agent.before_forward",
     "agent.before_step",
     "agent.after_step",
     "agent.group_closed",
     "exit.close",
     "parameters.after_step",
     "optimizers.after_step",
-    "structure.forward",
+    "structure.before_forward",
 }
 
 

@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.records.schema import ModuleRecord, from_mapping
+from ddpcheck.records.kinds.modules import ModuleRecord
+from ddpcheck.records.registry import from_mapping
 from tests.scale.sketches import Array, Sketches
 
 Raw = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Who has spoken of what, and whom it waits for: as quick for a record among thousands of ranks as among two."""
+"""Buffers values until all ranks have reported. The cost per value does not depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ from collections.abc import Collection, Iterator
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
-Said = TypeVar("Said")
+Value = TypeVar("Value")
 
 
-class PendingValues(Generic[Key, Said]):
-    """Things that every rank of a group is to speak of, in the order in which the first did."""
+class PendingValues(Generic[Key, Value]):
+    """Values by key and rank, in the order in which the first rank reported each key."""
 
     def __init__(self) -> None:
-        self._said: dict[Key, dict[int, Said]] = {}
+        self._values: dict[Key, dict[int, Value]] = {}
         self._missing: dict[Key, set[int]] = {}
-        # Ranks from which nothing more comes.
-        self._gone: set[int] = set()
+        # Ranks that report nothing more.
+        self._ended: set[int] = set()
 
     def __len__(self) -> int:
-        return len(self._said)
+        return len(self._values)
 
     def __iter__(self) -> Iterator[Key]:
-        return iter(self._said)
+        return iter(self._values)
 
-    def hear(self, key: Key, group: Collection[int], rank: int, said: Said) -> bool:
-        """Whether all of the group have spoken now, but for those that are gone."""
+    def add(self, key: Key, group: Collection[int], rank: int, value: Value) -> bool:
+        """Add the value of a rank. True if all ranks of the group have reported now, except those that ended."""
         missing = self._missing.get(key)
         if missing is None:
-            self._said[key] = {}
-            missing = self._missing[key] = set(group) - self._gone
-        self._said[key][rank] = said
+            self._values[key] = {}
+            missing = self._missing[key] = set(group) - self._ended
+        self._values[key][rank] = value
         missing.discard(rank)
         return not missing
 
-    def still_here(self, ranks: Collection[int]) -> set[int]:
-        """Those of `ranks` that have not been told to be gone yet."""
-        return set(ranks) - self._gone
+    def active(self, ranks: Collection[int]) -> set[int]:
+        """Those of `ranks` that have not ended."""
+        return set(ranks) - self._ended
 
-    def leave(self, rank: int) -> list[Key]:
-        """Nothing more comes from this rank; what had waited for it alone comes back."""
-        self._gone.add(rank)
+    def end_rank(self, rank: int) -> list[Key]:
+        """The rank reports nothing more. Returns the keys that waited only for it."""
+        self._ended.add(rank)
         complete = []
         for key, missing in self._missing.items():
             if rank in missing:
@@ -49,10 +49,10 @@ class PendingValues(Generic[Key, Said]):
                     complete.append(key)
         return complete
 
-    def take(self, key: Key) -> dict[int, Said]:
-        """What was said; it is forgotten here."""
+    def take(self, key: Key) -> dict[int, Value]:
+        """Remove and return the values of a key, by rank."""
         del self._missing[key]
-        return self._said.pop(key)
+        return self._values.pop(key)
 
     def oldest(self) -> Key:
-        return next(iter(self._said))
+        return next(iter(self._values))

@@ -18,7 +18,8 @@ from ddpcheck.analysis.allreduce.mean_check import (
 from ddpcheck.analysis.allreduce.sketch_table import NOTHING, Parts, SketchTable
 from ddpcheck.analysis.module_key import ModuleKey, members
 from ddpcheck.analysis.timeseries.gradients import GradientSeries
-from ddpcheck.records.schema import BackwardRecord, ModuleRecord
+from ddpcheck.records.kinds.gradients import BackwardRecord
+from ddpcheck.records.kinds.modules import ModuleRecord
 from ddpcheck.records.sketch_shares import shares
 
 LIVE_RANKS = -1
@@ -111,7 +112,7 @@ class AllReduceVerifier:
         if self._left != (len(ended), len(self.lost)):
             self._left = (len(ended), len(self.lost))
             self._let_go({*ended, *self.lost})
-        if self._pending.hear((module, record.number), members(module), rank, record):
+        if self._pending.add((module, record.number), members(module), rank, record):
             self._finish(module, record.number)
         elif len(self._pending) > MOST_PENDING:
             # Perhaps that rank has only not been read yet: who took part cannot be told.
@@ -119,8 +120,8 @@ class AllReduceVerifier:
 
     def _let_go(self, ranks: Collection[int]) -> None:
         """A backward that waited for them alone is looked at in the end, like all that are left then."""
-        for rank in self._pending.still_here(ranks):
-            self._pending.leave(rank)
+        for rank in self._pending.active(ranks):
+            self._pending.end_rank(rank)
 
     def end(self) -> None:
         for module, number in sorted(self._pending):

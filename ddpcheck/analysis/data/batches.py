@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ddpcheck.analysis.aggregate.pending import PendingValues
 from ddpcheck.analysis.module_key import ModuleKey, members
-from ddpcheck.records.schema import BatchRecord
+from ddpcheck.records.kinds.data import BatchRecord
 
 # Ranks that are looked at, and steps; of a long job every so-manieth, as the losses are kept.
 MOST_RANKS = 16
@@ -293,13 +293,13 @@ class Batches:
 
     def add(self, rank: int, module: ModuleKey, record: BatchRecord) -> None:
         place = (module, record.forward)
-        if self._pending.hear(place, members(module), rank, record):
+        if self._pending.add(place, members(module), rank, record):
             self._finish(place)
         elif len(self._pending) > MOST_PENDING:
             self._finish(self._pending.oldest())
 
     def end_rank(self, rank: int) -> None:
-        for place in self._pending.leave(rank):
+        for place in self._pending.end_rank(rank):
             self._finish(place)
 
     def end_all(self) -> None:

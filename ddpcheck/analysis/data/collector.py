@@ -1,27 +1,35 @@
-"""All that is known of an attempt's data: its batches, its loaders and how each epoch was dealt out."""
+"""Collects batches, data loaders and how the samples of each epoch were distributed over ranks."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ddpcheck.analysis.aggregate.pending import PendingValues
+from ddpcheck.analysis.aggregate.rank_data import RankData
+from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
 from ddpcheck.analysis.data.batches import Batches, ModuleBatches
 from ddpcheck.analysis.data.split import EpochSplit, Pass, split
 from ddpcheck.analysis.module_key import ModuleKey, members
-from ddpcheck.records.schema import BatchRecord, EpochRecord, LoaderRecord
+from ddpcheck.records.kinds.data import BatchRecord, EpochRecord, LoaderRecord
 
-# Epochs that are kept with what each rank said; of later ones only those that repeat an order count.
+if TYPE_CHECKING:
+    from ddpcheck.analysis.aggregate.launch import Attempt
+
+# Epochs whose distribution over ranks is kept. Later epochs are only checked for repeated order.
 MOST_EPOCHS, FEWEST_EPOCHS = 200, 8
-# Of all ranks together, more or less: with thousands of ranks fewer epochs are kept.
-_PASSES_OF_ALL = 1 << 15
+# Limit over all ranks: with thousands of ranks fewer epochs are kept.
+_PASSES_OF_ALL_RANKS = 1 << 15
 MOST_PENDING = 256
 
-Place = tuple[ModuleKey, int, int]
+# Module, loader and epoch.
+EpochKey = tuple[ModuleKey, int, int]
 
 
 class RepeatedOrder:
-    """Which epochs of a loader came in the order of the epoch before."""
+    """The epochs of a loader that had the same order of samples as the epoch before."""
 
     def __init__(self) -> None:
-        # By rank, the last pass; and by epoch, the ranks that repeated and those that could be compared.
+        # The last pass by rank; by epoch, the ranks that repeated the order and those that could be compared.
         self._last: dict[int, Pass] = {}
         self.same: dict[int, set[int]] = {}
         self.compared: dict[int, set[int]] = {}
@@ -39,26 +47,29 @@ class RepeatedOrder:
             self.example = self.example or now
 
 
-class DataCollector:
-    """Fed record by record."""
+class DataCollector(Collector):
+    """Batches, loaders and epochs of all ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, attempt: Attempt) -> None:
         self.batches = Batches()
         self.splits: dict[ModuleKey, list[EpochSplit]] = {}
         self.repeats: dict[tuple[ModuleKey, int], RepeatedOrder] = {}
-        # Per rank, its loaders; and whether an IterableDataset fed a module.
+        # Loaders by rank; and the modules that train on an IterableDataset.
         self._loaders: dict[tuple[int, int], LoaderRecord] = {}
         self.iterable: set[ModuleKey] = set()
-        self._pending: PendingValues[Place, Pass] = PendingValues()
+        self._pending: PendingValues[EpochKey, Pass] = PendingValues()
 
-    def loader(self, rank: int, record: LoaderRecord) -> None:
-        self._loaders[rank, record.loader] = record
+    @collects(LoaderRecord)
+    def add_loader(self, rank: RankData, record: LoaderRecord) -> None:
+        self._loaders[rank.number, record.loader] = record
 
-    def batch(self, rank: int, module: ModuleKey, record: BatchRecord) -> None:
-        self.batches.add(rank, module, record)
+    @collects_per_module(BatchRecord)
+    def add_batch(self, rank: RankData, module: ModuleKey, record: BatchRecord) -> None:
+        self.batches.add(rank.number, module, record)
 
-    def epoch(self, rank: int, module: ModuleKey, record: EpochRecord) -> None:
-        loader = self._loaders.get((rank, record.loader))
+    @collects_per_module(EpochRecord)
+    def add_epoch(self, rank: RankData, module: ModuleKey, record: EpochRecord) -> None:
+        loader = self._loaders.get((rank.number, record.loader))
         if loader is None:
             return
         now = Pass(loader, record)
@@ -67,34 +78,34 @@ class DataCollector:
         if loader.iterable:
             self.iterable.add(module)
             return
-        self.repeats.setdefault((module, record.loader), RepeatedOrder()).add(rank, now)
-        place = (module, record.loader, record.epoch)
+        self.repeats.setdefault((module, record.loader), RepeatedOrder()).add(rank.number, now)
+        key = (module, record.loader, record.epoch)
         if len(self.splits.get(module, ())) >= _most_epochs(len(module[0])):
             return
-        if self._pending.hear(place, members(module), rank, now):
-            self._finish(place)
+        if self._pending.add(key, members(module), rank.number, now):
+            self._finish(key)
         elif len(self._pending) > MOST_PENDING:
             self._finish(self._pending.oldest())
 
     def of(self, module: ModuleKey) -> ModuleBatches:
         return self.batches.modules.get(module, ModuleBatches())
 
-    def end_rank(self, rank: int) -> None:
-        self.batches.end_rank(rank)
-        for place in self._pending.leave(rank):
-            self._finish(place)
+    def end_rank(self, rank: RankData) -> None:
+        self.batches.end_rank(rank.number)
+        for key in self._pending.end_rank(rank.number):
+            self._finish(key)
 
-    def end_all(self) -> None:
+    def end(self) -> None:
         self.batches.end_all()
-        for place in sorted(self._pending):
-            self._finish(place)
+        for key in sorted(self._pending):
+            self._finish(key)
 
-    def _finish(self, place: Place) -> None:
-        passes = self._pending.take(place)
-        # With a rank missing nothing can be said of shares, overlap or gaps.
-        if set(passes) == set(place[0][0]):
-            self.splits.setdefault(place[0], []).append(split(passes))
+    def _finish(self, key: EpochKey) -> None:
+        passes, module = self._pending.take(key), key[0]
+        # Shares, overlaps and gaps are only known with the passes of all ranks.
+        if set(passes) == set(module[0]):
+            self.splits.setdefault(module, []).append(split(passes))
 
 
 def _most_epochs(ranks: int) -> int:
-    return max(FEWEST_EPOCHS, min(MOST_EPOCHS, _PASSES_OF_ALL // max(1, ranks)))
+    return max(FEWEST_EPOCHS, min(MOST_EPOCHS, _PASSES_OF_ALL_RANKS // max(1, ranks)))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ddpcheck.records.schema import EpochRecord, LoaderRecord
+from ddpcheck.records.kinds.data import EpochRecord, LoaderRecord
 
 # A map has one bit for each marked sample; nothing that unpacks to more was written by us.
 MOST_BYTES = 1 << 16

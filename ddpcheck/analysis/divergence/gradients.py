@@ -10,7 +10,8 @@ from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.divergence.optimizers import held_places
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import AppliedRecord, Stage, TensorKind
+from ddpcheck.records.kinds.digests import Stage, TensorKind
+from ddpcheck.records.kinds.gradients import AppliedRecord
 
 SYNCED = "synced"
 UNFINISHED = "unfinished"
@@ -33,13 +34,13 @@ class GradientDivergence:
 
 def gradient_divergence(attempt: Attempt, module: ModuleKey) -> GradientDivergence | None:
     """None where all ranks applied the same gradients at every step that was compared."""
-    found = attempt.agreement.tally(module, Stage.APPLIED, TensorKind.GRADIENTS).first
-    if found is None or attempt.loose(module) or _structure_changed(attempt, module, found):
+    found = attempt.agreement.stats_of(module, Stage.APPLIED, TensorKind.GRADIENTS).first
+    if found is None or attempt.uses_local_sgd(module) or _structure_changed(attempt, module, found):
         return None
     # Gradients of other parameters are no other gradients.
     if len(set(held_places(attempt, module, found.moment.optimizer).values())) > 1:
         return None
-    said = {rank: record for rank, record in found.sightings.items() if isinstance(record, AppliedRecord)}
+    said = {rank: record for rank, record in found.digests.items() if isinstance(record, AppliedRecord)}
     return _never_reduced(attempt, module, found, said) or _parted_on_the_way(attempt, module, found, said)
 
 

@@ -5,11 +5,12 @@ With the records of all ranks the rules say more; this speaks only where they ca
 
 from __future__ import annotations
 
-from ddpcheck.analysis.aggregate.launch import first_apart
+from ddpcheck.analysis.aggregate.launch import first_node_mismatch
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.records.schema import NodeMismatchRecord, Stage, TensorKind
+from ddpcheck.records.kinds.digests import Stage, TensorKind
+from ddpcheck.records.kinds.nodes import NodeMismatchRecord
 
 _CODES = {Stage.INIT_AFTER.value: "DDP101", Stage.BUFFERS.value: "DDP210", Stage.PARAMS.value: "DDP201"}
 
@@ -19,7 +20,7 @@ def apart_findings(case: RuleContext, code: str) -> list[Finding]:
     findings = []
     for module in case.modules():
         away = set(module[0]) - case.attempt.ranks.keys()
-        found = first_apart(case.attempt, module) if away else None
+        found = first_node_mismatch(case.attempt, module) if away else None
         if found is None or _CODES[found[1].stage] != code:
             continue
         if not _shows_here(case, module, found[1].step):
@@ -29,7 +30,7 @@ def apart_findings(case: RuleContext, code: str) -> list[Finding]:
 
 def _shows_here(case: RuleContext, module: ModuleKey, step: int) -> bool:
     """Whether ranks of this folder differ from each other by then: other rules tell that, and more of it."""
-    tallies = case.attempt.agreement.tallies
+    tallies = case.attempt.agreement.stats
     firsts = [tally.first for (key, stage, _), tally in tallies.items() if key == module and stage in _CODES]
     return any(first is not None and first.moment.step <= step for first in firsts)
 
@@ -68,7 +69,7 @@ def _gradients_before(case: RuleContext, module: ModuleKey, record: NodeMismatch
     return any(
         other.stage == Stage.APPLIED.value and key == module and other.step <= record.step
         for rank in case.attempt.ranks.values()
-        for key, other in rank.apart
+        for key, other in rank.node_mismatches
     )
 
 

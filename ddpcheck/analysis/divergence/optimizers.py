@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddpcheck.analysis.aggregate.agreement import groups_of, odd_ranks
+from ddpcheck.analysis.aggregate.agreement import groups_of, outlier_ranks
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.records.schema import Stage
+from ddpcheck.records.kinds.digests import Stage
 
 
 @dataclass(frozen=True)
@@ -57,4 +57,4 @@ def made_anew(attempt: Attempt, module: ModuleKey) -> RecreatedOptimizer | None:
         last.stage == Stage.PARAMS.value for last in lasts
     )
     parted = same_moment and len({last.root for last in lasts}) > 1
-    return RecreatedOptimizer(odd_ranks([ranks for _, ranks in groups]), min(before), parted)
+    return RecreatedOptimizer(outlier_ranks([ranks for _, ranks in groups]), min(before), parted)

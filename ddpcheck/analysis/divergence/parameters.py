@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of, odd_ranks
+from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of, outlier_ranks
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.divergence.gradients import SYNCED, gradient_divergence
 from ddpcheck.analysis.divergence.optimizers import held_places
 from ddpcheck.analysis.evidence import differing_places, tensor_rows
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import AppliedRecord, DigestRecord, Stage, TensorKind, WriteWindow
+from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind, WriteWindow
+from ddpcheck.records.kinds.gradients import AppliedRecord
 
 
 def blame_for_a_step(attempt: Attempt, module: ModuleKey, root: Disagreement) -> tuple[str, tuple[int, ...]]:
@@ -25,15 +26,13 @@ def _by_backwards(
 ) -> tuple[str, tuple[int, ...]] | None:
     """All ranks reduce together. Who applies more reductions at once has left a step out; who applies none
     has taken one too many."""
-    applied = attempt.agreement.tally(module, Stage.APPLIED, TensorKind.GRADIENTS).first
+    applied = attempt.agreement.stats_of(module, Stage.APPLIED, TensorKind.GRADIENTS).first
     if applied is None or (applied.moment.step, applied.moment.optimizer) != (
         root.moment.step,
         root.moment.optimizer,
     ):
         return None
-    reduced = {
-        r: record.synced for r, record in applied.sightings.items() if isinstance(record, AppliedRecord)
-    }
+    reduced = {r: record.synced for r, record in applied.digests.items() if isinstance(record, AppliedRecord)}
     fewest = min(reduced.values())
     if fewest == max(reduced.values()):
         return None
@@ -44,9 +43,9 @@ def _by_backwards(
 
 
 def _by_majority(root: Disagreement) -> tuple[str, tuple[int, ...]]:
-    forwards = {rank: record.forward or 0 for rank, record in root.sightings.items()}
+    forwards = {rank: record.forward or 0 for rank, record in root.digests.items()}
     groups = groups_of({rank: str(count) for rank, count in forwards.items()})
-    odd = odd_ranks([ranks for _, ranks in groups])
+    odd = outlier_ranks([ranks for _, ranks in groups])
     behind = tuple(rank for rank in odd if forwards[rank] > min(forwards.values()))
     ahead = tuple(rank for rank in odd if forwards[rank] < max(forwards.values()))
     if len(odd) < len(forwards) and behind and not ahead:
@@ -78,10 +77,10 @@ class Divergence:
 
 def divergence(attempt: Attempt, module: ModuleKey) -> Divergence | None:
     """The parting of a module's parameters in training, with its cause; None where they never part."""
-    found = attempt.agreement.tally(module, Stage.PARAMS, TensorKind.PARAMETERS).first
-    if found is None or attempt.loose(module) or not names_agree(attempt, module):
+    found = attempt.agreement.stats_of(module, Stage.PARAMS, TensorKind.PARAMETERS).first
+    if found is None or attempt.uses_local_sgd(module) or not names_agree(attempt, module):
         return None
-    if attempt.agreement.tally(module, Stage.INIT_AFTER, TensorKind.PARAMETERS).first is not None:
+    if attempt.agreement.stats_of(module, Stage.INIT_AFTER, TensorKind.PARAMETERS).first is not None:
         return None
     for explain in (
         _unknown_to_reducer,
@@ -175,14 +174,14 @@ def _by_whom(root: Disagreement) -> str:
 
 def writers(root: Disagreement) -> tuple[int, ...]:
     """The ranks that wrote to their parameters before a step; the others stand where they stood."""
-    return tuple(sorted(r for r, record in root.sightings.items() if record.stage == root.moment.stage))
+    return tuple(sorted(r for r, record in root.digests.items() if record.stage == root.moment.stage))
 
 
 def _by_hand(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergence | None:
     """No step of a torch optimizer was seen: the job updates its parameters by itself."""
     if found.moment.optimizer >= 0:
         return None
-    said = {r: record.how for r, record in found.sightings.items() if isinstance(record, DigestRecord)}
+    said = {r: record.how for r, record in found.digests.items() if isinstance(record, DigestRecord)}
     stray = {rank: how for rank, how in said.items() if how not in ("", SYNCED)}
     cause = "updated outside optimizer.step()"
     if stray:
@@ -227,7 +226,7 @@ def _hyperparameters(attempt: Attempt, module: ModuleKey, found: Disagreement) -
 def hyper_rows(attempt: Attempt, root: Disagreement) -> list[dict[str, Any]]:
     """Each hyperparameter that is not the same on all ranks, with its values."""
     moment = root.moment
-    values = {rank: attempt.ranks[rank].hyper_at(moment.optimizer, moment.step) for rank in root.sightings}
+    values = {rank: attempt.ranks[rank].hyper_at(moment.optimizer, moment.step) for rank in root.digests}
     rows = []
     for name in sorted({name for said in values.values() for name in said}):
         by_rank = {str(rank): said.get(name) for rank, said in values.items()}
@@ -272,7 +271,7 @@ def _group_order(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Di
 
 
 def _state(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Divergence | None:
-    root = attempt.agreement.tally(module, Stage.STATE, TensorKind.STATE).first
+    root = attempt.agreement.stats_of(module, Stage.STATE, TensorKind.STATE).first
     if root is None or root.moment.step > found.moment.step:
         return None
     return Divergence(found, "DDP206", cause="optimizer state differs before the step", root=root)
@@ -288,12 +287,12 @@ def _state_of_some(attempt: Attempt, module: ModuleKey, found: Disagreement) -> 
     for root in attempt.agreement.partial_state:
         # Where others hold other parts, the state is sharded.
         alone = [(m.optimizer, m.step) for m in moments].count((root.moment.optimizer, root.moment.step)) == 1
-        silent = set(module[0]) - set(root.sightings)
+        silent = set(module[0]) - set(root.digests)
         if root.moment not in moments or not alone or silent & attempt.agreement.impaired:
             continue
         if _sharded(attempt, module, root.moment.optimizer):
             continue
-        ranks = tuple(sorted(root.sightings))
+        ranks = tuple(sorted(root.digests))
         cause = f"optimizer state was loaded on {name_ranks(ranks)} alone"
         return Divergence(found, "DDP206", cause, root, {"state_loaded_on_ranks": list(ranks)})
     return None
@@ -310,7 +309,7 @@ def _skipped(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Diverg
     # A step that was left out parts the parameters at once; an older difference has other reasons.
     if root is None or root.moment.step != found.moment.step or attempt.joined(module):
         return None
-    forwards = {str(rank): record.forward for rank, record in root.sightings.items()}
+    forwards = {str(rank): record.forward for rank, record in root.digests.items()}
     cause, ranks = blame_for_a_step(attempt, module, root)
     return Divergence(
         found, "DDP207", cause=cause, root=root, evidence={"forwards_before_step": forwards}, ranks=ranks

@@ -9,7 +9,7 @@ from ddpcheck.analysis.divergence.gradients import GradientDivergence, gradient_
 from ddpcheck.analysis.divergence.parameters import divergence
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.records.schema import Stage, TensorKind
+from ddpcheck.records.kinds.digests import Stage, TensorKind
 
 
 def explained_by_stage(case: RuleContext, module: ModuleKey) -> GradientDivergence | None:
@@ -40,7 +40,7 @@ def evidence_of(case: RuleContext, parted: GradientDivergence) -> dict[str, Any]
     """
     moment = parted.found.moment
     evidence = {**parted.evidence, **of_disagreement(case.attempt, parted.found, case.folder)}
-    after = case.attempt.agreement.tally(moment.module, Stage.PARAMS, TensorKind.PARAMETERS).first
+    after = case.attempt.agreement.stats_of(moment.module, Stage.PARAMS, TensorKind.PARAMETERS).first
     if not evidence["parameters"]["names"] and after is not None and after.moment.step == moment.step:
         evidence["parameters"] = of_disagreement(case.attempt, after, case.folder)["parameters"]
     return evidence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddpcheck.analysis.aggregate.agreement import groups_of, odd_ranks
+from ddpcheck.analysis.aggregate.agreement import groups_of, outlier_ranks
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.hang.snapshot import RankStack
 from ddpcheck.analysis.module_key import ModuleKey
@@ -84,7 +84,7 @@ def _different_models(stands: Sequence[RankStack], attempt: Attempt) -> Mistake 
         }
         groups = groups_of(said)
         if len(groups) > 1:
-            odd = odd_ranks([ranks for _, ranks in groups])
+            odd = outlier_ranks([ranks for _, ranks in groups])
             return Mistake(odd, _told_models(attempt, module, odd), _SAME_MODEL)
     return None
 
@@ -119,7 +119,7 @@ def _different_steps(stands: Sequence[RankStack], attempt: Attempt) -> Mistake |
         return None
     told = "; ".join(f"{name_ranks(ranks)}: {step}" for step, ranks in steps)
     return Mistake(
-        odd_ranks([ranks for _, ranks in steps]),
+        outlier_ranks([ranks for _, ranks in steps]),
         f"ranks are at different steps ({told}): some skipped a step, or took one more",
         "Let all ranks decide together whether to step, and give every rank the same number of batches.",
     )
@@ -129,7 +129,7 @@ def _different_calls(stands: Sequence[RankStack]) -> Mistake:
     calls = groups_of({s.rank: f"{s.wait.name if s.wait else ''} {s.place}" for s in stands})
     if len(calls) > 1:
         return Mistake(
-            odd_ranks([ranks for _, ranks in calls]),
+            outlier_ranks([ranks for _, ranks in calls]),
             "a collective that only some ranks reach: ranks wait in different ones",
             "Call every collective on all ranks of its group, in the same order: take it out of conditions "
             "that depend on the rank or on its data.",
@@ -138,7 +138,7 @@ def _different_calls(stands: Sequence[RankStack]) -> Mistake:
     told = "; ".join(f"{name_ranks(ranks)}: {count}" for count, ranks in issued)
     differ = len(issued) > 1
     return Mistake(
-        odd_ranks([ranks for _, ranks in issued]) if differ else _ranks(stands),
+        outlier_ranks([ranks for _, ranks in issued]) if differ else _ranks(stands),
         "all ranks wait at the same place"
         + (f", with different numbers of collectives behind them ({told})" if differ else ""),
         "Look for a collective that some rank called once more, or with another group or size, before this one.",

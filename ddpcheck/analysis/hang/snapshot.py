@@ -10,7 +10,7 @@ from ddpcheck.analysis.aggregate.agreement import groups_of
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.hang.stacks import Frame, Wait, WaitKind, place_of, wait_of
 from ddpcheck.analysis.run_reader import Hang
-from ddpcheck.records.schema import StackRecord
+from ddpcheck.records.kinds.hang import StackRecord
 
 LEFT = "left"
 # The last moment of a rank that is in a training forward, and of one that is between two steps.
@@ -78,7 +78,7 @@ def stands_of(attempt: Attempt, hang: Hang) -> list[RankStack]:
         _stand(
             rank,
             hang.states.get(rank, ""),
-            None if rank in hang.silent else data.standing,
+            None if rank in hang.silent else data.stack,
             attempt.steps(rank),
         )
         for rank, data in sorted(attempt.ranks.items())

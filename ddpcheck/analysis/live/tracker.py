@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, median
 
-from ddpcheck.analysis.aggregate.launch import Attempt, first_apart
+from ddpcheck.analysis.aggregate.launch import Attempt, first_node_mismatch
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.live.state import LiveAgreement, LiveRank, LiveState, LiveStepTime
 from ddpcheck.analysis.run_reader import NodeNotes, RunReader
 from ddpcheck.analysis.timing.rank_series import PARTS, StepTimeSeries
-from ddpcheck.records.schema import Stage, TensorKind
+from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.rules.divergence import ddp201, ddp202, ddp203, ddp205, ddp206, ddp208, ddp210
 from ddpcheck.rules.registry import Rule
 from ddpcheck.rules.wrapping import ddp101, ddp103, ddp104
@@ -122,7 +122,7 @@ def _latest(clock: StepTimeSeries, column: str) -> int:
 
 
 def _agreement(attempt: Attempt) -> LiveAgreement:
-    tallies = attempt.agreement.tallies
+    tallies = attempt.agreement.stats
     compared = max(
         (
             tally.compared
@@ -131,18 +131,18 @@ def _agreement(attempt: Attempt) -> LiveAgreement:
         ),
         default=0,
     )
-    if not attempt.parted():
+    if not attempt.diverged():
         return LiveAgreement(compared)
     firsts = [
-        (tally.first.moment.step, tally.first.moment.stage, tally.first.odd_ranks())
+        (tally.first.moment.step, tally.first.moment.stage, tally.first.outlier_ranks())
         for (module, stage, of), tally in tallies.items()
         if tally.first is not None
         and stage not in (Stage.INIT_BEFORE.value, Stage.BUFFERS_END.value)
         and of != TensorKind.IGNORED.value
-        and not attempt.loose(module)
+        and not attempt.uses_local_sgd(module)
     ]
     for module in attempt.modules():
-        found = first_apart(attempt, module)
+        found = first_node_mismatch(attempt, module)
         if found is not None:
             firsts.append((found[1].step, found[1].stage, (found[0], found[1].other_rank)))
     step, stage, odd = min(firsts)

@@ -1,29 +1,40 @@
-"""What ranks said of their memory, fed record by record."""
+"""Collects the memory of each rank and detects steady growth."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
+from ddpcheck.analysis.aggregate.rank_data import RankData
+from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.timeseries.series import Series
-from ddpcheck.records.schema import MemoryPartsRecord, MemoryRecord
+from ddpcheck.records.kinds.memory import MemoryPartsRecord, MemoryRecord
 
+if TYPE_CHECKING:
+    from ddpcheck.analysis.aggregate.launch import Attempt
+
+# Growth is reported if memory grows steadily over at least this many steps, by at least this much.
 LEAST_STEPS = 60
-# Left out at the beginning: this share, and no fewer than this many steps.
-WARM_UP_SHARE, WARM_UP_STEPS = 0.2, 10
-STRETCHES = 8
 LEAST_TOTAL = 64 << 20
 LEAST_SHARE = 0.05
-LEAST_A_STEP = 4 << 10
-# Each stretch must add this share of what stretches add on average, and the second half of the first's.
-STEADY = 0.25
-NOT_SLOWING = 0.6
+LEAST_PER_STEP = 4 << 10
+# The first steps are skipped: this share of all, and at least this many.
+WARM_UP_SHARE, WARM_UP_STEPS = 0.2, 10
+# The remaining steps are divided into this many intervals of equal length.
+INTERVALS = 8
+# Steady: each interval grows by at least this share of the mean growth, and the second half of the intervals by at
+# least this share of the first half's growth.
+LEAST_INTERVAL_GROWTH = 0.25
+LEAST_LATE_GROWTH = 0.6
+# The level of memory is the median over this last share of the steps.
+SETTLED_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class MemoryGrowth:
-    """From one step to another."""
+    """Steady growth of memory between two steps, in bytes."""
 
     first_step: int
     last_step: int
@@ -40,45 +51,41 @@ class MemoryGrowth:
 
 
 def growth_of(series: Series) -> MemoryGrowth | None:
-    """None where it is not sure."""
+    """None where memory does not grow, or not steadily."""
     if not len(series) or series.steps[-1] + 1 < LEAST_STEPS:
         return None
     end = series.steps[-1]
     begin = max(WARM_UP_STEPS, WARM_UP_SHARE * (end + 1))
-    width = (end - begin) / STRETCHES
+    width = (end - begin) / INTERVALS
     levels = [
-        series.median(begin + number * width, begin + (number + 1) * width) for number in range(STRETCHES)
+        series.median(begin + number * width, begin + (number + 1) * width) for number in range(INTERVALS)
     ]
-    if not _steady(levels):
+    if not _is_steady(levels):
         return None
     first, last = begin + width / 2, end - width / 2
     growth = MemoryGrowth(round(first), round(last), round(levels[0]), round(levels[-1]))
-    enough = growth.total >= max(LEAST_TOTAL, LEAST_SHARE * levels[0]) and growth.per_step >= LEAST_A_STEP
+    enough = growth.total >= max(LEAST_TOTAL, LEAST_SHARE * levels[0]) and growth.per_step >= LEAST_PER_STEP
     return growth if enough else None
 
 
-def _steady(levels: list[float]) -> bool:
+def _is_steady(levels: list[float]) -> bool:
     added = [after - before for before, after in pairwise(levels)]
     mean = sum(added) / len(added)
     half = len(added) // 2
     earlier, later = sum(added[:half]) / half, sum(added[-half:]) / half
-    return mean > 0 and min(added) >= STEADY * mean and later >= NOT_SLOWING * earlier
-
-
-# What is held after the last so much of a job's steps is what it holds.
-SETTLED = 0.5
+    return mean > 0 and min(added) >= LEAST_INTERVAL_GROWTH * mean and later >= LEAST_LATE_GROWTH * earlier
 
 
 @dataclass
 class RankMemory:
-    """One rank's."""
+    """Memory of one rank: on its device if torch allocates there, otherwise of its process."""
 
     after: Series = field(default_factory=Series)
     high: Series = field(default_factory=Series)
     most: int = 0
     reserved: int = 0
     on_device: bool = False
-    # The latest, by module and optimizer.
+    # The latest record by module and optimizer.
     parts: dict[tuple[ModuleKey, int], MemoryPartsRecord] = field(default_factory=dict)
 
     def add(self, record: MemoryRecord) -> None:
@@ -97,29 +104,29 @@ class RankMemory:
 
     @property
     def level(self) -> int:
-        """What it holds after a step, once it has settled."""
+        """Memory after a step, in the steady state."""
         return self._settled(self.after)
 
     @property
     def level_in_backward(self) -> int:
-        """What it holds as the backward begins; on a device, the most of any step."""
+        """Memory when the backward begins, in the steady state; on a device, the peak of all steps."""
         return self.most if self.on_device else self._settled(self.high)
 
     def growth(self) -> MemoryGrowth | None:
         return growth_of(self.after)
 
     def part(self, name: str) -> int:
-        """Bytes of one part, over all modules: tensors of one belong to no other."""
+        """Bytes of one part, summed over modules, which do not share tensors."""
         newest: dict[ModuleKey, dict[int, int]] = {}
         for (module, optimizer), record in self.parts.items():
             newest.setdefault(module, {})[optimizer] = getattr(record, name)
-        # Optimizers of one module each hold a state of their own; the module's tensors are all there for each.
-        together = sum if name == "state" else max
-        return sum(together(by_optimizer.values()) for by_optimizer in newest.values())
+        # Each optimizer has its own state. The tensors of the module are counted in the record of every optimizer.
+        combine = sum if name == "state" else max
+        return sum(combine(by_optimizer.values()) for by_optimizer in newest.values())
 
     @property
     def base(self) -> int:
-        """What was there before anything was wrapped."""
+        """Memory before the first module was wrapped."""
         return min((record.base for record in self.parts.values()), default=0)
 
     @property
@@ -131,26 +138,35 @@ class RankMemory:
         return next((record.device for record in self.parts.values()), "cpu")
 
     def elsewhere(self) -> dict[str, int]:
-        found: dict[str, int] = {}
+        """Memory on other devices than its own, by device."""
+        devices: dict[str, int] = {}
         for record in self.parts.values():
-            found.update(record.elsewhere)
-        return found
+            devices.update(record.elsewhere)
+        return devices
 
     def _settled(self, series: Series) -> int:
         if not len(series):
             return 0
         end = series.steps[-1]
-        return round(series.median(end - SETTLED * (end - series.steps[0]), end))
+        return round(series.median(end - SETTLED_SHARE * (end - series.steps[0]), end))
 
 
-class MemoryCollector:
-    """All ranks of an attempt."""
+class MemoryCollector(Collector):
+    """Memory of all ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, attempt: Attempt) -> None:
         self.ranks: dict[int, RankMemory] = {}
 
-    def step(self, rank: int, record: MemoryRecord) -> None:
-        self.ranks.setdefault(rank, RankMemory()).add(record)
+    @collects(MemoryRecord)
+    def add_step(self, rank: RankData, record: MemoryRecord) -> None:
+        self._of(rank).add(record)
 
-    def parts(self, rank: int, module: ModuleKey, record: MemoryPartsRecord) -> None:
-        self.ranks.setdefault(rank, RankMemory()).parts[module, record.optimizer] = record
+    @collects_per_module(MemoryPartsRecord)
+    def add_parts(self, rank: RankData, module: ModuleKey, record: MemoryPartsRecord) -> None:
+        self._of(rank).parts[module, record.optimizer] = record
+
+    def _of(self, rank: RankData) -> RankMemory:
+        memory = self.ranks.get(rank.number)
+        if memory is None:
+            memory = self.ranks[rank.number] = RankMemory()
+        return memory

@@ -8,6 +8,7 @@ from statistics import median, stdev
 
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.analysis.overlap.collector import ProfileCollector
 from ddpcheck.analysis.overlap.link_model import (
     Bucket,
     GlooLink,
@@ -18,7 +19,7 @@ from ddpcheck.analysis.overlap.link_model import (
     laid_out,
 )
 from ddpcheck.analysis.overlap.model import BucketAdvice, BucketLayout, BucketOverlap
-from ddpcheck.records.schema import ReadyRecord
+from ddpcheck.records.kinds.profile import ReadyRecord
 
 MIB = 1 << 20
 _CAPS = [
@@ -54,10 +55,10 @@ def bucket_advice(
 
     Reductions run one by one on a device's stream; otherwise they are gloo's.
     """
-    if len(attempt.window.ready) != 1:
+    if len(attempt.collector(ProfileCollector).ready) != 1:
         # Several modules share one link, and which bucket is whose is not known.
         return None
-    ((module, by_rank),) = attempt.window.ready.items()
+    ((module, by_rank),) = attempt.collector(ProfileCollector).ready.items()
     backwards = _in_common(by_rank)
     if len(backwards) < LEAST_BACKWARDS or len(by_rank) < len(module[0]) or len(module[0]) < 2:
         return None

@@ -9,6 +9,7 @@ from statistics import fmean, median
 
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.overlap.bucket_advice import bucket_advice
+from ddpcheck.analysis.overlap.collector import ProfileCollector
 from ddpcheck.analysis.overlap.model import (
     BucketOverlap,
     BucketPart,
@@ -20,7 +21,7 @@ from ddpcheck.analysis.overlap.model import (
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.errors import TraceUnreadable, UserError
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import TraceRecord
+from ddpcheck.records.kinds.profile import TraceRecord
 from ddpcheck.traces.alignment import on_one_clock
 from ddpcheck.traces.analyse import analyse
 from ddpcheck.traces.exposure import Exposure, exposures
@@ -75,7 +76,7 @@ def overlap_or_why(attempt: Attempt, folder: Path) -> Overlap | None:
 
 def overlap_of(attempt: Attempt, folder: Path) -> Overlap | None:
     """None where nothing was profiled."""
-    if not attempt.window:
+    if not attempt.collector(ProfileCollector):
         return None
     traces, left_out = traces_of(attempt, folder)
     if not traces:
@@ -96,7 +97,7 @@ def overlap_of(attempt: Attempt, folder: Path) -> Overlap | None:
         ranks=tuple(
             replace(
                 _rank(each, exposed),
-                held_up_ns=attempt.window.traces[each.rank].held_up_ns,
+                held_up_ns=attempt.collector(ProfileCollector).traces[each.rank].held_up_ns,
                 computing=computed.get(each.rank, ()),
             )
             for each in result.ranks
@@ -113,7 +114,7 @@ def overlap_of(attempt: Attempt, folder: Path) -> Overlap | None:
 
 
 def _is_ours(attempt: Attempt) -> bool:
-    return any(record.own for record in attempt.window.traces.values())
+    return any(record.own for record in attempt.collector(ProfileCollector).traces.values())
 
 
 def _nothing(attempt: Attempt, why: Sequence[str]) -> Overlap:
@@ -125,17 +126,21 @@ def traces_of(attempt: Attempt, folder: Path) -> tuple[list[RankTrace], list[str
     """The traces that can be read, and a sentence for each thing that is missing."""
     traces: list[RankTrace] = []
     left_out: list[str] = []
-    for rank, record in sorted(attempt.window.traces.items()):
+    for rank, record in sorted(attempt.collector(ProfileCollector).traces.items()):
         try:
             (trace,) = load([folder / record.file]).traces
         except UserError as error:
             left_out.append(str(error))
         else:
             traces.append(_cut(replace(trace, rank=rank, file=record.file), record))
-    if attempt.window.aside:
+    if attempt.collector(ProfileCollector).user_profiled:
         said = "the program profiles by itself, so ddpcheck did not"
         left_out.append(said if traces else f"{said}; it exported no trace that could be used")
-    missing = sorted(set(attempt.ranks) - set(attempt.window.traces) - attempt.window.aside)
+    missing = sorted(
+        set(attempt.ranks)
+        - set(attempt.collector(ProfileCollector).traces)
+        - attempt.collector(ProfileCollector).user_profiled
+    )
     if missing:
         left_out.append(f"{name_ranks(missing)} left no trace")
     return traces, left_out
@@ -236,7 +241,7 @@ def traces_of_run(path: Path) -> tuple[list[RankTrace], list[str]]:
     """Of the last attempt that was profiled, with a sentence for each trace that could not be used."""
     run = RunReader(path)
     run.finish()
-    profiled = [attempt for attempt in run.ordered() if attempt.window]
+    profiled = [attempt for attempt in run.ordered() if attempt.collector(ProfileCollector)]
     if not profiled:
         raise TraceUnreadable(f"nothing was profiled in {path}: use `ddpcheck run --profile`")
     traces, left_out = traces_of(profiled[-1], path)

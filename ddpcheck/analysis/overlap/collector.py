@@ -1,32 +1,40 @@
-"""What the ranks of an attempt wrote about their profiles, gathered as records come."""
+"""Collects the traces of the ranks, and when gradients became ready in profiled steps."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from ddpcheck.analysis.aggregate.rank_data import RankData
+from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.records.schema import ReadyRecord, TraceRecord
+from ddpcheck.records.kinds.profile import ReadyRecord, TraceRecord
+
+if TYPE_CHECKING:
+    from ddpcheck.analysis.aggregate.launch import Attempt
 
 
-@dataclass
-class ProfileCollector:
-    """Bounded: a window is a few steps, and of the user's own traces the last of each rank counts."""
+class ProfileCollector(Collector):
+    """Bounded: few steps are profiled, and of the user's own traces only the last of each rank is kept."""
 
-    traces: dict[int, TraceRecord] = field(default_factory=dict)
-    # Ranks on which the user's own profiler was in the way.
-    aside: set[int] = field(default_factory=set)
-    # By module and rank, one for each reduced backward.
-    ready: dict[ModuleKey, dict[int, list[ReadyRecord]]] = field(default_factory=dict)
+    def __init__(self, attempt: Attempt) -> None:
+        self.traces: dict[int, TraceRecord] = {}
+        # Ranks on which the user's own profiler was active.
+        self.user_profiled: set[int] = set()
+        # By module and rank, one for each reduced backward.
+        self.ready: dict[ModuleKey, dict[int, list[ReadyRecord]]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self.traces or self.aside)
+        return bool(self.traces or self.user_profiled)
 
-    def trace(self, rank: int, record: TraceRecord) -> None:
+    @collects(TraceRecord)
+    def add_trace(self, rank: RankData, record: TraceRecord) -> None:
+        known = self.traces.get(rank.number)
         if not record.file:
-            self.aside.add(rank)
-        # Our own counts, whatever the user's program profiles after it.
-        elif record.own or rank not in self.traces or not self.traces[rank].own:
-            self.traces[rank] = record
+            self.user_profiled.add(rank.number)
+        # A trace of ddpcheck is never replaced by one of the user's program.
+        elif record.own or known is None or not known.own:
+            self.traces[rank.number] = record
 
-    def readiness(self, rank: int, module: ModuleKey, record: ReadyRecord) -> None:
-        self.ready.setdefault(module, {}).setdefault(rank, []).append(record)
+    @collects_per_module(ReadyRecord)
+    def add_ready(self, rank: RankData, module: ModuleKey, record: ReadyRecord) -> None:
+        self.ready.setdefault(module, {}).setdefault(rank.number, []).append(record)

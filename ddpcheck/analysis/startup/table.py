@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.startup.collector import StartupCollector
 from ddpcheck.analysis.startup.scenario import (
     NodeReads,
     readers_of,
@@ -16,7 +17,7 @@ from ddpcheck.analysis.startup.scenario import (
     told_by_node,
 )
 from ddpcheck.analysis.startup.timeline import RankTimeline, timeline
-from ddpcheck.records.schema import Stage, TensorKind
+from ddpcheck.records.kinds.digests import Stage, TensorKind
 
 MOST_RANKS = 256
 
@@ -48,7 +49,7 @@ class StartupTable(TypedDict):
 
 def startup_table(attempt: Attempt) -> StartupTable | None:
     """None where ranks said nothing of their start."""
-    seen = attempt.startup.ranks
+    seen = attempt.collector(StartupCollector).ranks
     rows = [
         timeline(rank, attempt.ranks[rank].header.host, records) for rank, records in sorted(seen.items())
     ]
@@ -87,7 +88,7 @@ def _slowest(rows: list[RankTimeline]) -> list[RankTimeline]:
 def _equal_before(attempt: Attempt) -> bool | None:
     """Of all modules that have anyone to be equal to."""
     tallies = [
-        attempt.agreement.tally(module, Stage.INIT_BEFORE, TensorKind.PARAMETERS)
+        attempt.agreement.stats_of(module, Stage.INIT_BEFORE, TensorKind.PARAMETERS)
         for module in attempt.modules()
         if len(module[0]) > 1
     ]

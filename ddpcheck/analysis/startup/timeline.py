@@ -5,22 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
-from ddpcheck.records.schema import StartupRecord, StartupStage
-
-MOST_RECORDS = 512
-
-
-class StartupCollector:
-    """Fed record by record."""
-
-    def __init__(self) -> None:
-        self.ranks: dict[int, list[StartupRecord]] = {}
-
-    def add(self, rank: int, record: StartupRecord) -> None:
-        said = self.ranks.setdefault(rank, [])
-        if len(said) < MOST_RECORDS:
-            said.append(record)
-
+from ddpcheck.records.kinds.startup import StartupRecord, StartupStage
 
 # A load is taken for a direct one if nearly all of it came to the device and nearly nothing went through the host.
 MOST_OF_IT, NEXT_TO_NOTHING = 0.9, 0.1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ddpcheck.analysis.timeseries.model import AgreementInterval
 from ddpcheck.records.digest_codec import unpack_leaves
-from ddpcheck.records.schema import DigestRecord
+from ddpcheck.records.kinds.digests import DigestRecord
 
 MOST_POINTS = 1024
 # Leaves looked at for one step: where every one of a thousand ranks holds something else, some of them tell enough.

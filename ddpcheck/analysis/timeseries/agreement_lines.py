@@ -24,7 +24,7 @@ def job_agreement(attempt: Attempt, room: int) -> tuple[NamedSeries, ...]:
     """1 or 0, and how many parameters differ."""
     found: list[NamedSeries | None] = []
     for module in _modules(attempt):
-        book = attempt.agreement.books[module].differing
+        book = attempt.agreement.series[module].differing
         steps = [number * book.every for number in sorted(book.points)]
         counts = [float(book.points[number]) for number in sorted(book.points)]
         of = module_label(attempt, module)
@@ -39,7 +39,7 @@ def rank_agreement(attempt: Attempt, rank: int, room: int) -> tuple[NamedSeries,
     for module in _modules(attempt):
         if rank not in module[0]:
             continue
-        book = attempt.agreement.books[module]
+        book = attempt.agreement.series[module]
         every = book.differing.every
         odd, absent = _stretches_of(book, rank, every)
         numbers = [
@@ -53,8 +53,8 @@ def rank_agreement(attempt: Attempt, rank: int, room: int) -> tuple[NamedSeries,
 
 def _modules(attempt: Attempt) -> list[ModuleKey]:
     """Those whose replicas are to agree at every step."""
-    books = attempt.agreement.books
-    return [each for each in modules_shown(attempt) if each in books and not attempt.loose(each)]
+    books = attempt.agreement.series
+    return [each for each in modules_shown(attempt) if each in books and not attempt.uses_local_sgd(each)]
 
 
 def _stretches_of(book: AgreementSeries, rank: int, every: int) -> tuple[set[int], set[int]]:

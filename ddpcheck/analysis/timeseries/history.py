@@ -8,15 +8,17 @@ from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.timeseries.gradients import OFF_MEAN, REDUCED, GradientSeries
 from ddpcheck.analysis.timeseries.model import AgreementHistory, GradientHistory
-from ddpcheck.records.schema import OptimizerRecord
+from ddpcheck.records.kinds.optimizers import OptimizerRecord
 
 MOST_MODULES = 8
 
 
 def agreement_history(attempt: Attempt) -> tuple[AgreementHistory, ...]:
     """Modules whose replicas are to agree at every step, in the order they were wrapped."""
-    books = attempt.agreement.books
-    modules = [module for module in attempt.modules() if module in books and not attempt.loose(module)]
+    books = attempt.agreement.series
+    modules = [
+        module for module in attempt.modules() if module in books and not attempt.uses_local_sgd(module)
+    ]
     return tuple(
         AgreementHistory(
             module=attempt.number(module),

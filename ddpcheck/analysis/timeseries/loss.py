@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpcheck.records.schema import LossRecord
+from ddpcheck.records.kinds.optimizers import LossRecord
 
 MOST_STEPS = 1024
 _NOT_FINITE = ("nan", "inf", "-inf")

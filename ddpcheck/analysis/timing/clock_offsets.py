@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.records.schema import BackwardRecord, RankHeader
+from ddpcheck.records.kinds.gradients import BackwardRecord
+from ddpcheck.records.kinds.rank import RankHeader
 
 # Moments that wait for the other hosts' records, and differences kept for each host.
 _MOST_OPEN = 1024

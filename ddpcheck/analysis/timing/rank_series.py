@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from ddpcheck.records.schema import ClockRecord
+from ddpcheck.records.kinds.timing import ClockRecord
 
 # Steps that are kept. Beyond that every second one is let go, and the same ones on every rank.
 MOST_STEPS, FEWEST_STEPS = 2048, 256

@@ -1,1 +1,1 @@
-"""One check a file: the facts of all ranks in, diagnoses out. No file access, no clock, no torch."""
+"""Checks: functions from the facts of all ranks to diagnoses. They read no files, no clock and no torch."""

@@ -1,177 +1,254 @@
-"""The GPUs of a host: lost, held back, in use by others, unlike each other, or unevenly connected."""
+"""GPUs of a host: state, connections, and which rank uses which GPU."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from ddpcheck.analysis.hardware.statistics import THROTTLING
-from ddpcheck.doctor.context import DoctorContext
-from ddpcheck.doctor.diagnosis import Diagnosis, Level
+from ddpcheck.doctor.context import DoctorContext, Host
+from ddpcheck.doctor.diagnosis import Diagnosis, note, ok, problem, warning
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.formatting import size_text
+from ddpcheck.doctor.registry import check
+from ddpcheck.formatting import name_ranks, size_text
 
-NAME = "GPUs"
-# An idle driver holds some memory, and so does a display.
-_IN_USE = 2 << 30
-# A GPU that nobody uses may be held to any power; heat and the hardware's own brake tell something.
-_HARMLESS = 0x4
-
-
-def find(scene: DoctorContext) -> list[Diagnosis]:
-    return scene.by_host(_look)
+_VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+# Above what an idle driver or a display holds.
+_BUSY_BYTES = 2 << 30
+# Throttling reason that is normal for an idle GPU, unlike heat and hardware slowdown.
+_POWER_CAP = 0x4
 
 
-def _look(facts: Facts) -> list[Diagnosis]:
+@check("GPUs", order=100)
+def gpus(context: DoctorContext) -> list[Diagnosis]:
+    return context.by_host(_gpus_of_host)
+
+
+def _gpus_of_host(facts: Facts) -> list[Diagnosis]:
     gpus = facts.gpus.get("gpus", ())
     if not gpus:
-        return _none(str(facts.gpus.get("note") or facts.gpus.get("error") or "no GPU"))
-    found = [
-        *_unreached(facts),
-        *_lost(facts),
-        *_held_back(facts),
-        *_busy(facts),
-        *_unlike(gpus),
-        *_links(gpus),
+        return _no_gpus(str(facts.gpus.get("note") or facts.gpus.get("error") or "no GPU"))
+    diagnoses = [
+        *_unreachable_gpus(facts),
+        *_lost_gpus(facts),
+        *_throttled_gpus(facts),
+        *_busy_gpus(facts),
+        *_mixed_models(gpus),
+        *_missing_nvlinks(gpus),
+        *_no_peer_access(facts),
+        *_narrow_pcie(facts),
     ]
-    found += [*_no_peers(facts), *_narrow(facts)]
-    return found or [Diagnosis(NAME, Level.OK, _line(facts))]
+    return diagnoses or [ok(_gpu_line(facts))]
 
 
-def _none(note: str) -> list[Diagnosis]:
+def _no_gpus(note: str) -> list[Diagnosis]:
     if "does not answer" not in note and "not installed" not in note:
-        return [Diagnosis(NAME, Level.OK, note)]
+        return [ok(note)]
     return [
-        Diagnosis(
-            NAME,
-            Level.WARNING,
-            f"There is a driver, but GPUs cannot be asked: {note}.",
-            "Nothing is known of them, and a job may not see them either.",
-            "Try `nvidia-smi`; a driver that was updated without a restart answers like this.",
+        warning(
+            f"A GPU driver is installed, but the GPUs cannot be queried: {note}.",
+            "A job may not be able to use them either.",
+            "Run `nvidia-smi`. A common cause is a driver update without a restart.",
         )
     ]
 
 
-def _unreached(facts: Facts) -> Iterator[Diagnosis]:
+def _unreachable_gpus(facts: Facts) -> Iterator[Diagnosis]:
     note = str(facts.gpus.get("note") or "")
     if "cannot be reached" in note:
-        yield Diagnosis(
-            NAME,
-            Level.PROBLEM,
+        yield problem(
             f"{note}.",
-            "A rank that is given this GPU fails.",
-            "Look at `dmesg` for its last words (Xid), and restart the machine or leave the GPU out.",
+            "A rank that uses this GPU fails.",
+            "Look for Xid errors in `dmesg`, then restart the machine or exclude the GPU.",
         )
 
 
-def _lost(facts: Facts) -> Iterator[Diagnosis]:
-    lost = [str(gpu["index"]) for gpu, now in _at_this_moment(facts) if now.get("lost")]
+def _lost_gpus(facts: Facts) -> Iterator[Diagnosis]:
+    lost = [str(gpu["index"]) for gpu, now in _gpus_with_state(facts) if now.get("lost")]
     if lost:
-        yield Diagnosis(
-            NAME,
-            Level.PROBLEM,
-            f"GPU {', '.join(lost)} is lost: the driver cannot talk to it any more.",
-            "A rank that is given this GPU fails.",
-            "Look at `dmesg` for its last words (Xid), and restart the machine or leave the GPU out.",
+        yield problem(
+            f"GPU {', '.join(lost)} is lost: the driver cannot reach it.",
+            "A rank that uses this GPU fails.",
+            "Look for Xid errors in `dmesg`, then restart the machine or exclude the GPU.",
         )
 
 
-def _held_back(facts: Facts) -> Iterator[Diagnosis]:
-    for gpu, now in _at_this_moment(facts):
-        bits = int(now.get("throttled") or 0) & ~_HARMLESS
+def _throttled_gpus(facts: Facts) -> Iterator[Diagnosis]:
+    for gpu, now in _gpus_with_state(facts):
+        bits = int(now.get("throttled") or 0) & ~_POWER_CAP
         reasons = [name for bit, name in THROTTLING.items() if bits & bit]
         if reasons:
-            yield Diagnosis(
-                NAME,
-                Level.WARNING,
-                f"GPU {gpu['index']} is held back: {', '.join(reasons)}.",
-                "All ranks wait for the slowest one at every step.",
-                "Look at its cooling and power supply (`nvidia-smi -q -d PERFORMANCE`).",
+            yield warning(
+                f"GPU {gpu['index']} is throttled: {', '.join(reasons)}.",
+                "All ranks wait for the slowest one in every step.",
+                "Check its cooling and power supply (`nvidia-smi -q -d PERFORMANCE`).",
             )
 
 
-def _busy(facts: Facts) -> Iterator[Diagnosis]:
-    for gpu, now in _at_this_moment(facts):
+def _busy_gpus(facts: Facts) -> Iterator[Diagnosis]:
+    for gpu, now in _gpus_with_state(facts):
         processes = now.get("processes") or {}
         used = int(now.get("memory") or 0)
-        if processes and used >= _IN_USE:
+        if processes and used >= _BUSY_BYTES:
             pids = ", ".join(list(processes)[:4])
-            yield Diagnosis(
-                NAME,
-                Level.WARNING,
-                f"GPU {gpu['index']} is in use: {size_text(used)} of its memory, by process {pids}.",
-                "The job has less memory there, and shares the GPU's time.",
-                "End those processes if they are left over, or leave the GPU out with CUDA_VISIBLE_DEVICES.",
+            yield warning(
+                f"GPU {gpu['index']} is in use: process {pids} holds {size_text(used)} of its memory.",
+                "The job gets less memory and compute time on it.",
+                "End these processes, or exclude the GPU with CUDA_VISIBLE_DEVICES.",
             )
 
 
-def _unlike(gpus: list[Any]) -> Iterator[Diagnosis]:
+def _mixed_models(gpus: list[Any]) -> Iterator[Diagnosis]:
     kinds = Counter(f"{gpu.get('name')}, {size_text(gpu.get('memory') or 0)}" for gpu in gpus)
     if len(kinds) > 1:
-        told = "; ".join(f"{count} x {kind}" for kind, count in kinds.most_common(4))
-        yield Diagnosis(
-            NAME,
-            Level.WARNING,
-            f"The GPUs of this host are not alike: {told}.",
+        models = "; ".join(f"{count} x {kind}" for kind, count in kinds.most_common(4))
+        yield warning(
+            f"The GPUs of this host differ: {models}.",
             "All ranks wait for the slowest one, and the smallest memory limits the batch.",
-            "Use GPUs of one kind for a job (CUDA_VISIBLE_DEVICES).",
+            "Use GPUs of one model per job (CUDA_VISIBLE_DEVICES).",
         )
 
 
-def _links(gpus: list[Any]) -> Iterator[Diagnosis]:
+def _missing_nvlinks(gpus: list[Any]) -> Iterator[Diagnosis]:
     counts = [len(gpu.get("nvlinks") or ()) for gpu in gpus]
     if len(set(counts)) > 1:
         few = [str(gpu["index"]) for gpu, count in zip(gpus, counts, strict=True) if count < max(counts)]
-        yield Diagnosis(
-            NAME,
-            Level.WARNING,
+        yield warning(
             f"GPU {', '.join(few)} has fewer active NVLinks than the others ({max(counts)}).",
             "A link that is down slows every AllReduce on this host.",
-            "Look at `nvidia-smi nvlink --status`.",
+            "Check `nvidia-smi nvlink --status`.",
         )
 
 
-def _no_peers(facts: Facts) -> Iterator[Diagnosis]:
+def _no_peer_access(facts: Facts) -> Iterator[Diagnosis]:
     peers = facts.gpus.get("p2p") or ()
     pairs = [(a, b) for a, row in enumerate(peers) for b, reads in enumerate(row) if a < b and not reads]
     if pairs:
-        told = ", ".join(f"{a}-{b}" for a, b in pairs[:6]) + (" and more" if len(pairs) > 6 else "")
-        yield Diagnosis(
-            NAME,
-            Level.NOTE,
-            f"GPUs {told} cannot read each other's memory.",
-            "NCCL goes through the host's memory between them, which is slower.",
-            "On bare metal look at IOMMU and ACS settings; between sockets it may be as it must be.",
+        listed = ", ".join(f"{a}-{b}" for a, b in pairs[:6]) + (" and more" if len(pairs) > 6 else "")
+        yield note(
+            f"No peer-to-peer access between GPUs {listed}.",
+            "NCCL copies through host memory between them, which is slower.",
+            "On bare metal, check the IOMMU and ACS settings. Between sockets this can be a hardware limit.",
         )
 
 
-def _narrow(facts: Facts) -> Iterator[Diagnosis]:
-    """Generations sink when a link is idle and say nothing; widths do not."""
+def _narrow_pcie(facts: Facts) -> Iterator[Diagnosis]:
+    """Compares lane counts only: the PCIe generation drops when a link is idle."""
     narrow = []
-    for gpu, now in _at_this_moment(facts):
+    for gpu, now in _gpus_with_state(facts):
         most, link = (gpu.get("pcie") or [None, None])[1], (now.get("pcie_link") or [None, None])[1]
         if most and link and link < most:
             narrow.append(f"{gpu['index']} ({link} of {most} lanes)")
     if narrow:
-        yield Diagnosis(
-            NAME,
-            Level.NOTE,
-            f"GPU {', '.join(narrow)} uses fewer PCIe lanes than it could.",
-            "Copies between host and GPU have that much less bandwidth.",
-            "Look whether the slot has all its lanes, and whether the card is seated well.",
+        yield note(
+            f"GPU {', '.join(narrow)} uses fewer PCIe lanes than it supports.",
+            "Copies between host and GPU have proportionally less bandwidth.",
+            "Check the slot's lane count and whether the card is seated correctly.",
         )
 
 
-def _at_this_moment(facts: Facts) -> list[tuple[Any, Any]]:
+def _gpus_with_state(facts: Facts) -> list[tuple[Any, Any]]:
     return list(zip(facts.gpus.get("gpus", ()), facts.gpus.get("now", ()), strict=False))
 
 
-def _line(facts: Facts) -> str:
+def _gpu_line(facts: Facts) -> str:
     gpus = facts.gpus["gpus"]
     links = Counter(
         kind for a, row in enumerate(facts.gpus.get("topology", ())) for kind in row[a + 1 :] if kind != "X"
     )
     connected = ", ".join(kind for kind, _ in links.most_common(3))
-    told = f"{len(gpus)} x {gpus[0].get('name')}, driver {facts.gpus.get('driver')}"
-    return f"{told}, connected by {connected}" if connected else told
+    line = f"{len(gpus)} x {gpus[0].get('name')}, driver {facts.gpus.get('driver')}"
+    return f"{line}, connected by {connected}" if connected else line
+
+
+@check("GPUs of ranks", order=110)
+def gpu_sharing(context: DoctorContext) -> list[Diagnosis]:
+    diagnoses = context.by_rank(_visible_devices)
+    for host in context.hosts if context.is_job else ():
+        diagnoses += _shared_gpus(host)
+    return diagnoses
+
+
+def _visible_devices(facts: Facts) -> list[Diagnosis]:
+    value = facts.environment.get(_VISIBLE_VARIABLE)
+    count = len(facts.gpus.get("gpus", ()))
+    if value is None or not count:
+        return []
+    visible = visible_gpus(facts)
+    if visible.unknown:
+        return [
+            problem(
+                f"{_VISIBLE_VARIABLE} is {value}, but {visible.unknown} is none of the {count} GPUs.",
+                f"CUDA ignores that entry and all after it: {len(visible.uuids)} of {count} GPUs can be used.",
+                f"Use indices from 0 to {count - 1}, or UUIDs.",
+            )
+        ]
+    if not visible.uuids:
+        return [
+            warning(
+                f"{_VISIBLE_VARIABLE} hides all {count} GPUs.",
+                "The job runs on the CPU, or fails at the first `.cuda()`.",
+                f"Unset {_VISIBLE_VARIABLE} unless this is intended.",
+            )
+        ]
+    return []
+
+
+def _shared_gpus(host: Host) -> list[Diagnosis]:
+    """Assumes that each rank uses the GPU of its local rank, as nearly all scripts do."""
+    users: dict[str, list[int]] = {}
+    for facts in host.facts:
+        visible = visible_gpus(facts).uuids
+        if visible and facts.rank is not None:
+            users.setdefault(visible[(facts.local_rank or 0) % len(visible)], []).append(facts.rank)
+    if not users:
+        return []
+    shared = {gpu: ranks for gpu, ranks in users.items() if len(ranks) > 1}
+    if not shared:
+        return [ok("one per rank", hosts=(host.name,))]
+    listed = "; ".join(f"{name_ranks(ranks)}: {gpu}" for gpu, ranks in list(shared.items())[:4])
+    return [
+        problem(
+            f"Several ranks would use the same GPU ({listed}).",
+            "NCCL does not support two ranks of a group on one GPU. With gloo they share its memory and compute time.",
+            f"Start at most one rank per GPU, and assign the GPUs with {_VISIBLE_VARIABLE} or "
+            "`torch.cuda.set_device(LOCAL_RANK)`.",
+            hosts=(host.name,),
+            ranks=tuple(sorted(rank for ranks in shared.values() for rank in ranks)),
+        )
+    ]
+
+
+@dataclass(frozen=True)
+class VisibleGpus:
+    """UUIDs in CUDA's order, and the first entry of the variable that is no GPU: CUDA stops there."""
+
+    uuids: tuple[str, ...]
+    unknown: str = ""
+
+
+def visible_gpus(facts: Facts) -> VisibleGpus:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible. With mixed models CUDA may order them unlike NVML."""
+    gpus = facts.gpus.get("gpus", ())
+    uuids = [str(gpu.get("uuid") or gpu.get("index")) for gpu in gpus]
+    value = facts.environment.get(_VISIBLE_VARIABLE)
+    if value is None:
+        return VisibleGpus(tuple(uuids))
+    slices = [str(one["uuid"]) for gpu in gpus for one in gpu.get("mig", ()) if one.get("uuid")]
+    visible: list[str] = []
+    for word in filter(None, (part.strip() for part in value.split(","))):
+        uuid = _gpu_uuid(word, uuids, slices)
+        if not uuid:
+            return VisibleGpus(tuple(visible), "" if word == "-1" else word)
+        visible.append(uuid)
+    return VisibleGpus(tuple(visible))
+
+
+def _gpu_uuid(word: str, uuids: list[str], slices: list[str]) -> str:
+    if word.isdecimal():
+        return uuids[int(word)] if int(word) < len(uuids) else ""
+    # A unique prefix of a UUID is enough.
+    matching = [one for one in (*uuids, *slices) if one.startswith(word)]
+    return matching[0] if len(matching) == 1 else ""

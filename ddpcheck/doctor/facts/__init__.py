@@ -1,1 +1,1 @@
-"""Facts of one process and the machine around it, one source a file. Standard library, and torch where there is one."""
+"""Facts of one process and its machine. Uses the standard library, and torch if it is installed."""

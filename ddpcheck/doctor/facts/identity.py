@@ -1,4 +1,4 @@
-"""Who this process is: its rank, whatever launcher gave it, and its machine."""
+"""Identity of this process: rank numbers from any launcher, and a hash of its machine."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import hashlib
 import os
 from collections.abc import Mapping
 
-_BOOT = "/proc/sys/kernel/random/boot_id"
-# What launchers other than torchrun call the rank, the number of ranks, and the same on this node.
-_NAMES = {
+_BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
+# Variables of torchrun, Slurm, Open MPI and PMI, in the order in which they are tried.
+_VARIABLES = {
     "rank": ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
     "world_size": ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
     "local_rank": ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
@@ -19,24 +19,24 @@ _NAMES = {
 def rank_numbers(environ: Mapping[str, str]) -> dict[str, int | None]:
     return {
         name: next((int(environ[one]) for one in names if environ.get(one, "").isdecimal()), None)
-        for name, names in _NAMES.items()
+        for name, names in _VARIABLES.items()
     }
 
 
-def place() -> str:
-    """The same for all processes that share a machine and its network, and for no others."""
-    return hashlib.sha256(f"{_boot()} {_network()}".encode()).hexdigest()[:16]
+def machine_id() -> str:
+    """Equal for processes that share a machine and a network namespace, and different for all others."""
+    return hashlib.sha256(f"{_boot_id()} {_network_namespace()}".encode()).hexdigest()[:16]
 
 
-def _boot() -> str:
+def _boot_id() -> str:
     try:
-        with open(_BOOT) as file:
+        with open(_BOOT_ID_FILE) as file:
             return file.read().strip()
     except OSError:
         return os.uname().nodename
 
 
-def _network() -> str:
+def _network_namespace() -> str:
     try:
         return os.readlink("/proc/self/ns/net")
     except OSError:

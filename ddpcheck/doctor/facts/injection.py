@@ -1,4 +1,4 @@
-"""Whether ddpcheck gets into a Python: into a child that is started for it, or into this rank."""
+"""Tests whether ddpcheck is injected into a Python: a child process started for that, or this rank."""
 
 from __future__ import annotations
 
@@ -12,39 +12,41 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.config import ENV_CONFIG
-from ddpcheck.doctor.facts.injected import look
+from ddpcheck.doctor.facts.injected import injection_state
 
-_SECONDS = 120.0
+# Set for processes that ddpcheck is to be injected into: the folder that is first on their PYTHONPATH.
+ENV_TRIAL = "DDPCHECK_DOCTOR_TRIAL"
+_TIMEOUT_SECONDS = 120.0
 
 
-def ask_child(python: str, script: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """`script` is the name of a file beside this one; an `error` says why there is no answer."""
+def run_in_child(python: str, script: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Run `script`, a file in this folder, in another Python and decode its JSON; on failure, an `error`."""
     try:
         done = subprocess.run(
-            # By standard input: as a file it would put this folder on the path of what it imports.
+            # Through standard input: a file argument would put this folder on the import path.
             [python, "-"],
             env=None if environ is None else dict(environ),
             input=Path(__file__).with_name(script).read_text(),
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_SECONDS,
+            timeout=_TIMEOUT_SECONDS,
             check=False,
         )
     except OSError as error:
-        return {"error": f"{python} cannot be started: {error.strerror or error}"}
+        return {"error": f"{python} could not be started: {error.strerror or error}"}
     except subprocess.TimeoutExpired:
-        return {"error": f"{python} gave no answer within {_SECONDS:g} s"}
+        return {"error": f"{python} did not answer within {_TIMEOUT_SECONDS:g} s"}
     if done.returncode:
-        return {"error": _how_it_ended(done.returncode, done.stderr)}
+        return {"error": _exit_reason(done.returncode, done.stderr)}
     try:
         answer = json.loads(done.stdout)
     except ValueError:
         answer = None
-    return answer if isinstance(answer, dict) else {"error": "the answer cannot be read"}
+    return answer if isinstance(answer, dict) else {"error": "its output is not JSON"}
 
 
-def _how_it_ended(status: int, stderr: str) -> str:
+def _exit_reason(status: int, stderr: str) -> str:
     last = (stderr.strip().splitlines() or [""])[-1]
     if status > 0:
         return last or f"status {status}"
@@ -52,25 +54,21 @@ def _how_it_ended(status: int, stderr: str) -> str:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
-    return f"it was ended by {name}"
+    return f"it was killed by {name}"
 
 
-# In the environment of those that are to be got into: the folder that stands first on their PYTHONPATH.
-ENV_TRIAL = "DDPCHECK_DOCTOR_TRIAL"
+def injection_in_child(python: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    """State in a child process. `environ` is that of a job under `ddpcheck run`, plus `ENV_TRIAL`."""
+    return {"into": "a child", **run_in_child(python, "injected.py", environ)}
 
 
-def in_a_child(python: str, environ: Mapping[str, str]) -> dict[str, Any]:
-    """`environ` is that of a job under `ddpcheck run`, with `ENV_TRIAL`."""
-    return {"into": "a child", **ask_child(python, "injected.py", environ)}
-
-
-def in_this_rank() -> dict[str, Any]:
-    """Before torch is imported. Nothing, where ddpcheck did not try to get in."""
+def injection_in_this_rank() -> dict[str, Any]:
+    """State in this process, or {} if injection was not requested. Call before torch is imported."""
     folder = os.environ.get(ENV_TRIAL, "")
-    return {"into": "the rank", **look(folder)} if folder else {}
+    return {"into": "the rank", **injection_state(folder)} if folder else {}
 
 
-def stand_aside() -> None:
-    """The doctor's own ranks are not to be watched."""
+def disable_recording() -> None:
+    """Remove ddpcheck's import hook: the doctor's own ranks are not recorded."""
     os.environ.pop(ENV_CONFIG, None)
     sys.meta_path[:] = [each for each in sys.meta_path if type(each).__name__ != "DdpImportFinder"]

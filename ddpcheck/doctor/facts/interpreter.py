@@ -1,6 +1,6 @@
-"""The interpreter and those of its settings by which it would not be like others.
+"""Version, path and start-up flags of the Python interpreter.
 
-Standard library only, and runs as a script too: in another Python than ours, which may have no ddpcheck.
+Standard library only: this file is also run as a script in another Python, which may not have ddpcheck.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one process says of itself and of its machine, as it travels between ranks and into the JSON."""
+"""The facts of one process and its machine, as ranks exchange them and `--json` prints them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Section = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Facts:
-    """A section that could not be read holds its `error`; one that was not asked for is empty."""
+    """Facts by section. A section that could not be read holds an `error`; one that was not read is empty."""
 
     host: str
-    # Machine and network namespace: what tells hosts of the same name apart.
+    # Hash of boot ID and network namespace: distinguishes hosts with the same name.
     place: str = ""
     rank: int | None = None
     world_size: int | None = None
@@ -32,7 +32,7 @@ class Facts:
     environment: Mapping[str, str] = field(default_factory=dict)
     folder: Section = field(default_factory=dict)
     injection: Section = field(default_factory=dict)
-    # Where this process can be called by other hosts while the doctor runs.
+    # Address, port and token of the socket that other hosts connect to while the doctor runs.
     listener: Section = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -40,6 +40,6 @@ class Facts:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Facts:
-        """Of another version of ddpcheck, as far as it is known here."""
+        """Decode facts; fields that this version does not know are dropped."""
         known = {each.name for each in fields(cls)}
         return cls(**{name: value for name, value in raw.items() if name in known})

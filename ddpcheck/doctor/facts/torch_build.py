@@ -1,7 +1,7 @@
-"""What torch is here, and which address gloo takes when it is asked for one.
+"""The torch build, and the address that gloo binds to.
 
-Standard library and torch only, and runs as a script too: importing torch takes seconds, may fail, and may
-even end the process. That must not be the process of the command line.
+Standard library and torch only: this file is also run as a script, because importing torch takes seconds and may
+fail or end the process, which must not be the process of the command line.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_LISTENS = "0A"
+_STATE_LISTEN = "0A"
 
 
 def torch_facts() -> dict[str, Any]:
     """Imports torch."""
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             import torch
@@ -28,14 +28,14 @@ def torch_facts() -> dict[str, Any]:
             return {"error": f"{type(error).__name__}: {error}"}
         facts = _build(torch)
         facts["gloo_takes"] = _gloo_takes(torch)
-    facts["warnings"] = sorted({str(one.message).partition("\n")[0] for one in said})
+    facts["warnings"] = sorted({str(one.message).partition("\n")[0] for one in caught})
     return facts
 
 
 def _build(torch: Any) -> dict[str, Any]:
     distributed = torch.distributed
-    there = distributed.is_available()
-    nccl = there and distributed.is_nccl_available()
+    available = distributed.is_available()
+    nccl = available and distributed.is_nccl_available()
     return {
         "version": str(torch.__version__),
         "file": str(torch.__file__),
@@ -44,7 +44,7 @@ def _build(torch: Any) -> dict[str, Any]:
         "backends": [
             name
             for name in ("gloo", "nccl", "mpi", "ucc")
-            if there and getattr(distributed, f"is_{name}_available", bool)()
+            if available and getattr(distributed, f"is_{name}_available", bool)()
         ],
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if nccl else "",
         "gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0,
@@ -53,7 +53,7 @@ def _build(torch: Any) -> dict[str, Any]:
 
 
 def _gloo_takes(torch: Any) -> dict[str, Any]:
-    """A group of one rank binds to the address that one of many would bind to."""
+    """Addresses that a process group of one rank listens on; larger groups bind to the same."""
     distributed = torch.distributed
     if not hasattr(distributed, "ProcessGroupGloo"):
         return {}
@@ -61,44 +61,44 @@ def _gloo_takes(torch: Any) -> dict[str, Any]:
 
     before = set(_listening())
     try:
-        # Kept until the sockets have been looked at.
+        # Keep a reference until the sockets are read.
         group = distributed.ProcessGroupGloo(distributed.HashStore(), 0, 1, timedelta(seconds=10))
     except Exception as error:
         return {"error": str(error).partition("\n")[0]}
-    taken = [address for address in _listening() if address not in before]
+    bound = [address for address in _listening() if address not in before]
     del group
-    return {"addresses": sorted({address for address, _ in taken})}
+    return {"addresses": sorted({address for address, _ in bound})}
 
 
 def _listening() -> list[tuple[str, int]]:
-    """Address and port of every socket of this process that others can connect to."""
+    """Address and port of every listening TCP socket of this process."""
     own = _own_sockets()
-    found = []
+    listening = []
     for family, name in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
         for row in _rows(f"/proc/self/net/{name}"):
-            if len(row) > 9 and row[3] == _LISTENS and row[9] in own:
+            if len(row) > 9 and row[3] == _STATE_LISTEN and row[9] in own:
                 address, _, port = row[1].partition(":")
-                found.append((_address(family, address), int(port, 16)))
-    return found
+                listening.append((_address(family, address), int(port, 16)))
+    return listening
 
 
 def _address(family: int, text: str) -> str:
-    """The kernel prints words of four bytes, in the machine's own order."""
+    """Decode an address of /proc/net/tcp: words of four bytes in host byte order."""
     words = [bytes.fromhex(text[start : start + 8]) for start in range(0, len(text), 8)]
     raw = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
     return socket.inet_ntop(family, raw)
 
 
 def _own_sockets() -> set[str]:
-    found = set()
+    inodes = set()
     for name in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
             continue
         if target.startswith("socket:["):
-            found.add(target[8:-1])
-    return found
+            inodes.add(target[8:-1])
+    return inodes
 
 
 def _rows(path: str) -> list[list[str]]:
@@ -112,10 +112,10 @@ def _rows(path: str) -> list[list[str]]:
 if __name__ == "__main__":
     import json
 
-    # What importing torch prints belongs to nobody's JSON.
+    # Importing torch may print: keep that out of the JSON on standard output.
     answer = os.dup(1)
     os.dup2(2, 1)
     facts = json.dumps(torch_facts())
     os.write(answer, facts.encode())
-    # Threads of gloo may still hold on to the interpreter; nothing is left to do for it.
+    # Threads of gloo may block a normal interpreter exit.
     os._exit(0)

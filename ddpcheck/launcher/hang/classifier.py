@@ -7,7 +7,7 @@ from enum import Enum
 
 from ddpcheck.analysis.hang.stacks import WaitKind, in_debugger, wait_of
 from ddpcheck.launcher.process.process_table import TICKS_A_SECOND, Activity
-from ddpcheck.records.schema import StackRecord
+from ddpcheck.records.kinds.hang import StackRecord
 
 # A thread that waits uses no processor at all; a tick may be charged to it for what it did just before.
 _IDLE_TICKS = 2

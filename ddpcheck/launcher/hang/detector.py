@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddpcheck.agent.shm_exchange import Heartbeat, ask, signs
-from ddpcheck.analysis.aggregate.launch import Attempt, RankData
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.aggregate.rank_data import RankData
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.config import Config
 from ddpcheck.launcher.hang.classifier import ActivitySample, RankActivityState, state_of
@@ -55,7 +56,7 @@ class LocalRank:
         return any(fault.probe in _SPEAKERS for fault in self.rank.faults)
 
     def has_answered(self, question: int) -> bool:
-        return self.rank.standing is not None and self.rank.standing.look == question
+        return self.rank.stack is not None and self.rank.stack.look == question
 
 
 def members_of(attempt: Attempt, host: str, signs: Mapping[int, Heartbeat]) -> dict[int, LocalRank]:
@@ -74,7 +75,7 @@ def sight_all(members: Mapping[int, LocalRank], question: int, now: float) -> di
 
 
 def _sight(member: LocalRank, question: int, now: float, table: list[Process]) -> ActivitySample:
-    said, pid = member.rank.standing, member.rank.header.pid
+    said, pid = member.rank.stack, member.rank.header.pid
     if member.is_over:
         return ActivitySample(now, said, left=True)
     # One that does not answer may have told earlier which thread trains; most often it is the first.

@@ -13,8 +13,9 @@ from typing import Any
 from ddpcheck.analysis.run_reader import by_start
 from ddpcheck.errors import NotOneJob, OutputFolderError, RunNotFound
 from ddpcheck.launcher.run_folder import RUN_FILE, RUNS_FOLDER, make_folder, read_run_file
+from ddpcheck.records.kinds.rank import RankHeader
 from ddpcheck.records.reader import RecordFile
-from ddpcheck.records.schema import RANK_FILES, RankHeader
+from ddpcheck.records.registry import RANK_FILES
 from ddpcheck.records.session_name import of_one_job
 
 # Made anew for the whole.

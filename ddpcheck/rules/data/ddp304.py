@@ -6,7 +6,7 @@ from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import Stage
+from ddpcheck.records.kinds.digests import Stage
 from ddpcheck.rules.data import ddp301
 
 # One pair of equal gradients may be chance (a batch of one kind, a dead network); this many are not.

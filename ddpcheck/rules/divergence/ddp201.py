@@ -8,7 +8,7 @@ from ddpcheck.analysis.divergence.parameters import Divergence, divergence
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import Stage, TensorKind
+from ddpcheck.records.kinds.digests import Stage, TensorKind
 
 _ANY = (
     "the update itself was not the same on every rank; most often gradients that were applied without being reduced (a "
@@ -42,7 +42,7 @@ def _finding(case: RuleContext, parted: Divergence) -> Finding:
     return case.finding(
         "DDP201",
         f"After step {found.moment.step}, {differing['count']} of {differing['of']} parameters are no longer "
-        f"the same on all ranks; odd: {name_ranks(found.odd_ranks())}. Before it they were equal to the bit.",
+        f"the same on all ranks; odd: {name_ranks(found.outlier_ranks())}. Before it they were equal to the bit.",
         found=found,
         parameter=differing["names"][0] if differing["names"] else None,
         evidence=evidence,
@@ -54,5 +54,5 @@ def _finding(case: RuleContext, parted: Divergence) -> Finding:
 def _same_gradients(case: RuleContext, parted: Divergence) -> bool:
     """Whether all ranks are known to have applied the same gradients until the parting."""
     moment = parted.found.moment
-    applied = case.attempt.agreement.tally(moment.module, Stage.APPLIED, TensorKind.GRADIENTS)
+    applied = case.attempt.agreement.stats_of(moment.module, Stage.APPLIED, TensorKind.GRADIENTS)
     return bool(applied.compared) and (applied.first is None or applied.first.moment.step > moment.step)

@@ -33,13 +33,13 @@ def _finding(case: RuleContext, parted: GradientDivergence) -> Finding:
     found = parted.found
     evidence = evidence_of(case, parted)
     names = evidence["parameters"]["names"]
-    who = name_ranks(parted.ranks or tuple(found.sightings))
+    who = name_ranks(parted.ranks or tuple(found.digests))
     return case.finding(
         "DDP202",
         f"At step {found.moment.step} the optimizer applies gradients that DDP did not reduce on {who} "
         f"({parted.cause}); every rank steps its own way.",
         found=found,
-        ranks=parted.ranks or found.odd_ranks(),
+        ranks=parted.ranks or found.outlier_ranks(),
         parameter=parted.parameter or (names[0] if names else None),
         evidence=evidence,
         cause=parted.cause,

@@ -7,7 +7,7 @@ from ddpcheck.analysis.divergence.gradients import GradientDivergence
 from ddpcheck.analysis.divergence.stages import evidence_of, partings
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import Stage
+from ddpcheck.records.kinds.digests import Stage
 
 
 def find(case: RuleContext) -> list[Finding]:
@@ -24,7 +24,7 @@ def _finding(case: RuleContext, parted: GradientDivergence) -> Finding:
     return case.finding(
         "DDP203",
         f"At step {found.moment.step} DDP had finished its reduction, and the gradients it left are not the same on "
-        f"all ranks; odd: {name_ranks(found.odd_ranks())}.",
+        f"all ranks; odd: {name_ranks(found.outlier_ranks())}.",
         found=found,
         stage=Stage.REDUCED.value,
         parameter=names[0] if names else None,

@@ -7,7 +7,7 @@ from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.stages import explained_by_stage
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.records.schema import Stage
+from ddpcheck.records.kinds.digests import Stage
 
 # In the names of torch's own hooks that trade precision for speed.
 _LOSSY = ("compress", "powerSGD", "quantization")
@@ -19,7 +19,7 @@ def find(case: RuleContext) -> list[Finding]:
     findings = []
     for module in case.modules():
         tally = case.attempt.gradients.tallies.get(module)
-        if tally is None or tally.first is None or case.attempt.loose(module):
+        if tally is None or tally.first is None or case.attempt.uses_local_sgd(module):
             continue
         parted = explained_by_stage(case, module)
         # Ranks that part are told of by what parts them; the mean is then wrong somewhere as a matter of course.

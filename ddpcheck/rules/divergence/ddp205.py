@@ -65,7 +65,7 @@ def _finding(case: RuleContext, parted: GradientDivergence) -> Finding:
     return case.finding(
         "DDP205",
         f"At step {found.moment.step} the reduction had left the same gradients on all ranks, but what the optimizer "
-        f"applies is not the same; odd: {name_ranks(found.odd_ranks())}.",
+        f"applies is not the same; odd: {name_ranks(found.outlier_ranks())}.",
         found=found,
         parameter=names[0] if names else None,
         evidence=evidence,

@@ -9,7 +9,7 @@ from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import Stage
+from ddpcheck.records.kinds.digests import Stage
 
 FIX = (
     "Compute learning rates and scales from values that are equal on every rank (reduce the metric first, or "
@@ -38,7 +38,7 @@ def _of_module(case: RuleContext, module: ModuleKey) -> list[Finding]:
             "parameters still were.",
             severity=Severity.NOTE,
             found=root,
-            ranks=tuple(sorted(root.sightings)),
+            ranks=tuple(sorted(root.digests)),
             evidence={"hyperparameters": hyper_rows(case.attempt, root)},
             cause="hyperparameters differ",
             fix=FIX,
@@ -75,7 +75,7 @@ def _parted(case: RuleContext, parted: Divergence) -> Finding:
     return case.finding(
         "DDP206",
         f"{parted.cause[0].upper()}{parted.cause[1:]}; after step {found.moment.step} the parameters are no "
-        f"longer the same on all ranks; odd: {name_ranks(found.odd_ranks())}.",
+        f"longer the same on all ranks; odd: {name_ranks(found.outlier_ranks())}.",
         found=found,
         parameter=names[0] if names else None,
         evidence=evidence,

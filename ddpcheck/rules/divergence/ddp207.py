@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.aggregate.agreement import groups_of, odd_ranks
+from ddpcheck.analysis.aggregate.agreement import groups_of, outlier_ranks
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.optimizers import made_anew
 from ddpcheck.analysis.divergence.parameters import Divergence, divergence
@@ -11,7 +11,7 @@ from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.report import RankStatus
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import Stage
+from ddpcheck.records.kinds.digests import Stage
 
 FIX = (
     "Let all ranks decide together whether to step (reduce the flag first), give every rank the same number "
@@ -35,7 +35,7 @@ def _of_module(case: RuleContext, module: ModuleKey) -> list[Finding]:
 
 def _left_out(case: RuleContext, parted: Divergence) -> Finding:
     root = parted.root or parted.found
-    forwards = {rank: record.forward or 0 for rank, record in root.sightings.items()}
+    forwards = {rank: record.forward or 0 for rank, record in root.digests.items()}
     groups = groups_of({rank: str(count) for rank, count in forwards.items()})
     told = "; ".join(f"{name_ranks(ranks)}: {count}" for count, ranks in groups)
     evidence = {**parted.evidence, **of_disagreement(case.attempt, parted.found, case.folder)}
@@ -75,7 +75,7 @@ def _totals(case: RuleContext, module: ModuleKey) -> list[Finding]:
                 module=module,
                 step=min(steps.values()),
                 stage=Stage.PARAMS.value,
-                ranks=odd_ranks([ranks for _, ranks in groups]),
+                ranks=outlier_ranks([ranks for _, ranks in groups]),
                 evidence={"steps": {str(rank): count for rank, count in steps.items()}},
                 cause="some ranks stepped more often than others",
                 fix=FIX,

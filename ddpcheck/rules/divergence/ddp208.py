@@ -28,7 +28,7 @@ def _finding(case: RuleContext, parted: Divergence) -> Finding:
     else:
         told = (
             f"At step {found.moment.step} {evidence['parameters']['count']} parameters differ that no "
-            f"optimizer steps: something else wrote to them; odd: {name_ranks(found.odd_ranks())}."
+            f"optimizer steps: something else wrote to them; odd: {name_ranks(found.outlier_ranks())}."
         )
     return case.finding(
         "DDP208",
@@ -36,7 +36,7 @@ def _finding(case: RuleContext, parted: Divergence) -> Finding:
         found=root,
         step=root.moment.step,
         parameter=names[0] if names else None,
-        ranks=root.odd_ranks() if len(root.groups()) > 1 else found.odd_ranks(),
+        ranks=root.outlier_ranks() if len(root.groups()) > 1 else found.outlier_ranks(),
         evidence=evidence,
         cause=parted.cause,
         fix="Load checkpoints on every rank (or before wrapping), and compute moving averages and hand-made "

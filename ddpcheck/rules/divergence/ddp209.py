@@ -9,7 +9,8 @@ from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import AppliedRecord, Stage, TensorKind
+from ddpcheck.records.kinds.digests import Stage, TensorKind
+from ddpcheck.records.kinds.gradients import AppliedRecord
 
 
 def find(case: RuleContext) -> list[Finding]:
@@ -55,7 +56,7 @@ def _appliers(
     case: RuleContext, module: ModuleKey, step: int, applied: Mapping[int, AppliedRecord]
 ) -> list[int]:
     """A rank tells of the gradients it has looked at; those that applied the very same have no less in theirs."""
-    parted = case.attempt.agreement.tally(module, Stage.APPLIED, TensorKind.GRADIENTS).first
+    parted = case.attempt.agreement.stats_of(module, Stage.APPLIED, TensorKind.GRADIENTS).first
     if parted is not None and parted.moment.step <= step:
         return sorted(applied)
     return sorted(number for number in case.attempt.of_module(module) if case.attempt.steps(number) > step)

@@ -5,14 +5,20 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import Any
 
-from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of, odd_ranks
+from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of, outlier_ranks
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.nodes import apart_findings
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import LEFT_ALONE, STATISTICS, DigestRecord, Stage, TensorKind
+from ddpcheck.records.kinds.digests import (
+    BUFFERS_NOT_SYNCED,
+    NORM_STATISTICS,
+    DigestRecord,
+    Stage,
+    TensorKind,
+)
 
 
 def find(case: RuleContext) -> list[Finding]:
@@ -42,7 +48,7 @@ def _names(case: RuleContext, module: ModuleKey) -> list[Finding]:
             module=module,
             stage=Stage.INIT_BEFORE.value,
             parameter=(usual[place:] or other[place:])[0],
-            ranks=odd_ranks(groups),
+            ranks=outlier_ranks(groups),
             evidence={
                 "position": place,
                 "names": {name_ranks(ranks): at_place[ranks] for ranks in groups[:4]},
@@ -55,7 +61,7 @@ def _names(case: RuleContext, module: ModuleKey) -> list[Finding]:
 
 
 def _values(case: RuleContext, module: ModuleKey) -> list[Finding]:
-    found = case.attempt.agreement.tally(module, Stage.BUFFERS, TensorKind.BUFFERS).first
+    found = case.attempt.agreement.stats_of(module, Stage.BUFFERS, TensorKind.BUFFERS).first
     if found is None:
         return []
     evidence = of_disagreement(case.attempt, found, case.folder)
@@ -66,7 +72,7 @@ def _values(case: RuleContext, module: ModuleKey) -> list[Finding]:
             "DDP210",
             f"Right after DDP had synchronised the buffers, at synchronisation {found.moment.step}, "
             f"{differing['count']} of {differing['of']} were not the same on all ranks; odd: "
-            f"{name_ranks(found.odd_ranks())}.",
+            f"{name_ranks(found.outlier_ranks())}.",
             found=found,
             parameter=names[0] if names else None,
             evidence=evidence,
@@ -79,28 +85,28 @@ def _values(case: RuleContext, module: ModuleKey) -> list[Finding]:
 
 def _at_the_end(case: RuleContext, module: ModuleKey) -> list[Finding]:
     """Only ranks that wrote to buffers after their last step speak here: rank 0 may do so alone, and save."""
-    found = case.attempt.agreement.tally(module, Stage.BUFFERS_END, TensorKind.BUFFERS).first
+    found = case.attempt.agreement.stats_of(module, Stage.BUFFERS_END, TensorKind.BUFFERS).first
     # Models that have parted measure different statistics; why they parted is told elsewhere.
     if (
         found is None
-        or case.attempt.agreement.tally(module, Stage.PARAMS, TensorKind.PARAMETERS).first is not None
+        or case.attempt.agreement.stats_of(module, Stage.PARAMS, TensorKind.PARAMETERS).first is not None
     ):
         return []
     evidence = of_disagreement(case.attempt, found, case.folder)
     differing = evidence["parameters"]
     names = differing["names"]
-    said = [record for record in found.sightings.values() if isinstance(record, DigestRecord)]
-    if any(record.how == LEFT_ALONE for record in said):
+    said = [record for record in found.digests.values() if isinstance(record, DigestRecord)]
+    if any(record.how == BUFFERS_NOT_SYNCED for record in said):
         # Ranks that left at different moments rightly hold something else.
         together = len({record.forward for record in said}) == 1
         return [_left_alone(case, found, evidence)] if together else []
     # Other buffers may be a rank's own notes.
-    measured = any(name.rpartition(".")[2] in STATISTICS for name in names)
+    measured = any(name.rpartition(".")[2] in NORM_STATISTICS for name in names)
     return [
         case.finding(
             "DDP210",
-            f"After the last step {name_ranks(tuple(found.sightings))} wrote to buffers, and "
-            f"{differing['count']} of {differing['of']} ended up different; odd: {name_ranks(found.odd_ranks())}. "
+            f"After the last step {name_ranks(tuple(found.digests))} wrote to buffers, and "
+            f"{differing['count']} of {differing['of']} ended up different; odd: {name_ranks(found.outlier_ranks())}. "
             "Each rank evaluates another model, and a checkpoint depends on who writes it.",
             severity=Severity.WARNING if measured else Severity.NOTE,
             found=found,
@@ -119,8 +125,8 @@ def _left_alone(case: RuleContext, found: Disagreement, evidence: dict[str, Any]
     return case.finding(
         "DDP210",
         f"DDP was told to leave buffers alone, and {differing['count']} of {differing['of']} are not the same on all "
-        f"ranks at the end, apart from statistics of normalisation; odd: {name_ranks(found.odd_ranks())}. Each rank "
-        "evaluates another model, and a checkpoint depends on who writes it.",
+        f"ranks at the end, apart from statistics of normalisation; odd: {name_ranks(found.outlier_ranks())}. Each "
+        "rank evaluates another model, and a checkpoint depends on who writes it.",
         severity=Severity.NOTE,
         found=found,
         parameter=names[0] if names else None,

@@ -10,7 +10,7 @@ from ddpcheck.analysis.hang.causes import mistake_of
 from ddpcheck.analysis.hang.snapshot import RankStack, alike, evidence_of, stands_of
 from ddpcheck.analysis.hang.stacks import WaitKind
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import Stage
+from ddpcheck.records.kinds.digests import Stage
 
 # What those that wait would come to next.
 _STAGES = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.aggregate.agreement import groups_of, odd_ranks
+from ddpcheck.analysis.aggregate.agreement import groups_of, outlier_ranks
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.formatting import name_ranks
@@ -32,7 +32,7 @@ def find(case: RuleContext) -> list[Finding]:
                 "DDP604",
                 f"Ranks run with different versions of {spoken} ({told}). {_CONSEQUENCES[field]}".rstrip(),
                 severity=Severity.WARNING,
-                ranks=odd_ranks([ranks for _, ranks in groups]),
+                ranks=outlier_ranks([ranks for _, ranks in groups]),
                 evidence={spoken: {name_ranks(ranks): value for value, ranks in groups}},
                 cause=f"{spoken} differs",
                 fix=_FIXES.get(field, "Start all ranks from the same environment or container image."),

@@ -9,7 +9,7 @@ from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import Stage, TensorKind
+from ddpcheck.records.kinds.digests import Stage, TensorKind
 
 
 def find(case: RuleContext) -> list[Finding]:
@@ -25,17 +25,17 @@ def find(case: RuleContext) -> list[Finding]:
 
 
 def _of_module(case: RuleContext, module: ModuleKey, of: TensorKind) -> list[Finding]:
-    found = case.attempt.agreement.tally(module, Stage.INIT_AFTER, of).first
+    found = case.attempt.agreement.stats_of(module, Stage.INIT_AFTER, of).first
     if found is None:
         return []
     evidence = of_disagreement(case.attempt, found, case.folder)
-    options = case.attempt.ranks[min(found.sightings)].latest[module].options
+    options = case.attempt.ranks[min(found.digests)].latest[module].options
     cause = _cause(options, of)
     differing = evidence["parameters"]
     names = differing["names"]
     message = (
         f"Right after DDP wrapped the model, {differing['count']} of {differing['of']} {of.value} are not "
-        f"the same on all ranks; odd: {name_ranks(found.odd_ranks())}."
+        f"the same on all ranks; odd: {name_ranks(found.outlier_ranks())}."
     )
     return [
         case.finding(
@@ -53,8 +53,8 @@ def _of_module(case: RuleContext, module: ModuleKey, of: TensorKind) -> list[Fin
 
 def _ignored(case: RuleContext, module: ModuleKey) -> list[Finding]:
     """What DDP ignores may differ, unless ranks apply the same gradients to it: then it is meant to be a replica."""
-    found = case.attempt.agreement.tally(module, Stage.INIT_AFTER, TensorKind.IGNORED).first
-    applied = case.attempt.agreement.tally(module, Stage.APPLIED, TensorKind.IGNORED)
+    found = case.attempt.agreement.stats_of(module, Stage.INIT_AFTER, TensorKind.IGNORED).first
+    applied = case.attempt.agreement.stats_of(module, Stage.APPLIED, TensorKind.IGNORED)
     if found is None or not applied.compared or applied.differing:
         return []
     evidence = of_disagreement(case.attempt, found, case.folder)
@@ -64,7 +64,7 @@ def _ignored(case: RuleContext, module: ModuleKey) -> list[Finding]:
         case.finding(
             "DDP101",
             f"Right after wrapping, {len(names)} parameters that DDP leaves alone are not the same on all ranks, and "
-            f"yet every rank applies the same gradients to them; odd: {name_ranks(found.odd_ranks())}.",
+            f"yet every rank applies the same gradients to them; odd: {name_ranks(found.outlier_ranks())}.",
             found=found,
             parameter=names[0] if names else None,
             evidence=evidence,

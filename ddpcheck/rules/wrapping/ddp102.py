@@ -6,14 +6,14 @@ from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import Stage, TensorKind
+from ddpcheck.records.kinds.digests import Stage, TensorKind
 
 
 def find(case: RuleContext) -> list[Finding]:
     findings = []
     for module in case.modules():
-        before = case.attempt.agreement.tally(module, Stage.INIT_BEFORE, TensorKind.PARAMETERS).first
-        after = case.attempt.agreement.tally(module, Stage.INIT_AFTER, TensorKind.PARAMETERS)
+        before = case.attempt.agreement.stats_of(module, Stage.INIT_BEFORE, TensorKind.PARAMETERS).first
+        after = case.attempt.agreement.stats_of(module, Stage.INIT_AFTER, TensorKind.PARAMETERS)
         if before is None or after.first is not None or not after.compared:
             continue
         evidence = of_disagreement(case.attempt, before, case.folder)
@@ -23,7 +23,7 @@ def find(case: RuleContext) -> list[Finding]:
             case.finding(
                 "DDP102",
                 f"{differing['count']} of {differing['of']} parameters differed before wrapping "
-                f"({name_ranks(tuple(before.sightings))}); DDP overwrote them all with rank {source}'s.",
+                f"({name_ranks(tuple(before.digests))}); DDP overwrote them all with rank {source}'s.",
                 severity=Severity.NOTE,
                 found=before,
                 evidence=evidence,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpcheck.analysis.aggregate.agreement import groups_of, odd_ranks
+from ddpcheck.analysis.aggregate.agreement import groups_of, outlier_ranks
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import Stage
+from ddpcheck.records.kinds.digests import Stage
 
 _SAME_ORDER = (
     "Build the model in the same order on every rank: iterate over lists or sorted names, never over sets, and "
@@ -33,7 +33,7 @@ def _of_module(case: RuleContext, module: ModuleKey) -> list[Finding]:
         return []
     usual, other = rows[groups[0][1][0]], rows[groups[1][1][0]]
     place, parameter = _first_difference(usual, other)
-    odd = odd_ranks([ranks for _, ranks in groups])
+    odd = outlier_ranks([ranks for _, ranks in groups])
     same_set = {row[0] for row in usual} == {row[0] for row in other}
     cause = "the same names in another order" if same_set else "different sets of parameters"
     ignored = {rank: data.as_wrapped[module].ignored for rank, data in case.attempt.of_module(module).items()}

@@ -1,205 +1,105 @@
-"""Findings, the gravest first, each with its evidence, its likely cause and the fix."""
+"""The head of the page, and the findings with their evidence, cause and fix."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+import shlex
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.report import Report
 from ddpcheck.formatting import name_ranks, rank_ranges
 from ddpcheck.reports.finding_text import script_line
-from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, table, tag
+from ddpcheck.reports.html.table import rows_table
 from ddpcheck.reports.safe_text import shortened
-from ddpcheck.reports.terminal.evidence import (
-    column_header,
-    elements_heading,
-    equal_ranks,
-    rank_order,
-    spoken,
-    spoken_evidence,
+from ddpcheck.reports.verdict import counted, in_order, verdict_sentence
+from ddpcheck.reports.views.evidence import (
+    Block,
+    Line,
+    Names,
+    RankValues,
+    Records,
+    Stacks,
+    column_label,
+    evidence_blocks,
+    outlier_flags,
 )
-from ddpcheck.reports.verdict import in_order
+from ddpcheck.reports.views.table import Table
 
+# report.json has all findings.
+_MOST_FINDINGS = 60
 _MOST_COLUMNS = 16
 _MOST_ROWS = 40
-_MOST_CHARACTERS = 2000
 _MOST_GROUPS = 24
+_MOST_CALLS = 12
+_MOST_CHARACTERS = 2000
 
 
-def evidence(pieces: Mapping[str, Any], odd: Collection[int]) -> Html | None:
-    """One block for each piece, in the order the rule gave them."""
-    blocks = [_block(key, value, odd) for key, value in pieces.items()]
-    return tag("div", *blocks, class_="evidence") if blocks else None
-
-
-def _block(key: str, value: Any, odd: Collection[int]) -> Html:
-    layout = _LAYOUTS.get(key)
-    if layout is not None:
-        try:
-            return layout(value, odd)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            # Rules of another version may shape their evidence otherwise; it is still worth showing.
-            pass
-    return _generic(key, value)
-
-
-def _generic(key: str, value: Any) -> Html:
-    label = key.replace("_", " ")
-    if isinstance(value, (list, tuple)) and value and all(isinstance(item, Mapping) for item in value):
-        return joined([tag("p", f"{label}:"), _mappings(label, value)])
-    return tag("p", f"{label}: ", tag("span", shortened(spoken_evidence(key, value), _MOST_CHARACTERS)))
-
-
-def _mappings(label: str, rows: Sequence[Mapping[str, Any]]) -> Html:
-    """Things of one shape, one a row."""
-    names = list(dict.fromkeys(str(name) for row in rows for name in row))
-    cells = [
-        [shortened(spoken_evidence(name, row[name]), 300) if name in row else "" for name in names]
-        for row in rows[:_MOST_ROWS]
+def head(report: Report) -> tuple[str, Html]:
+    """The title of the page, and its head: verdict, size and command."""
+    sentence = verdict_sentence(report)
+    name = str(report.run.get("name") or "")
+    facts = [
+        ("run", name),
+        ("ranks", counted(report.world_size, "rank")),
+        ("steps", counted(report.steps, "step")),
+        ("exit status of the command", "unknown" if report.exit_code is None else str(report.exit_code)),
+        ("started", _minute(report.run.get("started"))),
+        ("duration", _duration(report.run.get("seconds"))),
+        ("torch", ", ".join(map(str, report.run.get("torch") or ()))),
     ]
-    more = tag("p", f"and {len(rows) - _MOST_ROWS} more") if len(rows) > _MOST_ROWS else None
-    return joined([table([name.replace("_", " ") for name in names], cells, label), more])
+    rows = [tag("div", tag("dt", label), tag("dd", value)) for label, value in facts if value]
+    command = tag("dd", tag("code", shlex.join(report.command)))
+    rows.append(tag("div", tag("dt", "command"), command, class_="wide"))
+    box = tag("div", tag("h1", sentence), class_=f"verdict {report.verdict.value}")
+    return f"{sentence} - {name}" if name else sentence, joined([box, tag("dl", *rows, class_="facts")])
 
 
-def _groups(groups: Sequence[Mapping[str, Any]], odd: Collection[int]) -> Html:
-    rows = [
-        [
-            name_ranks(group["ranks"]),
-            tag("td", tag("code", group.get("digest") or "not recorded"), class_=_mark(group["ranks"], odd)),
-        ]
-        for group in groups[:_MOST_GROUPS]
-    ]
-    left_out = groups[_MOST_GROUPS:]
-    more = sum(len(group["ranks"]) for group in left_out)
-    return joined(
-        [
-            tag("p", "Who holds the same bits:"),
-            table(("ranks", "digest"), rows, "Ranks that hold the same bits"),
-            tag("p", f"and {more} more ranks in {len(left_out)} groups") if left_out else None,
-        ]
-    )
+def _minute(started: object) -> str:
+    """Date and minute; report.json has the seconds."""
+    day, _, rest = str(started or "").partition("T")
+    zone = rest[-6:] if rest[-6:-5] in ("+", "-") else ""
+    return f"{day} {rest[:5]} {'UTC' if zone == '+00:00' else zone}".strip() if rest else day
 
 
-def _mark(ranks: Collection[int], odd: Collection[int]) -> str | None:
-    return "odd" if set(ranks) <= set(odd) else None
+def _duration(seconds: object) -> str:
+    if not isinstance(seconds, (int, float)):
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
 
 
-def _parameters(parameters: Mapping[str, Any], odd: Collection[int]) -> Html:
-    if not parameters["count"]:
-        return tag("p", f"Which of the {parameters['of']} tensors differ was not recorded.")
-    names = [item for name in parameters["names"] for item in (", ", tag("code", name))][1:]
-    left_out = parameters["count"] - len(parameters["names"])
-    more = f" and {left_out} more" if left_out > 0 else ""
-    return tag("p", f"{parameters['count']} of {parameters['of']} tensors differ: ", *names, more)
-
-
-def _elements(elements: Mapping[str, Any], odd: Collection[int]) -> Html:
-    rows = [(_index(value["index"]), value["by_rank"]) for value in elements.get("values") or ()]
-    heading = tag("p", elements_heading(elements))
-    if not rows:
-        return heading
-    return joined([heading, _side_by_side("element", rows, str(elements.get("dtype") or ""))])
-
-
-def _index(index: Any) -> str:
-    return "[" + ", ".join(map(str, index)) + "]" if isinstance(index, (list, tuple)) else str(index)
-
-
-def _hyperparameters(values: Sequence[Mapping[str, Any]], odd: Collection[int]) -> Html:
-    rows = [
-        (f"optimizer {value['optimizer']}, group {value['group']}, {value['name']}", value["by_rank"])
-        for value in values
-    ]
-    return joined([tag("p", "Optimizer settings that differ:"), _side_by_side("setting", rows)])
-
-
-def _side_by_side(corner: str, rows: Sequence[tuple[str, Mapping[str, Any]]], dtype: str = "") -> Html:
-    """One column a rank, or one for ranks with equal values where there are many."""
-    rows = [(place, {str(rank): value for rank, value in by_rank.items()}) for place, by_rank in rows]
-    ranks = sorted({rank for _, by_rank in rows for rank in by_rank}, key=rank_order)
-    groups = [[rank] for rank in ranks]
-    if len(groups) > _MOST_COLUMNS:
-        groups = equal_ranks(ranks, rows)
-    shown = groups[:_MOST_COLUMNS]
-    left_out = sum(map(len, groups[_MOST_COLUMNS:]))
-    headers = [corner, *map(column_header, shown), *([f"({left_out} more ranks)"] if left_out else [])]
-    body = [
-        [tag("th", place, scope="row"), *_cells(shown, by_rank, dtype)]
-        for place, by_rank in rows[:_MOST_ROWS]
-    ]
-    return table(headers, body, f"{corner.capitalize()}s by rank", numbers=range(1, len(headers)))
-
-
-def _cells(groups: list[list[str]], by_rank: Mapping[str, Any], dtype: str) -> list[Html]:
-    said = [spoken(by_rank[group[0]], dtype) if group[0] in by_rank else "-" for group in groups]
-    weights: Counter[str] = Counter()
-    for group, value in zip(groups, said, strict=True):
-        weights[value] += len(group)
-    common, count = weights.most_common(1)[0]
-    # Without a majority nobody is called odd.
-    majority = 2 * count > sum(weights.values())
-    return [
-        tag("td", value, class_="number odd" if majority and value != common else "number") for value in said
-    ]
-
-
-def _standings(groups: Sequence[Mapping[str, Any]], odd: Collection[int]) -> Html:
-    rows = []
-    for group in groups[:_MOST_GROUPS]:
-        state = "has left" if group["left"] else "stands still"
-        state = f"waits in {group['waits_in']}" if group["waits_in"] and not group["left"] else state
-        stack = tag("td", *(tag("code", call, Html("<br>")) for call in group["stack"][:12]))
-        rows.append([rank_ranges(group["ranks"]), group["step"], state, stack])
-    headers = ("ranks", "step", "state", "stack, the innermost call first")
-    return joined([tag("p", "Where they stand:"), table(headers, rows, "Where ranks stand")])
-
-
-_LAYOUTS: dict[str, Callable[[Any, Collection[int]], Html]] = {
-    "groups": _groups,
-    "parameters": _parameters,
-    "elements": _elements,
-    "hyperparameters": _hyperparameters,
-    "standings": _standings,
-}
-
-
-# All of them are in report.json; a page of hundreds is read by nobody.
-_MOST = 60
-
-
-def section(made: PageContext) -> Html | None:
-    ordered = in_order(made.report)
+def section(report: Report) -> Html | None:
+    ordered = in_order(report)
     if not ordered:
         return tag("p", "None.")
-    several = len(made.report.attempts) > 1
-    cards = [_card(finding, several, _line(made, finding)) for finding in ordered[:_MOST]]
-    left_out = len(ordered) - _MOST
-    more = tag("p", f"and {left_out} more, in report.json") if left_out > 0 else None
-    return joined([*cards, more])
+    several = len(report.attempts) > 1
+    cards = [_card(finding, several, _source_line(report, finding)) for finding in ordered[:_MOST_FINDINGS]]
+    more = len(ordered) - _MOST_FINDINGS
+    return joined([*cards, tag("p", f"and {more} more, in report.json") if more > 0 else None])
 
 
-def _line(made: PageContext, finding: Finding) -> str:
-    file, line = script_line(made.report, finding)
+def _source_line(report: Report, finding: Finding) -> str:
+    file, line = script_line(report, finding)
     return f"{file}:{line}" if line else ""
 
 
-def _card(finding: Finding, several_attempts: bool, line: str) -> Html:
+def _card(finding: Finding, several_attempts: bool, source_line: str) -> Html:
     heading = tag(
         "h3", tag("span", f"{finding.severity.value} {finding.code}", class_="badge"), " ", finding.title
     )
     message = tag("p", finding.message) if finding.message != finding.title else None
     advice = [
-        joined([tag("dt", label), tag("dd", said)])
-        for label, said in (("why", finding.cause), ("fix", finding.fix))
-        if said
+        joined([tag("dt", label), tag("dd", text)])
+        for label, text in (("why", finding.cause), ("fix", finding.fix))
+        if text
     ]
     explain = tag("p", "More: ", tag("code", f"ddpcheck explain {finding.code}"), class_="quiet")
     return tag(
         "article",
         heading,
-        tag("p", _place(finding, several_attempts, line), class_="quiet"),
+        tag("p", _location(finding, several_attempts, source_line), class_="quiet"),
         message,
         evidence(finding.evidence, finding.ranks),
         tag("dl", *advice, class_="advice") if advice else None,
@@ -208,15 +108,82 @@ def _card(finding: Finding, several_attempts: bool, line: str) -> Html:
     )
 
 
-def _place(finding: Finding, several_attempts: bool, line: str) -> Html:
+def _location(finding: Finding, several_attempts: bool, source_line: str) -> Html:
     parts: list[object] = []
-    if several_attempts:
-        parts.append(f"attempt {finding.attempt}")
-    if finding.step is not None:
-        parts.append(f"step {finding.step}")
+    parts += [f"attempt {finding.attempt}"] if several_attempts else []
+    parts += [f"step {finding.step}"] if finding.step is not None else []
     parts += [f"stage {finding.stage}"] if finding.stage else []
     parts += [f"module {finding.module}"] if finding.module else []
     parts += [joined(["parameter ", tag("code", finding.parameter)])] if finding.parameter else []
     parts += [name_ranks(finding.ranks)] if finding.ranks else []
-    parts += [joined(["at ", tag("code", line)])] if line else []
+    parts += [joined(["at ", tag("code", source_line)])] if source_line else []
     return joined([item for part in parts for item in (", ", part)][1:])
+
+
+def evidence(pieces: Mapping[str, Any], outliers: Collection[int]) -> Html | None:
+    """One block for each piece of evidence."""
+    blocks = [_rendered(block) for block in evidence_blocks(pieces, outliers)]
+    return tag("div", *blocks, class_="evidence") if blocks else None
+
+
+def _rendered(block: Block) -> Html:
+    if isinstance(block, Line):
+        return tag("p", shortened(block.text, _MOST_CHARACTERS))
+    if isinstance(block, Names):
+        names = [item for name in block.names for item in (", ", tag("code", name))][1:]
+        return tag("p", f"{block.heading} ", *names, f" and {block.more} more" if block.more else "")
+    if isinstance(block, Records):
+        return _table(block.table, _MOST_ROWS)
+    if isinstance(block, RankValues):
+        return joined([tag("p", block.heading), _side_by_side(block)])
+    if isinstance(block, Stacks):
+        return _stacks(block)
+    return _table(block, _MOST_GROUPS)
+
+
+def _table(view: Table, most: int) -> Html:
+    more = len(view.rows) - most
+    return joined(
+        [
+            tag("p", view.title),
+            rows_table(view, view.rows[:most]),
+            tag("p", f"and {more} more {view.noun}") if more > 0 else None,
+        ]
+    )
+
+
+def _side_by_side(block: RankValues) -> Html:
+    """One column for each rank, or for each group of ranks with equal values where there are many."""
+    groups = [[rank] for rank in block.ranks]
+    if len(groups) > _MOST_COLUMNS:
+        groups = block.equal_ranks()
+    shown = groups[:_MOST_COLUMNS]
+    more = sum(map(len, groups[_MOST_COLUMNS:]))
+    headers = [block.corner, *map(column_label, shown), *([f"({more} more ranks)"] if more else [])]
+    rows = [
+        [tag("th", label, scope="row"), *_cells(shown, by_rank)] for label, by_rank in block.rows[:_MOST_ROWS]
+    ]
+    return table(headers, rows, f"{block.corner.capitalize()}s by rank", numbers=range(1, len(headers)))
+
+
+def _cells(groups: list[list[str]], by_rank: Mapping[str, str]) -> list[Html]:
+    texts = [by_rank.get(group[0], "-") for group in groups]
+    flags = outlier_flags(groups, texts)
+    return [
+        tag("td", text, class_="number error" if outlier else "number")
+        for text, outlier in zip(texts, flags, strict=True)
+    ]
+
+
+def _stacks(block: Stacks) -> Html:
+    rows = [
+        [
+            rank_ranges(group.ranks),
+            group.step,
+            group.state,
+            tag("td", *(tag("code", call, Html("<br>")) for call in group.calls[:_MOST_CALLS])),
+        ]
+        for group in block.groups[:_MOST_GROUPS]
+    ]
+    headers = ("ranks", "step", "state", "stack")
+    return joined([tag("p", block.heading), table(headers, rows, "Stacks")])

@@ -1,132 +1,89 @@
-"""The anatomy of a step: where each rank's time went, who is late, and what the ranks together come to."""
+"""Step time: each rank's mean step by phase, and each rank's delay against the median rank."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import median
-from typing import Any
+from collections.abc import Sequence
 
-from ddpcheck.formatting import name_ranks
+from ddpcheck.analysis.report import Report
 from ddpcheck.reports.html.chart import chart
-from ddpcheck.reports.html.context import PageContext
 from ddpcheck.reports.html.markup import Html, joined, table, tag
-from ddpcheck.reports.html.table import Row, pages
+from ddpcheck.reports.html.table import pages, rows_table
+from ddpcheck.reports.views.timing import PHASES, StepTimes, step_times, work_phases
 
-# Of a step: what a rank takes longer shows in the darkest colour from here on. Less is no delay worth a look.
+# A delay of this share of a step, or more, has the darkest colour.
 _DARKEST = 0.05
-# Where the name of a part would not make a sentence.
-_SPOKEN = {"data": "data loading", "other": "code between the parts"}
-# Part, what it is called, its colour, and how tall its bar is.
-_PARTS = (
-    ("data", "data loading", "line-5", 0.8),
-    ("forward", "forward", "line-3", 0.8),
-    ("backward", "backward", "line-1", 0.8),
-    ("optimizer", "optimizer", "line-4", 0.8),
-    ("other", "other", "absent", 0.5),
-    ("wait", "waiting and communication", "error", 0.3),
-)
+# Colour and height of each phase's bar.
+_BARS = {
+    "data": ("line-5", 0.8),
+    "forward": ("line-3", 0.8),
+    "backward": ("line-1", 0.8),
+    "optimizer": ("line-4", 0.8),
+    "other": ("absent", 0.5),
+    "wait": ("error", 0.3),
+}
+_WAIT = [phase for phase, _, _ in PHASES].index("wait")
 
 
-def section(made: PageContext) -> Html | None:
-    tables = made.document.get("time") or ()
-    drawn = [part for one in tables if one["ranks"] for part in _group(one, len(tables) > 1)]
-    return joined(drawn) if drawn else None
+def section(report: Report) -> Html | None:
+    parts = [part for times in step_times(report) for part in _group(times)]
+    return joined(parts) if parts else None
 
 
-def _group(one: Mapping[str, Any], several: bool) -> list[Html | None]:
-    of = f", {name_ranks(one['group'])}" if several else ""
-    return [_anatomy(one, of), _late(one, of), _scaling(one["scaling"], len(one["ranks"]))]
+def _group(times: StepTimes) -> list[Html | None]:
+    several = len(times.phases_ms) > 1
+    notes = [tag("p", note) for note in times.table.notes]
+    return [_phases(times), _delays(times) if several else None, *notes]
 
 
-def _anatomy(one: Mapping[str, Any], of: str) -> Html:
-    shown = pages(one["ranks"], lambda row: float(row["parts"]["wait"]["mean_us"]), "waiting")
+def _phases(times: StepTimes) -> Html:
+    shown = pages(list(times.phases_ms), lambda rank: times.phases_ms[rank][_WAIT], "waiting")
+    kinds = [
+        {"label": label, "colour": _BARS[phase][0], "share": _BARS[phase][1]} for phase, _, label in PHASES
+    ]
     spec = {
         "unit": "ms",
-        "kinds": [{"label": label, "colour": colour, "share": share} for _, label, colour, share in _PARTS],
+        "kinds": kinds,
         "windows": [
-            {"rows": [f"rank {row['rank']}" for row in rows], "spans": _spans(rows)} for _, rows in shown
+            {"rows": [f"rank {rank}" for rank in ranks], "spans": _spans(times, ranks)} for _, ranks in shown
         ],
     }
-    straggler = one.get("straggler")
-    late = ""
-    if straggler:
-        are = "is" if len(straggler["ranks"]) == 1 else "are"
-        part = _SPOKEN.get(straggler["part"], straggler["part"])
-        late = f" {name_ranks(straggler['ranks']).capitalize()} {are} late, in {part}."
-    said = f"A typical step takes {one['step_us'] / 1000:.4g} ms; means of {one['steps']} steps.{late}"
-    figures = table(
-        ("rank", "step", *(label for _, label, _, _ in _PARTS)),
-        [_figures(row) for row in one["ranks"]],
-        "Milliseconds of a step",
-        numbers=range(1, 2 + len(_PARTS)),
-    )
     choices = [title for title, _ in shown] if len(shown) > 1 else []
-    key = [(colour, label) for _, label, colour, _ in _PARTS]
-    return chart("lanes", f"A step, part by part{of}", said, spec, figures, key, choices)
+    key = [(_BARS[phase][0], label) for phase, _, label in PHASES]
+    caption = f"Step time by phase{times.suffix} ({times.table.subtitle})"
+    figures = rows_table(times.table, times.table.rows)
+    return chart("lanes", caption, times.summary, spec, figures, key, choices)
 
 
-def _spans(rows: Sequence[Row]) -> list[list[object]]:
+def _spans(times: StepTimes, ranks: Sequence[int]) -> list[list[object]]:
     spans: list[list[object]] = []
-    for number, row in enumerate(rows):
-        at = 0.0
-        for kind, (part, _, _, _) in enumerate(_PARTS):
-            took = row["parts"][part]["mean_us"] / 1000
+    for number, rank in enumerate(ranks):
+        start = 0.0
+        for kind, took in enumerate(times.phases_ms[rank]):
             if took:
-                spans.append([number, round(at, 4), round(at + took, 4), kind])
-            at += took
+                spans.append([number, round(start, 4), round(start + took, 4), kind])
+            start += took
     return spans
 
 
-def _figures(row: Row) -> list[str]:
-    parts = [row["parts"][part]["mean_us"] for part, _, _, _ in _PARTS]
-    return [f"rank {row['rank']}", *(f"{value / 1000:.4g}" for value in (row["step"]["mean_us"], *parts))]
-
-
-def _late(one: Mapping[str, Any], of: str) -> Html | None:
-    """What each rank takes longer than the median rank; waiting is what the others do meanwhile."""
-    if len(one["ranks"]) < 2:
-        return None
-    parts = [part for part, _, _, _ in _PARTS if part != "wait"]
-    usual = {part: median(row["parts"][part]["median_us"] for row in one["ranks"]) for part in parts}
-    over = {
-        row["rank"]: [round((row["parts"][part]["median_us"] - usual[part]) / 1000, 4) for part in parts]
-        for row in one["ranks"]
-    }
-    darkest = max(_DARKEST * one["step_us"] / 1000, *map(max, over.values()))
-    worst = max(over, key=lambda rank: sum(over[rank]))
-    shown = pages(one["ranks"], lambda row: sum(over[row["rank"]]), "delay", only_most=True)
+def _delays(times: StepTimes) -> Html:
+    delays, phases = times.delays_ms, work_phases()
+    darkest = max(_DARKEST * times.median_step_ms, *map(max, delays.values()))
+    shown = pages(list(delays), lambda rank: sum(delays[rank]), "delay", only_most=True)
     spec = {
-        "columns": parts,
-        "xLabel": "part",
+        "columns": list(phases),
+        "xLabel": "phase",
         "unit": "ms more than the median rank",
         "low": 0,
         "high": darkest,
         "windows": [
-            {
-                "rows": [f"rank {row['rank']}" for row in rows],
-                "values": [over[row["rank"]] for row in rows],
-            }
-            for _, rows in shown
+            {"rows": [f"rank {rank}" for rank in ranks], "values": [list(delays[rank]) for rank in ranks]}
+            for _, ranks in shown
         ],
     }
-    rows = [[f"rank {rank}", *(f"{value:+.4g}" for value in values)] for rank, values in over.items()]
-    figures = table(
-        ("", *parts), rows, "Milliseconds above the median rank", numbers=range(1, 1 + len(parts))
-    )
-    said = f"Rank {worst} takes most over the median, {sum(over[worst]):.4g} ms a step in all parts together."
-    key = [("heat-1", "as the median or less"), ("heat-4", "more"), ("heat-6", f"{darkest:.3g} ms more")]
+    rows = [[f"rank {rank}", *(f"{value:+.4g}" for value in values)] for rank, values in delays.items()]
+    label = "Delay against the median rank, ms, median over steps"
+    figures = table(("rank", *phases), rows, label, numbers=range(1, 1 + len(phases)))
+    key = [("heat-1", "median or less"), ("heat-4", "more"), ("heat-6", f"{darkest:.3g} ms more")]
     choices = [title for title, _ in shown] if len(shown) > 1 else []
-    caption = f"Milliseconds by which ranks are slower than the median{of}"
-    return chart("grid", caption, said, spec, figures, key, choices)
-
-
-def _scaling(scaling: Mapping[str, float], ranks: int) -> Html | None:
-    if ranks < 2:
-        return None
-    names = ("compute", "data", "other", "exposed_communication", "waiting_for_stragglers")
-    shares = ", ".join(f"{name.replace('_', ' ')} {100 * scaling[name]:.0f} %" for name in names)
-    return tag(
-        "p",
-        f"Of a step: {shares}. Scaling efficiency {100 * scaling['efficiency']:.0f} %: {ranks} ranks do the work of "
-        f"{scaling['speed_up']:.2f}.",
-    )
+    caption = f"Delay against the median rank by phase{times.suffix} (ms, median over steps)"
+    return chart("grid", caption, times.delay_summary, spec, figures, key, choices)

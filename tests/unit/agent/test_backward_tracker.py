@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from ddpcheck.agent import backward_tracker
 from ddpcheck.agent.backward_tracker import BackwardState, BackwardTracker, Reason
 from ddpcheck.agent.guard import Guard
-from ddpcheck.agent.tracked_module import TrackedModule
-from tests.helpers.fake_scene import watch
+from ddpcheck.probes.probe import Probe
+from tests.helpers.fake_context import watch
 
 X = torch.ones(2, 3)
 
@@ -46,12 +46,12 @@ class Net(nn.Module):
 class Heard(list[tuple[Any, ...]]):
     """What the watch told."""
 
-    def __call__(self, moment: str, watched: TrackedModule, *what: Any) -> None:
-        self.append((moment, *what[:1]))
+    def __call__(self, event: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        self.append((event.__name__, *args[1:2]))
 
     @property
-    def moments(self) -> list[str]:
-        return [moment for moment, *_ in self]
+    def events(self) -> list[str]:
+        return [event for event, *_ in self]
 
 
 class Fails(torch.autograd.Function):
@@ -87,10 +87,10 @@ def heard() -> Heard:
 
 @pytest.fixture
 def watching(net: Net, heard: Heard) -> BackwardTracker:
-    watched = watch(net)
-    watched.backward = BackwardTracker(watched, heard)
-    watched.backward.attach()
-    return watched.backward
+    tracked = watch(net)
+    tracked.backward = BackwardTracker(tracked, heard)
+    tracked.backward.attach()
+    return tracked.backward
 
 
 @pytest.fixture
@@ -111,9 +111,13 @@ def test_a_reduced_backward(net: Net, watching: BackwardTracker, heard: Heard) -
     net(X).sum().backward()
     assert counts(watching) == (1, 0, 1, 0)
     assert (watching.window.last, watching.window.reason, watching.number) == (BackwardState.SYNCED, None, 1)
-    assert (heard.moments[0], *heard.moments[-2:]) == ("backward_begun", "computed", "reduced")
+    assert (heard.events[0], *heard.events[-2:]) == (
+        "backward_begun",
+        "gradients_computed",
+        "gradients_reduced",
+    )
     # Each trainable parameter once; the frozen one comes first in the list of parameters.
-    assert sorted(place for moment, *(place,) in heard[1:-2]) == [1, 2, 3, 4]
+    assert sorted(place for event, *(place,) in heard[1:-2]) == [1, 2, 3, 4]
 
 
 def test_a_hook_of_the_user_s_that_came_later_is_heard_first(net: Net) -> None:
@@ -121,13 +125,13 @@ def test_a_hook_of_the_user_s_that_came_later_is_heard_first(net: Net) -> None:
     taken: list[float] = []
     order: list[str] = []
 
-    def tell(moment: str, watched: TrackedModule, *what: Any) -> None:
-        if moment == "gradient_ready":
-            taken.append(what[1].abs().max().item())
+    def emit(event: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        if event is Probe.gradient_ready:
+            taken.append(args[2].abs().max().item())
             order.append("ours")
 
-    watched = watch(net)
-    watched.backward = watching = BackwardTracker(watched, tell)
+    tracked = watch(net)
+    tracked.backward = watching = BackwardTracker(tracked, emit)
     watching.attach()
 
     def one(parameter: torch.Tensor) -> None:
@@ -164,7 +168,7 @@ def test_no_sync(net: Net, watching: BackwardTracker, heard: Heard) -> None:
     watching.forward(armed=False)
     net(X).sum().backward()
     assert (watching.window.last, watching.window.reason) == (BackwardState.UNSYNCED, Reason.NO_SYNC)
-    assert (counts(watching), heard.moments) == ((0, 1, 0, 1), ["stray_begun"])
+    assert (counts(watching), heard.events) == ((0, 1, 0, 1), ["unsynced_backward_begun"])
 
 
 def test_accumulation_ends_in_a_reduced_backward(net: Net, watching: BackwardTracker) -> None:
@@ -184,17 +188,17 @@ def test_a_forward_inside_no_sync_and_its_backward_outside(net: Net, watching: B
 def test_a_wrapper_that_was_bypassed(net: Net, watching: BackwardTracker, heard: Heard) -> None:
     net(X).sum().backward()
     assert (watching.window.last, watching.window.reason) == (BackwardState.UNSYNCED, Reason.BYPASS)
-    assert (counts(watching), watching.number, heard.moments) == ((0, 0, 0, 1), 0, ["stray_begun"])
+    assert (counts(watching), watching.number, heard.events) == ((0, 0, 0, 1), 0, ["unsynced_backward_begun"])
 
 
 def test_an_update_by_hand_that_shows_at_a_stray_backward_ends_the_step(net: Net, heard: Heard) -> None:
     """Else a wrapper that is bypassed from here on would look like a second backward on the last forward."""
 
-    def tell(moment: str, *what: Any) -> None:
-        if moment == "stray_begun":
+    def emit(event: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        if event is Probe.unsynced_backward_begun:
             watching.close_window()
 
-    watching = BackwardTracker(watch(net), tell)
+    watching = BackwardTracker(watch(net), emit)
     watching.attach()
     watching.forward(armed=True)
     net(X).sum().backward()
@@ -221,16 +225,16 @@ def test_a_second_backward_on_one_forward(net: Net, watching: BackwardTracker, h
     told = len(heard)
     loss.backward()
     assert (watching.window.last, watching.window.reason) == (BackwardState.UNSYNCED, Reason.SECOND_BACKWARD)
-    assert (counts(watching), heard.moments[told:]) == ((1, 0, 1, 1), ["stray_begun"])
+    assert (counts(watching), heard.events[told:]) == ((1, 0, 1, 1), ["unsynced_backward_begun"])
 
 
 def test_a_reduction_that_still_waits(net: Net, watching: BackwardTracker, heard: Heard) -> None:
     watching.forward(armed=True)
     net(X, use_head=False).sum().backward()
-    assert "reduced" not in heard.moments
+    assert "gradients_reduced" not in heard.events
     watching.settle()
     assert (watching.window.last, watching.window.waiting) == (BackwardState.UNFINISHED, (3, 4))
-    names = [slot.name for slot in watching._watched.parameters]
+    names = [slot.name for slot in watching._tracked.parameters]
     assert [names[place] for place in watching.window.waiting] == ["head.weight", "head.bias"]
 
 
@@ -249,7 +253,7 @@ def test_a_reducer_that_finds_out_by_itself_waits_for_nothing(
     setattr(net, option, True)
     watching.forward(armed=True)
     net(X, use_head=False).sum().backward()
-    assert (watching.window.last, heard.moments[-1]) == (BackwardState.SYNCED, "reduced")
+    assert (watching.window.last, heard.events[-1]) == (BackwardState.SYNCED, "gradients_reduced")
 
 
 def test_two_backwards_that_fill_one_reduction(net: Net, watching: BackwardTracker, heard: Heard) -> None:
@@ -259,17 +263,26 @@ def test_two_backwards_that_fill_one_reduction(net: Net, watching: BackwardTrack
     cut = middle.detach().requires_grad_()
     net.head(cut).sum().backward()
     assert cut.grad is not None
-    assert "reduced" not in heard.moments
+    assert "gradients_reduced" not in heard.events
     middle.backward(cut.grad)
-    assert (watching.window.last, heard.moments[-1], watching.number) == (BackwardState.SYNCED, "reduced", 1)
-    assert heard.moments.count("backward_begun") == 1
+    assert (watching.window.last, heard.events[-1], watching.number) == (
+        BackwardState.SYNCED,
+        "gradients_reduced",
+        1,
+    )
+    assert heard.events.count("backward_begun") == 1
 
 
 def test_nested_backwards_do_not_end_the_outer_one(net: Net, watching: BackwardTracker, heard: Heard) -> None:
     watching.forward(armed=True)
     net(X, nested=True).sum().backward()
     assert len(watching._nested) == 1
-    assert heard.moments == ["backward_begun", *["gradient_ready"] * 4, "computed", "reduced"]
+    assert heard.events == [
+        "backward_begun",
+        *["gradient_ready"] * 4,
+        "gradients_computed",
+        "gradients_reduced",
+    ]
     assert counts(watching) == (1, 0, 1, 0)
 
 
@@ -279,7 +292,7 @@ def test_where_only_nested_ones_have_gradients(watching: BackwardTracker, net: N
     net.head.requires_grad_(False)
     watching.forward(armed=True)
     net(X, nested=True).sum().backward()
-    assert "reduced" not in heard.moments
+    assert "gradients_reduced" not in heard.events
     watching.settle()
     assert (watching.window.last, counts(watching)) == (BackwardState.SYNCED, (1, 0, 1, 0))
 
@@ -288,13 +301,18 @@ def test_a_backward_that_raises_and_the_next_one(net: Net, watching: BackwardTra
     watching.forward(armed=True)
     with pytest.raises(ArithmeticError):
         net.head(Fails.apply(net.body(X))).sum().backward()
-    assert heard.moments == ["backward_begun", "gradient_ready", "gradient_ready"]
+    assert heard.events == ["backward_begun", "gradient_ready", "gradient_ready"]
     watching.forward(armed=True)
     # Body's gradients never came.
     assert (watching.window.last, watching.window.waiting) == (BackwardState.UNFINISHED, (1, 2))
     heard.clear()
     net(X).sum().backward()
-    assert heard.moments == ["backward_begun", *["gradient_ready"] * 4, "computed", "reduced"]
+    assert heard.events == [
+        "backward_begun",
+        *["gradient_ready"] * 4,
+        "gradients_computed",
+        "gradients_reduced",
+    ]
     assert (watching.window.last, watching.number) == (BackwardState.SYNCED, 2)
 
 
@@ -347,8 +365,8 @@ def test_the_hooks_of_others_stay(net: Net, watching: BackwardTracker) -> None:
 
 
 def test_a_watch_that_is_gone_leaves_the_user_alone(net: Net, heard: Heard, guard: Guard) -> None:
-    watched = watch(net)
-    watching = BackwardTracker(watched, heard)
+    tracked = watch(net)
+    watching = BackwardTracker(tracked, heard)
     watching.attach()
     watching.forward(armed=True)
     guard.entry_points.clear()
@@ -362,11 +380,11 @@ def test_a_watch_that_is_gone_leaves_the_user_alone(net: Net, heard: Heard, guar
 
 def test_the_model_can_be_freed(heard: Heard) -> None:
     net = Net()
-    watched = watch(net)
-    weakref.finalize(net, watched.forget).atexit = False
-    watched.backward = BackwardTracker(watched, lambda *_: None)
-    watched.backward.attach()
-    watched.backward.forward(armed=True)
+    tracked = watch(net)
+    weakref.finalize(net, tracked.forget).atexit = False
+    tracked.backward = BackwardTracker(tracked, lambda *_: None)
+    tracked.backward.attach()
+    tracked.backward.forward(armed=True)
     net(X).sum().backward()
     freed = [weakref.ref(net), weakref.ref(net.body), weakref.ref(net.head.weight)]
     del net
@@ -385,18 +403,18 @@ def test_real_ddp_is_looked_at_just_before_and_just_after_it_reduces() -> None:
         return future
 
     ddp.register_comm_hook(None, tripled)
-    watched = watch(model)
-    watched.ddp = weakref.ref(ddp)
+    tracked = watch(model)
+    tracked.ddp = weakref.ref(ddp)
     local: dict[int, torch.Tensor] = {}
     reduced: list[torch.Tensor] = []
 
-    def tell(moment: str, watched: TrackedModule, *what: Any) -> None:
-        if moment == "gradient_ready":
-            local[what[0]] = what[1].clone()
-        elif moment == "reduced":
+    def emit(event: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        if event is Probe.gradient_ready:
+            local[args[1]] = args[2].clone()
+        elif event is Probe.gradients_reduced:
             reduced.extend(p.grad.clone() for p in model.parameters() if p.grad is not None)
 
-    watching = BackwardTracker(watched, tell)
+    watching = BackwardTracker(tracked, emit)
     watching.attach()
     for number in (1, 2, 3):  # DDP rebuilds its buckets after the first
         local.clear()
@@ -415,27 +433,32 @@ def test_real_ddp_is_looked_at_just_before_and_just_after_it_reduces() -> None:
 def test_real_ddp_with_reentrant_checkpoints_is_told_of_once(heard: Heard) -> None:
     net = Net()
     ddp = DistributedDataParallel(net)
-    watched = watch(net)
-    watched.ddp = weakref.ref(ddp)
-    watching = BackwardTracker(watched, heard)
+    tracked = watch(net)
+    tracked.ddp = weakref.ref(ddp)
+    watching = BackwardTracker(tracked, heard)
     watching.attach()
     for _ in range(2):
         heard.clear()
         watching.forward(armed=True)
         ddp(X, nested=True).sum().backward()
-        assert heard.moments == ["backward_begun", *["gradient_ready"] * 4, "computed", "reduced"]
+        assert heard.events == [
+            "backward_begun",
+            *["gradient_ready"] * 4,
+            "gradients_computed",
+            "gradients_reduced",
+        ]
 
 
 @pytest.mark.usefixtures("group")
 def test_real_ddp_is_freed() -> None:
     net = nn.Linear(3, 1)
     ddp = DistributedDataParallel(net)
-    watched = watch(net)
-    watched.ddp = weakref.ref(ddp)
-    weakref.finalize(ddp, watched.forget).atexit = False
-    watched.backward = BackwardTracker(watched, lambda *_: None)
-    watched.backward.attach()
-    watched.backward.forward(armed=True)
+    tracked = watch(net)
+    tracked.ddp = weakref.ref(ddp)
+    weakref.finalize(ddp, tracked.forget).atexit = False
+    tracked.backward = BackwardTracker(tracked, lambda *_: None)
+    tracked.backward.attach()
+    tracked.backward.forward(armed=True)
     ddp(X).sum().backward()
     freed = [weakref.ref(ddp), weakref.ref(net), weakref.ref(net.weight)]
     del net, ddp

@@ -18,7 +18,7 @@ from ddpcheck.agent.startup_tracer import MOST_RECORDS, StartupTracer
 from ddpcheck.analysis.startup.timeline import is_direct, timeline
 from ddpcheck.injection import CLOCK
 from ddpcheck.probes.process.os_counters import process_start
-from ddpcheck.records.schema import StartupRecord, StartupStage
+from ddpcheck.records.kinds.startup import StartupRecord, StartupStage
 
 ORIGINALS = {
     "load": (torch, torch.load),

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ddpcheck.agent.tracked_module import ParamSetChange, TrackedModule
-from tests.helpers.fake_scene import watch
+from tests.helpers.fake_context import watch
 
 
 class Tied(nn.Module):
@@ -32,26 +32,26 @@ def module() -> Tied:
     return Tied()
 
 
-def names(watched: TrackedModule) -> list[str]:
-    return [slot.name for slot in watched.parameters]
+def names(tracked: TrackedModule) -> list[str]:
+    return [slot.name for slot in tracked.parameters]
 
 
 def test_parameters_are_those_of_named_parameters(module: Tied) -> None:
-    watched = watch(module)
-    assert names(watched) == [name for name, _ in module.named_parameters()]
-    assert [slot.name for slot in watched.buffers] == [name for name, _ in module.named_buffers()]
+    tracked = watch(module)
+    assert names(tracked) == [name for name, _ in module.named_parameters()]
+    assert [slot.name for slot in tracked.buffers] == [name for name, _ in module.named_buffers()]
     for tensor, (_, expected) in zip(
-        watched.tensors(watched.parameters), module.named_parameters(), strict=True
+        tracked.tensors(tracked.parameters), module.named_parameters(), strict=True
     ):
         assert tensor is expected
 
 
 def test_what_ddp_ignores_is_left_out(module: Tied) -> None:
-    watched = watch(module, ignored=["norm.weight", "norm.running_mean"])
-    assert "norm.weight" not in names(watched)
-    assert "norm.bias" in names(watched)
-    assert "norm.running_mean" not in [slot.name for slot in watched.buffers]
-    assert watched.record().ignored == ["norm.running_mean", "norm.weight"]
+    tracked = watch(module, ignored=["norm.weight", "norm.running_mean"])
+    assert "norm.weight" not in names(tracked)
+    assert "norm.bias" in names(tracked)
+    assert "norm.running_mean" not in [slot.name for slot in tracked.buffers]
+    assert tracked.record().ignored == ["norm.running_mean", "norm.weight"]
 
 
 def test_its_record_says_what_each_tensor_is(module: Tied) -> None:
@@ -66,112 +66,112 @@ def test_its_record_says_what_each_tensor_is(module: Tied) -> None:
 
 
 def test_without_a_change_there_is_none(module: Tied) -> None:
-    watched = watch(module)
+    tracked = watch(module)
     with torch.no_grad():
         module.scale.add_(1)
     module.table = torch.ones(2)
-    assert watched.changes() == []
-    assert watched.revision == 1
-    assert watched.tensors(watched.buffers)[0] is module.table
+    assert tracked.changes() == []
+    assert tracked.revision == 1
+    assert tracked.tensors(tracked.buffers)[0] is module.table
 
 
 def test_added(module: Tied) -> None:
-    watched = watch(module)
+    tracked = watch(module)
     module.late = nn.Parameter(torch.zeros(1))
-    assert watched.changes() == [ParamSetChange("added", "late")]
-    assert watched.changes() == []
-    assert "late" in names(watched)
-    assert watched.revision == 2
+    assert tracked.changes() == [ParamSetChange("added", "late")]
+    assert tracked.changes() == []
+    assert "late" in names(tracked)
+    assert tracked.revision == 2
 
 
 def test_a_whole_submodule_added(module: Tied) -> None:
-    watched = watch(module)
+    tracked = watch(module)
     module.norm.extra = nn.Linear(2, 2)
-    assert watched.changes() == [
+    assert tracked.changes() == [
         ParamSetChange("added", "norm.extra.weight"),
         ParamSetChange("added", "norm.extra.bias"),
     ]
 
 
 def test_replaced(module: Tied) -> None:
-    watched = watch(module)
+    tracked = watch(module)
     module.scale = nn.Parameter(torch.zeros(()))
-    assert watched.changes() == [ParamSetChange("replaced", "scale")]
-    assert watched.tensors(watched.parameters)[names(watched).index("scale")] is module.scale
+    assert tracked.changes() == [ParamSetChange("replaced", "scale")]
+    assert tracked.tensors(tracked.parameters)[names(tracked).index("scale")] is module.scale
 
 
 def test_a_whole_submodule_replaced(module: Tied) -> None:
     """As when a pretrained model gets a new head after it was wrapped."""
-    watched = watch(module)
+    tracked = watch(module)
     module.norm = nn.BatchNorm1d(3)
-    assert watched.changes() == [
+    assert tracked.changes() == [
         ParamSetChange("replaced", "norm.weight"),
         ParamSetChange("replaced", "norm.bias"),
     ]
-    assert watched.tensors(watched.parameters)[names(watched).index("norm.bias")] is module.norm.bias
-    assert watched.tensors(watched.buffers)[0] is module.table
-    assert watched.tensors(watched.buffers)[1] is module.norm.running_mean
+    assert tracked.tensors(tracked.parameters)[names(tracked).index("norm.bias")] is module.norm.bias
+    assert tracked.tensors(tracked.buffers)[0] is module.table
+    assert tracked.tensors(tracked.buffers)[1] is module.norm.running_mean
 
 
 def test_a_replaced_parameter_that_wants_no_gradient_matters_to_no_reducer(module: Tied) -> None:
-    watched = watch(module)
+    tracked = watch(module)
     module.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
-    assert watched.changes() == []
-    assert watched.revision == 2
+    assert tracked.changes() == []
+    assert tracked.revision == 2
 
 
 def test_unfrozen(module: Tied) -> None:
-    watched = watch(module)
+    tracked = watch(module)
     module.frozen.requires_grad_(True)
-    assert watched.changes() == [ParamSetChange("unfrozen", "frozen")]
+    assert tracked.changes() == [ParamSetChange("unfrozen", "frozen")]
 
 
 def test_frozen_and_thawed_again_is_known_to_the_reducer(module: Tied) -> None:
-    watched = watch(module)
+    tracked = watch(module)
     module.scale.requires_grad_(False)
-    assert watched.changes() == []
+    assert tracked.changes() == []
     module.scale.requires_grad_(True)
-    assert watched.changes() == []
-    assert watched.revision == 3
+    assert tracked.changes() == []
+    assert tracked.revision == 3
 
 
 @pytest.mark.parametrize("how", ["del", "none"])
 def test_removed(module: Tied, how: str) -> None:
-    watched = watch(module)
+    tracked = watch(module)
     if how == "del":
         del module.scale
     else:
         module.scale = None
-    assert watched.changes() == []
-    assert "scale" not in names(watched)
-    assert len(watched.tensors(watched.parameters)) == len(names(watched))
+    assert tracked.changes() == []
+    assert "scale" not in names(tracked)
+    assert len(tracked.tensors(tracked.parameters)) == len(names(tracked))
 
 
 def test_untied(module: Tied) -> None:
-    watched = watch(module)
+    tracked = watch(module)
     module.head.weight = nn.Parameter(torch.zeros(5, 3))
-    assert watched.changes() == [ParamSetChange("added", "head.weight")]
+    assert tracked.changes() == [ParamSetChange("added", "head.weight")]
 
 
 def test_buffers_come_and_go(module: Tied) -> None:
-    watched = watch(module)
+    tracked = watch(module)
     module.mask = torch.ones(3)
-    watched.changes()
-    assert "mask" in [slot.name for slot in watched.buffers]
+    tracked.changes()
+    assert "mask" in [slot.name for slot in tracked.buffers]
     module.mask = None
-    watched.changes()
-    assert "mask" not in [slot.name for slot in watched.buffers]
+    tracked.changes()
+    assert "mask" not in [slot.name for slot in tracked.buffers]
     del module.table
     module.register_buffer("other", torch.zeros(1))
-    watched.changes()
-    assert [tensor.numel() for tensor in watched.tensors(watched.buffers)] == [1, 3, 3, 1]
+    tracked.changes()
+    assert [tensor.numel() for tensor in tracked.tensors(tracked.buffers)] == [1, 3, 3, 1]
 
 
 def test_moving_to_another_dtype_is_no_change_of_structure(module: Tied) -> None:
-    watched = watch(module)
+    tracked = watch(module)
     module.double()
-    assert watched.changes() == []
-    assert all(tensor.dtype == torch.float64 for tensor in watched.tensors(watched.parameters))
+    assert tracked.changes() == []
+    assert all(tensor.dtype == torch.float64 for tensor in tracked.tensors(tracked.parameters))
 
 
 def test_ranks_name_a_module_alike() -> None:
@@ -181,16 +181,16 @@ def test_ranks_name_a_module_alike() -> None:
 
 def test_nothing_is_kept_alive_once_the_user_lets_go() -> None:
     module = Tied()
-    watched = watch(module)
+    tracked = watch(module)
     kept = [weakref.ref(tensor) for tensor in [*module.parameters(), *module.buffers()]]
-    weakref.finalize(module, watched.forget)
+    weakref.finalize(module, tracked.forget)
     replaced = weakref.ref(module.scale)
     module.scale = nn.Parameter(torch.zeros(()))
-    watched.changes()
+    tracked.changes()
     gc.collect()
     assert replaced() is None
     del module
     gc.collect()
     assert [ref() for ref in kept if ref() is not None] == []
-    assert watched.tensors(watched.parameters) == []
-    assert watched.changes() == []
+    assert tracked.tensors(tracked.parameters) == []
+    assert tracked.changes() == []

@@ -11,32 +11,32 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ddpcheck.agent.tracked_optimizer import groups_of, inside_another_step, signature, steps_inside_backward
-from ddpcheck.records.schema import Stage
-from tests.helpers.fake_scene import FakeScene, Job, watch
+from ddpcheck.records.kinds.digests import Stage
+from tests.helpers.fake_context import FakeContext, Job, watch
 
 
 def test_groups_are_places_in_the_modules_list() -> None:
     module, stranger = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2)
-    watched = watch(module)
+    tracked = watch(module)
     optimizer = torch.optim.SGD(
         [{"params": [module[1].bias, module[0].weight]}, {"params": [stranger.weight, module[1].weight]}],
         lr=0.1,
     )
-    assert groups_of(optimizer, watched) == [[3, 0], [-1, 2]]
+    assert groups_of(optimizer, tracked) == [[3, 0], [-1, 2]]
 
 
 def test_the_signature_changes_with_groups_and_with_the_module() -> None:
     module = nn.Linear(2, 2)
-    watched = watch(module)
+    tracked = watch(module)
     optimizer = torch.optim.SGD([module.weight], lr=0.1)
-    first = signature(optimizer, [watched])
-    assert signature(optimizer, [watched]) == first
+    first = signature(optimizer, [tracked])
+    assert signature(optimizer, [tracked]) == first
     optimizer.add_param_group({"params": [module.bias]})
-    second = signature(optimizer, [watched])
+    second = signature(optimizer, [tracked])
     assert second != first
     module.late = nn.Parameter(torch.zeros(1))
-    watched.changes()
-    assert signature(optimizer, [watched]) != second
+    tracked.changes()
+    assert signature(optimizer, [tracked]) != second
 
 
 class Outer(torch.optim.Optimizer):
@@ -118,11 +118,11 @@ def test_optimizers_that_step_inside_the_backward() -> None:
 
 def numbers(module: nn.Module, *optimizers: torch.optim.Optimizer) -> list[tuple[int | None, int]]:
     """Optimizer and step of every look after a step, for these optimizers stepping in turn."""
-    scene = FakeScene()
-    job = Job(module, scene).wrapped()
+    context = FakeContext()
+    job = Job(module, context).wrapped()
     for optimizer in optimizers:
         job.train(optimizer)
-    return [(record.optimizer, record.step) for record in scene.digests(Stage.PARAMS)]
+    return [(record.optimizer, record.step) for record in context.digests(Stage.PARAMS)]
 
 
 def test_an_optimizer_made_anew_goes_on_counting() -> None:

@@ -13,8 +13,10 @@ import pytest
 
 from ddpcheck.agent import writer as writer_module
 from ddpcheck.agent.writer import RecordWriter
+from ddpcheck.records.kinds.modules import JoinRecord
+from ddpcheck.records.kinds.rank import EndRecord
 from ddpcheck.records.reader import RecordFile
-from ddpcheck.records.schema import EndRecord, JoinRecord, Record
+from ddpcheck.records.registry import Record
 
 END = EndRecord("exit", 1.0)
 
@@ -100,7 +102,8 @@ def test_a_full_disk_switches_off_and_is_told(path: Path) -> None:
 import resource, signal, sys
 from pathlib import Path
 from ddpcheck.agent.writer import RecordWriter
-from ddpcheck.records.schema import EndRecord, JoinRecord
+from ddpcheck.records.kinds.modules import JoinRecord
+from ddpcheck.records.kinds.rank import EndRecord
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))

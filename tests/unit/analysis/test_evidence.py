@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddpcheck.records.schema import Stage
+from ddpcheck.records.kinds.digests import Stage
 from tests.helpers.run_builder import RunBuilder
 
 NAME = "body.bias"

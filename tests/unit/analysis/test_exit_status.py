@@ -9,7 +9,7 @@ from signal import SIGABRT, SIGKILL, SIGTERM
 import pytest
 
 from ddpcheck.analysis.report import RankStatus
-from ddpcheck.records.schema import FaultRecord, RankHeader
+from ddpcheck.records.kinds.rank import FaultRecord, RankHeader
 from tests.helpers.run_builder import RunBuilder
 
 

@@ -16,7 +16,8 @@ from ddpcheck.analysis.report import Report
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.errors import RunNotFound, RunUnreadable
 from ddpcheck.launcher.run import _fails
-from ddpcheck.records.schema import RankHeader, Stage, TensorKind
+from ddpcheck.records.kinds.digests import Stage, TensorKind
+from ddpcheck.records.kinds.rank import RankHeader
 from tests.helpers.run_builder import RunBuilder
 
 ODD = {1: ["body.bias"]}
@@ -161,8 +162,8 @@ def test_a_rank_that_hashes_in_another_way_is_left_out_whoever_comes_first(
         for rank in order:
             attempt.feed(headers[rank], records[rank][number])  # type: ignore[arg-type]
     attempt.end()
-    assert not attempt.parted()
-    tally = attempt.agreement.tally(((0, 1, 2), 0), Stage.PARAMS, TensorKind.PARAMETERS)
+    assert not attempt.diverged()
+    tally = attempt.agreement.stats_of(((0, 1, 2), 0), Stage.PARAMS, TensorKind.PARAMETERS)
     assert (tally.compared, tally.differing) == (3, 0)
 
 

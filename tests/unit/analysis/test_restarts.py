@@ -10,7 +10,8 @@ import pytest
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.report import RankStatus, Report
 from ddpcheck.analysis.report_builder import analyse_run
-from ddpcheck.records.schema import EndRecord, RankHeader, to_line
+from ddpcheck.records.kinds.rank import EndRecord, RankHeader
+from ddpcheck.records.registry import to_line
 
 JOB = "f" * 16
 OTHER_JOB = "e" * 16

@@ -9,16 +9,11 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.analysis.run_reader import RunReader
-from ddpcheck.records.schema import (
-    DigestRecord,
-    EndRecord,
-    HyperRecord,
-    ModuleRecord,
-    RankHeader,
-    Stage,
-    TensorKind,
-    to_line,
-)
+from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
+from ddpcheck.records.kinds.modules import ModuleRecord
+from ddpcheck.records.kinds.optimizers import HyperRecord
+from ddpcheck.records.kinds.rank import EndRecord, RankHeader
+from ddpcheck.records.registry import to_line
 from tests.helpers.run_builder import leaves_of, packed
 
 NAMES = [f"layer{number}.weight" for number in range(100)]
@@ -111,7 +106,7 @@ def test_ranks_that_write_more_lines_a_step_do_not_fall_behind(
         run.poll()
     assert 0 < most < 1100
     (attempt,) = run.attempts.values()
-    assert attempt.agreement.tally(((0, 1, 2, 3), 0), Stage.PARAMS, TensorKind.PARAMETERS).compared == 3000
+    assert attempt.agreement.stats_of(((0, 1, 2, 3), 0), Stage.PARAMS, TensorKind.PARAMETERS).compared == 3000
 
 
 def test_a_run_that_grows_is_read_on(tmp_path: Path) -> None:
@@ -127,7 +122,7 @@ def test_a_run_that_grows_is_read_on(tmp_path: Path) -> None:
         assert run.poll() is (cut not in (100, 8001))
     assert not run.poll()
     (attempt,) = run.attempts.values()
-    assert attempt.agreement.tally(((0, 1), 0), Stage.PARAMS, TensorKind.PARAMETERS).compared == 50
+    assert attempt.agreement.stats_of(((0, 1), 0), Stage.PARAMS, TensorKind.PARAMETERS).compared == 50
     assert all(rank.end is not None for rank in attempt.ranks.values())
 
 
@@ -142,4 +137,4 @@ def test_a_file_that_appears_late_is_found(tmp_path: Path) -> None:
     assert run.poll()
     (attempt,) = run.attempts.values()
     assert attempt.ranks.keys() == {0, 1}
-    assert attempt.agreement.tally(((0, 1), 0), Stage.PARAMS, TensorKind.PARAMETERS).compared == 5
+    assert attempt.agreement.stats_of(((0, 1), 0), Stage.PARAMS, TensorKind.PARAMETERS).compared == 5

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.__main__ import main
-from ddpcheck.records.schema import TraceRecord
+from ddpcheck.records.kinds.profile import TraceRecord
 from tests.helpers.run_builder import RunBuilder
 from tests.helpers.trace_builder import all_reduce, described, kernel, step, write
 

@@ -12,7 +12,8 @@ import pytest
 from ddpcheck.diff.compare import compare_runs
 from ddpcheck.diff.model import Comparison, DiffSource, DiffVerdict, Method
 from ddpcheck.errors import NotComparable
-from ddpcheck.records.schema import BatchRecord, RankHeader
+from ddpcheck.records.kinds.data import BatchRecord
+from ddpcheck.records.kinds.rank import RankHeader
 from tests.helpers.run_builder import NAMES, RunBuilder
 
 MEAN = (2.0, 3.0, -4.0)

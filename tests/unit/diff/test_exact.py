@@ -16,15 +16,10 @@ from ddpcheck.diff.model import Comparison, DiffSource, DiffVerdict, Method
 from ddpcheck.diff.record_diff import DiffLocation
 from ddpcheck.diff.run_input import read_side
 from ddpcheck.errors import NotComparable
-from ddpcheck.records.schema import (
-    BatchRecord,
-    DigestRecord,
-    OptimizerRecord,
-    RankHeader,
-    SkipRecord,
-    Stage,
-    TensorKind,
-)
+from ddpcheck.records.kinds.data import BatchRecord
+from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
+from ddpcheck.records.kinds.optimizers import OptimizerRecord, SkipRecord
+from ddpcheck.records.kinds.rank import RankHeader
 from tests.helpers.run_builder import NAMES, RunBuilder
 
 STEPS = 6

@@ -25,7 +25,11 @@ def drawn() -> set[str]:
 def real() -> set[str]:
     sources = [path for room in ("ddpcheck", "probes", "reports") for path in (ROOT / room).rglob("*.py")]
     folders = {path.parent.relative_to(ROOT) for path in sources}
-    return {str(folder) for folder in folders if not str(folder).startswith(("ddpcheck/probes", "ddpcheck/reports"))}
+    return {
+        str(folder)
+        for folder in folders
+        if not str(folder).startswith(("ddpcheck/probes", "ddpcheck/reports"))
+    }
 
 
 def test_the_tree_shows_every_folder_and_no_other() -> None:

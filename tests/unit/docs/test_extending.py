@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ddpcheck.analysis import context, report_builder
-from ddpcheck.records.schema import RankHeader
-from tests.helpers.fake_scene import FakeScene
+from ddpcheck.records.kinds.rank import RankHeader
+from tests.helpers.fake_context import FakeContext
 from tests.helpers.paths import ROOT
 from tests.helpers.run_builder import RunBuilder
 from tests.helpers.sample_reports import of_many_ranks
@@ -38,8 +38,8 @@ PROBE, RULE, REPORT = examples()
 
 
 def test_the_probe_writes_when_something_changes() -> None:
-    scene = FakeScene()
-    probe = PROBE["ThreadsProbe"](scene)
+    context = FakeContext()
+    probe = PROBE["ThreadsProbe"](context)
     probe.after_step(SimpleNamespace(steps=0))
     probe.after_step(SimpleNamespace(steps=1))
     done = threading.Event()
@@ -48,7 +48,7 @@ def test_the_probe_writes_when_something_changes() -> None:
     probe.after_step(SimpleNamespace(steps=2))
     done.set()
     other.join()
-    first, second = scene.records
+    first, second = context.records
     assert (first.step, second.step) == (0, 2)  # type: ignore[union-attr]
     assert second.count == first.count + 1  # type: ignore[union-attr]
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
+from ddpcheck.analysis.finding import Severity
 from ddpcheck.config import Config
 from ddpcheck.doctor.context import DoctorContext
-from ddpcheck.doctor.diagnosis import Level
 from ddpcheck.doctor.facts.identity import rank_numbers
-from ddpcheck.doctor.facts.injection import ENV_TRIAL, ask_child, in_a_child
+from ddpcheck.doctor.facts.injection import ENV_TRIAL, injection_in_child, run_in_child
 from ddpcheck.doctor.facts.machine import collect, folder_facts, memory_limit, name_facts, processor_limit
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.model import DoctorReport, diagnose
 from ddpcheck.launcher.environment import BOOTSTRAP, command_environment
-from tests.support import nvml
+from tests.helpers import nvml
 
 
 def program(path: Path, text: str) -> str:
@@ -32,7 +32,7 @@ def program(path: Path, text: str) -> str:
 
 def injected(tmp_path: Path, python: str) -> dict[str, Any]:
     environ = command_environment(Config(run_dir=str(tmp_path), run_id="doctor"))
-    return in_a_child(python, {**environ, ENV_TRIAL: BOOTSTRAP})
+    return injection_in_child(python, {**environ, ENV_TRIAL: BOOTSTRAP})
 
 
 def test_ddpcheck_gets_into_this_python(tmp_path: Path) -> None:
@@ -72,21 +72,21 @@ def test_a_sitecustomize_of_the_user_runs_as_well(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "error"),
     [
-        ("kill -SEGV $$", "it was ended by SIGSEGV"),
+        ("kill -SEGV $$", "it was killed by SIGSEGV"),
         ("echo it is broken >&2; exit 3", "it is broken"),
-        ("echo no JSON", "the answer cannot be read"),
+        ("echo no JSON", "its output is not JSON"),
     ],
 )
 def test_a_python_that_does_not_answer(tmp_path: Path, script: str, error: str) -> None:
-    assert ask_child(program(tmp_path / "python", script), "interpreter.py") == {"error": error}
+    assert run_in_child(program(tmp_path / "python", script), "interpreter.py") == {"error": error}
 
 
 def test_a_python_that_is_not_there(tmp_path: Path) -> None:
-    assert "No such file" in ask_child(str(tmp_path / "none"), "interpreter.py")["error"]
+    assert "No such file" in run_in_child(str(tmp_path / "none"), "interpreter.py")["error"]
 
 
 def test_the_interpreter_of_another_python() -> None:
-    found = ask_child(sys.executable, "interpreter.py")
+    found = run_in_child(sys.executable, "interpreter.py")
     assert found["version"] == ".".join(map(str, sys.version_info[:3]))
 
 
@@ -160,7 +160,7 @@ def test_a_source_that_fails_hides_no_other(tmp_path: Path) -> None:
     facts = collect(tmp_path, broken, broken, environ={})
     assert facts.torch == {"error": "RuntimeError: no luck"}
     assert facts.folder["writable"]
-    assert diagnose(DoctorContext((facts,)))[0].level is Level.PROBLEM
+    assert diagnose(DoctorContext((facts,)))[0].severity is Severity.ERROR
 
 
 @pytest.fixture(scope="module")
@@ -171,15 +171,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # The library is found when a process starts.
 _GPUS = """
 import json
-from ddpcheck.doctor.model import CHECKS
+from ddpcheck.doctor.registry import all_checks
 from ddpcheck.doctor.facts.machine import gpu_facts
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.privacy import allowed_environment
 import os
 facts = Facts("node0", gpus=gpu_facts(), environment=allowed_environment(os.environ))
-checks = [check for check in CHECKS if check.NAME in ("GPUs", "GPUs of ranks")]
-print(json.dumps([[one.level.value, one.what] for check in checks for one in check.find(DoctorContext((facts,)))]))
+checks = [check for check in all_checks() if check.name in ("GPUs", "GPUs of ranks")]
+print(json.dumps([[one.level, one.message] for check in checks for one in check.run(DoctorContext((facts,)))]))
 """
 
 
@@ -200,15 +200,15 @@ def of_gpus(library: Path, script: str, **environ: str) -> list[list[str]]:
 def test_gpus_by_nvml(library: Path) -> None:
     assert of_gpus(library, "devices 2\nlinks 4\n") == []
     sick = of_gpus(library, f"devices 4\nthrottle 64\nprocess 3 77 {30 << 30}\n", CUDA_VISIBLE_DEVICES="0,9")
-    assert ["warning", "GPU 2 is held back: hardware thermal slowdown."] in sick
-    assert ["warning", "GPU 3 is in use: 4.3 GB of its memory, by process 77."] in sick
-    assert ["note", "GPUs 0-2, 0-3, 1-2, 1-3 cannot read each other's memory."] in sick
-    assert ["problem", "CUDA_VISIBLE_DEVICES is 0,9, and 9 is none of the 4 GPUs."] in sick
+    assert ["warning", "GPU 2 is throttled: hardware thermal slowdown."] in sick
+    assert ["warning", "GPU 3 is in use: process 77 holds 4.3 GB of its memory."] in sick
+    assert ["note", "No peer-to-peer access between GPUs 0-2, 0-3, 1-2, 1-3."] in sick
+    assert ["problem", "CUDA_VISIBLE_DEVICES is 0,9, but 9 is none of the 4 GPUs."] in sick
 
 
 def test_a_gpu_that_is_lost_by_nvml(library: Path) -> None:
     found = of_gpus(library, "devices 2\nlinks 4\nlost 1 0.000001\n")
-    assert ["problem", "GPU 1 is lost: the driver cannot talk to it any more."] in found
+    assert ["problem", "GPU 1 is lost: the driver cannot reach it."] in found
 
 
 def test_a_driver_that_does_not_answer(library: Path) -> None:

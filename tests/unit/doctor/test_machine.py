@@ -7,35 +7,35 @@ from typing import Any
 
 import pytest
 
+from ddpcheck.analysis.finding import Severity
 from ddpcheck.doctor.context import DoctorContext
-from ddpcheck.doctor.diagnosis import Level
-from tests.helpers.doctor_scenes import (
+from tests.helpers.doctor_contexts import (
     GIB,
-    alone,
     gpu,
     job,
     machine,
     on_gpus,
-    said,
-    the_one,
+    problems,
+    single,
+    the_problem,
     with_gpus,
 )
 
-PROBLEM, WARNING, NOTE = Level.PROBLEM, Level.WARNING, Level.NOTE
+ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
 
 def test_torch() -> None:
-    absent = the_one(alone(torch={"error": "ModuleNotFoundError: No module named 'torch'"}), "torch")
-    assert (absent.level, absent.what) == (PROBLEM, "torch is not installed in this Python.")
-    broken = the_one(alone(torch={"error": "ImportError: libcudart.so.12: cannot open"}), "torch")
-    assert "libcudart" in broken.what
-    assert the_one(alone(torch={**machine().torch, "backends": []}), "torch").level is PROBLEM
-    without_cuda = the_one(alone(gpus=with_gpus(2)), "torch")
-    assert (without_cuda.level, "without CUDA" in without_cuda.what) == (WARNING, True)
+    absent = the_problem(single(torch={"error": "ModuleNotFoundError: No module named 'torch'"}), "torch")
+    assert (absent.severity, absent.message) == (ERROR, "torch is not installed in this Python.")
+    broken = the_problem(single(torch={"error": "ImportError: libcudart.so.12: cannot open"}), "torch")
+    assert "libcudart" in broken.message
+    assert the_problem(single(torch={**machine().torch, "backends": []}), "torch").severity is ERROR
+    without_cuda = the_problem(single(gpus=with_gpus(2)), "torch")
+    assert (without_cuda.severity, "without CUDA" in without_cuda.message) == (WARNING, True)
     old_driver = {**on_gpus(2)["torch"], "gpus": 0, "warnings": ["The NVIDIA driver is too old"]}
-    too_old = the_one(alone(gpus=with_gpus(2), torch=old_driver), "torch")
-    assert (too_old.level, "driver is too old" in too_old.what, "570.1" in too_old.why) == (
-        PROBLEM,
+    too_old = the_problem(single(gpus=with_gpus(2), torch=old_driver), "torch")
+    assert (too_old.severity, "driver is too old" in too_old.message, "570.1" in too_old.cause) == (
+        ERROR,
         True,
         True,
     )
@@ -47,130 +47,137 @@ def test_torch() -> None:
         ({"flags": ["isolated", "ignore_environment"]}, "-I"),
         ({"flags": ["ignore_environment"]}, "-E"),
         ({"flags": ["no_site"]}, "-S"),
-        ({"first_on_path": False}, "not first there any more"),
+        ({"first_on_path": False}, "no longer first"),
         (
             {"sitecustomize": "/opt/site/sitecustomize.py"},
-            "/opt/site/sitecustomize.py is imported in the place",
+            "/opt/site/sitecustomize.py is imported instead",
         ),
         ({}, "cannot be read"),
-        ({"error": "it was ended by SIGSEGV"}, "SIGSEGV"),
+        ({"error": "it was killed by SIGSEGV"}, "SIGSEGV"),
     ],
 )
 def test_what_keeps_ddpcheck_out_is_named(told: dict[str, Any], because: str) -> None:
     known = {"into": "a child", "armed": False, "first_on_path": True, "sitecustomize": "", "flags": []}
-    found = the_one(alone(injection={**known, **told}), "injection")
-    assert found.level is PROBLEM
-    assert because in found.what
+    found = the_problem(single(injection={**known, **told}), "injection")
+    assert found.severity is ERROR
+    assert because in found.message
     assert "ddpcheck.auto" in found.fix
 
 
 def test_a_sitecustomize_of_the_user_runs_beside_ours() -> None:
     armed = {**machine().injection, "sitecustomize": "/etc/python3.11/sitecustomize.py"}
-    assert said(alone(injection=armed), "injection") == []
+    assert problems(single(injection=armed), "injection") == []
 
 
 def test_python() -> None:
     python = machine().python
-    assert the_one(alone(python={**python, "version": "3.9.2"}), "python").level is PROBLEM
-    assert the_one(alone(python={"error": "no such file"}), "python").level is PROBLEM
-    assert "PYTHONSAFEPATH" in the_one(alone(python={**python, "flags": {"safe_path": 1}}), "python").what
-    assert "assertions" in the_one(alone(python={**python, "flags": {"optimize": 1}}), "python").what
+    assert the_problem(single(python={**python, "version": "3.9.2"}), "python").severity is ERROR
+    assert the_problem(single(python={"error": "no such file"}), "python").severity is ERROR
+    assert (
+        "PYTHONSAFEPATH"
+        in the_problem(single(python={**python, "flags": {"safe_path": 1}}), "python").message
+    )
+    assert "assertions" in the_problem(single(python={**python, "flags": {"optimize": 1}}), "python").message
 
 
 def test_the_run_folder() -> None:
     folder = machine().folder
-    closed = the_one(
-        alone(folder={"path": "/x", "writable": False, "reason": "/: permission denied"}), "run folder"
+    closed = the_problem(
+        single(folder={"path": "/x", "writable": False, "reason": "/: permission denied"}), "run folder"
     )
-    assert (closed.level, "permission denied" in closed.what, "--out" in closed.fix) == (PROBLEM, True, True)
-    assert the_one(alone(folder={**folder, "free": 500 << 20}), "run folder").level is WARNING
-    assert the_one(alone(folder={**folder, "free": 5 << 20}), "run folder").level is PROBLEM
+    assert (closed.severity, "permission denied" in closed.message, "--out" in closed.fix) == (
+        ERROR,
+        True,
+        True,
+    )
+    assert the_problem(single(folder={**folder, "free": 500 << 20}), "run folder").severity is WARNING
+    assert the_problem(single(folder={**folder, "free": 5 << 20}), "run folder").severity is ERROR
 
 
 def test_gpus() -> None:
     def only(**now: Any) -> DoctorContext:
-        return alone(**on_gpus(2, **now))
+        return single(**on_gpus(2, **now))
 
-    assert "lost" in the_one(only(lost="GPU is lost"), "GPUs").what
-    hot = said(only(throttled=0x40 | 0x4), "GPUs")
-    assert [(one.level, one.what) for one in hot] == [
-        (WARNING, f"GPU {index} is held back: hardware thermal slowdown.") for index in range(2)
+    assert "lost" in the_problem(only(lost="GPU is lost"), "GPUs").message
+    hot = problems(only(throttled=0x40 | 0x4), "GPUs")
+    assert [(one.severity, one.message) for one in hot] == [
+        (WARNING, f"GPU {index} is throttled: hardware thermal slowdown.") for index in range(2)
     ]
-    assert said(only(throttled=0x4 | 0x1), "GPUs") == []  # idle, or held to the power it is set to
-    busy = said(only(memory=30 * GIB, processes={"77": 30 * GIB}), "GPUs")[0]
-    assert (busy.level, "process 77" in busy.what) == (WARNING, True)
-    assert "fewer PCIe lanes" in the_one(only(pcie_link=[1, 8]), "GPUs").what
+    assert problems(only(throttled=0x4 | 0x1), "GPUs") == []  # idle, or held to the power it is set to
+    busy = problems(only(memory=30 * GIB, processes={"77": 30 * GIB}), "GPUs")[0]
+    assert (busy.severity, "process 77" in busy.message) == (WARNING, True)
+    assert "fewer PCIe lanes" in the_problem(only(pcie_link=[1, 8]), "GPUs").message
 
 
 def test_gpus_that_are_not_alike() -> None:
     facts = with_gpus(2)
     mixed = {**facts, "gpus": [gpu(0), gpu(1, name="V100", memory=32 * GIB)]}
     torch = on_gpus(2)["torch"]
-    assert "not alike" in the_one(alone(gpus=mixed, torch=torch), "GPUs").what
+    assert "differ" in the_problem(single(gpus=mixed, torch=torch), "GPUs").message
     fewer = {**facts, "gpus": [gpu(0), gpu(1, nvlinks=[0])]}
-    assert "GPU 1 has fewer active NVLinks" in the_one(alone(gpus=fewer, torch=torch), "GPUs").what
+    assert "GPU 1 has fewer active NVLinks" in the_problem(single(gpus=fewer, torch=torch), "GPUs").message
     apart = {**facts, "p2p": [[True, False], [False, True]]}
-    assert "GPUs 0-1 cannot read" in the_one(alone(gpus=apart, torch=torch), "GPUs").what
+    assert "GPUs 0-1" in the_problem(single(gpus=apart, torch=torch), "GPUs").message
     silent = {"note": "NVML does not answer: Driver/library version mismatch", "now": []}
-    assert the_one(alone(gpus=silent), "GPUs").level is WARNING
+    assert the_problem(single(gpus=silent), "GPUs").severity is WARNING
 
 
 def test_gpus_that_a_variable_hides() -> None:
     def visible(value: str) -> DoctorContext:
-        return alone(**on_gpus(2), environment={"CUDA_VISIBLE_DEVICES": value})
+        return single(**on_gpus(2), environment={"CUDA_VISIBLE_DEVICES": value})
 
-    found = the_one(visible("0,3,1"), "GPUs of ranks")
-    assert (found.level, "3 is none of the 2" in found.what, "1 of them" in found.why) == (
-        PROBLEM,
+    found = the_problem(visible("0,3,1"), "GPUs of ranks")
+    assert (found.severity, "3 is none of the 2" in found.message, "1 of 2 GPUs" in found.cause) == (
+        ERROR,
         True,
         True,
     )
     for value in ("", "-1"):
-        assert the_one(visible(value), "GPUs of ranks").level is WARNING
-    assert said(visible("1,0"), "GPUs of ranks") == []
+        assert the_problem(visible(value), "GPUs of ranks").severity is WARNING
+    assert problems(visible("1,0"), "GPUs of ranks") == []
 
 
 def test_processors() -> None:
     def threads(count: int) -> Any:
         return lambda facts: replace(facts, torch={**facts.torch, "threads": count})
 
-    found = the_one(job(1, 4, threads(8)), "processors")
-    assert (found.level, "OMP_NUM_THREADS=2" in found.fix) == (WARNING, True)
-    bound = the_one(
+    found = the_problem(job(1, 4, threads(8)), "processors")
+    assert (found.severity, "OMP_NUM_THREADS=2" in found.fix) == (WARNING, True)
+    bound = the_problem(
         job(
             1, 2, lambda facts: replace(facts, processors={"all": 8, "allowed": [facts.rank], "quota": None})
         ),
         "processors",
     )
-    assert "2 ranks of 2 threads share 2 processors" in bound.what
+    assert "2 ranks with 2 threads each share 2 processors" in bound.message
     unused = job(
         1, 1, lambda facts: replace(threads(1)(facts), processors={"all": 64, "allowed": list(range(64))})
     )
-    assert the_one(unused, "processors").level is NOTE
-    small = alone(processors={"all": 64, "allowed": list(range(64)), "quota": 4.0})
-    assert "4 of 64" in the_one(small, "processors").what
+    assert the_problem(unused, "processors").severity is NOTE
+    small = single(processors={"all": 64, "allowed": list(range(64)), "quota": 4.0})
+    assert "4 of 64" in the_problem(small, "processors").message
 
 
 def test_memory() -> None:
     memory = machine().memory
-    assert "8.6 GB of 68.7 GB" in the_one(alone(memory={**memory, "limit": 8 * GIB}), "memory").what
-    assert the_one(alone(memory={**memory, "available": 500 << 20}), "memory").level is WARNING
+    assert "8.6 GB of 68.7 GB" in the_problem(single(memory={**memory, "limit": 8 * GIB}), "memory").message
+    assert the_problem(single(memory={**memory, "available": 500 << 20}), "memory").severity is WARNING
     docker = {**memory, "shared": {"total": 64 << 20, "free": 64 << 20, "writable": True}}
-    assert (the_one(alone(memory=docker), "shared memory").level) is WARNING
+    assert (the_problem(single(memory=docker), "shared memory").severity) is WARNING
     scant = {**memory, "shared": {"total": GIB, "free": 600 << 20, "writable": True}}
-    assert the_one(alone(memory=scant), "shared memory").level is NOTE
+    assert the_problem(single(memory=scant), "shared memory").severity is NOTE
     none = {**memory, "shared": {"error": "No such file or directory"}}
-    assert the_one(alone(memory=none), "shared memory").level is WARNING
+    assert the_problem(single(memory=none), "shared memory").severity is WARNING
 
 
 def test_limits() -> None:
     limits = machine().limits
-    assert the_one(alone(limits={**limits, "open_files": [1024, 524288]}), "limits").level is NOTE
-    assert the_one(alone(limits={**limits, "open_files": [256, 256]}), "limits").level is WARNING
-    assert "512 processes" in the_one(alone(limits={**limits, "processes": [512, 512]}), "limits").what
-    assert said(alone(limits={**limits, "processes": [512, 512], "root": True}), "limits") == []
-    with_card = alone(infiniband=[{"name": "mlx5_0/1"}])
-    assert "InfiniBand" in the_one(with_card, "limits").what
+    assert the_problem(single(limits={**limits, "open_files": [1024, 524288]}), "limits").severity is NOTE
+    assert the_problem(single(limits={**limits, "open_files": [256, 256]}), "limits").severity is WARNING
+    assert "512 per user" in the_problem(single(limits={**limits, "processes": [512, 512]}), "limits").message
+    assert problems(single(limits={**limits, "processes": [512, 512], "root": True}), "limits") == []
+    with_card = single(infiniband=[{"name": "mlx5_0/1"}])
+    assert "InfiniBand" in the_problem(with_card, "limits").message
 
 
 @pytest.mark.parametrize(
@@ -186,9 +193,9 @@ def test_limits() -> None:
         ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", WARNING),
     ],
 )
-def test_variables(variable: str, value: str, level: Level) -> None:
-    found = the_one(alone(**on_gpus(2), environment={variable: value}), "variables")
-    assert (found.level, found.what) == (level, f"{variable} is {value}.")
+def test_variables(variable: str, value: str, level: Severity) -> None:
+    found = the_problem(single(**on_gpus(2), environment={variable: value}), "variables")
+    assert (found.severity, found.message) == (level, f"{variable} is {value}.")
 
 
 @pytest.mark.parametrize(
@@ -203,13 +210,13 @@ def test_variables(variable: str, value: str, level: Level) -> None:
     ],
 )
 def test_variables_that_do_no_harm(variable: str, value: str) -> None:
-    assert said(alone(**on_gpus(2), environment={variable: value}), "variables") == []
+    assert problems(single(**on_gpus(2), environment={variable: value}), "variables") == []
 
 
 def test_variables_where_they_matter() -> None:
-    without_gpu = the_one(alone(environment={"NCCL_P2P_DISABLE": "1"}), "variables")
-    assert (without_gpu.level, "no GPU here" in without_gpu.why) == (NOTE, True)
-    with_card = alone(**on_gpus(2), infiniband=[{"name": "mlx5_0/1"}], environment={"NCCL_IB_DISABLE": "1"})
-    assert "there is InfiniBand" in the_one(with_card, "variables").what
-    crashing = the_one(alone(environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}), "variables")
-    assert (crashing.level, "segmentation fault" in crashing.why) == (PROBLEM, True)
+    without_gpu = the_problem(single(environment={"NCCL_P2P_DISABLE": "1"}), "variables")
+    assert (without_gpu.severity, "no GPU" in without_gpu.cause) == (NOTE, True)
+    with_card = single(**on_gpus(2), infiniband=[{"name": "mlx5_0/1"}], environment={"NCCL_IB_DISABLE": "1"})
+    assert "this host has InfiniBand" in the_problem(with_card, "variables").message
+    crashing = the_problem(single(environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}), "variables")
+    assert (crashing.severity, "segmentation fault" in crashing.cause) == (ERROR, True)

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
+from ddpcheck.analysis.finding import Severity
 from ddpcheck.doctor.context import DoctorContext
-from ddpcheck.doctor.diagnosis import Level
 from ddpcheck.doctor.facts.record import Facts
-from tests.helpers.doctor_scenes import (
-    alone,
+from tests.helpers.doctor_contexts import (
     card,
     job,
     loopback,
     machine,
-    said,
-    the_one,
+    problems,
+    single,
+    the_problem,
 )
 
-PROBLEM, WARNING, NOTE = Level.PROBLEM, Level.WARNING, Level.NOTE
+ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
 
 def named(facts: Facts, *addresses: str, own: bool = True, takes: str = "") -> Facts:
@@ -30,17 +30,17 @@ def named(facts: Facts, *addresses: str, own: bool = True, takes: str = "") -> F
 
 
 def test_a_name_that_is_the_loopback_is_harmless_on_one_host_only() -> None:
-    here = the_one(DoctorContext((named(machine(), "127.0.1.1"),)), "host name")
-    assert (here.level, "127.0.1.1" in here.what) == (NOTE, True)
-    scene = job(2, 2, lambda facts: named(facts, "127.0.1.1") if facts.host == "node1" else facts)
-    found = the_one(scene, "host name")
-    assert (found.level, found.hosts, found.ranks) == (PROBLEM, ("node1",), (2, 3))
+    here = the_problem(DoctorContext((named(machine(), "127.0.1.1"),)), "host name")
+    assert (here.severity, "127.0.1.1" in here.message) == (NOTE, True)
+    context = job(2, 2, lambda facts: named(facts, "127.0.1.1") if facts.host == "node1" else facts)
+    found = the_problem(context, "host name")
+    assert (found.severity, found.hosts, found.ranks) == (ERROR, ("node1",), (2, 3))
     assert "GLOO_SOCKET_IFNAME" in found.fix
 
 
 def test_the_same_where_a_scheduler_says_that_there_are_more_hosts() -> None:
     here = replace(named(machine(), "127.0.1.1"), environment={"SLURM_JOB_NUM_NODES": "2"})
-    assert the_one(DoctorContext((here,)), "host name").level is PROBLEM
+    assert the_problem(DoctorContext((here,)), "host name").severity is ERROR
 
 
 def test_names_that_lead_nowhere_or_elsewhere() -> None:
@@ -52,10 +52,10 @@ def test_names_that_lead_nowhere_or_elsewhere() -> None:
 
     assert (
         "does not resolve"
-        in the_one(job(2, 1, lambda facts: nowhere(facts) if facts.rank else facts), "host name").what
+        in the_problem(job(2, 1, lambda facts: nowhere(facts) if facts.rank else facts), "host name").message
     )
-    found = the_one(job(2, 1, lambda facts: elsewhere(facts) if facts.rank else facts), "host name")
-    assert (found.level, "no address of this machine" in found.what) == (PROBLEM, True)
+    found = the_problem(job(2, 1, lambda facts: elsewhere(facts) if facts.rank else facts), "host name")
+    assert (found.severity, "not an address of this machine" in found.message) == (ERROR, True)
 
 
 def test_a_loopback_name_does_no_harm_where_gloo_was_told_better() -> None:
@@ -63,7 +63,7 @@ def test_a_loopback_name_does_no_harm_where_gloo_was_told_better() -> None:
         address = str(facts.torch["gloo_takes"]["addresses"][0])
         return replace(named(facts, "127.0.1.1", takes=address), environment={"GLOO_SOCKET_IFNAME": "eth0"})
 
-    assert said(job(2, 1, told), "host name") == []
+    assert problems(job(2, 1, told), "host name") == []
 
 
 def test_the_meeting_point() -> None:
@@ -71,53 +71,53 @@ def test_the_meeting_point() -> None:
         master = {"name": name, "addresses": list(addresses), "reason": "Name or service not known"}
         return lambda facts: replace(facts, names={**facts.names, "master": master})
 
-    lost = the_one(DoctorContext((meets_at("head")(machine()),)), "host name")
-    assert (lost.level, "Name or service not known" in lost.what) == (PROBLEM, True)
-    itself = the_one(job(2, 1, meets_at("localhost", "127.0.0.1")), "host name")
-    assert (itself.level, itself.ranks) == (PROBLEM, (1,))
-    assert said(job(1, 2, meets_at("localhost", "127.0.0.1")), "host name") == []
-    assert said(job(2, 1, meets_at("node0", "10.0.0.1")), "host name") == []
+    lost = the_problem(DoctorContext((meets_at("head")(machine()),)), "host name")
+    assert (lost.severity, "Name or service not known" in lost.message) == (ERROR, True)
+    itself = the_problem(job(2, 1, meets_at("localhost", "127.0.0.1")), "host name")
+    assert (itself.severity, itself.ranks) == (ERROR, (1,))
+    assert problems(job(1, 2, meets_at("localhost", "127.0.0.1")), "host name") == []
+    assert problems(job(2, 1, meets_at("node0", "10.0.0.1")), "host name") == []
 
 
 @pytest.mark.parametrize(
     ("name", "because"),
     [
-        ("eth7", "no interface of this"),
+        ("eth7", "not an interface of this"),
         ("eth1", "is down"),
         ("eth2", "has no address"),
-        ("eth0,eth7", "eth7 is no"),
+        ("eth0,eth7", "eth7 is not"),
     ],
 )
 def test_interfaces_that_gloo_cannot_take(name: str, because: str) -> None:
     rows = [loopback(), card("eth0", "10.0.0.1/24"), card("eth1", "10.1.0.1/24", up=False), card("eth2", "")]
     torch = {**machine().torch, "gloo_takes": {"error": "Unable to find address for: " + name}}
-    found = the_one(
-        alone(interfaces=rows, torch=torch, environment={"GLOO_SOCKET_IFNAME": name}), "interfaces"
+    found = the_problem(
+        single(interfaces=rows, torch=torch, environment={"GLOO_SOCKET_IFNAME": name}), "interfaces"
     )
-    assert found.level is PROBLEM
-    assert because in found.what
-    assert "There is eth0." in found.fix
+    assert found.severity is ERROR
+    assert because in found.message
+    assert "Available: eth0." in found.fix
 
 
 def test_the_loopback_as_gloos_interface() -> None:
-    def spoil(facts: Facts) -> Facts:
+    def change(facts: Facts) -> Facts:
         torch = {**facts.torch, "gloo_takes": {"addresses": ["127.0.0.1"]}}
         return replace(facts, torch=torch, environment={"GLOO_SOCKET_IFNAME": "lo"})
 
-    assert the_one(job(2, 1, spoil), "interfaces").level is PROBLEM
-    assert said(job(1, 2, spoil), "interfaces") == []
+    assert the_problem(job(2, 1, change), "interfaces").severity is ERROR
+    assert problems(job(1, 2, change), "interfaces") == []
 
 
 def test_an_interface_for_nccl_that_is_not_there() -> None:
-    found = the_one(alone(environment={"NCCL_SOCKET_IFNAME": "ib"}), "interfaces")
-    assert (found.level, "fits it" in found.what) == (PROBLEM, True)
-    assert said(alone(environment={"NCCL_SOCKET_IFNAME": "eth"}), "interfaces") == []
+    found = the_problem(single(environment={"NCCL_SOCKET_IFNAME": "ib"}), "interfaces")
+    assert (found.severity, "matches no interface" in found.message) == (ERROR, True)
+    assert problems(single(environment={"NCCL_SOCKET_IFNAME": "eth"}), "interfaces") == []
 
 
 def test_a_faster_interface_beside_the_one_taken() -> None:
     rows = [loopback(), card("eth0", "10.0.0.1/24", speed=1000), card("eth1", "10.1.0.1/24", speed=100_000)]
-    found = the_one(alone(interfaces=rows), "interfaces")
-    assert (found.level, "eth1 has 100 Gbit/s" in found.what) == (NOTE, True)
+    found = the_problem(single(interfaces=rows), "interfaces")
+    assert (found.severity, "eth1 has 100 Gbit/s" in found.message) == (NOTE, True)
 
 
 def carded(
@@ -132,56 +132,56 @@ def place_of(facts: Facts) -> int:
 
 
 def test_hosts_that_differ_in_mtu() -> None:
-    def spoil(facts: Facts) -> Facts:
+    def change(facts: Facts) -> Facts:
         number = place_of(facts)
         return replace(facts, interfaces=carded(number, mtu=9000 if number == 1 else 1500))
 
-    found = the_one(job(3, 2, spoil), "networks")
-    assert (found.level, found.hosts) == (WARNING, ("node1",))
-    assert "1500 on node0 (eth0), node2 (eth0); 9000 on node1 (eth0)" in found.what
+    found = the_problem(job(3, 2, change), "networks")
+    assert (found.severity, found.hosts) == (WARNING, ("node1",))
+    assert "1500 on node0 (eth0), node2 (eth0); 9000 on node1 (eth0)" in found.message
 
 
 def test_hosts_that_differ_in_speed() -> None:
-    def spoil(facts: Facts) -> Facts:
+    def change(facts: Facts) -> Facts:
         number = place_of(facts)
         return replace(facts, interfaces=carded(number, speed=1000 if number == 2 else 10_000))
 
-    found = the_one(job(3, 1, spoil), "networks")
-    assert (found.level, found.hosts, "1 Gbit/s on node2" in found.what) == (WARNING, ("node2",), True)
+    found = the_problem(job(3, 1, change), "networks")
+    assert (found.severity, found.hosts, "1 Gbit/s on node2" in found.message) == (WARNING, ("node2",), True)
 
 
 def test_a_speed_that_a_host_does_not_tell_is_no_difference() -> None:
-    def spoil(facts: Facts) -> Facts:
+    def change(facts: Facts) -> Facts:
         return replace(facts, interfaces=carded(place_of(facts), speed=None if facts.rank else 10_000))
 
-    assert said(job(2, 1, spoil), "networks") == []
+    assert problems(job(2, 1, change), "networks") == []
 
 
 def test_a_faster_network_that_all_hosts_share() -> None:
-    found = the_one(
+    found = the_problem(
         job(2, 1, lambda facts: replace(facts, interfaces=carded(place_of(facts), fast=True))), "networks"
     )
-    assert (found.level, "GLOO_SOCKET_IFNAME=eth1" in found.fix) == (WARNING, True)
+    assert (found.severity, "GLOO_SOCKET_IFNAME=eth1" in found.fix) == (WARNING, True)
 
     def on_one_host_only(facts: Facts) -> Facts:
         return replace(facts, interfaces=carded(place_of(facts), fast=facts.rank == 0))
 
-    assert said(job(2, 1, on_one_host_only), "networks") == []
+    assert problems(job(2, 1, on_one_host_only), "networks") == []
 
 
 def test_hosts_that_cannot_be_reached() -> None:
-    scene = job(3, 1)
+    context = job(3, 1)
     calls = tuple(
         replace(call, reason="connection refused", address="127.0.1.1") if call.called == "node1" else call
-        for call in scene.calls
+        for call in context.calls
     )
-    found = the_one(replace(scene, calls=calls), "connections")
-    assert found.what == "No other host can reach node1 at 127.0.1.1 (connection refused)."
+    found = the_problem(replace(context, calls=calls), "connections")
+    assert found.message == "No other host can reach node1 at 127.0.1.1 (connection refused)."
     one_way = tuple(
         replace(call, reason="no answer within 3 s")
         if (call.caller, call.called) == ("node2", "node1")
         else call
-        for call in scene.calls
+        for call in context.calls
     )
-    found = the_one(replace(scene, calls=one_way), "connections")
-    assert found.what == "node2 cannot reach node1 at 10.0.0.2 (no answer within 3 s)."
+    found = the_problem(replace(context, calls=one_way), "connections")
+    assert found.message == "node2 cannot reach node1 at 10.0.0.2 (no answer within 3 s)."

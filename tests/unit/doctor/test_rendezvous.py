@@ -10,14 +10,14 @@ from datetime import timedelta
 
 import pytest
 
+from ddpcheck.analysis.finding import Severity
 from ddpcheck.doctor import rank, rendezvous
-from ddpcheck.doctor.connectivity import MOST_CALLED, Listener, call_others, whom_to_call
-from ddpcheck.doctor.diagnosis import Level
+from ddpcheck.doctor.connectivity import MAX_PEERS, Listener, connect_to_others, peers_of
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.model import DoctorReport
-from ddpcheck.doctor.rendezvous import ask_time, meet
+from ddpcheck.doctor.rendezvous import exchange, measure_clock
 from ddpcheck.doctor.store_client import RendezvousFailed, StoreClient, open_store
-from tests.helpers.doctor_scenes import job
+from tests.helpers.doctor_contexts import job
 
 
 class Store:
@@ -52,40 +52,40 @@ class Store:
 def meeting_of(facts: list[Facts], seconds: float = 5.0) -> list[DoctorReport | None]:
     store = Store()
     with ThreadPoolExecutor(len(facts)) as ranks:
-        return list(ranks.map(lambda each: meet(StoreClient(store), each, seconds), facts))
+        return list(ranks.map(lambda each: exchange(StoreClient(store), each, seconds), facts))
 
 
 def test_all_ranks_hear_the_same() -> None:
     listeners = [Listener(f"127.0.0.{number + 1}") for number in range(3)]
-    scene = job(3, 2)
-    facts = [replace(each, listener=listeners[(each.rank or 0) // 2].described()) for each in scene.facts]
+    context = job(3, 2)
+    facts = [replace(each, listener=listeners[(each.rank or 0) // 2].described()) for each in context.facts]
     reports = meeting_of(facts)
     assert len({None if report is None else report.to_json() for report in reports}) == 1
     [first, *_] = reports
     assert first is not None
-    assert {(call.caller, call.called) for call in first.scene.calls} == {
+    assert {(call.caller, call.called) for call in first.context.calls} == {
         (f"node{a}", f"node{b}") for a in range(3) for b in range(3) if a != b
     }
-    assert all(call.reason == "" for call in first.scene.calls)
+    assert all(call.reason == "" for call in first.context.calls)
     # All of them read the same clock.
-    assert {clock.host for clock in first.scene.clocks} == {"node1", "node2"}
-    assert all(abs(clock.offset) <= clock.uncertainty for clock in first.scene.clocks)
+    assert {clock.host for clock in first.context.clocks} == {"node1", "node2"}
+    assert all(abs(clock.offset) <= clock.uncertainty for clock in first.context.clocks)
     assert not first.has_problem
     for listener in listeners:
         listener.close()
 
 
 def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_AFTERWARDS", 5.0)
+    monkeypatch.setattr(rendezvous, "_REPORT_SECONDS", 5.0)
     reports = meeting_of(list(job(1, 3).facts[:2]), seconds=0.3)
     for report in reports:
         assert report is not None
-        [found] = [one for one in report.diagnoses if one.level is Level.PROBLEM]
-        assert found.what == "Rank 2 of 3 did not report."
+        [found] = [one for one in report.diagnoses if one.severity is Severity.ERROR]
+        assert found.message == "Rank 2 of 3 did not report."
 
 
 def test_no_rank_waits_for_ever_where_rank_0_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_AFTERWARDS", 0.2)
+    monkeypatch.setattr(rendezvous, "_REPORT_SECONDS", 0.2)
     assert meeting_of([job(1, 2).facts[1]], seconds=0.2) == [None]
 
 
@@ -95,8 +95,8 @@ def test_a_store_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("Connection reset by peer\nException raised from recvBytes")
 
     monkeypatch.setattr(rank, "open_store", lambda *_: StoreClient(Gone()))
-    with pytest.raises(RendezvousFailed, match=r"any more: Connection reset by peer$"):
-        rank._met(job(1, 2).facts[1], 5.0)
+    with pytest.raises(RendezvousFailed, match=r"stopped answering: Connection reset by peer$"):
+        rank._report_of_job(job(1, 2).facts[1], 5.0)
 
 
 def test_calls_that_do_not_come_through() -> None:
@@ -104,21 +104,21 @@ def test_calls_that_do_not_come_through() -> None:
     left = gone.described()
     gone.close()
     # Another one listens at the address and port that a host gave of itself, as at 127.0.1.1 on every host.
-    mistaken = {**here.described(), "word": "of another host"}
-    calls = call_others("node0", [("node1", left), ("node2", mistaken), ("node3", here.described())])
+    mistaken = {**here.described(), "token": "of another host"}
+    calls = connect_to_others("node0", [("node1", left), ("node2", mistaken), ("node3", here.described())])
     assert [call.reason for call in calls] == [
         "connection refused",
-        "somebody else answers at that address",
+        "another process answers at that address",
         "",
     ]
     here.close()
 
 
-def test_whom_to_call() -> None:
-    assert whom_to_call(1, 4) == [2, 3, 0]
-    assert whom_to_call(0, 1) == []
-    many = whom_to_call(90, 100)
-    assert (len(many), many[:2], many[-1]) == (MOST_CALLED, [91, 92], 6)
+def test_peers_of() -> None:
+    assert peers_of(1, 4) == [2, 3, 0]
+    assert peers_of(0, 1) == []
+    many = peers_of(90, 100)
+    assert (len(many), many[:2], many[-1]) == (MAX_PEERS, [91, 92], 6)
 
 
 class Elsewhere(StoreClient):
@@ -128,14 +128,14 @@ class Elsewhere(StoreClient):
         super().__init__(Store())
         self._ahead, self._pause = ahead, 0.2
 
-    def answer(self, key: str, seconds: float) -> bytes | None:
+    def wait_for_bytes(self, key: str, seconds: float) -> bytes | None:
         time.sleep(self._pause)
         self._pause = 0.0
         return repr(time.time() + self._ahead).encode()
 
 
 def test_a_clock_that_is_ahead() -> None:
-    clock = ask_time(Elsewhere(42.0), "node1", 1)
+    clock = measure_clock(Elsewhere(42.0), "node1", 1)
     assert clock is not None
     assert abs(clock.offset - 42.0) <= clock.uncertainty + 0.01
     assert clock.uncertainty < 0.1  # the slow answer does not count

@@ -16,26 +16,26 @@ from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.interface_selection import nccl_choice
 from ddpcheck.doctor.model import DoctorReport
 from ddpcheck.reports.terminal.doctor import as_text, render
-from tests.helpers.doctor_scenes import alone, card, job, loopback, machine
+from tests.helpers.doctor_contexts import card, job, loopback, machine, single
 
 
-def shown(scene: DoctorContext, width: int = 80) -> str:
+def shown(context: DoctorContext, width: int = 80) -> str:
     text = io.StringIO()
-    render(DoctorReport.of(scene), Console(file=text, width=width))
+    render(DoctorReport.of(context), Console(file=text, width=width))
     return text.getvalue()
 
 
-def spoilt() -> DoctorContext:
-    scene = job(2, 2, lambda facts: replace(facts, limits={**facts.limits, "open_files": [1024, 4096]}))
+def broken_job() -> DoctorContext:
+    context = job(2, 2, lambda facts: replace(facts, limits={**facts.limits, "open_files": [1024, 4096]}))
     facts = [
-        *scene.facts[:3],
-        replace(scene.facts[3], torch={"error": "ImportError: libfoo.so.1: not found"}),
+        *context.facts[:3],
+        replace(context.facts[3], torch={"error": "ImportError: libfoo.so.1: not found"}),
     ]
-    return replace(scene, facts=tuple(facts))
+    return replace(context, facts=tuple(facts))
 
 
 def test_what_is_wrong_comes_first_and_what_is_well_in_a_line() -> None:
-    lines = shown(spoilt()).splitlines()
+    lines = shown(broken_job()).splitlines()
     assert lines[0].startswith("1 problem, ")
     assert lines[1] == "node0 (ranks 0-1), node1 (ranks 2-3)"
     assert lines[3].startswith("PROBLEM  torch cannot be imported: ImportError: libfoo.so.1")
@@ -45,45 +45,45 @@ def test_what_is_wrong_comes_first_and_what_is_well_in_a_line() -> None:
     assert lines.index(next(line for line in lines if line.startswith("NOTE"))) < lines.index(well[0])
 
 
-@pytest.mark.parametrize("scene", [alone(), spoilt(), job(40, 1)])
-def test_it_fits_a_narrow_terminal(scene: DoctorContext) -> None:
-    text = shown(scene)
+@pytest.mark.parametrize("context", [single(), broken_job(), job(40, 1)])
+def test_it_fits_a_narrow_terminal(context: DoctorContext) -> None:
+    text = shown(context)
     assert max(map(len, text.splitlines())) <= 80
     assert not any(line.endswith(" ") for line in text.splitlines())
 
 
 def test_a_machine_in_good_order() -> None:
-    text = shown(alone())
-    assert text.startswith("Nothing would get in the way\nthis machine, node0\n")
-    assert "gloo takes eth0 (10.0.0.1, MTU 1500, 10 Gbit/s)" in text
+    text = shown(single())
+    assert text.startswith("No problems\nthis machine, node0\n")
+    assert "gloo uses eth0 (10.0.0.1, MTU 1500, 10 Gbit/s)" in text
 
 
 def test_what_is_well_takes_one_line_for_all_hosts() -> None:
     lines = [line for line in shown(job(40, 1), 120).splitlines() if line.startswith("ok  interfaces")]
     [line] = lines
-    assert "gloo takes eth0 (10.0.0.1, MTU 1500, 10 Gbit/s) on node0; 39 more in --json" in line
+    assert "gloo uses eth0 (10.0.0.1, MTU 1500, 10 Gbit/s) on node0; 39 more in --json" in line
 
 
 def test_hostile_names_are_shown_as_text() -> None:
-    text = shown(alone(host="\x1b[31mred[/red]"))
+    text = shown(single(host="\x1b[31mred[/red]"))
     assert "\x1b" not in text
     assert "[/red]" in text
 
 
 def test_it_can_be_read_back() -> None:
-    report = DoctorReport.of(spoilt())
+    report = DoctorReport.of(broken_job())
     raw = json.loads(report.to_json())
     assert (raw["schema"], raw["verdict"], raw["world_size"]) == (1, "problems", 4)
     assert raw["hosts"] == [{"host": "node0", "ranks": [0, 1]}, {"host": "node1", "ranks": [2, 3]}]
     again = DoctorReport.from_json(report.to_json())
     assert again.diagnoses == report.diagnoses
     assert again.to_json() == report.to_json()
-    assert DoctorReport.from_json(DoctorReport.of(alone()).to_json()).scene.world_size is None
+    assert DoctorReport.from_json(DoctorReport.of(single()).to_json()).context.world_size is None
 
 
 def test_ascii_where_nothing_else_can_be_shown() -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    text = as_text(DoctorReport.of(alone(host="knöten")), stream)
+    text = as_text(DoctorReport.of(single(host="knöten")), stream)
     assert text.isascii()
 
 

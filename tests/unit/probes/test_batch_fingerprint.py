@@ -186,7 +186,7 @@ def test_each_tensor_has_a_mark_of_its_own() -> None:
     one, other = of(x, t).parts, of(y, {"times": t}).parts
     assert one[1] == other[1] != ""
     assert one[0] != other[0]
-    # A number for all samples, a mask of ones: too little to tell.
+    # A number for all samples, a mask of ones: not enough to tell batches apart.
     assert of(x, torch.tensor(3), torch.ones(8)).parts[1:] == ("", "")
 
 

@@ -23,39 +23,43 @@ from ddpcheck.agent.patches import Patches
 from ddpcheck.agent.tracked_loader import MOST_MARKED, facts_of, observed, stride_for
 from ddpcheck.analysis.data.split import unpack
 from ddpcheck.probes.data import DataProbe, _columns, _mark
-from ddpcheck.records.schema import BatchRecord, EpochRecord, LoaderRecord, to_line
-from tests.helpers.fake_scene import FakeScene, Job
+from ddpcheck.probes.probe import Probe
+from ddpcheck.records.kinds.data import BatchRecord, EpochRecord, LoaderRecord
+from ddpcheck.records.registry import to_line
+from tests.helpers.fake_context import FakeContext, Job
 
 
 class Training:
     """A model under the data probe alone, with the real data loader patched."""
 
     def __init__(self, dropout: float = 0.0, **config: Any) -> None:
-        self.scene = FakeScene(**config)
+        self.context = FakeContext(**config)
         self.model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(dropout))
-        self.job = Job(self.model, self.scene, probes=[DataProbe])
+        self.job = Job(self.model, self.context, probes=[DataProbe])
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.patches = Patches()
-        watcher = self.job.watcher
+        dispatcher = self.job.dispatcher
         self.patches.replace(
-            _BaseDataLoaderIter, "_next_index", lambda draw: observed(draw, watcher.drawn, watcher.exhausted)
+            _BaseDataLoaderIter,
+            "_next_index",
+            lambda draw: observed(draw, dispatcher.sample_drawn, dispatcher.sampler_exhausted),
         )
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        self.job.watcher.forward(self.model, *args, **kwargs)
+        self.job.dispatcher.before_forward(self.model, *args, **kwargs)
         if args and isinstance(args[0], torch.Tensor):
             self.optimizer.zero_grad()
             self.model(args[0]).sum().backward()
         self.job.step(self.optimizer)
 
     def end(self) -> None:
-        self.scene.tell("ending")
+        self.context.emit(Probe.before_exit)
 
     def batches(self) -> list[BatchRecord]:
-        return self.scene.of(BatchRecord)
+        return self.context.of(BatchRecord)
 
     def epochs(self) -> list[EpochRecord]:
-        return self.scene.of(EpochRecord)
+        return self.context.of(EpochRecord)
 
 
 @pytest.fixture
@@ -90,7 +94,7 @@ def test_each_forward_leaves_one_small_record(training: Training) -> None:
 
 
 def test_the_step_is_told_where_it_is_not_the_forward(training: Training) -> None:
-    training.job.watcher.forward(training.model, torch.randn(2, 4))
+    training.job.dispatcher.before_forward(training.model, torch.randn(2, 4))
     training.step(torch.randn(2, 4))
     training.step(torch.randn(2, 4))
     assert [(record.forward, record.step) for record in training.batches()] == [(0, None), (1, 0), (2, 1)]
@@ -169,10 +173,10 @@ def test_the_generator_is_left_as_it_was(training: Training) -> None:
             seen.append(batch.clone())
         return [*seen, torch.rand(3)]
 
-    watched = train(training.step)
+    tracked = train(training.step)
     training.patches.remove()
     alone = train(lambda batch: None)
-    assert all(torch.equal(one, other) for one, other in zip(watched, alone, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(tracked, alone, strict=True))
 
 
 def test_an_epoch_and_its_samples(training: Training) -> None:
@@ -184,7 +188,7 @@ def test_an_epoch_and_its_samples(training: Training) -> None:
         for (batch,) in loader:
             training.step(batch)
     training.end()
-    [described] = training.scene.of(LoaderRecord)
+    [described] = training.context.of(LoaderRecord)
     assert (described.length, described.sampler, described.shuffle) == (20, "DistributedSampler", False)
     assert (described.replicas, described.share, described.seed) == (2, 1, 0)
     assert described.mark
@@ -303,7 +307,7 @@ def test_a_loader_that_is_not_trained_on_leaves_nothing(training: Training) -> N
             pass
     training.end()
     assert {record.loader for record in training.epochs()} == {0}
-    assert [record.length for record in training.scene.of(LoaderRecord)] == [20]
+    assert [record.length for record in training.context.of(LoaderRecord)] == [20]
 
 
 def test_a_loader_made_anew_is_the_same_loader(training: Training) -> None:
@@ -337,7 +341,7 @@ def test_a_stream_has_no_indices(training: Training) -> None:
     for batch in DataLoader(Stream(), batch_size=2):
         training.step(batch)
     training.end()
-    [described] = training.scene.of(LoaderRecord)
+    [described] = training.context.of(LoaderRecord)
     assert (described.iterable, described.length, described.mark) == (True, -1, "")
     assert [record.map for record in training.epochs()] == [""]
 

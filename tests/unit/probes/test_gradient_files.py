@@ -14,7 +14,7 @@ from torch import nn
 
 from ddpcheck.probes.gradients import GradientProbe
 from ddpcheck.probes.tensor_dump import NAMES, tensor_bytes, write_safetensors
-from tests.helpers.fake_scene import FakeScene, Job
+from tests.helpers.fake_context import FakeContext, Job
 
 X = torch.tensor([[1.0, 2.0, 3.0]])
 
@@ -22,7 +22,7 @@ X = torch.tensor([[1.0, 2.0, 3.0]])
 def train(folder: Path, steps: int, module: nn.Module | None = None, **config: Any) -> nn.Module:
     torch.manual_seed(0)
     module = module or nn.Linear(3, 2)
-    job = Job(module, FakeScene(folder, **config), [GradientProbe]).wrapped()
+    job = Job(module, FakeContext(folder, **config), [GradientProbe]).wrapped()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -74,19 +74,19 @@ def test_local_gradients_are_copies(tmp_path: Path) -> None:
         """Its gradients change between ready and reduced, as if by a reducer."""
 
     module = Doubled(3, 2)
-    scene = FakeScene(tmp_path, save_gradients="0")
-    job = Job(module, scene, [GradientProbe])
+    context = FakeContext(tmp_path, save_gradients="0")
+    job = Job(module, context, [GradientProbe])
     job.wrapped()
-    probe = scene.probes[0]
-    reduced = probe.reduced
+    probe = context.probes[0]
+    reduced = probe.gradients_reduced
 
-    def reduce_then(watched: Any) -> None:
+    def reduce_then(tracked: Any) -> None:
         for parameter in module.parameters():
             assert parameter.grad is not None
             parameter.grad *= 2
-        reduced(watched)
+        reduced(tracked)
 
-    probe.reduced = reduce_then  # type: ignore[method-assign]
+    probe.gradients_reduced = reduce_then  # type: ignore[method-assign]
     job.forward(X).sum().backward()
     kept = load_file(tmp_path / "gradients" / "step-00000000-module-0-rank-00000-01234567.safetensors")
     assert kept["local/bias"].tolist() == [1.0, 1.0]
@@ -95,13 +95,13 @@ def test_local_gradients_are_copies(tmp_path: Path) -> None:
 
 def test_nothing_stays_in_memory(tmp_path: Path) -> None:
     module = nn.Linear(3, 2)
-    scene = FakeScene(tmp_path, save_gradients="0:2")
-    job = Job(module, scene, [GradientProbe]).wrapped()
+    context = FakeContext(tmp_path, save_gradients="0:2")
+    job = Job(module, context, [GradientProbe]).wrapped()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
     for _ in range(4):
         job.forward(X).sum().backward()
         job.step(optimizer)
-    probe = scene.probes[0]
+    probe = context.probes[0]
     assert isinstance(probe, GradientProbe)
     assert (probe._files._local, probe._files._before) == ({}, {})
 

@@ -16,13 +16,15 @@ from ddpcheck.agent.shm_exchange import ShmExchange, create_exchange
 from ddpcheck.probes import gradients
 from ddpcheck.probes.digest import combine, submit
 from ddpcheck.probes.gradients import FIRST_STEPS, GradientProbe
+from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.sketches import batch
 from ddpcheck.probes.sketches.sketch import sketch
 from ddpcheck.probes.write_detection import READ_AGAIN
-from ddpcheck.records.schema import AppliedRecord, BackwardRecord, to_line
+from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
+from ddpcheck.records.registry import to_line
 from ddpcheck.records.sketch_codec import unpack
 from ddpcheck.records.sketch_shares import deal
-from tests.helpers.fake_scene import FakeScene, Job
+from tests.helpers.fake_context import FakeContext, Job
 
 
 class Many(nn.Module):
@@ -40,8 +42,8 @@ class Watched:
     """A module in training, under the gradient probe alone."""
 
     def __init__(self, module: nn.Module, **config: Any) -> None:
-        self.scene = FakeScene(**config)
-        self.job = Job(module, self.scene, [GradientProbe]).wrapped()
+        self.context = FakeContext(**config)
+        self.job = Job(module, self.context, [GradientProbe]).wrapped()
         self.module = module
         self.optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
 
@@ -56,11 +58,11 @@ class Watched:
 
     @property
     def backwards(self) -> list[BackwardRecord]:
-        return self.scene.of(BackwardRecord)
+        return self.context.of(BackwardRecord)
 
     @property
     def applied(self) -> list[AppliedRecord]:
-        return self.scene.of(AppliedRecord)
+        return self.context.of(AppliedRecord)
 
 
 @pytest.fixture(autouse=True)
@@ -73,13 +75,13 @@ def inputs() -> torch.Tensor:
 
 
 def test_a_step_is_two_records() -> None:
-    watched = Watched(Many(5)).backward(inputs()).step()
-    (backward,), (applied,) = watched.backwards, watched.applied
+    tracked = Watched(Many(5)).backward(inputs()).step()
+    (backward,), (applied,) = tracked.backwards, tracked.applied
     assert (backward.number, backward.step, backward.absent, backward.divisor) == (1, 0, [], 0)
-    expected = [sketch(p.grad).value for p in watched.module.parameters() if p.grad is not None]
+    expected = [sketch(p.grad).value for p in tracked.module.parameters() if p.grad is not None]
     assert [one.value for one in unpack(backward.local)] == pytest.approx(expected, rel=1e-6)
     # This is rank 0 of two.
-    share = [expected[place] for place in deal(tuple(p.numel() for p in watched.module.parameters()), 2)[0]]
+    share = [expected[place] for place in deal(tuple(p.numel() for p in tracked.module.parameters()), 2)[0]]
     assert [one.value for one in unpack(backward.reduced)] == pytest.approx(share, rel=1e-6)
     assert (applied.step, applied.last, applied.synced, applied.unsynced) == (0, "synced", 1, 0)
     assert (applied.moved, applied.reason, applied.nonfinite) == (False, "", {})
@@ -87,29 +89,29 @@ def test_a_step_is_two_records() -> None:
 
 def test_records_are_small() -> None:
     """200 parameters, two ranks: at most 2 KB a step, also where every step is sketched."""
-    watched = Watched(Many(200), sketch_every=1)
+    tracked = Watched(Many(200), sketch_every=1)
     for _ in range(100):
-        watched.backward(inputs()).step()
-    assert (len(watched.backwards), len(watched.applied)) == (100, 100)
-    assert sum(len(to_line(record)) for record in watched.scene.records) / 100 <= 2048
+        tracked.backward(inputs()).step()
+    assert (len(tracked.backwards), len(tracked.applied)) == (100, 100)
+    assert sum(len(to_line(record)) for record in tracked.context.records) / 100 <= 2048
 
 
 def test_later_steps_are_sketched_now_and_then() -> None:
-    watched = Watched(Many(2), sketch_every=10)
+    tracked = Watched(Many(2), sketch_every=10)
     for _ in range(45):
-        watched.backward(inputs()).step()
-    assert [record.step for record in watched.backwards] == [*range(FIRST_STEPS), 10, 20, 30, 40]
-    assert [record.step for record in watched.applied] == list(range(45))
+        tracked.backward(inputs()).step()
+    assert [record.step for record in tracked.backwards] == [*range(FIRST_STEPS), 10, 20, 30, 40]
+    assert [record.step for record in tracked.applied] == list(range(45))
 
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_only_every_so_many_steps(every: int) -> None:
-    watched = Watched(Many(2), every=every)
+    tracked = Watched(Many(2), every=every)
     for _ in range(7):
-        watched.backward(inputs()).step()
-    assert [record.step for record in watched.backwards] == list(range(0, 7, every))
-    assert [record.step for record in watched.applied] == list(range(0, 7, every))
-    assert [record.number for record in watched.backwards] == list(range(1, 8, every))
+        tracked.backward(inputs()).step()
+    assert [record.step for record in tracked.backwards] == list(range(0, 7, every))
+    assert [record.step for record in tracked.applied] == list(range(0, 7, every))
+    assert [record.number for record in tracked.backwards] == list(range(1, 8, every))
 
 
 class Counted:
@@ -142,16 +144,16 @@ class Counted:
 @pytest.mark.parametrize("clipped", [False, True])
 def test_three_passes(monkeypatch: pytest.MonkeyPatch, clipped: bool) -> None:
     counted = Counted(monkeypatch)
-    watched = Watched(Many(6)).backward(inputs())
-    pointers = sorted(p.grad.data_ptr() for p in watched.module.parameters() if p.grad is not None)
+    tracked = Watched(Many(6)).backward(inputs())
+    pointers = sorted(p.grad.data_ptr() for p in tracked.module.parameters() if p.grad is not None)
     share = counted.sketched[6:]
     assert sorted(counted.sketched[:6]) == pointers  # as computed
     # As reduced: one of two ranks sketches half of them, which are digested on the way, and digests the others.
     assert len(share) == 3
     assert sorted(share + counted.submitted) == pointers
     if clipped:
-        nn.utils.clip_grad_norm_(watched.module.parameters(), 1e-3)
-    watched.step()
+        nn.utils.clip_grad_norm_(tracked.module.parameters(), 1e-3)
+    tracked.step()
     assert len(counted.sketched) == 9
     assert sorted(counted.submitted[3:]) == pointers  # as applied
 
@@ -196,30 +198,30 @@ def test_large_gradients_are_read_again_only_where_something_tells_of_a_write(
     monkeypatch.setattr(gradients, "FIRST_STEPS", 0)
     counted = Counted(monkeypatch)
     module = Mixed()
-    watched = Watched(module).backward(inputs())
+    tracked = Watched(module).backward(inputs())
     if write is not None:
         write(module)
     counted.submitted.clear()
     large, small = (gradient_of(each).data_ptr() for each in module.parameters())
     applied = submit.submit([gradient_of(each) for each in module.parameters()]).result()
     counted.submitted.clear()
-    watched.step()
+    tracked.step()
     assert (large in counted.submitted) == (write is not None)
     assert small in counted.submitted
     # Whichever way, the record is of what was applied.
-    (record,) = watched.applied
+    (record,) = tracked.applied
     assert record.root == combine(applied).hex()
 
 
 def test_in_the_first_steps_all_gradients_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted(monkeypatch)
     module = Mixed()
-    watched = Watched(module)
+    tracked = Watched(module)
     read_again = []
     for _ in range(FIRST_STEPS + 2):
-        watched.backward(inputs())
+        tracked.backward(inputs())
         counted.submitted.clear()
-        watched.step()
+        tracked.step()
         read_again.append(gradient_of(module.large).data_ptr() in counted.submitted)
     assert read_again == [True] * FIRST_STEPS + [False] * 2
 
@@ -227,79 +229,79 @@ def test_in_the_first_steps_all_gradients_are_read_again(monkeypatch: pytest.Mon
 def test_between_sketches_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradients, "FIRST_STEPS", 1)
     counted = Counted(monkeypatch)
-    watched = Watched(Many(6), sketch_every=20).backward(inputs()).step()
+    tracked = Watched(Many(6), sketch_every=20).backward(inputs()).step()
     counted.sketched.clear()
     counted.submitted.clear()
-    watched.backward(inputs()).step()
+    tracked.backward(inputs()).step()
     assert (len(counted.sketched), len(counted.submitted)) == (0, 6)
 
 
 def test_whether_anybody_wrote_to_the_gradients() -> None:
-    watched = Watched(Many(3))
-    watched.backward(inputs()).step()
-    watched.backward(inputs())
-    nn.utils.clip_grad_norm_(watched.module.parameters(), 1e-3)
-    watched.step().backward(inputs()).step()
-    first = next(watched.module.parameters())
-    watched.backward(inputs())
+    tracked = Watched(Many(3))
+    tracked.backward(inputs()).step()
+    tracked.backward(inputs())
+    nn.utils.clip_grad_norm_(tracked.module.parameters(), 1e-3)
+    tracked.step().backward(inputs()).step()
+    first = next(tracked.module.parameters())
+    tracked.backward(inputs())
     first.grad = torch.zeros(7)
-    watched.step()
-    assert [record.moved for record in watched.applied] == [False, True, False, True]
+    tracked.step()
+    assert [record.moved for record in tracked.applied] == [False, True, False, True]
 
 
 def test_what_is_applied_is_digested() -> None:
-    watched = Watched(Many(3))
+    tracked = Watched(Many(3))
     x = inputs()
-    watched.optimizer.param_groups[0]["lr"] = 0.0
-    watched.backward(x).step().backward(x).step().backward(x)
-    list(watched.module.parameters())[2].grad[6] += 1e-6  # type: ignore[index]
-    watched.step()
-    one, two, three = (record.root for record in watched.applied)
+    tracked.optimizer.param_groups[0]["lr"] = 0.0
+    tracked.backward(x).step().backward(x).step().backward(x)
+    list(tracked.module.parameters())[2].grad[6] += 1e-6  # type: ignore[index]
+    tracked.step()
+    one, two, three = (record.root for record in tracked.applied)
     assert one == two != three
 
 
 def test_values_that_are_not_finite() -> None:
-    watched = Watched(Many(4))
-    watched.backward(torch.tensor([1.0, math.nan, 1.0, 1.0, math.inf, 1.0, 1.0])).step()
-    (backward,), (applied,) = watched.backwards, watched.applied
+    tracked = Watched(Many(4))
+    tracked.backward(torch.tensor([1.0, math.nan, 1.0, 1.0, math.inf, 1.0, 1.0])).step()
+    (backward,), (applied,) = tracked.backwards, tracked.applied
     wrong = {str(place): 2 for place in range(4)}
     assert (backward.local_nonfinite, applied.nonfinite) == (wrong, wrong)
     assert backward.reduced_nonfinite == {"0": 2, "3": 2}  # this rank's share
 
 
 def test_values_that_were_put_right_before_the_step() -> None:
-    watched = Watched(Many(2)).backward(torch.full((7,), math.inf))
-    for parameter in watched.module.parameters():
+    tracked = Watched(Many(2)).backward(torch.full((7,), math.inf))
+    for parameter in tracked.module.parameters():
         assert parameter.grad is not None
         parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
-    watched.step()
-    assert watched.backwards[0].reduced_nonfinite == {"0": 7}  # this rank's share
-    assert (watched.applied[0].moved, watched.applied[0].nonfinite) == (True, {})
+    tracked.step()
+    assert tracked.backwards[0].reduced_nonfinite == {"0": 7}  # this rank's share
+    assert (tracked.applied[0].moved, tracked.applied[0].nonfinite) == (True, {})
 
 
 def test_a_nan_between_two_sketches_is_written_by_the_rank_that_made_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gradients, "FIRST_STEPS", 1)
-    watched = Watched(Many(2), sketch_every=20)
-    watched.backward(inputs()).step().backward(inputs()).step()
-    watched.backward(torch.full((7,), math.nan)).step()
-    assert [record.step for record in watched.backwards] == [0, 2]
-    last = watched.backwards[-1]
+    tracked = Watched(Many(2), sketch_every=20)
+    tracked.backward(inputs()).step().backward(inputs()).step()
+    tracked.backward(torch.full((7,), math.nan)).step()
+    assert [record.step for record in tracked.backwards] == [0, 2]
+    last = tracked.backwards[-1]
     assert (last.local, last.reduced, last.local_nonfinite) == ("", "", {"0": 7, "1": 7})
-    assert watched.applied[-1].nonfinite == {"0": 7, "1": 7}
+    assert tracked.applied[-1].nonfinite == {"0": 7, "1": 7}
 
 
 def test_parameters_without_gradients() -> None:
     module = Many(4)
     module.find_unused_parameters = True  # type: ignore[assignment]
-    watched = Watched(module).backward(inputs(), [1, 2]).step()
-    (backward,), (applied,) = watched.backwards, watched.applied
+    tracked = Watched(module).backward(inputs(), [1, 2]).step()
+    (backward,), (applied,) = tracked.backwards, tracked.applied
     assert backward.absent == [1, 2]
     local = unpack(backward.local)
     assert [place for place, one in enumerate(local) if one.norm == 0] == [1, 2]
-    watched.backward(inputs()).step()
-    assert (watched.backwards[1].absent, applied.last) == ([], "synced")
+    tracked.backward(inputs()).step()
+    assert (tracked.backwards[1].absent, applied.last) == ([], "synced")
 
 
 @pytest.mark.parametrize("option", ["find_unused_parameters", "static_graph"])
@@ -307,30 +309,30 @@ def test_what_a_backward_leaves_out_is_reduced_once_more(option: str) -> None:
     """DDP hands the gradient of an unused parameter to the reduction as it finds it, zeros only if there is none."""
     module = Many(3)
     setattr(module, option, True)
-    watched = Watched(module)
-    watched.job.forward(inputs(), [2]).backward()
+    tracked = Watched(module)
+    tracked.job.forward(inputs(), [2]).backward()
     before = sketch(module.parts[1].grad)
-    watched.job.forward(inputs(), [1, 2]).backward()
-    watched.step()
-    used, left_out, never = unpack(watched.backwards[1].local)
+    tracked.job.forward(inputs(), [1, 2]).backward()
+    tracked.step()
+    used, left_out, never = unpack(tracked.backwards[1].local)
     assert used.value == pytest.approx(sketch(module.parts[0].grad).value, rel=1e-6)
     assert left_out.value == pytest.approx(before.value, rel=1e-6)
     assert never.norm == 0
-    assert watched.backwards[1].absent == [2]
+    assert tracked.backwards[1].absent == [2]
 
 
 def test_nothing_more_is_read_where_every_parameter_must_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(Many(2))
-    watched.job.forward(inputs()).backward()
+    tracked = Watched(Many(2))
+    tracked.job.forward(inputs()).backward()
     counted = Counted(monkeypatch)
-    watched.job.forward(inputs()).backward()
+    tracked.job.forward(inputs()).backward()
     assert len(counted.sketched) == 3  # two parameters as computed, and one of them as reduced
 
 
 def test_a_reduction_that_never_ends_leaves_no_sketches() -> None:
-    watched = Watched(Many(3)).backward(inputs(), [2]).step()
-    assert watched.backwards == []
-    assert (watched.applied[0].last, watched.applied[0].waiting) == ("unfinished", [2])
+    tracked = Watched(Many(3)).backward(inputs(), [2]).step()
+    assert tracked.backwards == []
+    assert (tracked.applied[0].last, tracked.applied[0].waiting) == ("unfinished", [2])
 
 
 def test_frozen_parameters_are_absent() -> None:
@@ -340,51 +342,51 @@ def test_frozen_parameters_are_absent() -> None:
 
 
 def test_gradients_by_hand() -> None:
-    watched = Watched(Many(2))
-    watched.job.train(watched.optimizer, steps=2)
-    assert watched.backwards == []
-    assert [(record.last, record.moved) for record in watched.applied] == [("none", True)] * 2
+    tracked = Watched(Many(2))
+    tracked.job.train(tracked.optimizer, steps=2)
+    assert tracked.backwards == []
+    assert [(record.last, record.moved) for record in tracked.applied] == [("none", True)] * 2
 
 
 def test_a_backward_around_the_wrapper() -> None:
-    watched = Watched(Many(2)).backward(inputs()).step()
-    watched.optimizer.zero_grad()
-    watched.module(inputs()).backward()
-    watched.step()
-    last = watched.applied[-1]
+    tracked = Watched(Many(2)).backward(inputs()).step()
+    tracked.optimizer.zero_grad()
+    tracked.module(inputs()).backward()
+    tracked.step()
+    last = tracked.applied[-1]
     assert (last.last, last.reason, last.synced, last.unsynced) == ("unsynced", "wrapper bypassed", 0, 1)
-    assert (last.moved, len(watched.backwards)) == (True, 1)
+    assert (last.moved, len(tracked.backwards)) == (True, 1)
 
 
 def test_several_reduced_backwards_a_step() -> None:
-    watched = Watched(Many(2))
+    tracked = Watched(Many(2))
     for _ in range(3):
-        watched.job.forward(inputs()).backward()
-    watched.step()
-    assert [(record.number, record.step) for record in watched.backwards] == [(1, 0), (2, 0), (3, 0)]
-    assert watched.applied[0].synced == 3
+        tracked.job.forward(inputs()).backward()
+    tracked.step()
+    assert [(record.number, record.step) for record in tracked.backwards] == [(1, 0), (2, 0), (3, 0)]
+    assert tracked.applied[0].synced == 3
     # Gradients add up: each is what the reducer got.
-    grad = next(watched.module.parameters()).grad
+    grad = next(tracked.module.parameters()).grad
     assert grad is not None
-    assert unpack(watched.backwards[2].local)[0].value == pytest.approx(sketch(grad).value, rel=1e-6)
+    assert unpack(tracked.backwards[2].local)[0].value == pytest.approx(sketch(grad).value, rel=1e-6)
 
 
 def test_sparse_gradients() -> None:
     module = nn.Embedding(10, 3, sparse=True)
-    watched = Watched(module).backward(torch.tensor([1, 4, 4])).step()
-    (backward,), (applied,) = watched.backwards, watched.applied
+    tracked = Watched(module).backward(torch.tensor([1, 4, 4])).step()
+    (backward,), (applied,) = tracked.backwards, tracked.applied
     dense = torch.zeros(10, 3)
     dense[1], dense[4] = 1.0, 2.0
     assert unpack(backward.local)[0].value == pytest.approx(sketch(dense).value, rel=1e-6)
     assert (backward.absent, applied.moved) == ([], False)
-    watched.backward(torch.tensor([2])).step()
-    assert watched.applied[0].root != watched.applied[1].root
+    tracked.backward(torch.tensor([2])).step()
+    assert tracked.applied[0].root != tracked.applied[1].root
 
 
 def test_an_optimizer_answers_for_its_own_parameters() -> None:
     module = Many(2)
-    watched = Watched(module)
-    watched.optimizer = torch.optim.SGD([module.parts[0]], lr=0.1)
+    tracked = Watched(module)
+    tracked.optimizer = torch.optim.SGD([module.parts[0]], lr=0.1)
     x = inputs()
     roots = []
     for value in (1.0, 2.0):
@@ -392,25 +394,25 @@ def test_an_optimizer_answers_for_its_own_parameters() -> None:
             module.parts[0].fill_(0.5)
             module.parts[1].fill_(value)
         module.zero_grad()
-        watched.job.forward(x).backward()
-        watched.step()
-        roots.append(watched.applied[-1].root)
+        tracked.job.forward(x).backward()
+        tracked.step()
+        roots.append(tracked.applied[-1].root)
     assert roots[0] == roots[1]
 
 
 def test_off_means_off() -> None:
-    watched = Watched(Many(2), gradients="off").backward(inputs()).step()
-    assert watched.scene.records == []
-    assert not any(p._post_accumulate_grad_hooks for p in watched.module.parameters())
+    tracked = Watched(Many(2), gradients="off").backward(inputs()).step()
+    assert tracked.context.records == []
+    assert not any(p._post_accumulate_grad_hooks for p in tracked.module.parameters())
 
 
 def test_a_group_that_divides_by_those_that_are_left() -> None:
-    watched = Watched(Many(1))
-    watched.job.watched.joined = True
-    watched.backward(inputs()).step()
-    watched.module._divide_by_initial_world_size = False  # type: ignore[assignment]
-    watched.backward(inputs()).step()
-    assert [record.divisor for record in watched.backwards] == [0, -1]
+    tracked = Watched(Many(1))
+    tracked.job.tracked.joined = True
+    tracked.backward(inputs()).step()
+    tracked.module._divide_by_initial_world_size = False  # type: ignore[assignment]
+    tracked.backward(inputs()).step()
+    assert [record.divisor for record in tracked.backwards] == [0, -1]
 
 
 def test_gradients_generators_and_versions_stay_as_they_are() -> None:
@@ -422,14 +424,14 @@ def test_gradients_generators_and_versions_stay_as_they_are() -> None:
             optimizer.zero_grad(set_to_none=False)
             (job.forward(inputs()) if job else module(inputs())).backward()
             if job:
-                job.watcher.before_step(optimizer)
+                job.dispatcher.before_step(optimizer)
             for parameter in module.parameters():
                 assert parameter.grad is not None
                 seen.append(parameter.grad.numpy().tobytes())
                 versions += [parameter.grad._version, parameter._version]
             optimizer.step()
             if job:
-                job.watcher.after_step(optimizer)
+                job.dispatcher.after_step(optimizer)
         return seen, versions, torch.get_rng_state()
 
     modules = []
@@ -438,12 +440,12 @@ def test_gradients_generators_and_versions_stay_as_they_are() -> None:
         modules.append(Many(4))
         for parameter in modules[-1].parameters():
             parameter.grad = torch.zeros(7)
-    scene = FakeScene()
+    context = FakeContext()
     alone = train(modules[0], None)
-    under = train(modules[1], Job(modules[1], scene, [GradientProbe]).wrapped())
+    under = train(modules[1], Job(modules[1], context, [GradientProbe]).wrapped())
     assert alone[:2] == under[:2]
     assert torch.equal(alone[2], under[2])
-    assert len(scene.of(AppliedRecord)) == 3
+    assert len(context.of(AppliedRecord)) == 3
 
 
 class Behind:
@@ -464,29 +466,29 @@ class Behind:
 
 def test_nothing_waits_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     behind = Behind(monkeypatch)
-    watched = Watched(Many(3))
+    tracked = Watched(Many(3))
     for _ in range(3):
-        watched.backward(inputs()).step()
-    assert watched.scene.records == []
+        tracked.backward(inputs()).step()
+    assert tracked.context.records == []
     behind.arrived = True
-    watched.backward(inputs())
-    assert [type(record) for record in watched.scene.records] == [BackwardRecord, AppliedRecord] * 3
-    assert [record.step for record in watched.backwards] == [0, 1, 2]
-    assert [record.step for record in watched.applied] == [0, 1, 2]
+    tracked.backward(inputs())
+    assert [type(record) for record in tracked.context.records] == [BackwardRecord, AppliedRecord] * 3
+    assert [record.step for record in tracked.backwards] == [0, 1, 2]
+    assert [record.step for record in tracked.applied] == [0, 1, 2]
 
 
 def test_what_is_still_on_its_way_is_waited_for_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     behind = Behind(monkeypatch)
-    watched = Watched(Many(3)).backward(inputs()).step().backward(inputs()).step()
-    assert watched.scene.records == []
+    tracked = Watched(Many(3)).backward(inputs()).step().backward(inputs()).step()
+    assert tracked.context.records == []
     behind.may_wait = True
-    watched.scene.tell("ending")
-    assert ([record.step for record in watched.backwards], len(watched.applied)) == ([0, 1], 2)
+    tracked.context.emit(Probe.before_exit)
+    assert ([record.step for record in tracked.backwards], len(tracked.applied)) == ([0, 1], 2)
 
 
 def test_a_second_step_has_no_backward_behind_it() -> None:
-    watched = Watched(Many(2)).backward(inputs()).step().step().backward(inputs()).step()
-    assert [(record.synced, record.last) for record in watched.applied] == [
+    tracked = Watched(Many(2)).backward(inputs()).step().step().backward(inputs()).step()
+    assert [(record.synced, record.last) for record in tracked.applied] == [
         (1, "synced"),
         (0, "synced"),
         (1, "synced"),
@@ -494,9 +496,9 @@ def test_a_second_step_has_no_backward_behind_it() -> None:
 
 
 def test_values_that_are_not_finite_come_in_the_order_of_the_backward() -> None:
-    watched = Watched(nn.Sequential(nn.Linear(7, 3), nn.Linear(3, 2)))
-    watched.backward(inputs(), scale=math.nan).step()
-    (backward,) = watched.backwards
+    tracked = Watched(nn.Sequential(nn.Linear(7, 3), nn.Linear(3, 2)))
+    tracked.backward(inputs(), scale=math.nan).step()
+    (backward,) = tracked.backwards
     places = list(map(int, backward.local_nonfinite))
     # The loss lies behind the last layer.
     assert sorted(places[:2]) == [2, 3]
@@ -516,11 +518,13 @@ class Wrapping(nn.Module):
 
 
 def test_gradients_that_are_wrappers_have_no_memory_to_sketch(tmp_path: Path) -> None:
-    watched = Watched(Wrapping(), folder=tmp_path, save_gradients="0:", board=ShmExchange(made(tmp_path), 0))
+    tracked = Watched(
+        Wrapping(), folder=tmp_path, save_gradients="0:", exchange=ShmExchange(made(tmp_path), 0)
+    )
     for _ in range(FIRST_STEPS + 2):
-        watched.backward(torch.ones(2, 3)).step()
-    assert watched.backwards[0].absent == [0, 1, 2]
-    assert len({record.root for record in watched.applied}) == len(watched.applied)
+        tracked.backward(torch.ones(2, 3)).step()
+    assert tracked.backwards[0].absent == [0, 1, 2]
+    assert len({record.root for record in tracked.applied}) == len(tracked.applied)
 
 
 def made(folder: Path) -> Path:

@@ -10,8 +10,8 @@ from torch import nn
 from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 from ddpcheck.probes.ignored import IgnoredProbe
 from ddpcheck.records.digest_codec import unpack_leaves
-from ddpcheck.records.schema import DigestRecord, Stage
-from tests.helpers.fake_scene import FakeScene, watch
+from ddpcheck.records.kinds.digests import DigestRecord, Stage
+from tests.helpers.fake_context import FakeContext, watch
 
 
 def looks(gradients: list[float], ignored: tuple[str, ...] = ("1.weight", "gone")) -> list[DigestRecord]:
@@ -19,16 +19,16 @@ def looks(gradients: list[float], ignored: tuple[str, ...] = ("1.weight", "gone"
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     torch_optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    scene = FakeScene()
-    probe, watched = IgnoredProbe(scene), watch(module, ignored)
-    probe.wrapped(watched)
-    optimizer = TrackedOptimizer(0, "SGD", weakref.ref(torch_optimizer), (), modules=[watched])
+    context = FakeContext()
+    probe, tracked = IgnoredProbe(context), watch(module, ignored)
+    probe.after_wrap(tracked)
+    optimizer = TrackedOptimizer(0, "SGD", weakref.ref(torch_optimizer), (), modules=[tracked])
     for gradient in gradients:
         for parameter in module.parameters():
             parameter.grad = torch.full_like(parameter, gradient)
         probe.before_step(optimizer)
         optimizer.steps += 1
-    return scene.of(DigestRecord)
+    return context.of(DigestRecord)
 
 
 def test_values_and_the_gradients_of_the_first_steps() -> None:

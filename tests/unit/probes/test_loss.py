@@ -8,29 +8,30 @@ import pytest
 import torch
 
 from ddpcheck.probes.loss import MOST_PENDING, ROWS_A_RECORD, LossProbe, read_scalar
-from ddpcheck.records.schema import LossRecord
-from tests.helpers.fake_scene import FakeScene, Job
+from ddpcheck.probes.probe import Probe
+from ddpcheck.records.kinds.optimizers import LossRecord
+from tests.helpers.fake_context import FakeContext, Job
 
 
 class Rank:
     """A job under the probe alone; backwards are told of, and not run."""
 
     def __init__(self) -> None:
-        self.scene = FakeScene()
+        self.context = FakeContext()
         module = torch.nn.Linear(2, 1)
-        self.job = Job(module, self.scene, [LossProbe]).wrapped()
+        self.job = Job(module, self.context, [LossProbe]).wrapped()
         self.optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
 
     def backward(self, root: object, weights: object = None) -> None:
-        self.job.watcher.backward_called(root, weights)
-        self.job.watcher.backward_returned(root, weights)
+        self.job.dispatcher.backward_called(root, weights)
+        self.job.dispatcher.backward_returned(root, weights)
 
     def step(self) -> None:
         self.job.step(self.optimizer)
 
     def losses(self) -> list[tuple[int, int, list[float | str | None]]]:
-        self.scene.tell("ending")
-        return [(one.optimizer, one.step, one.values) for one in self.scene.of(LossRecord)]
+        self.context.emit(Probe.before_exit)
+        return [(one.optimizer, one.step, one.values) for one in self.context.of(LossRecord)]
 
 
 @pytest.fixture
@@ -106,15 +107,15 @@ def test_one_backward_that_cannot_be_read_leaves_the_step_unknown(rank: Rank) ->
 
 
 def test_a_backward_inside_a_backward_is_none_of_its_own(rank: Rank) -> None:
-    rank.job.watcher.backward_called(torch.tensor(0.5))
+    rank.job.dispatcher.backward_called(torch.tensor(0.5))
     rank.backward(torch.tensor(100.0))
-    rank.job.watcher.backward_returned()
+    rank.job.dispatcher.backward_returned()
     rank.step()
     assert rank.losses() == [(0, 0, [0.5])]
 
 
 def test_a_backward_that_raised_does_not_hide_the_next(rank: Rank) -> None:
-    rank.job.watcher.backward_called(torch.tensor(8.0))
+    rank.job.dispatcher.backward_called(torch.tensor(8.0))
     rank.step()
     rank.job.forward()
     rank.backward(torch.tensor(0.5))
@@ -139,7 +140,7 @@ def test_a_step_without_a_backward_has_no_loss(rank: Rank) -> None:
 def test_a_scale_is_taken_out_again(rank: Rank) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     rank.backward(scaler.scale(torch.tensor(0.5)))
-    rank.job.watcher.scaler_before(scaler, rank.optimizer)
+    rank.job.dispatcher.scaler_before(scaler, rank.optimizer)
     rank.step()
     rank.backward(torch.tensor(0.25))
     rank.step()
@@ -148,9 +149,9 @@ def test_a_scale_is_taken_out_again(rank: Rank) -> None:
 
 def test_under_a_scale_that_cannot_be_read_nothing_is_told(rank: Rank) -> None:
     rank.backward(torch.tensor(512.0))
-    watched = rank.job.watcher._watched(rank.optimizer)
-    assert watched is not None
-    watched.scaled, watched.scale = True, None
+    tracked = rank.job.dispatcher._tracked(rank.optimizer)
+    assert tracked is not None
+    tracked.scaled, tracked.scale = True, None
     rank.step()
     assert rank.losses() == [(0, 0, [None])]
 
@@ -158,8 +159,8 @@ def test_under_a_scale_that_cannot_be_read_nothing_is_told(rank: Rank) -> None:
 def test_a_step_that_the_scaler_leaves_out_takes_its_loss_with_it(rank: Rank) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     rank.backward(scaler.scale(torch.tensor(math.inf)))
-    rank.job.watcher.scaler_before(scaler, rank.optimizer)
-    rank.job.watcher.scaler_after(scaler, rank.optimizer)
+    rank.job.dispatcher.scaler_before(scaler, rank.optimizer)
+    rank.job.dispatcher.scaler_after(scaler, rank.optimizer)
     rank.backward(torch.tensor(0.5))
     rank.step()
     assert rank.losses() == [(0, 0, [0.5])]

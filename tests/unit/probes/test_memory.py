@@ -15,14 +15,14 @@ from ddpcheck.probes import memory
 from ddpcheck.probes.memory import AT_LEAST_EVERY, FIRST, MemoryProbe, held
 from ddpcheck.probes.process import device_memory
 from ddpcheck.probes.process.os_counters import Resident, most_resident, reads, resident
-from ddpcheck.records.schema import MemoryPartsRecord, MemoryRecord
-from tests.helpers.fake_scene import FakeScene, Job
+from ddpcheck.records.kinds.memory import MemoryPartsRecord, MemoryRecord
+from tests.helpers.fake_context import FakeContext, Job
 from tests.helpers.unreadable_tensors import fake, wrapper
 
 
-def job(module: nn.Module, **options: Any) -> tuple[Job, FakeScene]:
-    scene = FakeScene(**options)
-    return Job(module, scene, [MemoryProbe]).wrapped(), scene
+def job(module: nn.Module, **options: Any) -> tuple[Job, FakeContext]:
+    context = FakeContext(**options)
+    return Job(module, context, [MemoryProbe]).wrapped(), context
 
 
 def train(job: Job, optimizer: torch.optim.Optimizer, steps: int, set_to_none: bool = True) -> None:
@@ -35,10 +35,10 @@ def train(job: Job, optimizer: torch.optim.Optimizer, steps: int, set_to_none: b
 
 def test_parts_of_a_module() -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
-    running, scene = job(module)
+    running, context = job(module)
     train(running, torch.optim.Adam(module.parameters()), 4)
     # Nothing has changed after the second step.
-    (parts,) = scene.of(MemoryPartsRecord)
+    (parts,) = context.of(MemoryPartsRecord)
     weights = (72 + 16) * 4
     assert (parts.step, parts.device) == (1, "cpu")
     assert (parts.parameters, parts.gradients, parts.buckets) == (weights, weights, weights)
@@ -51,17 +51,17 @@ def test_parts_of_a_module() -> None:
 
 def test_gradients_that_were_kept() -> None:
     module = nn.Linear(8, 8)
-    running, scene = job(module)
+    running, context = job(module)
     train(running, torch.optim.SGD(module.parameters(), lr=0.1), 3, set_to_none=False)
-    assert scene.of(MemoryPartsRecord)[-1].kept == 72 * 4
+    assert context.of(MemoryPartsRecord)[-1].kept == 72 * 4
 
 
 def test_views_of_buckets_hold_nothing() -> None:
     module = nn.Linear(8, 8)
-    running, scene = job(module)
-    running.watched.options["gradient_as_bucket_view"] = True
+    running, context = job(module)
+    running.tracked.options["gradient_as_bucket_view"] = True
     train(running, torch.optim.SGD(module.parameters(), lr=0.1), 3)
-    parts = scene.of(MemoryPartsRecord)[-1]
+    parts = context.of(MemoryPartsRecord)[-1]
     assert (parts.views, parts.gradients, parts.buckets) == (True, 0, 72 * 4)
 
 
@@ -83,27 +83,27 @@ def test_steps_are_written_while_they_tell_something(monkeypatch: pytest.MonkeyP
     now = [100 << 20]
     monkeypatch.setattr(memory, "resident", lambda: Resident(now[0], now[0]))
     module = nn.Linear(8, 8)
-    running, scene = job(module)
+    running, context = job(module)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     running.train(optimizer, 100)
     now[0] += 3 << 20
     running.train(optimizer, 1)
-    steps = [record.step for record in scene.of(MemoryRecord)]
+    steps = [record.step for record in context.of(MemoryRecord)]
     last = FIRST - 1
     quiet = [last + AT_LEAST_EVERY, last + 2 * AT_LEAST_EVERY]
     assert steps == [*range(FIRST), *quiet, 100]
-    assert scene.of(MemoryRecord)[-1].host == 103 << 20
+    assert context.of(MemoryRecord)[-1].host == 103 << 20
 
 
 def test_only_the_first_optimizer_counts_steps_and_every_is_kept() -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    running, scene = job(module, every=2)
+    running, context = job(module, every=2)
     first, second = (torch.optim.SGD(part.parameters(), lr=0.1) for part in module)
     for _ in range(4):
         running.forward(torch.randn(2, 8)).sum().backward()
         running.step(first)
         running.step(second)
-    assert [record.step for record in scene.of(MemoryRecord)] == [0, 2]
+    assert [record.step for record in context.of(MemoryRecord)] == [0, 2]
 
 
 STATISTICS = {
@@ -129,9 +129,9 @@ def test_a_device_by_torch_s_statistics(monkeypatch: pytest.MonkeyPatch) -> None
     assert device_memory.held_elsewhere(own) == {"cuda:0": 10, "cuda:2": 10}  # type: ignore[arg-type]
     assert asked == [None, 0, 2]
     module = nn.Linear(8, 8)
-    running, scene = job(module)
+    running, context = job(module)
     running.train(torch.optim.SGD(module.parameters(), lr=0.1), 1)
-    (record,) = scene.of(MemoryRecord)
+    (record,) = context.of(MemoryRecord)
     assert (record.allocated, record.reserved, record.peak) == (10, 40, 30)
 
 

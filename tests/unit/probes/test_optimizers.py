@@ -10,13 +10,15 @@ import torch
 from torch import nn
 
 from ddpcheck.records.digest_codec import unpack_leaves
-from ddpcheck.records.schema import HyperRecord, OptimizerRecord, SkipRecord, Stage, to_line
-from tests.helpers.fake_scene import FakeScene, Job
+from ddpcheck.records.kinds.digests import Stage
+from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord, SkipRecord
+from ddpcheck.records.registry import to_line
+from tests.helpers.fake_context import FakeContext, Job
 
 
 @pytest.fixture
-def scene() -> FakeScene:
-    return FakeScene()
+def context() -> FakeContext:
+    return FakeContext()
 
 
 @pytest.fixture
@@ -25,39 +27,39 @@ def module() -> nn.Module:
     return nn.Linear(3, 2)
 
 
-def test_hyperparameters_are_written_when_they_change(scene: FakeScene, module: nn.Module) -> None:
-    job = Job(module, scene).wrapped()
+def test_hyperparameters_are_written_when_they_change(context: FakeContext, module: nn.Module) -> None:
+    job = Job(module, context).wrapped()
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
     job.train(optimizer, steps=3)
     optimizer.param_groups[0]["lr"] = 0.05
     job.train(optimizer, steps=2)
-    first, second = scene.of(HyperRecord)
+    first, second = context.of(HyperRecord)
     assert (first.step, first.changed["0.lr"], first.changed["0.betas"]) == (0, 0.1, [0.9, 0.999])
     assert "0.params" not in first.changed
     assert (second.step, second.changed) == (3, {"0.lr": 0.05})
-    short = [record.hyper for record in scene.digests(Stage.PARAMS)]
+    short = [record.hyper for record in context.digests(Stage.PARAMS)]
     assert len(set(short[:3])) == 1
     assert len(set(short[3:])) == 1
     assert short[0] != short[3]
 
 
-def test_going_back_gives_the_same_short_digest(scene: FakeScene, module: nn.Module) -> None:
-    job = Job(module, scene).wrapped()
+def test_going_back_gives_the_same_short_digest(context: FakeContext, module: nn.Module) -> None:
+    job = Job(module, context).wrapped()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     for lr in (0.1, 0.2, 0.1):
         optimizer.param_groups[0]["lr"] = lr
         job.train(optimizer)
-    one, two, three = (record.hyper for record in scene.digests(Stage.PARAMS))
+    one, two, three = (record.hyper for record in context.digests(Stage.PARAMS))
     assert one == three != two
 
 
-def test_a_hyperparameter_that_turns_none_is_a_change(scene: FakeScene, module: nn.Module) -> None:
-    job = Job(module, scene).wrapped()
+def test_a_hyperparameter_that_turns_none_is_a_change(context: FakeContext, module: nn.Module) -> None:
+    job = Job(module, context).wrapped()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     job.train(optimizer)
     optimizer.param_groups[0]["maximize"] = None
     job.train(optimizer)
-    assert scene.of(HyperRecord)[-1].changed == {"0.maximize": None}
+    assert context.of(HyperRecord)[-1].changed == {"0.maximize": None}
 
 
 @pytest.mark.parametrize(
@@ -73,65 +75,65 @@ def test_a_hyperparameter_that_turns_none_is_a_change(scene: FakeScene, module: 
     ],
 )
 def test_values_are_what_json_can_hold_and_ranks_can_compare(
-    scene: FakeScene, module: nn.Module, value: Any, written: Any
+    context: FakeContext, module: nn.Module, value: Any, written: Any
 ) -> None:
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     optimizer.param_groups[0]["extra"] = value
     job.train(optimizer, steps=3)
-    (record,) = scene.of(HyperRecord)
+    (record,) = context.of(HyperRecord)
     assert record.changed["0.extra"] == written
     json.loads(to_line(record))
 
 
-def test_groups_are_written_once_and_again_when_they_change(scene: FakeScene, module: nn.Module) -> None:
-    job = Job(module, scene).wrapped()
+def test_groups_are_written_once_and_again_when_they_change(context: FakeContext, module: nn.Module) -> None:
+    job = Job(module, context).wrapped()
     optimizer = torch.optim.SGD([module.weight], lr=0.1)
     job.train(optimizer, steps=3)
-    [record] = scene.of(OptimizerRecord)
+    [record] = context.of(OptimizerRecord)
     assert (record.optimizer, record.name, record.module, record.groups) == (0, "SGD", 0, [[0]])
-    assert "fake_scene.py:" in record.where  # what called the step
+    assert "fake_context.py:" in record.where  # what called the step
     optimizer.add_param_group({"params": [module.bias]})
     job.train(optimizer, steps=2)
-    [again] = scene.of(OptimizerRecord)[1:]
+    [again] = context.of(OptimizerRecord)[1:]
     assert again.groups == [[0], [1]]
 
 
-def test_an_optimizer_of_other_parameters_is_passed_over(scene: FakeScene, module: nn.Module) -> None:
-    job = Job(module, scene).wrapped()
+def test_an_optimizer_of_other_parameters_is_passed_over(context: FakeContext, module: nn.Module) -> None:
+    job = Job(module, context).wrapped()
     stranger = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     job.step(stranger)
-    assert scene.of(OptimizerRecord) == []
-    assert scene.digests(Stage.PARAMS) == []
+    assert context.of(OptimizerRecord) == []
+    assert context.digests(Stage.PARAMS) == []
 
 
-def test_a_skipped_step_is_written_down_with_the_scale(scene: FakeScene, module: nn.Module) -> None:
-    job = Job(module, scene).wrapped()
+def test_a_skipped_step_is_written_down_with_the_scale(context: FakeContext, module: nn.Module) -> None:
+    job = Job(module, context).wrapped()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     scaler.scale(torch.zeros(()))
     job.train(optimizer)
     job.forward()
-    job.watcher.scaler_before(scaler, optimizer)
-    job.watcher.scaler_after(scaler, optimizer)
-    assert scene.of(SkipRecord) == [SkipRecord(0, 0, 1, 2, 1024.0)]
+    job.dispatcher.scaler_before(scaler, optimizer)
+    job.dispatcher.scaler_after(scaler, optimizer)
+    assert context.of(SkipRecord) == [SkipRecord(0, 0, 1, 2, 1024.0)]
 
 
-def test_the_scale_counts_as_a_hyperparameter(scene: FakeScene, module: nn.Module) -> None:
-    job = Job(module, scene).wrapped()
+def test_the_scale_counts_as_a_hyperparameter(context: FakeContext, module: nn.Module) -> None:
+    job = Job(module, context).wrapped()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     scaler.scale(torch.zeros(()))
-    job.watcher.scaler_before(scaler, optimizer)
+    job.dispatcher.scaler_before(scaler, optimizer)
     job.train(optimizer)
-    job.watcher.scaler_after(scaler, optimizer)
-    assert scene.of(SkipRecord) == []
-    assert scene.of(HyperRecord)[0].changed["GradScaler.scale"] == 1024.0
+    job.dispatcher.scaler_after(scaler, optimizer)
+    assert context.of(SkipRecord) == []
+    assert context.of(HyperRecord)[0].changed["GradScaler.scale"] == 1024.0
 
 
-def test_fresh_optimizers_have_no_state_to_compare(scene: FakeScene, module: nn.Module) -> None:
-    Job(module, scene).wrapped().train(torch.optim.AdamW(module.parameters()), steps=3)
-    assert scene.digests(Stage.STATE) == []
+def test_fresh_optimizers_have_no_state_to_compare(context: FakeContext, module: nn.Module) -> None:
+    Job(module, context).wrapped().train(torch.optim.AdamW(module.parameters()), steps=3)
+    assert context.digests(Stage.STATE) == []
 
 
 def loaded(module: nn.Module, exp_avg: float = 0.0) -> torch.optim.AdamW:
@@ -144,17 +146,17 @@ def loaded(module: nn.Module, exp_avg: float = 0.0) -> torch.optim.AdamW:
     return optimizer
 
 
-def test_a_loaded_state_is_looked_at_before_the_first_step(scene: FakeScene, module: nn.Module) -> None:
+def test_a_loaded_state_is_looked_at_before_the_first_step(context: FakeContext, module: nn.Module) -> None:
     optimizer = loaded(module)
-    Job(module, scene).wrapped().train(optimizer, steps=3)
-    (record,) = scene.digests(Stage.STATE)
+    Job(module, context).wrapped().train(optimizer, steps=3)
+    (record,) = context.digests(Stage.STATE)
     assert (record.step, record.of, record.optimizer) == (0, "state", 0)
 
 
 def test_on_request_at_every_step(module: nn.Module) -> None:
-    scene = FakeScene(optimizer_state=True)
-    Job(module, scene).wrapped().train(torch.optim.AdamW(module.parameters()), steps=3)
-    assert [record.step for record in scene.digests(Stage.STATE)] == [1, 2]
+    context = FakeContext(optimizer_state=True)
+    Job(module, context).wrapped().train(torch.optim.AdamW(module.parameters()), steps=3)
+    assert [record.step for record in context.digests(Stage.STATE)] == [1, 2]
 
 
 def test_a_state_that_differs_shows_at_its_parameter(module: nn.Module) -> None:
@@ -162,9 +164,9 @@ def test_a_state_that_differs_shows_at_its_parameter(module: nn.Module) -> None:
     other.load_state_dict(module.state_dict())
     records = []
     for each, change in ((module, 0.0), (other, 1.0)):
-        scene = FakeScene()
-        Job(each, scene).wrapped().train(loaded(each, change))
-        records.append(scene.digests(Stage.STATE)[0])
+        context = FakeContext()
+        Job(each, context).wrapped().train(loaded(each, change))
+        records.append(context.digests(Stage.STATE)[0])
     assert records[0].root != records[1].root
     one, two = (unpack_leaves(record.leaves, record.width) for record in records)
     assert [a == b for a, b in zip(one, two, strict=True)] == [True, False]
@@ -175,19 +177,19 @@ def test_a_sharded_state_is_told_apart_from_a_differing_one(module: nn.Module) -
     """Under ZeRO every rank holds the state of other parameters: there is nothing to compare."""
     parts = []
     for kept in ("weight", "bias"):
-        scene = FakeScene()
+        context = FakeContext()
         optimizer = loaded(module)
         dropped = module.bias if kept == "weight" else module.weight
         del optimizer.state[dropped]
-        Job(module, scene).wrapped().train(optimizer)
-        parts.append(scene.digests(Stage.STATE)[0].hyper)
+        Job(module, context).wrapped().train(optimizer)
+        parts.append(context.digests(Stage.STATE)[0].hyper)
     assert parts[0] != parts[1]
 
 
-def test_a_state_that_is_loaded_later_is_looked_at_again(scene: FakeScene, module: nn.Module) -> None:
-    job = Job(module, scene).wrapped()
+def test_a_state_that_is_loaded_later_is_looked_at_again(context: FakeContext, module: nn.Module) -> None:
+    job = Job(module, context).wrapped()
     optimizer = torch.optim.AdamW(module.parameters())
     job.train(optimizer, steps=2)
     optimizer.load_state_dict(optimizer.state_dict())
     job.train(optimizer, steps=2)
-    assert [record.step for record in scene.digests(Stage.STATE)] == [2]
+    assert [record.step for record in context.digests(Stage.STATE)] == [2]

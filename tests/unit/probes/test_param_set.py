@@ -10,68 +10,69 @@ from torch import nn
 
 from ddpcheck.probes import param_set
 from ddpcheck.records.digest_codec import unpack_leaves
-from ddpcheck.records.schema import JoinRecord, ModuleRecord, Stage, StructureRecord
-from tests.helpers.fake_scene import FakeScene, Job
+from ddpcheck.records.kinds.digests import Stage
+from ddpcheck.records.kinds.modules import JoinRecord, ModuleRecord, StructureRecord
+from tests.helpers.fake_context import FakeContext, Job
 
 
 @pytest.fixture
-def scene() -> FakeScene:
-    return FakeScene()
+def context() -> FakeContext:
+    return FakeContext()
 
 
-def test_an_added_parameter_is_written_down_once_with_the_new_list(scene: FakeScene) -> None:
+def test_an_added_parameter_is_written_down_once_with_the_new_list(context: FakeContext) -> None:
     module = nn.Sequential(nn.Linear(2, 2))
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     job.train(optimizer)
     module.late = nn.Parameter(torch.zeros(1))
     job.train(optimizer, steps=2)
-    assert scene.of(StructureRecord) == [StructureRecord(0, "added", "late", 1, 1)]
-    before, after = scene.of(ModuleRecord)
+    assert context.of(StructureRecord) == [StructureRecord(0, "added", "late", 1, 1)]
+    before, after = context.of(ModuleRecord)
     assert [row[0] for row in before.parameters] == ["0.weight", "0.bias"]
     # A module's own parameters come before those of its children.
     assert [row[0] for row in after.parameters] == ["late", "0.weight", "0.bias"]
-    listed = scene.records.index(after)
-    digest = next(r for r in scene.records[listed:] if getattr(r, "stage", "") == Stage.PARAMS.value)
+    listed = context.records.index(after)
+    digest = next(r for r in context.records[listed:] if getattr(r, "stage", "") == Stage.PARAMS.value)
     assert len(unpack_leaves(digest.leaves, digest.width)) == 3
 
 
-def test_unfrozen_after_wrapping(scene: FakeScene) -> None:
+def test_unfrozen_after_wrapping(context: FakeContext) -> None:
     module = nn.Linear(2, 2)
     module.bias.requires_grad_(False)
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     module.bias.requires_grad_(True)
     job.train(torch.optim.SGD(module.parameters(), lr=0.1))
-    assert [(r.change, r.parameter) for r in scene.of(StructureRecord)] == [("unfrozen", "bias")]
+    assert [(r.change, r.parameter) for r in context.of(StructureRecord)] == [("unfrozen", "bias")]
 
 
-def test_nothing_is_said_of_a_module_that_stays(scene: FakeScene) -> None:
+def test_nothing_is_said_of_a_module_that_stays(context: FakeContext) -> None:
     module = nn.Linear(2, 2)
-    Job(module, scene).wrapped().train(torch.optim.SGD(module.parameters(), lr=0.1), steps=5)
-    assert scene.of(StructureRecord) == []
-    assert len(scene.of(ModuleRecord)) == 1
+    Job(module, context).wrapped().train(torch.optim.SGD(module.parameters(), lr=0.1), steps=5)
+    assert context.of(StructureRecord) == []
+    assert len(context.of(ModuleRecord)) == 1
 
 
 def test_a_job_that_swaps_parameters_at_every_step_does_not_fill_the_disk(
-    scene: FakeScene, monkeypatch: pytest.MonkeyPatch
+    context: FakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(param_set, "MOST_CHANGES", 10)
     module = nn.Linear(2, 2)
-    job = Job(module, scene, [param_set.ParamSetProbe]).wrapped()
+    job = Job(module, context, [param_set.ParamSetProbe]).wrapped()
     # All of them live on, as DDP's reducer lets the first one: none takes the place of another in memory.
     biases = [nn.Parameter(torch.zeros(2)) for _ in range(50)]
     for bias in biases:
         module.bias = bias
         job.forward()
-    assert 5 <= len(scene.of(StructureRecord)) <= 11
+    assert 5 <= len(context.of(StructureRecord)) <= 11
 
 
-def test_training_inside_join_is_written_down_once(scene: FakeScene) -> None:
+def test_training_inside_join_is_written_down_once(context: FakeContext) -> None:
     module = nn.Linear(2, 2)
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     job.forward()
-    assert scene.of(JoinRecord) == []
+    assert context.of(JoinRecord) == []
     module._join_config = SimpleNamespace(enable=True)
     job.forward()
     job.forward()
-    assert len(scene.of(JoinRecord)) == 1
+    assert len(context.of(JoinRecord)) == 1

@@ -14,9 +14,12 @@ from torch import nn
 
 from ddpcheck.agent.writer import RecordWriter
 from ddpcheck.probes.digest import combine, make_digester
+from ddpcheck.probes.probe import Probe
 from ddpcheck.records.digest_codec import unpack_leaves
-from ddpcheck.records.schema import DigestRecord, EndRecord, ModuleRecord, Stage, TensorKind
-from tests.helpers.fake_scene import FakeScene, Job, watch
+from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
+from ddpcheck.records.kinds.modules import ModuleRecord
+from ddpcheck.records.kinds.rank import EndRecord
+from tests.helpers.fake_context import FakeContext, Job, watch
 
 
 def net() -> nn.Module:
@@ -28,19 +31,19 @@ def sgd(module: nn.Module) -> torch.optim.SGD:
 
 
 @pytest.fixture
-def scene() -> FakeScene:
-    return FakeScene()
+def context() -> FakeContext:
+    return FakeContext()
 
 
 def leaves_now(module: nn.Module) -> list[bytes]:
     return make_digester("cpu").submit(list(module.parameters())).result()
 
 
-def test_a_look_at_every_stage(scene: FakeScene) -> None:
+def test_a_look_at_every_stage(context: FakeContext) -> None:
     module = net()
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     job.train(sgd(module), steps=3)
-    seen = [(record.stage, record.of, record.step) for record in scene.of(DigestRecord)]
+    seen = [(record.stage, record.of, record.step) for record in context.of(DigestRecord)]
     assert seen == [
         ("init.before", "parameters", -1),
         ("init.before", "buffers", -1),
@@ -53,60 +56,60 @@ def test_a_look_at_every_stage(scene: FakeScene) -> None:
         ("buffers", "buffers", 2),
         ("params", "parameters", 2),
     ]
-    assert isinstance(scene.records[0], ModuleRecord)
+    assert isinstance(context.records[0], ModuleRecord)
 
 
-def test_buffers_in_the_hands_of_a_hook_are_not_compared(scene: FakeScene) -> None:
+def test_buffers_in_the_hands_of_a_hook_are_not_compared(context: FakeContext) -> None:
     """They may be equal only once the backward is over."""
     module = net()
     module.buffer_hook = object()  # type: ignore[assignment]
-    Job(module, scene).wrapped().train(sgd(module), steps=2)
-    assert "buffers" not in [record.stage for record in scene.of(DigestRecord)]
+    Job(module, context).wrapped().train(sgd(module), steps=2)
+    assert "buffers" not in [record.stage for record in context.of(DigestRecord)]
 
 
-def test_a_record_holds_the_digests_of_that_moment(scene: FakeScene) -> None:
+def test_a_record_holds_the_digests_of_that_moment(context: FakeContext) -> None:
     module = net()
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     job.train(sgd(module))
     leaves = leaves_now(module)
-    record = scene.digests(Stage.PARAMS)[0]
+    record = context.digests(Stage.PARAMS)[0]
     assert record.root == combine(leaves).hex()
     assert unpack_leaves(record.leaves, record.width) == [leaf[: record.width] for leaf in leaves]
     assert (record.optimizer, record.forward) == (0, 1)
-    wrapped = scene.digests(Stage.INIT_AFTER)[0]
+    wrapped = context.digests(Stage.INIT_AFTER)[0]
     assert len(unpack_leaves(wrapped.leaves, 8)) == len(leaves)
     assert record.root != wrapped.root
 
 
-def test_one_changed_parameter_changes_its_leaf_alone(scene: FakeScene) -> None:
+def test_one_changed_parameter_changes_its_leaf_alone(context: FakeContext) -> None:
     module = net()
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     optimizer = torch.optim.SGD([module[2].bias], lr=0.1)
     job.train(optimizer, steps=2)
-    one, two = (unpack_leaves(r.leaves, r.width) for r in scene.digests(Stage.PARAMS))
+    one, two = (unpack_leaves(r.leaves, r.width) for r in context.digests(Stage.PARAMS))
     assert [a == b for a, b in zip(one, two, strict=True)] == [True] * 5 + [False]
 
 
-def test_every_so_often(scene: FakeScene) -> None:
-    scene = FakeScene(every=3)
+def test_every_so_often(context: FakeContext) -> None:
+    context = FakeContext(every=3)
     module = net()
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     job.train(sgd(module), steps=8)
-    assert [record.step for record in scene.digests(Stage.PARAMS)] == [0, 3, 6]
-    assert [record.step for record in scene.digests(Stage.BUFFERS)] == [0, 3, 6]
+    assert [record.step for record in context.digests(Stage.PARAMS)] == [0, 3, 6]
+    assert [record.step for record in context.digests(Stage.BUFFERS)] == [0, 3, 6]
 
 
-def test_nothing_to_say_of_a_module_without_buffers(scene: FakeScene) -> None:
+def test_nothing_to_say_of_a_module_without_buffers(context: FakeContext) -> None:
     module = nn.Linear(2, 2)
-    Job(module, scene).wrapped().train(sgd(module))
-    assert {record.of for record in scene.digests(Stage.INIT_AFTER)} == {TensorKind.PARAMETERS.value}
-    assert scene.digests(Stage.BUFFERS) == []
+    Job(module, context).wrapped().train(sgd(module))
+    assert {record.of for record in context.digests(Stage.INIT_AFTER)} == {TensorKind.PARAMETERS.value}
+    assert context.digests(Stage.BUFFERS) == []
 
 
-def test_no_rewrite_where_nobody_wrote(scene: FakeScene) -> None:
+def test_no_rewrite_where_nobody_wrote(context: FakeContext) -> None:
     module = net()
-    Job(module, scene).wrapped().train(torch.optim.AdamW(module.parameters()), steps=5)
-    assert scene.digests(Stage.REWRITTEN) == []
+    Job(module, context).wrapped().train(torch.optim.AdamW(module.parameters()), steps=5)
+    assert context.digests(Stage.REWRITTEN) == []
 
 
 @torch.no_grad()
@@ -127,73 +130,73 @@ def swapped_data(module: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("write", [in_place, load, through_data, swapped_data])
-def test_a_write_between_two_steps_is_noticed(scene: FakeScene, write: object) -> None:
+def test_a_write_between_two_steps_is_noticed(context: FakeContext, write: object) -> None:
     module = net()
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     optimizer = sgd(module)
     job.train(optimizer, steps=2)
     write(module)  # type: ignore[operator]
     after = combine(leaves_now(module)).hex()
     job.train(optimizer, steps=2)
-    (record,) = scene.digests(Stage.REWRITTEN)
+    (record,) = context.digests(Stage.REWRITTEN)
     assert (record.step, record.optimizer, record.root) == (2, 0, after)
 
 
-def test_a_write_before_the_first_step_is_noticed(scene: FakeScene) -> None:
+def test_a_write_before_the_first_step_is_noticed(context: FakeContext) -> None:
     module = net()
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     in_place(module)
     job.train(sgd(module))
-    assert 0 in [record.step for record in scene.digests(Stage.REWRITTEN)]
+    assert 0 in [record.step for record in context.digests(Stage.REWRITTEN)]
 
 
-def test_an_update_by_hand_counts_as_a_step(scene: FakeScene) -> None:
+def test_an_update_by_hand_counts_as_a_step(context: FakeContext) -> None:
     module = net()
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     for _ in range(3):
         job.forward()
         in_place(module)
     job.forward()
-    scene.tell("ending")
-    assert [(record.step, record.optimizer) for record in scene.digests(Stage.PARAMS)] == [
+    context.emit(Probe.before_exit)
+    assert [(record.step, record.optimizer) for record in context.digests(Stage.PARAMS)] == [
         (0, None),
         (1, None),
         (2, None),
     ]
-    assert scene.digests(Stage.PARAMS)[-1].root == combine(leaves_now(module)).hex()
+    assert context.digests(Stage.PARAMS)[-1].root == combine(leaves_now(module)).hex()
 
 
-def test_the_last_update_by_hand_is_seen_at_the_end(scene: FakeScene) -> None:
+def test_the_last_update_by_hand_is_seen_at_the_end(context: FakeContext) -> None:
     module = net()
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     job.forward()
     in_place(module)
-    assert scene.digests(Stage.PARAMS) == []
-    scene.tell("ending")
-    assert [record.step for record in scene.digests(Stage.PARAMS)] == [0]
+    assert context.digests(Stage.PARAMS) == []
+    context.emit(Probe.before_exit)
+    assert [record.step for record in context.digests(Stage.PARAMS)] == [0]
 
 
-def test_the_last_update_by_hand_is_seen_when_the_wrapper_goes(scene: FakeScene) -> None:
+def test_the_last_update_by_hand_is_seen_when_the_wrapper_goes(context: FakeContext) -> None:
     """As it does when the function returns that made it."""
     module = net()
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     job.forward()
     in_place(module)
-    scene.tell("forgetting", job.watched)
-    assert [record.step for record in scene.digests(Stage.PARAMS)] == [0]
+    context.emit(Probe.wrapper_released, job.tracked)
+    assert [record.step for record in context.digests(Stage.PARAMS)] == [0]
 
 
-def test_nothing_is_said_of_a_wrapper_whose_module_was_wrapped_anew(scene: FakeScene) -> None:
+def test_nothing_is_said_of_a_wrapper_whose_module_was_wrapped_anew(context: FakeContext) -> None:
     """Ranks may let go of it at different moments of what comes then."""
     module = net()
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     job.forward()
     again = watch(module, index=1)
-    scene.tell("entering", again)
-    scene.tell("wrapped", again)
+    context.emit(Probe.before_wrap, again)
+    context.emit(Probe.after_wrap, again)
     in_place(module)
-    scene.tell("forgetting", job.watched)
-    assert scene.digests(Stage.PARAMS) == []
+    context.emit(Probe.wrapper_released, job.tracked)
+    assert context.digests(Stage.PARAMS) == []
 
 
 @torch.no_grad()
@@ -202,23 +205,23 @@ def disturb(module: nn.Module, by: float) -> None:
         parameter.add_(by)
 
 
-def test_weights_disturbed_before_the_first_step_are_no_update(scene: FakeScene) -> None:
+def test_weights_disturbed_before_the_first_step_are_no_update(context: FakeContext) -> None:
     """Training at disturbed weights (SAM): each rank may disturb them its own way, and puts them back."""
     module = net()
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     job.forward()
     disturb(module, 0.5)
     job.forward()
     disturb(module, -0.5)
     job.train(sgd(module), steps=2)
-    scene.tell("ending")
-    seen = [(record.step, record.optimizer) for record in scene.digests(Stage.PARAMS)]
+    context.emit(Probe.before_exit)
+    seen = [(record.step, record.optimizer) for record in context.digests(Stage.PARAMS)]
     assert seen == [(0, 0), (1, 0)]
 
 
-def test_weights_put_back_are_no_update(scene: FakeScene) -> None:
+def test_weights_put_back_are_no_update(context: FakeContext) -> None:
     module = net()
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     for _ in range(2):
         before = [parameter.detach().clone() for parameter in module.parameters()]
         job.forward()
@@ -227,34 +230,34 @@ def test_weights_put_back_are_no_update(scene: FakeScene) -> None:
         for parameter, value in zip(module.parameters(), before, strict=True):
             parameter.data.copy_(value)
     job.forward()
-    scene.tell("ending")
-    assert scene.digests(Stage.PARAMS) == []
+    context.emit(Probe.before_exit)
+    assert context.digests(Stage.PARAMS) == []
 
 
-def test_updates_by_hand_around_the_wrapper_are_seen(scene: FakeScene) -> None:
+def test_updates_by_hand_around_the_wrapper_are_seen(context: FakeContext) -> None:
     module = net()
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     job.forward()
     for _ in range(3):
         in_place(module)
-        scene.tell("stray_begun", job.watched)
-    assert [record.step for record in scene.digests(Stage.PARAMS)] == [0, 1, 2]
+        context.emit(Probe.unsynced_backward_begun, job.tracked)
+    assert [record.step for record in context.digests(Stage.PARAMS)] == [0, 1, 2]
 
 
-def test_evaluation_is_no_training(scene: FakeScene) -> None:
+def test_evaluation_is_no_training(context: FakeContext) -> None:
     module = net()
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     with torch.no_grad():
         job.forward()
-    assert job.watched.forwards == 0
-    assert scene.digests(Stage.BUFFERS) == []
+    assert job.tracked.forwards == 0
+    assert context.digests(Stage.BUFFERS) == []
 
 
 def test_two_optimizers_on_one_module_read_their_own_part(
-    scene: FakeScene, monkeypatch: pytest.MonkeyPatch
+    context: FakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = net()
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     body = torch.optim.SGD([*module[0].parameters(), *module[1].parameters()], lr=0.1)
     head = torch.optim.SGD(module[2].parameters(), lr=0.1)
     for parameter in module.parameters():
@@ -268,36 +271,36 @@ def test_two_optimizers_on_one_module_read_their_own_part(
     real = probe.submit
     monkeypatch.setattr(probe, "submit", lambda tensors: (read.append(len(tensors)), real(tensors))[1])
     job.step(body)
-    assert scene.digests(Stage.PARAMS)[-1].root == combine(leaves_now(module)).hex()
+    assert context.digests(Stage.PARAMS)[-1].root == combine(leaves_now(module)).hex()
     job.step(head)
-    assert scene.digests(Stage.PARAMS)[-1].root == combine(leaves_now(module)).hex()
+    assert context.digests(Stage.PARAMS)[-1].root == combine(leaves_now(module)).hex()
     assert read == [4, 2]
-    assert [(r.step, r.optimizer) for r in scene.digests(Stage.PARAMS)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [(r.step, r.optimizer) for r in context.digests(Stage.PARAMS)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
-def test_frozen_parameters_are_looked_at_too(scene: FakeScene) -> None:
+def test_frozen_parameters_are_looked_at_too(context: FakeContext) -> None:
     module = net()
     module[0].requires_grad_(False)
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     job.train(torch.optim.SGD(module[2].parameters(), lr=0.1))
-    assert len(unpack_leaves(scene.digests(Stage.PARAMS)[0].leaves, 2)) == 6
+    assert len(unpack_leaves(context.digests(Stage.PARAMS)[0].leaves, 2)) == 6
 
 
-def test_the_users_tensors_are_not_kept(scene: FakeScene) -> None:
+def test_the_users_tensors_are_not_kept(context: FakeContext) -> None:
     module = net()
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     job.train(sgd(module), steps=2)
-    weakref.finalize(module, job.watched.forget)
+    weakref.finalize(module, job.tracked.forget)
     tensors = [weakref.ref(tensor) for tensor in [*module.parameters(), *module.buffers()]]
     del module, job.module
     gc.collect()
     assert [tensor() for tensor in tensors if tensor() is not None] == []
 
 
-def test_the_users_random_numbers_and_gradients_are_left_alone(scene: FakeScene) -> None:
+def test_the_users_random_numbers_and_gradients_are_left_alone(context: FakeContext) -> None:
     module = net()
     state = torch.get_rng_state()
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     job.train(sgd(module), steps=2)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(
@@ -312,28 +315,28 @@ def large() -> nn.Module:
 def test_two_hundred_parameters_write_less_than_a_kilobyte_a_step(tmp_path: Path) -> None:
     """With the one-off records, a schedule that moves every step, and the writer's own lines."""
 
-    class Written(FakeScene):
+    class Written(FakeContext):
         writer = RecordWriter(tmp_path / "rank-00000.jsonl")
 
         def write(self, record: object) -> None:
             self.writer.write(record)  # type: ignore[arg-type]
 
-    scene = Written()
+    context = Written()
     module = large()
     assert len(list(module.parameters())) == 200
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     optimizer = torch.optim.AdamW(module.parameters())
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 300)
     for _ in range(200):
         job.train(optimizer)
         schedule.step()
-    scene.tell("ending")
-    scene.writer.close(EndRecord("exit", 0.0))
-    assert 200 * 500 < scene.writer.path.stat().st_size <= 200 * 1024
+    context.emit(Probe.before_exit)
+    context.writer.close(EndRecord("exit", 0.0))
+    assert 200 * 500 < context.writer.path.stat().st_size <= 200 * 1024
 
 
 def test_memory_does_not_grow_with_steps() -> None:
-    class Forgetful(FakeScene):
+    class Forgetful(FakeContext):
         def write(self, record: object) -> None:
             pass
 
@@ -378,9 +381,9 @@ class Cached(nn.Module):
         return self.norm(x)
 
 
-def trained_with_buffers(scene: FakeScene) -> tuple[Cached, Job]:
+def trained_with_buffers(context: FakeContext) -> tuple[Cached, Job]:
     module = Cached()
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     optimizer = sgd(module)
     for _ in range(3):
         optimizer.zero_grad()
@@ -399,25 +402,27 @@ def replace_statistics(module: Cached, job: Job) -> None:
 
 
 @pytest.mark.parametrize("write", [recompute, replace_statistics])
-def test_buffers_written_after_the_last_step_are_looked_at_in_the_end(scene: FakeScene, write: Any) -> None:
-    module, job = trained_with_buffers(scene)
+def test_buffers_written_after_the_last_step_are_looked_at_in_the_end(
+    context: FakeContext, write: Any
+) -> None:
+    module, job = trained_with_buffers(context)
     write(module, job)
-    scene.tell("ending")
-    (record,) = scene.digests(Stage.BUFFERS_END)
+    context.emit(Probe.before_exit)
+    (record,) = context.digests(Stage.BUFFERS_END)
     assert (record.of, record.step, record.width) == ("buffers", -1, 8)
 
 
-def test_of_buffers_in_the_end_only_what_a_checkpoint_holds_counts(scene: FakeScene) -> None:
-    module, job = trained_with_buffers(scene)
-    assert [job.watched.buffers[place].name for place in job.watched.kept_buffers()] == [
+def test_of_buffers_in_the_end_only_what_a_checkpoint_holds_counts(context: FakeContext) -> None:
+    module, job = trained_with_buffers(context)
+    assert [job.tracked.buffers[place].name for place in job.tracked.kept_buffers()] == [
         "norm.running_mean",
         "norm.running_var",
     ]
     module.norm.running_mean.add_(1)
-    scene.tell("ending")
-    before = scene.digests(Stage.BUFFERS)[-1]
-    (record,) = scene.digests(Stage.BUFFERS_END)
-    places = [slot.name for slot in job.watched.buffers]
+    context.emit(Probe.before_exit)
+    before = context.digests(Stage.BUFFERS)[-1]
+    (record,) = context.digests(Stage.BUFFERS_END)
+    places = [slot.name for slot in job.tracked.buffers]
     cache = places.index("cache")
     assert unpack_leaves(record.leaves, 8)[cache][:1] == unpack_leaves(before.leaves, 1)[cache]
 
@@ -437,59 +442,59 @@ def leave_alone(module: Cached, job: Job) -> None:
 
 
 @pytest.mark.parametrize("write", [evaluate, train_without_a_step, leave_alone])
-def test_statistics_of_the_last_training_forwards_may_differ(scene: FakeScene, write: Any) -> None:
-    write(*trained_with_buffers(scene))
-    scene.tell("ending")
-    assert scene.digests(Stage.BUFFERS_END) == []
+def test_statistics_of_the_last_training_forwards_may_differ(context: FakeContext, write: Any) -> None:
+    write(*trained_with_buffers(context))
+    context.emit(Probe.before_exit)
+    assert context.digests(Stage.BUFFERS_END) == []
 
 
 @pytest.mark.parametrize("option", ["broadcast_buffers", "forward_sync_buffers"])
-def test_buffers_that_ddp_leaves_alone_are_looked_at_in_the_end(scene: FakeScene, option: str) -> None:
+def test_buffers_that_ddp_leaves_alone_are_looked_at_in_the_end(context: FakeContext, option: str) -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     module.register_buffer("codes", torch.rand(3))
-    job = Job(module, scene).wrapped()
-    job.watched.options[option] = False
+    job = Job(module, context).wrapped()
+    job.tracked.options[option] = False
     job.train(sgd(module), steps=2)
-    before = scene.digests(Stage.BUFFERS)[-1]
+    before = context.digests(Stage.BUFFERS)[-1]
     module.codes.add_(1)  # type: ignore[operator]
     module[1].running_mean.add_(1)  # type: ignore[operator]
     job.forward()
-    scene.tell("ending")
-    (record,) = scene.digests(Stage.BUFFERS_END)
+    context.emit(Probe.before_exit)
+    (record,) = context.digests(Stage.BUFFERS_END)
     assert record.how == "left alone"
     now = unpack_leaves(record.leaves, record.width)
-    names = [slot.name for slot in job.watched.buffers]
+    names = [slot.name for slot in job.tracked.buffers]
     then = unpack_leaves(before.leaves, before.width)
     assert now[names.index("codes")][:1] != then[names.index("codes")]
     assert before.root != record.root
 
 
-def test_a_module_run_in_another_ones_step_is_still_training(scene: FakeScene) -> None:
+def test_a_module_run_in_another_ones_step_is_still_training(context: FakeContext) -> None:
     """The discriminator of a GAN, called around its wrapper while the generator learns."""
-    module, _ = trained_with_buffers(scene)
+    module, _ = trained_with_buffers(context)
     generator = nn.Linear(4, 4)
-    other = Job(generator, scene)
-    other.watched.index = 1
+    other = Job(generator, context)
+    other.tracked.index = 1
     module(generator(torch.randn(8, 4))).sum().backward()
     optimizer = sgd(generator)
     other.step(optimizer)
-    scene.tell("ending")
-    assert scene.digests(Stage.BUFFERS_END) == []
+    context.emit(Probe.before_exit)
+    assert context.digests(Stage.BUFFERS_END) == []
 
 
-def test_buffers_are_looked_at_when_the_wrapper_goes(scene: FakeScene) -> None:
+def test_buffers_are_looked_at_when_the_wrapper_goes(context: FakeContext) -> None:
     """A training function returns before the process group is destroyed."""
-    module, job = trained_with_buffers(scene)
+    module, job = trained_with_buffers(context)
     recompute(module, job)
-    job.watcher._forget(job.watched)
-    scene.tell("ending")
-    assert len(scene.digests(Stage.BUFFERS_END)) == 1
-    assert job.watched.buffers == []
+    job.dispatcher._forget(job.tracked)
+    context.emit(Probe.before_exit)
+    assert len(context.digests(Stage.BUFFERS_END)) == 1
+    assert job.tracked.buffers == []
 
 
-def test_no_look_after_the_end(scene: FakeScene) -> None:
-    module, job = trained_with_buffers(scene)
-    scene.tell("ending")
+def test_no_look_after_the_end(context: FakeContext) -> None:
+    module, job = trained_with_buffers(context)
+    context.emit(Probe.before_exit)
     recompute(module, job)
-    job.watcher._forget(job.watched)
-    assert scene.digests(Stage.BUFFERS_END) == []
+    job.dispatcher._forget(job.tracked)
+    assert context.digests(Stage.BUFFERS_END) == []

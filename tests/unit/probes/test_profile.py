@@ -17,10 +17,12 @@ from ddpcheck.agent.patches import Patches
 from ddpcheck.agent.rank_context import OWN, marked
 from ddpcheck.config import Config
 from ddpcheck.probes.gradients import GradientProbe
+from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.process.profiler_conflict import PROFILERS
 from ddpcheck.probes.profile import ProfileProbe, _limits
-from ddpcheck.records.schema import BackwardRecord, ReadyRecord, TraceRecord
-from tests.helpers.fake_scene import FakeScene, Job
+from ddpcheck.records.kinds.gradients import BackwardRecord
+from ddpcheck.records.kinds.profile import ReadyRecord, TraceRecord
+from tests.helpers.fake_context import FakeContext, Job
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +39,9 @@ class Training:
     """A module in training under the probe, one real backward a step."""
 
     def __init__(self, folder: Path, window: str = "2:4") -> None:
-        self.scene = FakeScene(folder, profile=window)
+        self.context = FakeContext(folder, profile=window)
         module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-        self.job = Job(module, self.scene, [ProfileProbe, GradientProbe]).wrapped()
+        self.job = Job(module, self.context, [ProfileProbe, GradientProbe]).wrapped()
         self.optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
 
     def steps(self, count: int) -> Training:
@@ -51,10 +53,10 @@ class Training:
 
     @property
     def traces(self) -> list[TraceRecord]:
-        return self.scene.of(TraceRecord)
+        return self.context.of(TraceRecord)
 
     def end(self) -> None:
-        self.scene.tell("ending")
+        self.context.emit(Probe.before_exit)
 
 
 def marks(path: Path) -> list[str]:
@@ -67,7 +69,7 @@ def test_whole_steps_are_recorded_and_no_others(tmp_path: Path) -> None:
     [record] = training.traces
     assert (record.first, record.end, record.own) == (2, 4, True)
     assert marks(tmp_path / record.file) == ["ProfilerStep#2", "ProfilerStep#3"]
-    assert [(each.step, each.number) for each in training.scene.of(ReadyRecord)] == [(2, 3), (3, 4)]
+    assert [(each.step, each.number) for each in training.context.of(ReadyRecord)] == [(2, 3), (3, 4)]
     assert not torch.autograd._profiler_enabled()
 
 
@@ -114,7 +116,7 @@ def test_two_optimizers_share_a_step(tmp_path: Path) -> None:
 
 
 def test_when_gradients_were_ready(tmp_path: Path) -> None:
-    first, _ = Training(tmp_path).steps(5).scene.of(ReadyRecord)
+    first, _ = Training(tmp_path).steps(5).context.of(ReadyRecord)
     assert sorted(first.order) == [0, 1, 2, 3]
     # The last layer's come first.
     assert set(first.order[:2]) == {2, 3}
@@ -126,7 +128,7 @@ def test_when_gradients_were_ready(tmp_path: Path) -> None:
 def test_gradients_are_not_sketched_meanwhile(tmp_path: Path) -> None:
     training = Training(tmp_path).steps(6)
     training.end()
-    assert [each.step for each in training.scene.of(BackwardRecord) if each.local] == [0, 1, 4, 5]
+    assert [each.step for each in training.context.of(BackwardRecord) if each.local] == [0, 1, 4, 5]
 
 
 def test_a_profiler_of_the_user_that_runs_keeps_ours_out(tmp_path: Path) -> None:
@@ -139,7 +141,7 @@ def test_a_profiler_of_the_user_that_runs_keeps_ours_out(tmp_path: Path) -> None
         TraceRecord(file=str(tmp_path / "mine.json"), own=False),
     ]
     assert len(mine.events()) > 0
-    assert training.scene.of(ReadyRecord) == []
+    assert training.context.of(ReadyRecord) == []
 
 
 def test_one_that_starts_within_the_window_ends_it(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from torch import nn
 from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.shm_exchange import ShmExchange, ask, create_exchange, signs
 from ddpcheck.probes import stack_dump
+from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.stack_dump import StackDumpProbe, frames_of
-from ddpcheck.records.schema import StackRecord
-from tests.helpers.fake_scene import FakeScene, Job
+from ddpcheck.records.kinds.hang import StackRecord
+from tests.helpers.fake_context import FakeContext, Job
 
 
 @pytest.fixture
@@ -31,21 +32,21 @@ def board(tmp_path: Path) -> Iterator[Path]:
     GUARD.entry_points.pop("standing.begin", None)
 
 
-def scene_on(path: Path, **config: float) -> FakeScene:
-    return FakeScene(board=ShmExchange(path, 0), hang_timeout=config.get("hang_timeout", 1.0))
+def scene_on(path: Path, **config: float) -> FakeContext:
+    return FakeContext(exchange=ShmExchange(path, 0), hang_timeout=config.get("hang_timeout", 1.0))
 
 
-def answer(scene: FakeScene, count: int = 1) -> StackRecord:
+def answer(context: FakeContext, count: int = 1) -> StackRecord:
     deadline = time.monotonic() + 10.0
-    while len(scene.of(StackRecord)) < count and time.monotonic() < deadline:
+    while len(context.of(StackRecord)) < count and time.monotonic() < deadline:
         time.sleep(0.01)
-    return scene.of(StackRecord)[-1]
+    return context.of(StackRecord)[-1]
 
 
 def test_every_moment_of_training_is_a_sign(board: Path) -> None:
-    scene = scene_on(board)
+    context = scene_on(board)
     module = nn.Linear(2, 2)
-    job = Job(module, scene, [StackDumpProbe]).wrapped()
+    job = Job(module, context, [StackDumpProbe]).wrapped()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     seen = [signs(board)[os.getpid()].beats]
     for _ in range(3):
@@ -55,12 +56,12 @@ def test_every_moment_of_training_is_a_sign(board: Path) -> None:
 
 
 def test_a_question_is_answered_once_from_beside_a_thread_that_waits(board: Path) -> None:
-    scene = scene_on(board)
+    context = scene_on(board)
     module = nn.Linear(2, 2)
-    job = Job(module, scene, [StackDumpProbe]).wrapped()
+    job = Job(module, context, [StackDumpProbe]).wrapped()
     job.train(torch.optim.SGD(module.parameters(), lr=0.1), steps=2)
     ask(board, 1)
-    said = answer(scene)
+    said = answer(context)
     assert (said.look, said.step, said.moment, said.left) == (1, 2, "after_step", False)
     assert said.thread == threading.get_native_id()
     here = [f"{Path(file).name} {function}" for file, _, function in said.frames]
@@ -71,15 +72,15 @@ def test_a_question_is_answered_once_from_beside_a_thread_that_waits(board: Path
     )
     assert all(isinstance(line, int) for _, line, _ in said.frames)
     time.sleep(0.5)
-    assert len(scene.of(StackRecord)) == 1
-    job.scene.tell("ending")
+    assert len(context.of(StackRecord)) == 1
+    job.context.emit(Probe.before_exit)
     ask(board, 2)
-    assert answer(scene, 2).left
+    assert answer(context, 2).left
 
 
 def test_own_threads_are_introduced(board: Path) -> None:
-    scene = scene_on(board)
-    scene.probes = [StackDumpProbe(scene)]
+    context = scene_on(board)
+    context.probes = [StackDumpProbe(context)]
     deadline = time.monotonic() + 10.0
     while not signs(board)[os.getpid()].own_threads and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -91,16 +92,16 @@ def test_own_threads_are_introduced(board: Path) -> None:
 @pytest.mark.parametrize("config", [{"hang_timeout": 0.0}, {}])
 def test_without_a_board_or_a_timeout_there_is_no_thread(board: Path, config: dict[str, float]) -> None:
     before = threading.active_count()
-    scene = scene_on(board, **config) if config else FakeScene()
-    job = Job(nn.Linear(2, 2), scene, [StackDumpProbe])
+    context = scene_on(board, **config) if config else FakeContext()
+    job = Job(nn.Linear(2, 2), context, [StackDumpProbe])
     job.train(torch.optim.SGD(job.module.parameters(), lr=0.1))
     assert threading.active_count() == before
-    assert scene.of(StackRecord) == []
+    assert context.of(StackRecord) == []
 
 
 def test_the_thread_of_a_session_that_is_over_ends(board: Path) -> None:
-    scene = scene_on(board)
-    probe = StackDumpProbe(scene)
+    context = scene_on(board)
+    probe = StackDumpProbe(context)
     [thread] = [
         t for t in threading.enumerate() if isinstance(t, stack_dump._Listener) and t._probe() is probe
     ]
@@ -115,13 +116,13 @@ def test_the_thread_of_a_session_that_is_over_ends(board: Path) -> None:
 
 
 def test_the_thread_ends_with_its_session_though_somebody_holds_the_probe(board: Path) -> None:
-    """A module of the group before may live on, and with it all that watched it."""
-    scene = scene_on(board)
-    probe = StackDumpProbe(scene)
+    """A module of the group before may live on, and with it all that tracked it."""
+    context = scene_on(board)
+    probe = StackDumpProbe(context)
     [thread] = [
         t for t in threading.enumerate() if isinstance(t, stack_dump._Listener) and t._probe() is probe
     ]
-    scene.over = True
+    context.over = True
     thread.join(10)
     assert not thread.is_alive()
 
@@ -133,8 +134,8 @@ def test_a_system_without_threads_costs_this_probe_only(board: Path, monkeypatch
     monkeypatch.setattr(stack_dump._Listener, "start", refuse)
     monkeypatch.setattr(GUARD, "off", set())
     monkeypatch.setattr(GUARD, "_unreported", [])
-    scene = scene_on(board)
-    scene.probes = [StackDumpProbe(scene)]
+    context = scene_on(board)
+    context.probes = [StackDumpProbe(context)]
     assert GUARD.off == {"standing"}
 
 

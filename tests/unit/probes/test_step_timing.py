@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,11 +16,13 @@ from ddpcheck.agent.patches import Patches, calling
 from ddpcheck.agent.tracked_loader import timed
 from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 from ddpcheck.probes import step_timing
+from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.process.os_counters import ProcessorQueue
 from ddpcheck.probes.process.step_phases import DevicePhaseTimer, clock_for
 from ddpcheck.probes.step_timing import ROWS_A_RECORD, StepTimingProbe
-from ddpcheck.records.schema import ClockRecord, to_line
-from tests.helpers.fake_scene import FakeScene, Job
+from ddpcheck.records.kinds.timing import ClockRecord
+from ddpcheck.records.registry import to_line
+from tests.helpers.fake_context import FakeContext, Job
 
 MILLI = 1_000_000
 
@@ -48,29 +51,36 @@ class Rank:
     """The probe alone, told of moments by hand."""
 
     def __init__(self) -> None:
-        self.scene = FakeScene()
+        self.context = FakeContext()
         self.module = torch.nn.Linear(2, 2)
-        self.job = Job(self.module, self.scene, probes=[StepTimingProbe])
+        self.job = Job(self.module, self.context, probes=[StepTimingProbe])
         self.optimizer = self._optimizer(0)
 
     def _optimizer(self, index: int) -> TrackedOptimizer:
         return TrackedOptimizer(index, "SGD", lambda: None, ())  # type: ignore[arg-type]
 
-    def tell(self, moment: str, *what: Any) -> None:
-        if moment in ("forward", "buffers_synced", "forward_done", "computed", "reduced"):
-            what = (self.job.watched,)
-        self.scene.tell(moment, *what)
+    def emit(self, event: Callable[..., None], *args: Any) -> None:
+        of_module = (
+            "before_forward",
+            "buffers_synced",
+            "after_forward",
+            "gradients_computed",
+            "gradients_reduced",
+        )
+        if event.__name__ in of_module:
+            args = (self.job.tracked,)
+        self.context.emit(event, *args)
 
     def step(self, optimizer: TrackedOptimizer | None = None) -> None:
         chosen = optimizer or self.optimizer
-        self.tell("before_step", chosen)
-        self.tell("after_step", chosen)
+        self.emit(Probe.before_step, chosen)
+        self.emit(Probe.after_step, chosen)
         chosen.steps += 1
 
     def record(self) -> ClockRecord:
         """All steps so far, in one record."""
-        self.tell("ending")
-        [record] = self.scene.of(ClockRecord)
+        self.emit(Probe.before_exit)
+        [record] = self.context.of(ClockRecord)
         return record
 
 
@@ -84,27 +94,27 @@ def rank(hands: Hands) -> Rank:
 
 def test_every_part_of_a_step(rank: Rank, hands: Hands) -> None:
     hands.pass_ms(1)
-    rank.tell("asking", None)
+    rank.emit(Probe.batch_requested, None)
     hands.pass_ms(2)
-    rank.tell("got", None)
+    rank.emit(Probe.batch_received, None)
     hands.pass_ms(3)
-    rank.tell("forward")
+    rank.emit(Probe.before_forward)
     hands.pass_ms(4)
-    rank.tell("buffers_synced")
+    rank.emit(Probe.buffers_synced)
     hands.pass_ms(5)
-    rank.tell("forward_done")
+    rank.emit(Probe.after_forward)
     hands.pass_ms(6)
-    rank.tell("backward_called")
+    rank.emit(Probe.backward_called)
     hands.pass_ms(7)
-    rank.tell("computed")
+    rank.emit(Probe.gradients_computed)
     hands.pass_ms(8)
-    rank.tell("reduced")
+    rank.emit(Probe.gradients_reduced)
     hands.pass_ms(9)
-    rank.tell("backward_returned")
+    rank.emit(Probe.backward_returned)
     hands.pass_ms(10)
-    rank.tell("before_step", rank.optimizer)
+    rank.emit(Probe.before_step, rank.optimizer)
     hands.pass_ms(11)
-    rank.tell("after_step", rank.optimizer)
+    rank.emit(Probe.after_step, rank.optimizer)
     record = rank.record()
     assert record.step == 1
     assert record.total == [66_000]
@@ -115,11 +125,11 @@ def test_every_part_of_a_step(rank: Rank, hands: Hands) -> None:
 
 
 def test_what_ddpcheck_takes_is_not_the_jobs(rank: Rank, hands: Hands) -> None:
-    rank.tell("forward")
+    rank.emit(Probe.before_forward)
     hands.pass_ms(5)
     # As the session counts it while probes work.
-    rank.scene.own_ns += 2 * MILLI
-    rank.tell("forward_done")
+    rank.context.own_ns += 2 * MILLI
+    rank.emit(Probe.after_forward)
     rank.step()
     record = rank.record()
     assert (record.total, record.forward, record.watching) == ([3_000], [3_000], [2_000])
@@ -127,43 +137,43 @@ def test_what_ddpcheck_takes_is_not_the_jobs(rank: Rank, hands: Hands) -> None:
 
 def test_micro_batches_are_added_up(rank: Rank, hands: Hands) -> None:
     for _ in range(3):
-        rank.tell("asking", None)
+        rank.emit(Probe.batch_requested, None)
         hands.pass_ms(1)
-        rank.tell("got", None)
-        rank.tell("forward")
+        rank.emit(Probe.batch_received, None)
+        rank.emit(Probe.before_forward)
         hands.pass_ms(2)
-        rank.tell("forward_done")
-        rank.tell("backward_called")
+        rank.emit(Probe.after_forward)
+        rank.emit(Probe.backward_called)
         hands.pass_ms(4)
-        rank.tell("backward_returned")
+        rank.emit(Probe.backward_returned)
     rank.step()
     record = rank.record()
     assert (record.data, record.forward, record.backward) == ([3_000], [6_000], [12_000])
 
 
 def test_a_backward_inside_a_backward_counts_once(rank: Rank, hands: Hands) -> None:
-    rank.tell("forward")
-    rank.tell("forward_done")
-    rank.tell("backward_called")
+    rank.emit(Probe.before_forward)
+    rank.emit(Probe.after_forward)
+    rank.emit(Probe.backward_called)
     hands.pass_ms(1)
-    rank.tell("backward_called")
+    rank.emit(Probe.backward_called)
     hands.pass_ms(2)
-    rank.tell("backward_returned")
+    rank.emit(Probe.backward_returned)
     hands.pass_ms(4)
-    rank.tell("backward_returned")
+    rank.emit(Probe.backward_returned)
     rank.step()
     assert rank.record().backward == [7_000]
 
 
 def test_two_modules_in_one_backward_wait_once(rank: Rank, hands: Hands) -> None:
-    rank.tell("backward_called")
-    rank.tell("computed")
+    rank.emit(Probe.backward_called)
+    rank.emit(Probe.gradients_computed)
     hands.pass_ms(3)
-    rank.tell("computed")
+    rank.emit(Probe.gradients_computed)
     hands.pass_ms(2)
-    rank.tell("reduced")
-    rank.tell("reduced")
-    rank.tell("backward_returned")
+    rank.emit(Probe.gradients_reduced)
+    rank.emit(Probe.gradients_reduced)
+    rank.emit(Probe.backward_returned)
     rank.step()
     record = rank.record()
     assert (record.wait, record.backward) == ([5_000], [0])
@@ -171,30 +181,30 @@ def test_two_modules_in_one_backward_wait_once(rank: Rank, hands: Hands) -> None
 
 def test_data_of_an_evaluation_does_not_count(rank: Rank, hands: Hands) -> None:
     for _ in range(3):
-        rank.tell("asking", None)
+        rank.emit(Probe.batch_requested, None)
         hands.pass_ms(9)
-        rank.tell("got", None)
-    rank.tell("ran_out", None)
-    rank.tell("asking", None)
+        rank.emit(Probe.batch_received, None)
+    rank.emit(Probe.loader_exhausted, None)
+    rank.emit(Probe.batch_requested, None)
     hands.pass_ms(1)
-    rank.tell("got", None)
-    rank.tell("forward")
+    rank.emit(Probe.batch_received, None)
+    rank.emit(Probe.before_forward)
     rank.step()
     assert rank.record().data == [1_000]
 
 
 def test_a_loader_read_by_another_thread_costs_nothing(rank: Rank, hands: Hands) -> None:
-    rank.tell("forward")
+    rank.emit(Probe.before_forward)
 
     def fetch() -> None:
-        rank.tell("asking", None)
+        rank.emit(Probe.batch_requested, None)
         hands.pass_ms(9)
-        rank.tell("got", None)
+        rank.emit(Probe.batch_received, None)
 
     thread = threading.Thread(target=fetch)
     thread.start()
     thread.join()
-    rank.tell("forward")
+    rank.emit(Probe.before_forward)
     rank.step()
     assert rank.record().data == [0]
 
@@ -216,23 +226,23 @@ def test_a_new_optimizer_takes_over(rank: Rank, hands: Hands) -> None:
     for _ in range(4):
         hands.pass_ms(3)
         rank.step(new)
-    rank.tell("ending")
-    first, second = rank.scene.of(ClockRecord)
+    rank.emit(Probe.before_exit)
+    first, second = rank.context.of(ClockRecord)
     assert (first.step, second.step) == (1, 3)
     assert second.total == [6_000, 3_000, 3_000]
 
 
 def test_a_step_costs_few_bytes(rank: Rank, hands: Hands) -> None:
     for _ in range(2 * ROWS_A_RECORD):
-        for moment in ("forward", "buffers_synced", "forward_done", "backward_called"):
-            rank.tell(moment)
+        for event in (Probe.before_forward, Probe.buffers_synced, Probe.after_forward, Probe.backward_called):
+            rank.emit(event)
             hands.pass_ms(12.345)
-        rank.tell("computed")
+        rank.emit(Probe.gradients_computed)
         hands.pass_ms(12.345)
-        rank.tell("reduced")
-        rank.tell("backward_returned")
+        rank.emit(Probe.gradients_reduced)
+        rank.emit(Probe.backward_returned)
         rank.step()
-    records = rank.scene.of(ClockRecord)
+    records = rank.context.of(ClockRecord)
     assert sum(len(record.total) for record in records) == 2 * ROWS_A_RECORD
     assert sum(map(len, map(to_line, records))) / (2 * ROWS_A_RECORD) < 100
 
@@ -278,14 +288,21 @@ def event() -> type[Event]:
 
 
 def device_step(rank: Rank) -> None:
-    for moment in ("forward", "forward_done", "backward_called", "computed", "reduced", "backward_returned"):
-        rank.tell(moment)
+    for event in (
+        Probe.before_forward,
+        Probe.after_forward,
+        Probe.backward_called,
+        Probe.gradients_computed,
+        Probe.gradients_reduced,
+        Probe.backward_returned,
+    ):
+        rank.emit(event)
         Event.now_ms += 2.0
     rank.step()
 
 
 def on_device(rank: Rank) -> StepTimingProbe:
-    [probe] = rank.scene.probes
+    [probe] = rank.context.probes
     assert isinstance(probe, StepTimingProbe)
     probe._device = DevicePhaseTimer(Event, lambda: False)
     rank.step()
@@ -372,7 +389,7 @@ def test_a_model_on_a_gpu_is_timed_without_waiting_for_it(
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     clock = clock_for([OnDevice()])  # type: ignore[list-item]
     assert clock is not None
-    [probe] = rank.scene.probes
+    [probe] = rank.context.probes
     assert isinstance(probe, StepTimingProbe)
     probe._device = clock
     rank.step()
@@ -401,14 +418,14 @@ def test_time_in_line_for_a_processor(tmp_path: Path) -> None:
 def test_the_loader_is_timed_and_unchanged(rank: Rank) -> None:
     heard: list[str] = []
     patches = Patches()
-    observers = [lambda _, said=said: heard.append(said) for said in ("asking", "got", "ran_out")]
+    observers = [lambda _, said=said: heard.append(said) for said in ("requested", "received", "exhausted")]
     patches.replace(_BaseDataLoaderIter, "__next__", lambda take: timed(take, *observers))
     try:
         loader = DataLoader(TensorDataset(torch.arange(4)), batch_size=2)
         assert [batch[0].tolist() for batch in loader] == [[0, 1], [2, 3]]
     finally:
         patches.remove()
-    assert heard == ["asking", "got", "asking", "got", "asking", "ran_out"]
+    assert heard == ["requested", "received", "requested", "received", "requested", "exhausted"]
     assert [batch[0].tolist() for batch in loader] == [[0, 1], [2, 3]]
     assert len(heard) == 6
 

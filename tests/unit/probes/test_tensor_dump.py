@@ -16,8 +16,8 @@ from ddpcheck.analysis.tensor_values import CapturedTensors
 from ddpcheck.probes import tensor_dump
 from ddpcheck.probes.live_compare.snapshot import SnapshotKey
 from ddpcheck.probes.tensor_dump import dump_tensors
-from ddpcheck.records.schema import Stage, TensorKind
-from tests.helpers.fake_scene import FakeScene, watch
+from ddpcheck.records.kinds.digests import Stage, TensorKind
+from tests.helpers.fake_context import FakeContext, watch
 from tests.helpers.unreadable_tensors import UNREADABLE, wrapper
 
 KINDS = {
@@ -50,8 +50,8 @@ def module() -> nn.Module:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> FakeScene:
-    return FakeScene(tmp_path, rank=3)
+def context(tmp_path: Path) -> FakeContext:
+    return FakeContext(tmp_path, rank=3)
 
 
 def moment(
@@ -65,8 +65,8 @@ def same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:
     return one.shape == two.shape and one.dtype == two.dtype and torch.equal(*bits)
 
 
-def test_parameters_come_back_to_the_bit(scene: FakeScene, module: nn.Module, tmp_path: Path) -> None:
-    name, whole, cut = dump_tensors(scene, moment(module), list(range(len(KINDS))))
+def test_parameters_come_back_to_the_bit(context: FakeContext, module: nn.Module, tmp_path: Path) -> None:
+    name, whole, cut = dump_tensors(context, moment(module), list(range(len(KINDS))))
     assert whole == list(range(len(KINDS)))
     assert cut == []
     found = load_file(tmp_path / name)
@@ -75,38 +75,38 @@ def test_parameters_come_back_to_the_bit(scene: FakeScene, module: nn.Module, tm
         assert same_bits(found[key], tensor), key
 
 
-def test_buffers_come_back_to_the_bit(scene: FakeScene, module: nn.Module, tmp_path: Path) -> None:
-    name, _, _ = dump_tensors(scene, moment(module, TensorKind.BUFFERS), list(range(len(BUFFERS))))
+def test_buffers_come_back_to_the_bit(context: FakeContext, module: nn.Module, tmp_path: Path) -> None:
+    name, _, _ = dump_tensors(context, moment(module, TensorKind.BUFFERS), list(range(len(BUFFERS))))
     found = load_file(tmp_path / name)
     assert all(same_bits(found[key], tensor) for key, tensor in BUFFERS.items())
     assert found.keys() == BUFFERS.keys()
 
 
-def test_only_what_was_asked_for(scene: FakeScene, module: nn.Module, tmp_path: Path) -> None:
-    name, whole, _ = dump_tensors(scene, moment(module), [1, 5])
+def test_only_what_was_asked_for(context: FakeContext, module: nn.Module, tmp_path: Path) -> None:
+    name, whole, _ = dump_tensors(context, moment(module), [1, 5])
     assert whole == [1, 5]
     with safe_open(tmp_path / name, "pt") as file:
         assert set(file.keys()) == {"float16", "scalar"}
 
 
-def test_our_own_reader_agrees(scene: FakeScene, module: nn.Module, tmp_path: Path) -> None:
-    name, _, _ = dump_tensors(scene, moment(module), [0, 7])
+def test_our_own_reader_agrees(context: FakeContext, module: nn.Module, tmp_path: Path) -> None:
+    name, _, _ = dump_tensors(context, moment(module), [0, 7])
     file = CapturedTensors(tmp_path / name)
     assert file.names() == {"float64", "transposed"}
     assert file.read("transposed") == struct.pack("<6f", 0, 3, 1, 4, 2, 5)
     assert file.read("scalar") == b""
 
 
-def test_only_the_user_can_read_it(scene: FakeScene, module: nn.Module, tmp_path: Path) -> None:
-    name, _, _ = dump_tensors(scene, moment(module), [0])
+def test_only_the_user_can_read_it(context: FakeContext, module: nn.Module, tmp_path: Path) -> None:
+    name, _, _ = dump_tensors(context, moment(module), [0])
     assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
     assert (tmp_path / name).parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_the_budget_cuts(scene: FakeScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_cuts(context: FakeContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_dump, "BUDGET", 100)
     module = nn.ParameterList([torch.arange(15.0), torch.arange(20.0).view(4, 5), torch.arange(3.0)])
-    name, whole, cut = dump_tensors(scene, moment(module), [0, 1, 2])
+    name, whole, cut = dump_tensors(context, moment(module), [0, 1, 2])
     assert (whole, cut) == ([0], [1])
     found = load_file(tmp_path / name)
     assert torch.equal(found["0"], torch.arange(15.0))
@@ -114,38 +114,38 @@ def test_the_budget_cuts(scene: FakeScene, tmp_path: Path, monkeypatch: pytest.M
     assert "2" not in found
 
 
-def test_what_the_format_does_not_know_is_left_out(scene: FakeScene, tmp_path: Path) -> None:
+def test_what_the_format_does_not_know_is_left_out(context: FakeContext, tmp_path: Path) -> None:
     module = nn.Module()
     module.register_buffer("wide", torch.zeros(2, dtype=torch.complex128))
     module.register_buffer("sparse", torch.eye(2).to_sparse())
     module.register_buffer("plain", torch.ones(1))
-    name, whole, _ = dump_tensors(scene, moment(module, TensorKind.BUFFERS), [0, 1, 2])
+    name, whole, _ = dump_tensors(context, moment(module, TensorKind.BUFFERS), [0, 1, 2])
     assert whole == [2]
     assert load_file(tmp_path / name).keys() == {"plain"}
 
 
-def test_what_has_no_memory_is_left_out(scene: FakeScene, tmp_path: Path) -> None:
+def test_what_has_no_memory_is_left_out(context: FakeContext, tmp_path: Path) -> None:
     module = nn.Module()
     for number, make in enumerate([*UNREADABLE, wrapper]):
         module.register_buffer(str(number), make())
     module.register_buffer("plain", torch.ones(1))
     name, whole, cut = dump_tensors(
-        scene, moment(module, TensorKind.BUFFERS), list(range(len(UNREADABLE) + 2))
+        context, moment(module, TensorKind.BUFFERS), list(range(len(UNREADABLE) + 2))
     )
     assert (len(whole), cut) == (1, [])
     assert load_file(tmp_path / name).keys() == {"plain"}
 
 
-def test_no_two_moments_share_a_file(scene: FakeScene, module: nn.Module) -> None:
-    watched = watch(module)
+def test_no_two_moments_share_a_file(context: FakeContext, module: nn.Module) -> None:
+    tracked = watch(module)
     moments = [
-        SnapshotKey(watched, Stage.INIT_AFTER, TensorKind.PARAMETERS, -1),
-        SnapshotKey(watched, Stage.INIT_AFTER, TensorKind.BUFFERS, -1),
-        SnapshotKey(watched, Stage.PARAMS, TensorKind.PARAMETERS, 3, 0),
-        SnapshotKey(watched, Stage.PARAMS, TensorKind.PARAMETERS, 3, 1),
-        SnapshotKey(watched, Stage.PARAMS, TensorKind.PARAMETERS, 4, 1),
+        SnapshotKey(tracked, Stage.INIT_AFTER, TensorKind.PARAMETERS, -1),
+        SnapshotKey(tracked, Stage.INIT_AFTER, TensorKind.BUFFERS, -1),
+        SnapshotKey(tracked, Stage.PARAMS, TensorKind.PARAMETERS, 3, 0),
+        SnapshotKey(tracked, Stage.PARAMS, TensorKind.PARAMETERS, 3, 1),
+        SnapshotKey(tracked, Stage.PARAMS, TensorKind.PARAMETERS, 4, 1),
     ]
-    assert len({dump_tensors(scene, each, [0])[0] for each in moments}) == len(moments)
+    assert len({dump_tensors(context, each, [0])[0] for each in moments}) == len(moments)
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from ddpcheck.records.schema import Stage
-from tests.helpers.fake_scene import FakeScene, Job
+from ddpcheck.records.kinds.digests import Stage
+from tests.helpers.fake_context import FakeContext, Job
 
 
 def hows(write: Callable[[str, nn.Module], None], forwards: int = 1) -> list[str]:
     """Three steps of a job in which `write` is called at each of their parts."""
     torch.manual_seed(0)
-    module, scene = nn.Linear(3, 2), FakeScene()
+    module, context = nn.Linear(3, 2), FakeContext()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    job = Job(module, scene).wrapped()
+    job = Job(module, context).wrapped()
     for _ in range(3):
         write("before", module)
         for _ in range(forwards):
@@ -27,7 +27,7 @@ def hows(write: Callable[[str, nn.Module], None], forwards: int = 1) -> list[str
             output.sum().backward()
             write("after", module)
         job.step(optimizer)
-    return [record.how for record in scene.digests(Stage.REWRITTEN) if record.optimizer is not None]
+    return [record.how for record in context.digests(Stage.REWRITTEN) if record.optimizer is not None]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from ddpcheck.records import reader
 from ddpcheck.records.decoding_msgspec import decode
+from ddpcheck.records.kinds.modules import JoinRecord
+from ddpcheck.records.kinds.rank import EndRecord
 from ddpcheck.records.reader import _parse_any, parse
-from ddpcheck.records.schema import KINDS, EndRecord, JoinRecord, from_mapping, to_line
+from ddpcheck.records.registry import from_mapping, record_kinds, to_line
 from tests.helpers.paths import ROOT
 
 STORED = sorted((ROOT / "tests" / "stored_runs").glob("*/rank-*.jsonl"))
@@ -38,9 +40,9 @@ def test_stored_lines_are_decoded_quickly() -> None:
 
 
 @settings(max_examples=300)
-@given(st.sampled_from(sorted(KINDS)), st.data())
+@given(st.sampled_from(sorted(record_kinds())), st.data())
 def test_what_is_decoded_quickly_is_what_is_decoded_at_all(kind: str, data: st.DataObject) -> None:
-    names = sorted(KINDS[kind].__dataclass_fields__)
+    names = sorted(record_kinds()[kind].__dataclass_fields__)
     raw = {name: data.draw(NESTED) for name in names}
     line = json.dumps({"kind": kind, **raw}, separators=(",", ":")).encode()
     quick = decode(line)
@@ -63,12 +65,12 @@ def test_unusual_lines_go_the_long_way(line: bytes) -> None:
 
 def test_without_msgspec_lines_are_read_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ddpcheck.records.decoding_msgspec", None)
-    reader._quickly.cache_clear()
+    reader._fast_decoder.cache_clear()
     try:
         assert parse(to_line(JoinRecord(0, 1))) == JoinRecord(0, 1)
-        assert reader._quickly()(to_line(JoinRecord(0, 1))) is None
+        assert reader._fast_decoder()(to_line(JoinRecord(0, 1))) is None
     finally:
-        reader._quickly.cache_clear()
+        reader._fast_decoder.cache_clear()
 
 
 def test_an_empty_record_is_a_record() -> None:

@@ -11,15 +11,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddpcheck.records import reader
+from ddpcheck.records.kinds.modules import JoinRecord
+from ddpcheck.records.kinds.rank import EndRecord
 from ddpcheck.records.reader import RecordFile, parse
-from ddpcheck.records.schema import KINDS, EndRecord, JoinRecord, Record, to_line
+from ddpcheck.records.registry import Record, record_kinds, to_line
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-FIELDS = sorted({name for kind in KINDS.values() for name in kind.__dataclass_fields__})
+FIELDS = sorted({name for kind in record_kinds().values() for name in kind.__dataclass_fields__})
 
 
 def line(step: int) -> bytes:
@@ -50,7 +52,7 @@ def test_parse_takes_any_json(value: object) -> None:
 
 
 @settings(max_examples=50)
-@given(st.sampled_from(sorted(KINDS)), st.dictionaries(st.sampled_from(FIELDS), JSON))
+@given(st.sampled_from(sorted(record_kinds())), st.dictionaries(st.sampled_from(FIELDS), JSON))
 def test_parse_takes_any_fields_of_any_kind(kind: str, values: dict[str, object]) -> None:
     record = parse(json.dumps({**values, "kind": kind}).encode())
     assert record is None or parse(to_line(record)) is not None

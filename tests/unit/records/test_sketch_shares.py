@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ddpcheck.records.schema import ModuleRecord
+from ddpcheck.records.kinds.modules import ModuleRecord
 from ddpcheck.records.sketch_shares import deal, share_of, shares
 
 LAYERS = (1 << 20, 1 << 10) * 8

@@ -6,7 +6,7 @@ import pytest
 
 from ddpcheck.analysis.report import Report
 from ddpcheck.analysis.report_builder import analyse_run
-from ddpcheck.records.schema import SCHEMA
+from ddpcheck.records.registry import SCHEMA
 from tests.helpers.paths import ROOT
 
 STORED = ROOT / "tests" / "stored_runs"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ddpcheck.records.schema import ClockRecord
+from ddpcheck.records.kinds.timing import ClockRecord
 from ddpcheck.reports.json_report import from_json, to_json
 from ddpcheck.reports.terminal.report import render
 from tests.helpers.paths import ROOT

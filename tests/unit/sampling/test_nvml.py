@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import nvml
+from tests.helpers import nvml
 
 # The library is found when a process starts, so each case has a process of its own.
 READ = """

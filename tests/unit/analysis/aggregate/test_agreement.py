@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcheck.analysis.aggregate.agreement import Agreement, groups_of, odd_ranks
-from ddpcheck.records.schema import DigestRecord, Stage, TensorKind
+from ddpcheck.analysis.aggregate.agreement import Agreement, groups_of, outlier_ranks
+from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
 
 FOUR = ((0, 1, 2, 3), 0)
 TWO = ((0, 1), 0)
@@ -17,7 +17,7 @@ def said(root: str, step: int = 0, stage: Stage = Stage.PARAMS, **more: object) 
 
 
 def first(agreement: Agreement, module: object = FOUR, stage: Stage = Stage.PARAMS) -> object:
-    return agreement.tally(module, stage, TensorKind.PARAMETERS).first  # type: ignore[arg-type]
+    return agreement.stats_of(module, stage, TensorKind.PARAMETERS).first  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def first(agreement: Agreement, module: object = FOUR, stage: Stage = Stage.PARA
 )
 def test_the_minority_is_odd_and_without_a_majority_all_are(roots: str, odd: tuple[int, ...]) -> None:
     groups = groups_of(dict(enumerate(roots)))
-    assert odd_ranks([ranks for _, ranks in groups]) == odd
+    assert outlier_ranks([ranks for _, ranks in groups]) == odd
 
 
 def test_the_largest_group_comes_first_and_ties_go_to_the_lowest_rank() -> None:
@@ -48,20 +48,20 @@ def test_the_first_disagreement_is_kept_and_all_are_counted() -> None:
     for step in range(5):
         for rank in range(4):
             agreement.add(rank, FOUR, said("odd" if rank == 2 and step >= 3 else "same", step))
-    tally = agreement.tally(FOUR, Stage.PARAMS, TensorKind.PARAMETERS)
+    tally = agreement.stats_of(FOUR, Stage.PARAMS, TensorKind.PARAMETERS)
     assert (tally.compared, tally.differing) == (5, 2)
     assert tally.first is not None
     assert tally.first.moment.step == 3
-    assert tally.first.odd_ranks() == (2,)
+    assert tally.first.outlier_ranks() == (2,)
 
 
 def test_nothing_is_said_before_all_have_spoken() -> None:
     agreement = Agreement()
     for rank in range(3):
         agreement.add(rank, FOUR, said(str(rank)))
-    assert agreement.tally(FOUR, Stage.PARAMS, TensorKind.PARAMETERS).compared == 0
+    assert agreement.stats_of(FOUR, Stage.PARAMS, TensorKind.PARAMETERS).compared == 0
     agreement.add(3, FOUR, said("3"))
-    assert agreement.tally(FOUR, Stage.PARAMS, TensorKind.PARAMETERS).differing == 1
+    assert agreement.stats_of(FOUR, Stage.PARAMS, TensorKind.PARAMETERS).differing == 1
 
 
 def test_a_rank_that_has_ended_is_not_waited_for() -> None:
@@ -70,10 +70,10 @@ def test_a_rank_that_has_ended_is_not_waited_for() -> None:
         agreement.add(rank, FOUR, said("odd" if rank == 1 else "same", 7))
     agreement.end_rank(3)
     found = first(agreement)
-    assert found.odd_ranks() == (1,)  # type: ignore[attr-defined]
+    assert found.outlier_ranks() == (1,)  # type: ignore[attr-defined]
     for rank in range(3):
         agreement.add(rank, FOUR, said("same", 8))
-    assert agreement.tally(FOUR, Stage.PARAMS, TensorKind.PARAMETERS).compared == 2
+    assert agreement.stats_of(FOUR, Stage.PARAMS, TensorKind.PARAMETERS).compared == 2
 
 
 def test_at_the_end_those_who_spoke_are_compared() -> None:
@@ -82,7 +82,7 @@ def test_at_the_end_those_who_spoke_are_compared() -> None:
     agreement.add(2, FOUR, said("b"))
     agreement.add(1, FOUR, said("alone", 1))
     agreement.end_all()
-    tally = agreement.tally(FOUR, Stage.PARAMS, TensorKind.PARAMETERS)
+    tally = agreement.stats_of(FOUR, Stage.PARAMS, TensorKind.PARAMETERS)
     assert (tally.compared, tally.differing) == (1, 1)
 
 
@@ -94,7 +94,7 @@ def test_ranks_of_another_group_and_other_optimizers_are_no_business_of_ours() -
     agreement.add(3, ((2, 3), 0), said("b"))
     agreement.add(0, TWO, said("c", optimizer=1))
     agreement.add(1, TWO, said("c", optimizer=1))
-    assert [tally.differing for tally in agreement.tallies.values()] == [0, 0]
+    assert [tally.differing for tally in agreement.stats.values()] == [0, 0]
 
 
 def test_parts_of_a_sharded_state_are_not_compared() -> None:
@@ -102,10 +102,10 @@ def test_parts_of_a_sharded_state_are_not_compared() -> None:
     for rank, part in ((0, "x"), (1, "y")):
         agreement.add(rank, TWO, said(str(rank), stage=Stage.STATE, of="state", hyper=part))
     agreement.end_all()
-    assert agreement.tally(TWO, Stage.STATE, TensorKind.STATE).compared == 0
+    assert agreement.stats_of(TWO, Stage.STATE, TensorKind.STATE).compared == 0
     for rank in (0, 1):
         agreement.add(rank, TWO, said(str(rank), 1, stage=Stage.STATE, of="state", hyper="x"))
-    assert agreement.tally(TWO, Stage.STATE, TensorKind.STATE).differing == 1
+    assert agreement.stats_of(TWO, Stage.STATE, TensorKind.STATE).differing == 1
 
 
 def test_hyperparameters_and_forwards_are_compared_on_the_way() -> None:
@@ -140,7 +140,7 @@ def test_one_rank_that_rewrote_its_parameters_is_compared_with_where_the_others_
     step(agreement, number, "a", "b")
     root = agreement.rewritten[TWO]
     assert root.moment.step == number
-    assert [(rank, record.stage) for rank, record in sorted(root.sightings.items())][1] == (1, "rewritten")
+    assert [(rank, record.stage) for rank, record in sorted(root.digests.items())][1] == (1, "rewritten")
 
 
 def test_ranks_that_rewrote_alike_agree() -> None:
@@ -183,7 +183,7 @@ def test_nothing_is_held_over_ten_thousand_steps() -> None:
             agreement.add(rank, FOUR, said("odd" if rank == 1 and number > 50 else "same", number))
         most = max(most, held(agreement))
     assert most == 0
-    assert agreement.tally(FOUR, Stage.PARAMS, TensorKind.PARAMETERS).compared == 10_000
+    assert agreement.stats_of(FOUR, Stage.PARAMS, TensorKind.PARAMETERS).compared == 10_000
 
 
 def test_a_rank_that_never_speaks_does_not_hold_up_the_others_for_good() -> None:
@@ -197,5 +197,5 @@ def test_a_rank_that_never_speaks_does_not_hold_up_the_others_for_good() -> None
     assert most < 5000
     assert first(agreement) is not None
     agreement.end_all()
-    tally = agreement.tally(FOUR, Stage.PARAMS, TensorKind.PARAMETERS)
+    tally = agreement.stats_of(FOUR, Stage.PARAMS, TensorKind.PARAMETERS)
     assert (tally.compared, tally.differing) == (10_000, 1)

@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.aggregate.rank_data import RankData
 from ddpcheck.analysis.data.batches import MOST_PENDING, Batches, ModuleBatches
 from ddpcheck.analysis.data.collector import DataCollector
 from ddpcheck.analysis.data.same_batches import Sameness, sameness
 from ddpcheck.analysis.data.split import Pass, split, unpack
-from ddpcheck.records.schema import BatchRecord, EpochRecord, LoaderRecord
+from ddpcheck.records.kinds.data import BatchRecord, EpochRecord, LoaderRecord
+from ddpcheck.records.kinds.rank import RankHeader
 
 MODULE = ((0, 1), 0)
 
@@ -141,13 +144,14 @@ def test_what_waits_for_a_rank_is_bounded() -> None:
 
 
 def test_an_epoch_of_which_a_rank_says_nothing_is_left_out() -> None:
-    data = DataCollector()
-    for rank in (0, 1):
-        data.loader(rank, LoaderRecord(0, 60, "Sampler"))
-    data.epoch(0, MODULE, passed([1], 60).epoch)
-    data.end_all()
+    data = Attempt("a").collector(DataCollector)
+    ranks = [RankData(RankHeader(rank, 3, "node0", rank, 1, "a", 1.0)) for rank in range(3)]
+    for rank in ranks[:2]:
+        data.add_loader(rank, LoaderRecord(0, 60, "Sampler"))
+    data.add_epoch(ranks[0], MODULE, passed([1], 60).epoch)
+    data.end()
     assert data.splits == {}
     # Without its loader, and not trained on: neither counts.
-    data.epoch(2, MODULE, passed([1], 60).epoch)
-    data.epoch(1, MODULE, EpochRecord(0, 0, 4, fed=1, yielded=9))
+    data.add_epoch(ranks[2], MODULE, passed([1], 60).epoch)
+    data.add_epoch(ranks[1], MODULE, EpochRecord(0, 0, 4, fed=1, yielded=9))
     assert data.repeats.keys() == {(MODULE, 0)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.records.schema import StructureRecord
+from ddpcheck.records.kinds.modules import StructureRecord
 from tests.helpers.run_builder import NAMES, RunBuilder
 
 OWN = dict.fromkeys(range(4), NAMES)
@@ -213,9 +213,9 @@ def test_parameters_that_had_parted_before_are_told_of_instead(tmp_path: Path) -
 
 
 def test_replicas_that_are_meant_to_differ(tmp_path: Path) -> None:
-    from ddpcheck.records.schema import LOOSE, CommHookRecord
+    from ddpcheck.records.kinds.modules import LOCAL_SGD_HOOK, CommHookRecord
 
     build = start(tmp_path)
     for rank in build.ranks:
-        build.say(rank, CommHookRecord(0, LOOSE, 0))
+        build.say(rank, CommHookRecord(0, LOCAL_SGD_HOOK, 0))
     assert build.apply(0, odd=OWN, **stray()).step(0, odd=OWN).end().findings("DDP202") == []

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.records.schema import Stage, StructureRecord, TensorKind
+from ddpcheck.records.kinds.digests import Stage, TensorKind
+from ddpcheck.records.kinds.modules import StructureRecord
 from tests.helpers.run_builder import RunBuilder
 
 ODD = {1: ["body.bias"]}

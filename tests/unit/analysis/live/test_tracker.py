@@ -9,7 +9,9 @@ import pytest
 from ddpcheck.analysis.live.state import LiveState
 from ddpcheck.analysis.live.tracker import LATEST, LiveTracker
 from ddpcheck.analysis.run_reader import RunReader
-from ddpcheck.records.schema import ClockRecord, MemoryRecord, Stage
+from ddpcheck.records.kinds.digests import Stage
+from ddpcheck.records.kinds.memory import MemoryRecord
+from ddpcheck.records.kinds.timing import ClockRecord
 from tests.helpers.run_builder import RunBuilder
 
 MB = 1_000_000

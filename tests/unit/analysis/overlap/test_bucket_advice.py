@@ -7,9 +7,12 @@ import pytest
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.overlap import bucket_advice as advice_of_buckets
 from ddpcheck.analysis.overlap.bucket_advice import MIB, bucket_advice
+from ddpcheck.analysis.overlap.collector import ProfileCollector
 from ddpcheck.analysis.overlap.link_model import Bucket, GlooLink, Gradient, LinkModel, laid_out
 from ddpcheck.analysis.overlap.model import BucketOverlap, BucketPart
-from ddpcheck.records.schema import ModuleRecord, RankHeader, ReadyRecord
+from ddpcheck.records.kinds.modules import ModuleRecord
+from ddpcheck.records.kinds.profile import ReadyRecord
+from ddpcheck.records.kinds.rank import RankHeader
 
 MS = 1_000_000
 
@@ -155,7 +158,7 @@ def test_no_advice_where_buckets_are_not_those_of_the_rule() -> None:
 
 def test_no_advice_where_the_simulation_misses_the_backward() -> None:
     job = Job([2] * 12, 30, [1 * MIB, 25 * MIB], SLOW)
-    for records in next(iter(job.attempt.window.ready.values())).values():
+    for records in next(iter(job.attempt.collector(ProfileCollector).ready.values())).values():
         records[:] = [ReadyRecord(**{**vars(each), "done_us": each.done_us * 2}) for each in records]
     assert job.advice() is None
 
@@ -163,7 +166,7 @@ def test_no_advice_where_the_simulation_misses_the_backward() -> None:
 def test_no_advice_from_a_single_backward_or_a_rank_that_is_missing() -> None:
     assert Job([2] * 12, 30, [1 * MIB, 25 * MIB], SLOW, steps=1).advice() is None
     job = Job([2] * 12, 30, [1 * MIB, 25 * MIB], SLOW)
-    del next(iter(job.attempt.window.ready.values()))[1]
+    del next(iter(job.attempt.collector(ProfileCollector).ready.values()))[1]
     assert job.advice() is None
 
 

@@ -11,7 +11,8 @@ import pytest
 from ddpcheck.analysis.startup.scenario import reads_by_node, told_by_node
 from ddpcheck.analysis.startup.table import StartupTable
 from ddpcheck.analysis.startup.timeline import is_direct, timeline
-from ddpcheck.records.schema import RankHeader, StartupRecord
+from ddpcheck.records.kinds.rank import RankHeader
+from ddpcheck.records.kinds.startup import StartupRecord
 from tests.helpers.run_builder import NAMES, RunBuilder
 
 MB = 10**6

@@ -17,7 +17,8 @@ from ddpcheck.analysis.timeseries.links import link_matrices
 from ddpcheck.analysis.timeseries.loss import MOST_STEPS, LossSeries
 from ddpcheck.analysis.timeseries.model import NamedSeries, RunTimeSeries, SeriesKind
 from ddpcheck.analysis.timeseries.series import THINNING_MOST_POINTS, line
-from ddpcheck.records.schema import DigestRecord, LossRecord
+from ddpcheck.records.kinds.digests import DigestRecord
+from ddpcheck.records.kinds.optimizers import LossRecord
 from tests.helpers.cluster import BYTES, START, Cluster, Interface
 from tests.helpers.run_builder import NAMES, RunBuilder
 from tests.helpers.tensorboard_run import LOCAL, PARTING, STEPS, WAITS, build

@@ -7,7 +7,8 @@ from random import Random
 import pytest
 
 from ddpcheck.analysis.timing.clock_offsets import ClockOffsets
-from ddpcheck.records.schema import BackwardRecord, RankHeader
+from ddpcheck.records.kinds.gradients import BackwardRecord
+from ddpcheck.records.kinds.rank import RankHeader
 
 MODULE = ((0, 1, 2, 3), 0)
 

@@ -14,7 +14,7 @@ from ddpcheck.analysis.timing.model import TimeTable
 from ddpcheck.analysis.timing.rank_series import MOST_STEPS, StepTimeSeries
 from ddpcheck.analysis.timing.straggler import faults_memory_in, lacks_processors
 from ddpcheck.analysis.timing.table import time_tables
-from ddpcheck.records.schema import ClockRecord
+from ddpcheck.records.kinds.timing import ClockRecord
 from tests.helpers.run_builder import RunBuilder
 
 # Microseconds of each part on every rank, unless a test says otherwise.

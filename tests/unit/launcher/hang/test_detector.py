@@ -20,8 +20,10 @@ from ddpcheck.launcher.hang import detector as members
 from ddpcheck.launcher.hang.detector import HangDetector
 from ddpcheck.launcher.process.process_table import Activity, process_start
 from ddpcheck.launcher.process.supervise import StopRequest
+from ddpcheck.records.kinds.hang import StackRecord
+from ddpcheck.records.kinds.rank import FaultRecord
 from ddpcheck.records.node_log import NodeLog
-from ddpcheck.records.schema import FaultRecord, StackRecord, to_line
+from ddpcheck.records.registry import to_line
 from tests.helpers.run_builder import RunBuilder
 from tests.unit.analysis.hang.test_stacks import BARRIER, MAIN, USER
 

@@ -11,7 +11,8 @@ import pytest
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.errors import NotOneJob, OutputFolderError, RunNotFound
 from ddpcheck.launcher.multi_node.merge import merge
-from ddpcheck.records.schema import NodeMismatchRecord, NodesRecord, RankHeader
+from ddpcheck.records.kinds.nodes import NodeMismatchRecord, NodesRecord
+from ddpcheck.records.kinds.rank import RankHeader
 from tests.helpers.run_builder import RunBuilder
 
 ODD = {1: ["body.bias"]}

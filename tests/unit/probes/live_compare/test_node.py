@@ -14,9 +14,11 @@ from torch import nn
 from ddpcheck.agent.shm_exchange import ShmExchange, create_exchange
 from ddpcheck.probes.live_compare import node
 from ddpcheck.probes.parameters import ParameterProbe
+from ddpcheck.probes.probe import Probe
 from ddpcheck.records.digest_codec import unpack_leaves, unpack_samples
-from ddpcheck.records.schema import CaptureRecord, DetailRecord, Record, TensorKind
-from tests.helpers.fake_scene import FakeScene, Job
+from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, TensorKind
+from ddpcheck.records.registry import Record
+from tests.helpers.fake_context import FakeContext, Job
 
 
 class BoardOfOneProcess(ShmExchange):
@@ -37,8 +39,8 @@ class Pair:
         BoardOfOneProcess.places = 0
         self.boards = [BoardOfOneProcess(folder / "board", rank) for rank in (0, 1)]
         self.modules = [self._module(), self._module()]
-        self.scenes = [FakeScene(folder, rank, self.boards[rank], **config) for rank in (0, 1)]
-        self.jobs = [Job(self.modules[rank], self.scenes[rank]) for rank in (0, 1)]
+        self.contexts = [FakeContext(folder, rank, self.boards[rank], **config) for rank in (0, 1)]
+        self.jobs = [Job(self.modules[rank], self.contexts[rank]) for rank in (0, 1)]
         self.optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in self.modules]
 
     @staticmethod
@@ -58,11 +60,11 @@ class Pair:
         self.jobs[rank].step(self.optimizers[rank])
 
     def probe(self, rank: int) -> ParameterProbe:
-        return next(probe for probe in self.scenes[rank].probes if isinstance(probe, ParameterProbe))
+        return next(probe for probe in self.contexts[rank].probes if isinstance(probe, ParameterProbe))
 
     def kept(self, rank: int) -> list[Record]:
         """Of the parameters: gradients have a budget of their own."""
-        kept = [r for r in self.scenes[rank].records if isinstance(r, DetailRecord | CaptureRecord)]
+        kept = [r for r in self.contexts[rank].records if isinstance(r, DetailRecord | CaptureRecord)]
         return [record for record in kept if record.of != TensorKind.GRADIENTS.value]
 
 
@@ -130,13 +132,13 @@ def test_who_is_ahead_shows_what_it_remembers_and_keeps_the_next_step(pair: Pair
 
 
 def test_word_that_comes_after_the_model_has_gone(pair: Pair) -> None:
-    """The records tell, but there is nothing left to keep whole."""
+    """The mismatch is recorded, but no tensors are left to dump."""
     pair.wrap()
     pair.step(0)
-    pair.jobs[0].watched.forget()
+    pair.jobs[0].tracked.forget()
     pair.step(1, odd=5.0)
-    assert pair.scenes[0].disagreements is not None
-    pair.scenes[0].disagreements.catch_up()
+    assert pair.contexts[0].node_compare is not None
+    pair.contexts[0].node_compare.catch_up()
     assert [type(record) for record in pair.kept(0)] == [DetailRecord]
 
 
@@ -157,7 +159,7 @@ def test_memory_does_not_grow_with_steps(pair: Pair) -> None:
     for _ in range(300):
         for rank in (0, 1):
             pair.step(rank)
-    found = pair.probe(0)._disagreements
+    found = pair.probe(0)._node_compare
     assert found is not None
     assert len(found._mine._items) == 64
     assert len(found._theirs._items) == 256
@@ -184,9 +186,9 @@ def test_at_the_end_a_neighbour_gets_a_moment_to_catch_up(pair: Pair) -> None:
         pair.step(rank)
         pair.jobs[rank].forward()
     started = time.monotonic()
-    pair.scenes[0].tell("ending")
+    pair.contexts[0].emit(Probe.before_exit)
     assert time.monotonic() - started < 0.3
     pair.step(0)
     started = time.monotonic()
-    pair.scenes[0].tell("ending")
+    pair.contexts[0].emit(Probe.before_exit)
     assert 0.3 < time.monotonic() - started < 5

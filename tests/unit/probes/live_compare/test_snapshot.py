@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from ddpcheck.probes.live_compare.snapshot import RecentSnapshots, SnapshotKey
-from ddpcheck.records.schema import Stage, TensorKind
-from tests.helpers.fake_scene import watch
+from ddpcheck.records.kinds.digests import Stage, TensorKind
+from tests.helpers.fake_context import watch
 
 
 def test_ranks_name_a_moment_alike_and_no_two_moments_the_same() -> None:

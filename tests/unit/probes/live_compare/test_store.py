@@ -15,8 +15,9 @@ from ddpcheck.agent.shm_exchange import ShmExchange, create_exchange
 from ddpcheck.probes.live_compare import store
 from ddpcheck.probes.live_compare.snapshot import Snapshot, SnapshotKey
 from ddpcheck.probes.live_compare.store import StoreCompare
-from ddpcheck.records.schema import NodeMismatchRecord, NodesRecord, Stage, TensorKind
-from tests.helpers.fake_scene import FakeScene, watch
+from ddpcheck.records.kinds.digests import Stage, TensorKind
+from ddpcheck.records.kinds.nodes import NodeMismatchRecord, NodesRecord
+from tests.helpers.fake_context import FakeContext, watch
 
 
 class Nodes:
@@ -30,18 +31,18 @@ class Nodes:
     ) -> None:
         self.store: Any = torch.distributed.HashStore()  # type: ignore[attr-defined]
         self.module = nn.Linear(2, 2)
-        self.watched = watch(self.module)
-        self.scenes: list[FakeScene] = []
+        self.tracked = watch(self.module)
+        self.contexts: list[FakeContext] = []
         self.nodes: list[StoreCompare] = []
         for rank, algorithm in enumerate(algorithms):
             create_exchange(folder / f"board{rank}")
-            scene = FakeScene(folder, rank)
-            scene.board = ShmExchange(folder / f"board{rank}", rank)
-            self.scenes.append(scene)
-            self.nodes.append(StoreCompare(scene, self.store, names[rank], algorithm))
+            context = FakeContext(folder, rank)
+            context.exchange = ShmExchange(folder / f"board{rank}", rank)
+            self.contexts.append(context)
+            self.nodes.append(StoreCompare(context, self.store, names[rank], algorithm))
 
     def look(self, rank: int, step: int, root: bytes = b"same", stage: Stage = Stage.PARAMS) -> None:
-        moment = SnapshotKey(self.watched, stage, TensorKind.PARAMETERS, step, 0)
+        moment = SnapshotKey(self.tracked, stage, TensorKind.PARAMETERS, step, 0)
         self.nodes[rank].offer(Snapshot(moment, moment.key("s"), root.ljust(16), [], b""))
 
     def end(self) -> None:
@@ -68,15 +69,15 @@ def test_both_nodes_learn_of_a_difference_and_of_the_first_one(tmp_path: Path) -
     nodes = Nodes(tmp_path)
     for step in range(3):
         nodes.look(0, step)
-    # Rank 0 is ahead: only the other one can see the difference, and has to tell.
+    # Rank 0 is ahead: only the other one can see the difference, and must report it.
     until(lambda: len(nodes.nodes[0]._laid_down) == 3)
     nodes.look(1, 0)
     nodes.look(1, 1, b"other")
     nodes.look(1, 2, b"another")
     until(lambda: nodes.nodes[1]._spoken == 3 and nodes.nodes[0]._note)
     nodes.end()
-    for rank, scene in enumerate(nodes.scenes):
-        first = min(scene.of(NodeMismatchRecord), key=lambda record: record.step)
+    for rank, context in enumerate(nodes.contexts):
+        first = min(context.of(NodeMismatchRecord), key=lambda record: record.step)
         assert (first.step, first.stage, first.other_rank) == (1, "params", 1 - rank)
         assert bytes.fromhex(first.root).strip() == (b"same", b"other")[rank]
         assert bytes.fromhex(first.other_root).strip() == (b"other", b"same")[rank]
@@ -90,10 +91,10 @@ def test_nodes_that_agree_say_where_the_others_are_and_how_much_was_compared(tmp
         nodes.look(1, step)
     until(lambda: all(node._spoken == 5 for node in nodes.nodes))
     nodes.end()
-    for rank, scene in enumerate(nodes.scenes):
-        assert not scene.of(NodeMismatchRecord)
-        assert list(scene.of(NodesRecord)[-1].others) == [str(1 - rank)]
-        assert scene.of(NodesRecord)[-1].compared == 5
+    for rank, context in enumerate(nodes.contexts):
+        assert not context.of(NodeMismatchRecord)
+        assert list(context.of(NodesRecord)[-1].others) == [str(1 - rank)]
+        assert context.of(NodesRecord)[-1].compared == 5
 
 
 def test_digests_of_different_kinds_are_not_compared(tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_digests_of_different_kinds_are_not_compared(tmp_path: Path) -> None:
     nodes.look(1, 0, b"two")
     until(lambda: all(node._spoken for node in nodes.nodes))
     nodes.end()
-    assert not any(scene.of(NodeMismatchRecord) for scene in nodes.scenes)
+    assert not any(context.of(NodeMismatchRecord) for context in nodes.contexts)
 
 
 def test_what_was_laid_down_is_taken_away_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +120,7 @@ def test_one_node_alone_says_nothing(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, names=("the same board", "the same board"))
     nodes.look(0, 0)
     nodes.end()
-    assert nodes.scenes[0].records == []
+    assert nodes.contexts[0].records == []
 
 
 def test_a_store_that_goes_away_ends_it_without_a_fault(tmp_path: Path) -> None:
@@ -127,17 +128,17 @@ def test_a_store_that_goes_away_ends_it_without_a_fault(tmp_path: Path) -> None:
         def __getattr__(self, name: str) -> Any:
             raise RuntimeError("Connection reset by peer")
 
-    scene = FakeScene(tmp_path)
-    node = StoreCompare(scene, Gone(), "node0", "xxh3")
+    context = FakeContext(tmp_path)
+    node = StoreCompare(context, Gone(), "node0", "xxh3")
     assert node._ended.wait(10)
-    assert scene.records == []
+    assert context.records == []
 
 
 def test_of_one_node_only_the_first_rank_of_a_module_speaks(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
     assert nodes.nodes[0]._speaks_for((0, 1))
     assert nodes.nodes[1]._speaks_for((0, 1))
-    board = nodes.scenes[1].board
+    board = nodes.contexts[1].exchange
     assert board is not None
     board.ranks = lambda: {0, 1}  # type: ignore[method-assign]
     assert not nodes.nodes[1]._speaks_for((0, 1))

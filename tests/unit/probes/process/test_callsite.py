@@ -18,7 +18,8 @@ def test_the_innermost_call_outside_libraries() -> None:
     file, _, line = user_callsite().rpartition(":")
     assert Path(file).resolve() == HERE
     assert (
-        HERE.read_text().splitlines()[int(line) - 1].strip() == 'file, _, line = user_callsite().rpartition(":")'
+        HERE.read_text().splitlines()[int(line) - 1].strip()
+        == 'file, _, line = user_callsite().rpartition(":")'
     )
 
 
@@ -37,7 +38,7 @@ def test_libraries_between_are_passed_over() -> None:
         ("<frozen runpy>", False),
         ("<string>", False),
         (str(ROOT / "probes" / "optimizers.py"), False),
-        (str(ROOT / "ddpcheck" / "agent" / "watcher.py"), False),
+        (str(ROOT / "ddpcheck" / "agent" / "dispatcher.py"), False),
         (str(ROOT / "examples" / "train.py"), True),
     ],
 )

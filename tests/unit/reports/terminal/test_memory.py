@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from ddpcheck.analysis.report import Report
-from ddpcheck.records.schema import MemoryPartsRecord, MemoryRecord, StartupRecord
+from ddpcheck.records.kinds.memory import MemoryPartsRecord, MemoryRecord
+from ddpcheck.records.kinds.startup import StartupRecord
 from ddpcheck.reports.json_report import from_json, to_json
 from ddpcheck.reports.terminal.report import render
 from tests.helpers.paths import ROOT

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from ddpcheck.analysis.finding import Finding
-from ddpcheck.records.schema import BatchRecord, EpochRecord, JoinRecord, LoaderRecord, LossRecord
+from ddpcheck.records.kinds.data import BatchRecord, EpochRecord, LoaderRecord
+from ddpcheck.records.kinds.modules import JoinRecord
+from ddpcheck.records.kinds.optimizers import LossRecord
 from tests.helpers.run_builder import RunBuilder
 from tests.unit.analysis.data.test_split import packed
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.records.schema import CommHookRecord
+from ddpcheck.records.kinds.modules import CommHookRecord
 from tests.helpers.run_builder import RunBuilder
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.analysis.aggregate import launch
-from ddpcheck.records.schema import FaultRecord, Stage, TensorKind
+from ddpcheck.records.kinds.digests import Stage, TensorKind
+from ddpcheck.records.kinds.rank import FaultRecord
 from tests.helpers.run_builder import RunBuilder
 
 ODD = {1: ["body.bias"]}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.records.schema import JoinRecord
+from ddpcheck.records.kinds.modules import JoinRecord
 from tests.helpers.run_builder import RunBuilder
 
 ODD = {1: ["body.bias"]}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.records.schema import Stage
+from ddpcheck.records.kinds.digests import Stage
 from tests.helpers.run_builder import RunBuilder
 
 ODD = {1: ["body.bias"]}

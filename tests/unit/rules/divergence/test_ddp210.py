@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.records.schema import DigestRecord, Stage, TensorKind
+from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
 from tests.helpers.run_builder import NAMES, RunBuilder
 
 BUFFERS = ["norm.mean", "norm.var"]

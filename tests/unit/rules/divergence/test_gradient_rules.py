@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.records.schema import CommHookRecord, EndRecord, FaultRecord, JoinRecord
+from ddpcheck.records.kinds.modules import CommHookRecord, JoinRecord
+from ddpcheck.records.kinds.rank import EndRecord, FaultRecord
 from tests.helpers.run_builder import NAMES, RunBuilder
 
 OWN = dict.fromkeys(range(4), NAMES)
@@ -255,7 +256,7 @@ def test_ddp304_is_silent_about_chance(tmp_path: Path, alike: int, other: int) -
 def test_a_damaged_record_costs_no_report(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from ddpcheck.records.schema import BackwardRecord
+    from ddpcheck.records.kinds.gradients import BackwardRecord
 
     build = start(tmp_path).backward(1, LOCAL, MEAN).apply(0).step(0)
     for rank, records in build.records.items():

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ddpcheck.analysis.finding import Finding
-from ddpcheck.records.schema import ModuleRecord, StackRecord
+from ddpcheck.records.kinds.hang import StackRecord
+from ddpcheck.records.kinds.modules import ModuleRecord
 from tests.helpers.run_builder import NAMES, RunBuilder
 from tests.unit.analysis.hang.test_stacks import BACKWARD, BARRIER, BUFFERS, C10D, LOGGER, MAIN, USER
 

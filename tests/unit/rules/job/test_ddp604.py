@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.records.schema import RankHeader
+from ddpcheck.records.kinds.rank import RankHeader
 from tests.helpers.run_builder import RunBuilder
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.records.schema import FaultRecord, to_line
+from ddpcheck.records.kinds.rank import FaultRecord
+from ddpcheck.records.registry import to_line
 from tests.helpers.run_builder import RunBuilder
 
 FAULT = FaultRecord("parameters", "after_step", "ValueError: no", "x.py:3")

@@ -10,7 +10,8 @@ import pytest
 
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.report_builder import analyse_run
-from ddpcheck.records.schema import ClockRecord, Record
+from ddpcheck.records.kinds.timing import ClockRecord
+from ddpcheck.records.registry import Record
 from tests.helpers.cluster import Cluster, Interface
 
 STEPS = 60

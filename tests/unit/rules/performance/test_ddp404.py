@@ -12,7 +12,8 @@ from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.overlap.model import BucketAdvice
 from ddpcheck.analysis.run_reader import NodeNotes
-from ddpcheck.records.schema import ModuleRecord, RankHeader
+from ddpcheck.records.kinds.modules import ModuleRecord
+from ddpcheck.records.kinds.rank import RankHeader
 from ddpcheck.rules.performance.ddp404 import find
 from tests.helpers.overlap_builder import advice, overlap
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.records.schema import ModuleRecord
+from ddpcheck.records.kinds.modules import ModuleRecord
 from tests.helpers.run_builder import NAMES, RunBuilder
 
 SWAPPED = ["body.weight", "head.weight", "body.bias"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.records.schema import StructureRecord
+from ddpcheck.records.kinds.modules import StructureRecord
 from tests.helpers.run_builder import RunBuilder
 
 

@@ -1,0 +1,164 @@
+"""Collectors of what all rules share: data of each rank, comparisons between ranks, and the hosts of other ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpcheck.analysis.aggregate.agreement import Agreement
+from ddpcheck.analysis.aggregate.rank_data import DIGEST_PROBES, RankData
+from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
+from ddpcheck.analysis.module_key import ModuleKey, module_key
+from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, DigestRecord, Stage
+from ddpcheck.records.kinds.gradients import AppliedRecord
+from ddpcheck.records.kinds.hang import StackRecord
+from ddpcheck.records.kinds.modules import (
+    LOCAL_SGD_HOOK,
+    CommHookRecord,
+    JoinRecord,
+    ModuleRecord,
+    StructureRecord,
+)
+from ddpcheck.records.kinds.nodes import NodeMismatchRecord, NodesRecord
+from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord, SkipRecord
+from ddpcheck.records.kinds.rank import EndRecord, FaultRecord
+
+if TYPE_CHECKING:
+    from ddpcheck.analysis.aggregate.launch import Attempt
+
+# Reading an enum's value is slow, and these are needed for every record.
+_PARAMS, _REWRITTEN = Stage.PARAMS.value, Stage.REWRITTEN.value
+
+
+class AgreementCollector(Collector):
+    """Compares digests of all ranks."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.agreement = Agreement()
+
+    def begin_rank(self, rank: RankData) -> None:
+        self.agreement.hashes[rank.number] = rank.header.algorithm
+
+    @collects_per_module(DigestRecord)
+    def add_digest(self, rank: RankData, module: ModuleKey, record: DigestRecord) -> None:
+        self.agreement.add(rank.number, module, record)
+
+    @collects_per_module(AppliedRecord)
+    def add_applied(self, rank: RankData, module: ModuleKey, record: AppliedRecord) -> None:
+        self.agreement.add(rank.number, module, record)
+
+    @collects(FaultRecord)
+    def add_fault(self, rank: RankData, record: FaultRecord) -> None:
+        self.agreement.impaired.add(rank.number)
+        if record.probe in DIGEST_PROBES:
+            self.agreement.end_rank(rank.number)
+
+    def end_rank(self, rank: RankData) -> None:
+        self.agreement.end_rank(rank.number)
+
+    def end(self) -> None:
+        self.agreement.end_all()
+
+
+class RankCollector(Collector):
+    """Fills the `RankData` of each rank."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._agreement = attempt.agreement
+        self._descriptions: dict[ModuleKey, ModuleRecord] = {}
+
+    @collects_per_module(DigestRecord)
+    def add_digest(self, rank: RankData, module: ModuleKey, record: DigestRecord) -> None:
+        rank.last = record
+        if record.stage == _PARAMS:
+            key = (module, -1 if record.optimizer is None else record.optimizer)
+            rank.steps[key] = max(rank.steps.get(key, 0), record.step + 1)
+        elif record.how and record.stage == _REWRITTEN:
+            rank.writes.setdefault(module, record.how)
+
+    @collects_per_module(AppliedRecord)
+    def add_applied(self, rank: RankData, module: ModuleKey, record: AppliedRecord) -> None:
+        if record.nonfinite:
+            rank.nonfinite.setdefault(module, record)
+
+    @collects(ModuleRecord)
+    def add_module(self, rank: RankData, record: ModuleRecord) -> None:
+        key = module_key(record.group, record.ordinal)
+        # One object for all ranks with equal descriptions: it contains all parameter names, and ranks may be thousands.
+        known = self._descriptions.setdefault(key, record)
+        shared = known if known == record else record
+        rank.modules[record.module] = key
+        rank.latest[key] = shared
+        rank.as_wrapped.setdefault(key, shared)
+
+    @collects_per_module(OptimizerRecord)
+    def add_optimizer(self, rank: RankData, module: ModuleKey, record: OptimizerRecord) -> None:
+        rank.optimizers[record.optimizer, module] = record
+
+    @collects(HyperRecord)
+    def add_hyper(self, rank: RankData, record: HyperRecord) -> None:
+        if not self._is_after_disagreement(record):
+            rank.add_hyper(record)
+
+    def _is_after_disagreement(self, record: HyperRecord) -> bool:
+        """Whether ranks differed before this change: later changes must not displace those that explain it."""
+        moments = [disagreement.moment for disagreement in self._agreement.hyper.values()]
+        steps = [moment.step for moment in moments if moment.optimizer == record.optimizer]
+        return bool(steps) and record.step > max(steps)
+
+    @collects(SkipRecord)
+    def add_skip(self, rank: RankData, record: SkipRecord) -> None:
+        rank.skips += 1
+        rank.first_skip = rank.first_skip or record
+
+    @collects_per_module(StructureRecord)
+    def add_structure(self, rank: RankData, module: ModuleKey, record: StructureRecord) -> None:
+        rank.structure.append((module, record))
+
+    @collects_per_module(JoinRecord)
+    def add_join(self, rank: RankData, module: ModuleKey, record: JoinRecord) -> None:
+        rank.joined.add(module)
+
+    @collects_per_module(CommHookRecord)
+    def add_comm_hook(self, rank: RankData, module: ModuleKey, record: CommHookRecord) -> None:
+        rank.comm_hooks.setdefault(module, []).append(record.hook)
+        if LOCAL_SGD_HOOK in record.hook:
+            rank.local_sgd.add(module)
+
+    @collects_per_module(DetailRecord)
+    def add_detail(self, rank: RankData, module: ModuleKey, record: DetailRecord) -> None:
+        rank.details.append((module, record))
+
+    @collects_per_module(CaptureRecord)
+    def add_capture(self, rank: RankData, module: ModuleKey, record: CaptureRecord) -> None:
+        rank.captures.append((module, record))
+
+    @collects_per_module(NodeMismatchRecord)
+    def add_node_mismatch(self, rank: RankData, module: ModuleKey, record: NodeMismatchRecord) -> None:
+        rank.node_mismatches.append((module, record))
+
+    @collects(StackRecord)
+    def add_stack(self, rank: RankData, record: StackRecord) -> None:
+        rank.stack = record
+
+    @collects(FaultRecord)
+    def add_fault(self, rank: RankData, record: FaultRecord) -> None:
+        rank.faults.append(record)
+
+    @collects(EndRecord)
+    def add_end(self, rank: RankData, record: EndRecord) -> None:
+        rank.end = record
+
+
+class NodesCollector(Collector):
+    """Ranks that launchers of other nodes monitor."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        # Their hosts by rank.
+        self.hosts: dict[int, str] = {}
+        # Number of digests that were compared with those of other nodes.
+        self.compared = 0
+
+    @collects(NodesRecord)
+    def add(self, rank: RankData, record: NodesRecord) -> None:
+        self.hosts.update((int(other), host) for other, host in record.others.items() if other.isdecimal())
+        self.compared += record.compared

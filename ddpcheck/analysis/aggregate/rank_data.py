@@ -1,0 +1,88 @@
+"""What one rank wrote about itself, its modules and its optimizers."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, DigestRecord
+from ddpcheck.records.kinds.gradients import AppliedRecord
+from ddpcheck.records.kinds.hang import StackRecord
+from ddpcheck.records.kinds.modules import ModuleRecord, StructureRecord
+from ddpcheck.records.kinds.nodes import NodeMismatchRecord
+from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord, SkipRecord
+from ddpcheck.records.kinds.rank import EndRecord, FaultRecord, RankHeader
+
+MOST_HYPER_CHANGES = 10_000
+# A rank writes no more digests after a fault in one of these.
+DIGEST_PROBES = ("agent", "parameters")
+# A rank writes no more gradient sketches after a fault in one of these.
+SKETCH_PROBES = ("agent", "backward", "gradients")
+
+
+@dataclass
+class RankData:
+    """Records of one rank that rules use directly. `RankCollector` fills it."""
+
+    header: RankHeader
+    modules: dict[int, ModuleKey] = field(default_factory=dict)
+    latest: dict[ModuleKey, ModuleRecord] = field(default_factory=dict)
+    as_wrapped: dict[ModuleKey, ModuleRecord] = field(default_factory=dict)
+    optimizers: dict[tuple[int, ModuleKey], OptimizerRecord] = field(default_factory=dict)
+    hyper: deque[HyperRecord] = field(default_factory=deque)
+    # Hyperparameters by optimizer after the changes that were dropped from `hyper`.
+    hyper_before: dict[int, dict[str, Any]] = field(default_factory=dict)
+    skips: int = 0
+    first_skip: SkipRecord | None = None
+    structure: list[tuple[ModuleKey, StructureRecord]] = field(default_factory=list)
+    # The part of a step in which parameters were written outside the optimizer, where known.
+    writes: dict[ModuleKey, str] = field(default_factory=dict)
+    joined: set[ModuleKey] = field(default_factory=set)
+    # Modules whose replicas differ between averagings on purpose.
+    local_sgd: set[ModuleKey] = field(default_factory=set)
+    comm_hooks: dict[ModuleKey, list[str]] = field(default_factory=dict)
+    # The first applied gradients with non-finite values.
+    nonfinite: dict[ModuleKey, AppliedRecord] = field(default_factory=dict)
+    details: list[tuple[ModuleKey, DetailRecord]] = field(default_factory=list)
+    captures: list[tuple[ModuleKey, CaptureRecord]] = field(default_factory=list)
+    # Digests that differ from those of a rank on another node.
+    node_mismatches: list[tuple[ModuleKey, NodeMismatchRecord]] = field(default_factory=list)
+    faults: list[FaultRecord] = field(default_factory=list)
+    end: EndRecord | None = None
+    # Number of steps by module and optimizer.
+    steps: dict[tuple[ModuleKey, int], int] = field(default_factory=dict)
+    last: DigestRecord | None = None
+    # The stack that the rank wrote on the launcher's last request.
+    stack: StackRecord | None = None
+    bad_lines: int = 0
+    torn: bool = False
+
+    def __post_init__(self) -> None:
+        self.number = self.header.rank
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the records contain all steps: not after a fault of a digest probe or after lost records."""
+        if self.end is None or self.end.dropped:
+            return False
+        return not any(fault.probe in DIGEST_PROBES for fault in self.faults)
+
+    def hooks(self, module: ModuleKey) -> list[str]:
+        """The communication hooks that the user registered."""
+        return self.comm_hooks.get(module, [])
+
+    def add_hyper(self, record: HyperRecord) -> None:
+        self.hyper.append(record)
+        if len(self.hyper) > MOST_HYPER_CHANGES:
+            oldest = self.hyper.popleft()
+            self.hyper_before.setdefault(oldest.optimizer, {}).update(oldest.changed)
+
+    def hyper_at(self, optimizer: int, step: int) -> dict[str, Any]:
+        """The hyperparameters of an optimizer at a step."""
+        values = dict(self.hyper_before.get(optimizer, {}))
+        for record in self.hyper:
+            if record.optimizer == optimizer and record.step <= step:
+                values.update(record.changed)
+        return values

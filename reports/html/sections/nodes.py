@@ -1,0 +1,76 @@
+"""Nodes: processors, interfaces, GPUs and traffic, in tables and over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddpcheck.analysis.report import Report
+from ddpcheck.reports.html.chart import chart
+from ddpcheck.reports.html.markup import Html, joined, tag
+from ddpcheck.reports.html.table import folded, rows_table, view
+from ddpcheck.reports.views.hardware import (
+    gpu_process_table,
+    gpu_table,
+    hardware_nodes,
+    node_table,
+    nvlink_table,
+    topology_tables,
+    traffic_table,
+)
+from ddpcheck.reports.views.timeseries import Values, series_table
+
+_MOST_NODES = 4
+
+
+def traffic(report: Report) -> Html | None:
+    table = traffic_table(report)
+    return None if table is None else joined([tag("p", "Bytes per step."), view(table)])
+
+
+def hardware(report: Report) -> Html | None:
+    nodes = hardware_nodes(report)
+    if not nodes:
+        return None
+    charts = [_charts(node) for node in nodes if (node.get("series") or {}).get("time")][:_MOST_NODES]
+    return joined(
+        [
+            view(node_table(report)),
+            view(gpu_table(report), heading=True),
+            folded(nvlink_table(report)),
+            folded(gpu_process_table(report)),
+            *map(folded, topology_tables(report)[:_MOST_NODES]),
+            *charts,
+        ]
+    )
+
+
+def _charts(node: Mapping[str, Any]) -> Html:
+    series = node["series"]
+    began = series["time"][0]
+    seconds = [round(moment - began, 2) for moment in series["time"]]
+    rates: dict[str, Values] = {
+        f"{link} {direction}": [round(rate / 1e6, 3) for rate in series[link][direction]]
+        for link in ("network", "loopback")
+        for direction in ("sent", "received")
+    }
+    use: dict[str, Values] = {"CPU": list(series["cpu"])}
+    use |= {f"GPU {number}": list(gpu["busy"]) for number, gpu in enumerate(series["gpus"])}
+    return tag(
+        "div",
+        _lines(f"{node['host']}: traffic", "MB/s", seconds, rates),
+        _lines(f"{node['host']}: utilisation", "%", seconds, use),
+    )
+
+
+def _lines(title: str, unit: str, seconds: Sequence[float], values: Mapping[str, Values]) -> Html:
+    spec = {
+        "x": seconds,
+        "xLabel": "seconds",
+        "yLabel": unit,
+        "unit": unit,
+        "series": [{"label": label, "values": list(line)} for label, line in values.items()],
+    }
+    most = max((value for line in values.values() for value in line if value is not None), default=0.0)
+    table = series_table(values, title, unit)
+    return chart("lines", title, f"Maximum {most:.4g} {unit}.", spec, rows_table(table, table.rows))

@@ -1,0 +1,125 @@
+"""Sparklines: a quantity over the steps of a job as one line of bars."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+
+from rich.text import Text
+
+from ddpcheck.analysis.report import Report
+from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole, indented
+from ddpcheck.reports.views.timeseries import Series, Values, job_series
+
+Scale = tuple[float, float]
+
+# Without the full block: rows below each other would touch.
+_BARS = "▁▂▃▄▅▆▇"
+_ASCII_BARS = "_.-=+*#"
+STYLE = "cyan"
+# Spreads, as shares of the largest value: below _FLAT a line is flat, from _WIDE on the scale begins at zero.
+_FLAT = 0.02
+_WIDE = 0.25
+
+_INDENT, _BETWEEN = 2, 2
+# A longer line on a wide terminal shows no more.
+_LONGEST, _SHORTEST = 64, 8
+_HEADERS = ("", "", "", "minimum", "maximum")
+
+
+def sparkline(
+    values: Sequence[float | None], width: int, ascii_only: bool = False, scale: Scale | None = None
+) -> str:
+    """At most `width` bars, each the maximum of the values it stands for; a blank where nothing is known."""
+    downsampled = _downsampled(values, width)
+    known = [value for value in downsampled if value is not None]
+    if not known:
+        return ""
+    bars = _ASCII_BARS if ascii_only else _BARS
+    low, high = scale or scale_of(known)
+    return "".join(
+        " " if value is None else bars[_level(value, low, high, len(bars))] for value in downsampled
+    )
+
+
+def scale_of(known: Sequence[float]) -> Scale:
+    """The values of the lowest and the highest bar; equal ends mean a flat line.
+
+    The scale begins at zero, so that a bar of twice the height is twice the value. Where values are so close that
+    nothing would be visible, it begins just below the minimum; where they are closer still, the line is flat.
+    """
+    low, high = min(known), max(known)
+    spread = high - low
+    if spread >= _WIDE * high and low >= 0:
+        return 0.0, high
+    return (low - spread / 4, high) if spread > _FLAT * abs(high) else (high, high)
+
+
+def print_series(console: ReportConsole, report: Report) -> None:
+    """One line for each series; nothing for a job that is too short."""
+    series = job_series(report)
+    if not series:
+        return
+    labels = [_labels(each, previous) for each, previous in zip(series, [None, *series], strict=False)]
+    width = _line_width(console.console.width, labels)
+    scales = {each.quantity: _common_scale(each.quantity, series) for each in series}
+    ascii_only = console.console.options.ascii_only
+    rows = []
+    for each, (quantity, owner, low, high) in zip(series, labels, strict=True):
+        line = sparkline(_evenly_spaced(each, width), width, ascii_only, scales[each.quantity])
+        rows.append([quantity, owner, console.text(line, STYLE), low, high])
+    title = Text.assemble(
+        console.text("Over the steps", LABEL), console.text("  each bar is the maximum over its steps", QUIET)
+    )
+    console.gap()
+    console.put(title, indented(console.columns(_HEADERS, rows)))
+
+
+def _downsampled(values: Sequence[float | None], width: int) -> list[float | None]:
+    finite = [value if value is not None and math.isfinite(value) else None for value in values]
+    if len(finite) <= width:
+        return finite
+    ends = [len(finite) * index // width for index in range(width + 1)]
+    return [
+        max((value for value in finite[first:end] if value is not None), default=None)
+        for first, end in pairwise(ends)
+    ]
+
+
+def _level(value: float, low: float, high: float, levels: int) -> int:
+    if high <= low:
+        return levels // 2 if value else 0
+    return min(levels - 1, int(levels * (value - low) / (high - low)))
+
+
+def _line_width(width: int, labels: Sequence[Sequence[str]]) -> int:
+    """What the other columns leave."""
+    texts = [*labels, ("", "", *_HEADERS[3:])]
+    taken = sum(max(len(row[index]) for row in texts) for index in range(4))
+    return max(_SHORTEST, min(_LONGEST, width - taken - _INDENT - _BETWEEN * len(_HEADERS)))
+
+
+def _common_scale(quantity: str, series: Sequence[Series]) -> Scale:
+    """One scale for all ranks, so that they can be compared."""
+    return scale_of(
+        [value for each in series if each.quantity == quantity for value in each.values if value is not None]
+    )
+
+
+def _labels(series: Series, previous: Series | None) -> tuple[str, str, str, str]:
+    """The quantity, only where it changes; the owner, the minimum and the maximum."""
+    known = [value for value in series.values if value is not None]
+    repeated = previous is not None and previous.quantity == series.quantity
+    quantity = "" if repeated else series.quantity
+    return quantity, series.owner, series.formatted(min(known)), series.formatted(max(known))
+
+
+def _evenly_spaced(series: Series, width: int) -> Values:
+    """A value for each bar: by step, not by record."""
+    if not series.steps:
+        return series.values
+    first, last = series.steps[0], series.steps[-1]
+    at = [first + (last - first) * index / (width - 1) for index in range(width)]
+    return [series.values[bisect_right(series.steps, step) - 1] for step in at]

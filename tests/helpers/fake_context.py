@@ -1,0 +1,114 @@
+"""A rank for tests of the probes: one process, no process group, records kept in a list."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpcheck.agent.dispatcher import Dispatcher
+from ddpcheck.agent.tracked_module import TrackedModule
+from ddpcheck.config import Config
+from ddpcheck.probes.live_compare.node import NodeCompare
+from ddpcheck.probes.probe import Probe
+from ddpcheck.probes.registry import PROBES
+from ddpcheck.records.kinds.digests import DigestRecord, Stage
+from ddpcheck.records.registry import Record
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ddpcheck.probes.probe import Args
+
+Kind = TypeVar("Kind", bound=Record)
+
+
+class FakeContext:
+    """What a probe may know of its rank; also stands in for the session, without its guard."""
+
+    def __init__(
+        self, folder: Path = Path("/nonexistent"), rank: int = 0, exchange: Any = None, **config: Any
+    ) -> None:
+        # Nobody asks where it stands, unless a test says so.
+        self.config = Config(run_dir=str(folder), run_id="test", **{"hang_timeout": 0.0, **config})
+        self.session = "0123456789abcdef"
+        self.rank = rank
+        self.world_size = 2
+        self.own_ns = 0
+        self.over = False
+        self.records: list[Record] = []
+        self.exchange = exchange
+        self.node_compare = NodeCompare(self, exchange) if exchange is not None else None
+        self.probes: list[Probe] = []
+
+    def write(self, record: Record) -> None:
+        self.records.append(record)
+
+    def guarded(self, probe: str, name: str, body: Callable[..., Any]) -> Callable[..., Any]:
+        return body
+
+    def emit(self, event: Callable[[Probe, Unpack[Args]], None], *args: Unpack[Args]) -> None:
+        for probe in self.probes:
+            getattr(probe, event.__name__)(*args)
+
+    def of(self, kind: type[Kind]) -> list[Kind]:
+        return [record for record in self.records if isinstance(record, kind)]
+
+    def digests(self, stage: Stage) -> list[DigestRecord]:
+        return [record for record in self.of(DigestRecord) if record.stage == stage.value]
+
+
+def watch(module: torch.nn.Module, ignored: Sequence[str] = (), index: int = 0) -> TrackedModule:
+    """`module` as if DDP had wrapped it."""
+    return TrackedModule(
+        index=index,
+        ordinal=index,
+        group=(0, 1),
+        module=weakref.ref(module),
+        ddp=weakref.ref(module),
+        ignored=frozenset(ignored),
+        name=type(module).__name__,
+    )
+
+
+class Job:
+    """A module trained under the probes; the module stands in for its own DDP wrapper."""
+
+    def __init__(
+        self, module: torch.nn.Module, context: FakeContext, probes: Sequence[type[Probe]] = PROBES
+    ) -> None:
+        self.module = module
+        self.context = context
+        if not context.probes:
+            context.probes = [probe(context) for probe in sorted(probes, key=lambda probe: probe.phase)]
+        self.dispatcher = Dispatcher(context, DistributedDataParallel.__init__)  # type: ignore[arg-type]
+        self.tracked = watch(module)
+        self.dispatcher._modules[module] = self.tracked
+        context.emit(Probe.before_wrap, self.tracked)
+
+    def wrapped(self) -> Job:
+        self.dispatcher.after_wrap(self.module)
+        return self
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        self.dispatcher.before_forward(self.module)
+        self.dispatcher.buffers_synced(self.module)
+        return self.module(*inputs) if inputs else None
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.dispatcher.before_step(optimizer)
+        optimizer.step()
+        self.dispatcher.after_step(optimizer)
+
+    def train(self, optimizer: torch.optim.Optimizer, steps: int = 1) -> None:
+        """Steps with gradients made up here: what they are does not matter to the probes."""
+        for _ in range(steps):
+            self.forward()
+            for parameter in self.module.parameters():
+                if parameter.requires_grad:
+                    parameter.grad = torch.full_like(parameter, 0.25)
+            self.step(optimizer)
