@@ -1,4 +1,4 @@
-"""`ddpcheck doctor` on this machine, and in a lab whose hosts differ."""
+"""`ddpcheck doctor` on this machine, and on the hosts of a lab."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_this_machine(unwatched: Run, tmp_path: Path) -> None:
     levels = {one["check"]: one["level"] for one in report["diagnoses"]}
     assert (done.status, report["schema"], report["verdict"]) == (0, 1, "ok"), str(done)
     assert (levels["torch"], levels["injection"], levels["run folder"]) == ("ok", "ok", "ok")
-    assert levels["variables"] == "note"  # of no effect without a GPU
+    assert levels["variables"] == "note"  # it has no effect without a GPU
     [facts] = report["facts"]
     assert facts["torch"]["gloo_takes"]["addresses"]
     assert facts["environment"]["CUDA_LAUNCH_BLOCKING"] == "1"
@@ -39,8 +39,8 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
         yield hosts
 
 
-def by_hand(lab: Lab) -> Callable[[int, Host], list[object]]:
-    """One Python a rank, as `srun python -m ddpcheck.doctor` starts them."""
+def started_by_hand(lab: Lab) -> Callable[[int, Host], list[object]]:
+    """One Python per rank, as `srun python -m ddpcheck.doctor` starts them."""
     return lambda number, host: [BIN / "python", "-m", "ddpcheck.doctor", "--json", "--wait", 150]
 
 
@@ -52,32 +52,32 @@ def by_torchrun(lab: Lab) -> Callable[[int, Host], list[object]]:
     return lambda number, host: [*doctor, *launcher, "--node-rank", number, *port]
 
 
-def asked(lab: Lab, command: Callable[[int, Host], list[object]]) -> list[Ended]:
+def run_doctor(lab: Lab, command: Callable[[int, Host], list[object]]) -> list[Ended]:
     def env(number: int, host: Host) -> dict[str, str]:
-        meeting = {"MASTER_ADDR": lab[0].address, "MASTER_PORT": "29431"}
-        # Nothing tells gloo which interface to take.
+        store = {"MASTER_ADDR": lab[0].address, "MASTER_PORT": "29431"}
+        # gloo chooses an interface by itself.
         rank = {"RANK": str(number), "WORLD_SIZE": "3", "LOCAL_RANK": "0", "GLOO_SOCKET_IFNAME": ""}
-        return environment(**meeting, **rank)
+        return environment(**store, **rank)
 
     return lab.run_all(command, env=env)
 
 
-def not_well(ended: Ended) -> dict[str, Any]:
-    """By check; each says one thing."""
+def problems(ended: Ended) -> dict[str, Any]:
+    """Diagnoses that are not ok, by check."""
     return {one["check"]: one for one in json.loads(ended.stdout)["diagnoses"] if one["level"] != "ok"}
 
 
 @needs_lab
 def test_hosts_in_good_order(lab: Lab) -> None:
-    ended = asked(lab, by_hand(lab))
+    ended = run_doctor(lab, started_by_hand(lab))
     assert [one.status for one in ended] == [0, 0, 0], "\n".join(map(str, ended))
-    assert [bool(one.stdout) for one in ended] == [True, False, False]  # rank 0 speaks for all
-    assert not_well(ended[0]) == {}
+    assert [bool(one.stdout) for one in ended] == [True, False, False]  # only rank 0 prints
+    assert problems(ended[0]) == {}
     report = json.loads(ended[0].stdout)
     assert [call["reason"] for call in report["calls"]] == [""] * 6
     # All hosts of a lab read one clock.
     assert all(abs(clock["offset"]) <= clock["uncertainty"] for clock in report["clocks"])
-    # What gloo itself showed, and what its rule says.
+    # The address that gloo uses is the one that ddpcheck predicts.
     taken = [each["torch"]["gloo_takes"]["addresses"] for each in report["facts"]]
     assert (
         taken
@@ -87,24 +87,24 @@ def test_hosts_in_good_order(lab: Lab) -> None:
 
 
 @needs_lab
-def test_a_host_whose_name_is_the_loopback_and_one_of_another_mtu(lab: Lab) -> None:
+def test_a_name_that_resolves_to_loopback_and_another_mtu(lab: Lab) -> None:
     names = [f"{host.address} {host.name}" for host in lab.hosts if host is not lab[1]]
     text = "\n".join(["127.0.0.1 localhost", f"127.0.1.1 {lab[1].name}", *names])
     (RESOLVER_FOLDER / lab[1].namespace / "hosts").write_text(f"{text}\n")
     ip("-n", lab[2].namespace, "link", "set", "eth0", "mtu", "1400")
 
-    ended = asked(lab, by_torchrun(lab))
+    ended = run_doctor(lab, by_torchrun(lab))
 
     assert [one.status for one in ended] == [10, 10, 10], "\n".join(map(str, ended))
-    found = not_well(ended[0])
-    # Every host tells the same, whichever is at fault.
-    assert [not_well(one) for one in ended] == [found] * 3
+    found = problems(ended[0])
+    # Every host reports the same.
+    assert [problems(one) for one in ended] == [found] * 3
     assert set(found) == {"host name", "connections", "networks"}
     assert (found["host name"]["level"], found["host name"]["hosts"]) == ("problem", ["node1"])
-    assert found["host name"]["what"] == "node1 resolves to 127.0.1.1."
-    # What gloo itself showed, and what came of trying to connect there.
+    assert "127.0.1.1" in found["host name"]["what"]
+    # The address that gloo uses, and that nobody else can connect to.
     assert json.loads(ended[0].stdout)["facts"][1]["torch"]["gloo_takes"] == {"addresses": ["127.0.1.1"]}
-    assert found["connections"]["what"] == "No other host can reach node1 at 127.0.1.1 (connection refused)."
+    assert all(word in found["connections"]["what"] for word in ("node1", "127.0.1.1"))
     assert found["networks"]["level"] == "warning"
-    assert "MTU: 1500 on node0 (eth0); 1400 on node2 (eth0)" in found["networks"]["what"]
+    assert all(word in found["networks"]["what"] for word in ("1500", "node0", "1400", "node2", "eth0"))
     assert [list(host.folder.iterdir()) for host in lab.hosts] == [[], [], []]

@@ -1,21 +1,27 @@
-"""Jobs that hang are ended and explained; jobs that are merely slow are left alone."""
+"""Jobs that hang are stopped and explained; jobs that are only slow are not."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.corpus.header import read_header
+from tests.corpus.jobs import Job, Outcome, jobs_of, run_batch
+from tests.corpus.verdict import judge
+from tests.helpers.launchers import torchrun
 from tests.helpers.paths import FAULTS, JOBS
-from tests.helpers.watched_run import RunWatched, WatchedRun, records_in
+from tests.helpers.tracebacks import is_of_ddpcheck
+from tests.helpers.watched_run import RunWatched, WatchedRun, run_watched
 
 pytestmark = pytest.mark.slow
 
-HANGS = JOBS / "hangs.py"
-# Short, so that the tests are; `hangs.LONG` is three times as long.
+# Short, so that the tests are short; the slow jobs of hangs.py sleep three times as long.
 OPTIONS = ("--hang-timeout", "3")
 SLOW = (
     "slow_first_step",
@@ -27,121 +33,142 @@ SLOW = (
     "writes_for_long",
     "idle_without_ddp",
 )
+# By the names of the jobs in this file.
+SLOW_JOBS, BY_TORCHRUN = "slow jobs", "torchrun"
+CASES = ("left_the_group", "lock_never_released", "native_code_holds_the_interpreter")
+# Scripts of the corpus that hang; test_corpus leaves them to this file.
+SCRIPTS = (
+    FAULTS / "early_stop_on_some_ranks.py",
+    FAULTS / "evaluation_on_rank_0_only.py",
+    FAULTS / "variants" / "barrier_on_some_ranks.py",
+    FAULTS / "variants" / "uneven_batches_without_join.py",
+)
+# Jobs that hang use no CPU, so several commands run at the same time.
+AT_A_TIME = 3
+
+Start = Callable[[str], Any]
 
 
-def hung(ddpcheck: RunWatched, job: str) -> tuple[WatchedRun, dict[str, Any]]:
-    done = ddpcheck(sys.executable, HANGS, job, options=OPTIONS)
-    assert done.status == 10, str(done)
-    assert done.report["verdict"] == "findings"
-    assert done.codes("error", "warning") == ["DDP603"], str(done)
-    return done, dict(done.finding("DDP603"))
+def corpus_jobs() -> list[Job]:
+    return [job for script in SCRIPTS for job in jobs_of(read_header(script))]
 
 
-def standing(finding: dict[str, Any], rank: int) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """What a job left, by its name. Starts the next jobs in the order of this file as well."""
+
+    def run(name: str) -> WatchedRun | Outcome:
+        if name in scripts:
+            [outcome] = run_batch([scripts[name]])
+            return outcome
+        folder = tmp_path_factory.mktemp("hang")
+        if name == BY_TORCHRUN:
+            return run_watched(torchrun(2, SCRIPTS[0]), folder, options=("--hang-timeout", "5"))
+        names = SLOW if name == SLOW_JOBS else (name,)
+        return run_watched([sys.executable, JOBS / "hangs.py", *names], folder, options=OPTIONS)
+
+    scripts = {job.name: job for job in corpus_jobs()}
+    order = [*scripts, *CASES, SLOW_JOBS, BY_TORCHRUN]
+    started: dict[str, Future[Any]] = {}
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+
+        def get(name: str) -> Any:
+            first = order.index(name)
+            for each in order[first : first + AT_A_TIME]:
+                if each not in started:
+                    started[each] = pool.submit(run, each)
+            return started[name].result()
+
+        yield get
+
+
+def stack_of(finding: Mapping[str, Any], rank: int) -> dict[str, Any]:
     [found] = [each for each in finding["evidence"]["standings"] if rank in each["ranks"]]
     return dict(found)
 
 
-@pytest.mark.parametrize(
-    ("script", "cause", "step", "stage", "ranks", "waits_in"),
-    [
-        (
-            "early_stop_on_some_ranks.py:2",
-            "early stop on some ranks: rank 1 left the training loop after step 5",
-            6,
-            "reduced",
-            [1],
-            ["the AllReduce of a backward", "barrier"],
-        ),
-        (
-            "evaluation_on_rank_0_only.py:2",
-            "evaluation through the wrapper on rank 0 only",
-            4,
-            "buffers",
-            [0],
-            ["the broadcast of buffers in DDP's forward", "barrier"],
-        ),
-        (
-            "variants/barrier_on_some_ranks.py:3",
-            "a collective that only some ranks reach",
-            3,
-            "reduced",
-            [2],
-            ["barrier", "barrier", "the AllReduce of a backward"],
-        ),
-    ],
-)
-def test_a_hang_and_its_cause(
-    ddpcheck: RunWatched,
-    script: str,
-    cause: str,
-    step: int,
-    stage: str,
-    ranks: list[int],
-    waits_in: list[str],
-) -> None:
-    done, finding = hung(ddpcheck, str(FAULTS / script))
-    assert finding["cause"].startswith(cause)
-    assert (finding["step"], finding["stage"], finding["ranks"]) == (step, stage, ranks)
-    assert [standing(finding, rank)["waits_in"] for rank in range(len(waits_in))] == waits_in
-    for rank in range(len(waits_in)):
-        stack = standing(finding, rank)["stack"]
-        assert any(Path(script.partition(":")[0]).name in call for call in stack)
-        # What ddpcheck itself put between the calls is nobody's business.
-        assert not any("/ddpcheck/agent/" in call for call in stack)
-    assert "where they stand" in done.stderr
-    assert done.report["attempts"][0]["ranks"][0]["status"] == "stopped"
+# Where each rank waits: in a barrier, or in DDP's own communication.
+WAITS = {
+    "early_stop_on_some_ranks": ["ddp", "barrier"],
+    "evaluation_on_rank_0_only": ["ddp", "barrier"],
+    "barrier_on_some_ranks": ["barrier", "barrier", "ddp"],
+}
 
 
-def test_a_rank_that_closed_its_group(ddpcheck: RunWatched) -> None:
-    _, finding = hung(ddpcheck, "left_the_group")
+@pytest.mark.parametrize("job", corpus_jobs(), ids=lambda job: job.name)
+def test_a_script_that_hangs(result: Start, job: Job) -> None:
+    """Code, cause, stage, step and ranks are those of the script's header."""
+    outcome = result(job.name)
+    assert judge(outcome).misses == ()
+    assert outcome.status == 10
+    assert outcome.reported[0] == "stopped"
+    [finding] = [f for f in outcome.findings if f["severity"] != "note"]
+    for rank in range(job.world_size):
+        files = [call.rpartition(":")[0] for call in stack_of(finding, rank)["stack"]]
+        assert str(job.header.path) in files
+        # Calls that pass through ddpcheck's wrappers do not show them.
+        assert not any(is_of_ddpcheck(file) for file in files)
+    for rank, wait in enumerate(WAITS.get(job.header.name, ())):
+        waits_in = stack_of(finding, rank)["waits_in"]
+        assert waits_in is not None
+        assert (waits_in == "barrier") == (wait == "barrier")
+
+
+def hung(result: Start, name: str) -> dict[str, Any]:
+    done: WatchedRun = result(name)
+    assert done.status == 10, str(done)
+    assert done.report["verdict"] == "findings"
+    assert done.codes("error", "warning") == ["DDP603"], str(done)
+    finding = dict(done.finding("DDP603"))
     assert finding["ranks"] == [1]
-    assert "rank 1 left the training loop after step 3" in finding["cause"]
-    assert standing(finding, 1)["left"]
+    return finding
 
 
-def test_a_lock_that_is_never_given_back(ddpcheck: RunWatched) -> None:
-    _, finding = hung(ddpcheck, "lock_never_given_back")
-    assert finding["ranks"] == [1]
-    assert "rank 1 never reaches the collective that the others wait in" in finding["cause"]
-    assert standing(finding, 1)["stack"][0].endswith("in lock_never_given_back")
+def test_a_rank_that_destroyed_its_group(result: Start) -> None:
+    finding = hung(result, "left_the_group")
+    # Rank 1 stopped training after step 3.
+    assert (stack_of(finding, 1)["step"], finding["step"]) == (4, 4)
+    assert stack_of(finding, 1)["left"]
 
 
-def test_native_code_that_holds_the_interpreter(ddpcheck: RunWatched) -> None:
-    _, finding = hung(ddpcheck, "native_code_holds_the_interpreter")
-    assert finding["ranks"] == [1]
-    assert standing(finding, 1)["stack"] == []
+def test_a_lock_that_is_never_released(result: Start) -> None:
+    finding = hung(result, "lock_never_released")
+    assert stack_of(finding, 1)["stack"][0].endswith("in lock_never_released")
+    assert stack_of(finding, 1)["waits_in"] is None
 
 
-def test_slow_jobs_are_left_alone(ddpcheck: RunWatched) -> None:
-    """All at once: each is a job of its own in the same run."""
-    done = ddpcheck(sys.executable, HANGS, *SLOW, options=OPTIONS)
+def test_native_code_that_holds_the_interpreter(result: Start) -> None:
+    finding = hung(result, "native_code_holds_the_interpreter")
+    assert stack_of(finding, 1)["stack"] == []
+
+
+def test_slow_jobs_are_not_stopped(result: Start) -> None:
+    """All jobs at the same time, in one run."""
+    done: WatchedRun = result(SLOW_JOBS)
     assert done.status == 0, str(done)
     assert done.codes("error", "warning") == [], str(done)
     assert len(done.report["attempts"]) == len(SLOW)
-    # They were looked at, so that it says something that they were left alone.
-    notes = [record for path in done.folder.glob("node-*.jsonl") for record in records_in(path)]
-    assert len({note["session"] for note in notes if note["kind"] == "slow"}) >= len(SLOW) - 2
-    assert not [note for note in notes if note["kind"] in ("hang", "stop")]
+    # The launcher did check them: otherwise this test would prove nothing.
+    assert len({record["session"] for record in done.node_records("slow")}) >= len(SLOW) - 2
+    assert done.node_records("hang", "stop") == []
 
 
-def test_a_torchrun_job(ddpcheck: RunWatched) -> None:
-    script = FAULTS / "early_stop_on_some_ranks.py"
-    done = ddpcheck("torchrun", "--nproc-per-node", "2", script, options=("--hang-timeout", "5"))
-    assert done.status == 10, str(done)
-    assert done.codes("error", "warning") == ["DDP603"]
-    assert done.finding("DDP603")["ranks"] == [1]
+def test_a_torchrun_job_that_hangs(result: Start) -> None:
+    hung(result, BY_TORCHRUN)
 
 
-def test_switched_off_there_is_no_thread_and_no_question(ddpcheck: RunWatched, tmp_path: Path) -> None:
+def test_hang_timeout_0_starts_no_thread(ddpcheck: RunWatched, tmp_path: Path) -> None:
     job = tmp_path / "job.py"
     job.write_text(
-        "import json, threading, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
+        "import json, sys, threading, torch.distributed as dist\n"
+        "dist.init_process_group('gloo', init_method=f'file://{sys.argv[1]}', rank=0, world_size=1)\n"
         "print(json.dumps([thread.name for thread in threading.enumerate()]))\n"
     )
-    for options, listens in (((), True), (("--hang-timeout", "0"), False)):
-        out = tmp_path / f"run-{listens}"
-        done = ddpcheck("torchrun", "--nproc-per-node", "1", job, options=options, out=out)
+    threads = []
+    for options in ((), ("--hang-timeout", "0")):
+        out = tmp_path / f"run-{len(threads)}"
+        done = ddpcheck(sys.executable, job, tmp_path / f"store-{len(threads)}", options=options, out=out)
         assert done.status == 0, str(done)
-        assert ("ddpcheck-standing" in json.loads(done.stdout)) == listens
+        threads.append({name for name in json.loads(done.stdout) if name.startswith("ddpcheck")})
+    assert len(threads[0] - threads[1]) == 1
+    assert threads[1] < threads[0]
