@@ -83,7 +83,7 @@ def test_folder_that_cannot_be_made(ddpcheck: RunWatched, tmp_path: Path) -> Non
     file.write_text("mine")
     watched = ddpcheck(sys.executable, "-c", "print('ran')", out=Path("/proc/ddpcheck"))
     assert (watched.status, watched.stdout) == (1, "")
-    assert one_sentence(watched.stderr, "/proc/ddpcheck: cannot be made", "--out")
+    assert one_sentence(watched.stderr, "/proc/ddpcheck: cannot be created", "--out")
     watched = ddpcheck(sys.executable, "-c", "print('ran')", out=file / "run")
     assert (watched.status, watched.stdout) == (1, "")
     assert one_sentence(watched.stderr, str(file), "--out")
@@ -99,7 +99,7 @@ def test_folder_that_holds_a_run(ddpcheck: RunWatched) -> None:
     assert "run.json" in kept
     second = ddpcheck(sys.executable, "-c", "print('second')")
     assert (second.status, second.stdout) == (1, "")
-    assert one_sentence(second.stderr, str(first.folder), "already holds a run")
+    assert one_sentence(second.stderr, str(first.folder), "already contains a run")
     assert {path.name: path.read_bytes() for path in first.folder.iterdir()} == kept
 
 
