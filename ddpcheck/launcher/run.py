@@ -183,7 +183,9 @@ def _report(run: RunReader, folder: RunFolder, status: ExitStatus, config: Confi
     try:
         report = build_report(run, read_description(folder.path), course=outputs.tensorboard is not None)
     except RunNotFound:
-        sys.stderr.write(f"ddpcheck: the run folder {folder.path} was removed; there is nothing to report\n")
+        sys.stderr.write(
+            f"ddpcheck: the run folder {folder.path} no longer exists; there is nothing to report\n"
+        )
         return status.returncode or NO_REPORT_STATUS
     except Exception as error:
         sys.stderr.write(

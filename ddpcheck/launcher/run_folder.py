@@ -191,7 +191,7 @@ def write_report(report: Report, folder: Path) -> None:
     try:
         write_whole(folder / REPORT_FILE, to_json(report), mode=0o600)
     except OSError as error:
-        sys.stderr.write(f"ddpcheck: cannot write {folder / REPORT_FILE}: {_reason(error)}\n")
+        sys.stderr.write(f"ddpcheck: cannot write {folder / REPORT_FILE}: {error.strerror}\n")
 
 
 def _create_file(path: Path, record: dict[str, Any]) -> bool:

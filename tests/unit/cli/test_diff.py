@@ -1,4 +1,4 @@
-"""`ddpcheck diff`: exit statuses, one sentence for what cannot be done, and both kinds of output."""
+"""`ddpcheck diff`: exit statuses, errors and both kinds of output."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_agreement(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("The runs agree bit for bit over 4 steps\n")
 
 
-def test_parting(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_divergence(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status("first", str(runs / "20260101-121500-slower")) == 10
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "The runs diverge at step 0, stage hyperparameters, module 0, ranks 0-1"
@@ -75,7 +75,7 @@ def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["first", "second", "--rtol", "nan"], "give a number above 0"),
     ],
 )
-def test_what_cannot_be_done(
+def test_usage_errors(
     runs: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
     assert status(*arguments) == 2

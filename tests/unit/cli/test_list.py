@@ -1,4 +1,4 @@
-"""`ddpcheck list`: whatever lies in the folder has a row, and nothing breaks the table."""
+"""`ddpcheck list`: every folder has a row, whatever it contains."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def runs(tmp_path: Path) -> Path:
     return runs
 
 
-def test_the_newest_first_each_with_one_word(runs: Path) -> None:
+def test_newest_first_with_state(runs: Path) -> None:
     document = json.loads(listed(runs, "--json"))
     assert document["schema"] == 1
     found = {run["folder"]: run for run in document["runs"]}
@@ -75,7 +75,7 @@ def test_the_newest_first_each_with_one_word(runs: Path) -> None:
     assert found["holiday-photos"]["size"] == 1500
 
 
-def test_the_table_fits_and_keeps_names_whole(runs: Path) -> None:
+def test_the_table_fits_and_does_not_cut_names(runs: Path) -> None:
     rows = listed(runs).splitlines()
     assert rows[0].split() == ["run", "ranks", "steps", "duration", "verdict", "size", "findings"]
     assert max(map(len, rows)) <= 80

@@ -19,7 +19,7 @@ from tests.helpers.trace_builder import all_reduce, described, kernel, step, wri
 
 @pytest.fixture
 def analysed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
-    """The analysis, replaced by one that only says which runs it was given."""
+    """Replaces the analysis; records the runs that it gets."""
     asked: list[Path] = []
 
     def analyse_run(path: Path, *, course: bool = False) -> Report:
@@ -64,7 +64,7 @@ def test_further_reports(analysed: list[Path], capsys: pytest.CaptureFixture[str
     assert f"Page:  {page}" in capsys.readouterr().out
 
 
-def test_a_file_that_cannot_be_written_is_said_and_fails(
+def test_an_output_that_cannot_be_written_fails_the_command(
     analysed: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -93,7 +93,7 @@ def status(*arguments: object) -> object:
 
 @pytest.fixture
 def profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two ranks with a trace of one whole step each, and of another that was cut off."""
+    """Two ranks, each with a trace of one complete and one truncated step."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "ddpcheck-runs" / "20260101-101500-train"
     (folder / "traces").mkdir(parents=True)
@@ -113,7 +113,7 @@ def events(path: Path) -> list[dict[str, object]]:
     return list(json.loads(path.read_text())["traceEvents"])
 
 
-def test_beside_the_run_or_where_one_wants_it(profiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_in_the_run_folder_or_in_out(profiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status(profiled, "--trace") == 0
     assert (profiled / "timeline.json.gz").exists()
     assert "Wrote one timeline of 2 ranks" in capsys.readouterr().out
@@ -122,14 +122,14 @@ def test_beside_the_run_or_where_one_wants_it(profiled: Path, capsys: pytest.Cap
     assert Path("latest.json").read_text() == Path("all.json").read_text()
 
 
-def test_only_whole_steps(profiled: Path) -> None:
+def test_trace_has_only_complete_steps(profiled: Path) -> None:
     assert status(profiled, "--trace", "all.json") == 0
     names = {event["name"] for event in events(Path("all.json"))}
     assert "step 5" in names
     assert "step 6" not in names
 
 
-def test_what_the_report_says_of_it(profiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_of_a_profiled_run(profiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status(profiled, "--json") == 0
     overlap = json.loads(capsys.readouterr().out)["overlap"]
     assert [(rank["comm_ns"], rank["overlap_ns"]) for rank in overlap["ranks"]] == [
@@ -145,7 +145,7 @@ def test_what_the_report_says_of_it(profiled: Path, capsys: pytest.CaptureFixtur
     assert [part["wait_ns"] for part in bucket["ranks"]] == [10_000, 0]
 
 
-def test_a_trace_that_is_gone_is_named(profiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_trace_is_listed(profiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     next(profiled.glob("traces/*rank1*")).unlink()
     assert status(profiled, "--trace", "all.json") == 0
     assert "left out: there is no file" in capsys.readouterr().err
@@ -156,7 +156,7 @@ def test_a_trace_that_is_gone_is_named(profiled: Path, capsys: pytest.CaptureFix
     assert "there is no file" in overlap["left_out"][0]
 
 
-def test_a_trace_that_makes_no_sense_costs_only_itself(profiled: Path) -> None:
+def test_an_invalid_trace_is_left_out(profiled: Path) -> None:
     for path in profiled.glob("traces/*"):
         path.write_text("{}")
     assert status(profiled) == 0

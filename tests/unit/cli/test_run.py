@@ -1,4 +1,4 @@
-"""`ddpcheck run`: what reaches the launcher, and what is refused before it."""
+"""`ddpcheck run`: settings that the launcher receives, and usage errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ddpcheck.reports.outputs import Outputs
 
 
 class Launcher(ModuleType):
-    """Stands for the real launcher and keeps what it was called with."""
+    """Replaces the launcher and records its arguments."""
 
     def __init__(self) -> None:
         super().__init__("ddpcheck.launcher.run")
@@ -89,7 +89,7 @@ def test_every_option(launcher: Launcher) -> None:
 
 
 @pytest.mark.parametrize(("argument", "live"), [("--live", True), ("--no-live", False)])
-def test_the_live_view_is_asked_for_or_declined(launcher: Launcher, argument: str, live: bool) -> None:
+def test_live_view_option(launcher: Launcher, argument: str, live: bool) -> None:
     assert status(argument, "--", "true") == 0
     assert launcher.called == (["true"], Config(live=live))
 
@@ -103,14 +103,14 @@ def test_the_live_view_is_asked_for_or_declined(launcher: Launcher, argument: st
         (["--profile", "--profile-steps", "3"], "3"),
     ],
 )
-def test_what_is_profiled(launcher: Launcher, arguments: list[str], window: str) -> None:
+def test_profiled_steps(launcher: Launcher, arguments: list[str], window: str) -> None:
     assert status(*arguments, "--", "true") == 0
     assert launcher.called is not None
     assert launcher.called[1].profile == window
 
 
 @pytest.mark.parametrize("steps", ["x", "5:3", "3,7", "5:", "-1"])
-def test_a_window_is_one_range_with_an_end(
+def test_profile_steps_must_be_one_range_with_an_end(
     launcher: Launcher, capsys: pytest.CaptureFixture[str], steps: str
 ) -> None:
     assert status(f"--profile-steps={steps}", "--", "true") == 2
@@ -130,7 +130,7 @@ def test_a_window_is_one_range_with_an_end(
         ("-- true --html x.html", None),
     ],
 )
-def test_a_page_with_and_without_a_name(launcher: Launcher, words: str, html: str | None) -> None:
+def test_html_with_and_without_a_file(launcher: Launcher, words: str, html: str | None) -> None:
     assert status(*words.split()) == 0
     assert launcher.called is not None
     assert launcher.outputs.html == html
@@ -146,7 +146,7 @@ def test_a_page_with_and_without_a_name(launcher: Launcher, words: str, html: st
         ("--markdown=.", "this is a folder"),
     ],
 )
-def test_places_that_cannot_be_written_are_refused_before_the_job(
+def test_output_files_are_checked_before_the_job(
     launcher: Launcher, capsys: pytest.CaptureFixture[str], words: str, said: str
 ) -> None:
     assert status(words, "--", "true") == 2
@@ -155,12 +155,12 @@ def test_places_that_cannot_be_written_are_refused_before_the_job(
 
 
 @pytest.mark.parametrize("steps", ["x", "5:3", "-1"])
-def test_steps_that_are_none(launcher: Launcher, capsys: pytest.CaptureFixture[str], steps: str) -> None:
+def test_invalid_steps(launcher: Launcher, capsys: pytest.CaptureFixture[str], steps: str) -> None:
     assert status(f"--save-gradients={steps}", "--", "true") == 2
     assert "--save-gradients" in capsys.readouterr().err
 
 
-def test_gradients_cannot_be_saved_unseen(launcher: Launcher) -> None:
+def test_save_gradients_needs_gradients(launcher: Launcher) -> None:
     assert status("--gradients", "off", "--save-gradients", "3", "--", "true") == 2
 
 
@@ -173,7 +173,7 @@ def test_gradients_cannot_be_saved_unseen(launcher: Launcher) -> None:
     ],
 )
 @pytest.mark.parametrize("dashes", [[], ["--"]])
-def test_the_command_is_left_alone(launcher: Launcher, dashes: list[str], command: list[str]) -> None:
+def test_the_command_is_unchanged(launcher: Launcher, dashes: list[str], command: list[str]) -> None:
     assert status(*dashes, *command) == 0
     assert launcher.called == (command, Config())
 
@@ -183,7 +183,7 @@ def test_the_status_is_the_launchers(launcher: Launcher) -> None:
     assert status("true") == 10
 
 
-def test_errors_for_people_are_one_line(launcher: Launcher, capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_errors_are_one_line(launcher: Launcher, capsys: pytest.CaptureFixture[str]) -> None:
     launcher.result = CommandNotStarted("there is no program 'torchrn\x1b'", 127)
     assert status("torchrn") == 127
     captured = capsys.readouterr()

@@ -39,7 +39,7 @@ def test_names(runs: Path, given: str | None, found: str) -> None:
     assert find_run(given, runs) == runs / found
 
 
-def test_a_folder_is_taken_as_it_is(runs: Path, tmp_path: Path) -> None:
+def test_an_existing_run_folder_is_used(runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     (folder / "rank-00000.jsonl").touch()

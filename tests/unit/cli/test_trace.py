@@ -1,4 +1,4 @@
-"""`ddpcheck trace`: what it prints, what it writes, and how it says no."""
+"""`ddpcheck trace`: output, files and errors."""
 
 from __future__ import annotations
 

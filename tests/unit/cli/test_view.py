@@ -1,4 +1,4 @@
-"""`ddpcheck view` and `--tensorboard`: what can go wrong is said in one sentence."""
+"""`ddpcheck view` and `--tensorboard`: errors are one sentence."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mistake in these tests must not leave them waiting for a server to end."""
+    """An error in these tests must not start a real server."""
     monkeypatch.setattr("ddpcheck.launcher.viewer.run_tensorboard", _never)
 
 
@@ -59,7 +59,7 @@ def taken() -> Iterator[int]:
 
 
 @pytest.mark.usefixtures("without_tensorboard")
-def test_without_tensorboard_nothing_is_begun(
+def test_without_tensorboard_no_job_starts(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = (
@@ -81,7 +81,7 @@ def test_no_such_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert said.count("\n") == 1
 
 
-def test_a_torn_run_is_shown_as_far_as_it_goes(run: Path, tmp_path: Path) -> None:
+def test_a_truncated_run_is_shown(run: Path, tmp_path: Path) -> None:
     (run / "run.json").write_bytes(b"")
     first = run / "rank-00000.jsonl"
     first.write_bytes(first.read_bytes()[:-40])
@@ -95,7 +95,7 @@ def test_a_torn_run_is_shown_as_far_as_it_goes(run: Path, tmp_path: Path) -> Non
     ]
 
 
-def test_a_run_that_nobody_can_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.json").write_text("{")
     status, said = says(capsys, "view", tmp_path)
     assert status == 1
@@ -103,7 +103,7 @@ def test_a_run_that_nobody_can_read(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert said.count("\n") == 1
 
 
-def test_what_is_current_is_not_made_again(run: Path, tmp_path: Path) -> None:
+def test_a_current_folder_is_not_written_again(run: Path, tmp_path: Path) -> None:
     made = _events_folder(run, tmp_path).stat().st_ino
     assert _events_folder(run, tmp_path).stat().st_ino == made
     os.utime(run / "rank-00000.jsonl", (2e9, 2e9))
@@ -136,7 +136,7 @@ def test_a_port_in_use(run: Path, taken: int, capsys: pytest.CaptureFixture[str]
     assert not (run / "tensorboard").exists()
 
 
-def test_the_first_free_port_is_taken(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_free_port_is_used(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(viewer, "FIRST_PORT", taken)
     assert taken < free_port(None) < taken + 100
     monkeypatch.setattr(viewer, "_PORTS_TRIED", 1)
@@ -157,8 +157,8 @@ def test_a_tensorboard_that_does_not_start(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_are_passed_on(tmp_path: Path, number: signal.Signals) -> None:
-    """A server that waits for its signal stands in for TensorBoard."""
+def test_signals_are_forwarded(tmp_path: Path, number: signal.Signals) -> None:
+    """A fake server that waits for a signal replaces TensorBoard."""
     fake = tmp_path / "python"
     fake.write_text(
         f"#!{sys.executable}\nimport os, signal, socket, sys\n"
@@ -182,7 +182,7 @@ def test_signals_are_passed_on(tmp_path: Path, number: signal.Signals) -> None:
     assert (tmp_path / "heard").exists()
 
 
-def test_a_second_name_is_for_one_thing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_belongs_to_one_option(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, said = says(capsys, "report", run, "x", "--trace", "--tensorboard")
     assert status == 2
     assert "give only one of --trace and --tensorboard" in said
@@ -191,7 +191,9 @@ def test_a_second_name_is_for_one_thing(run: Path, capsys: pytest.CaptureFixture
     assert "give --trace or --tensorboard" in said
 
 
-def test_a_folder_of_somebody_elses(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_foreign_folder_is_not_overwritten(
+    run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     status, said = says(capsys, "report", run, tmp_path / "mine", "--tensorboard")

@@ -1,4 +1,4 @@
-"""`ddpcheck watch`: a run folder seen from outside, growing or at rest."""
+"""`ddpcheck watch`: follows a run folder from another process."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def watched(*arguments: object) -> str:
 
 
 @pytest.mark.parametrize("name", [path.name for path in sorted(STORED.iterdir())])
-def test_every_stored_run_can_be_looked_at(name: str) -> None:
+def test_every_stored_run_can_be_watched(name: str) -> None:
     assert "ranks" in watched(STORED / name, "--once")
 
 
-def test_a_run_that_has_ended_comes_with_its_verdict(tmp_path: Path) -> None:
+def test_an_ended_run_shows_its_verdict(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path / "run", 2).wrap().optimizer().train(2)
     text = watched(builder.train(2, first=2, odd={1: ["body.bias"]}).end().save())
     assert "replicas diverge at step 2 (outlier: ranks 0-1)" in text
@@ -52,7 +52,7 @@ def begun(folder: Path, **description: object) -> RunBuilder:
     return builder
 
 
-def test_a_run_under_way_is_shown_as_it_stands(tmp_path: Path) -> None:
+def test_a_running_job_shows_its_state(tmp_path: Path) -> None:
     begun(tmp_path / "run")
     text = watched(tmp_path / "run", "--once")
     assert "train  running, 2 ranks" in text
@@ -60,13 +60,13 @@ def test_a_run_under_way_is_shown_as_it_stands(tmp_path: Path) -> None:
     assert "Replicas" not in text
 
 
-def test_a_launcher_that_was_killed_is_told(tmp_path: Path) -> None:
+def test_a_killed_launcher_is_reported(tmp_path: Path) -> None:
     begun(tmp_path / "run", pid_start=1)
     text = watched(tmp_path / "run")
     assert "its launcher is gone" in text
 
 
-def test_following_goes_on_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_continues_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     builder = begun(tmp_path / "run")
     turns: list[float] = []
 
@@ -86,7 +86,7 @@ def test_following_goes_on_until_the_run_ends(tmp_path: Path, monkeypatch: pytes
     assert [rank.status for rank in states[-1].ranks] == ["finished", "vanished"]
 
 
-def test_ranks_that_nobody_launched_tell_of_their_end_themselves(tmp_path: Path) -> None:
+def test_without_a_launcher_the_run_ends_with_its_ranks(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path / "run", 2).wrap().optimizer().train(2)
     builder.save()
     (tmp_path / "run" / "run.json").unlink()
@@ -96,7 +96,7 @@ def test_ranks_that_nobody_launched_tell_of_their_end_themselves(tmp_path: Path)
     assert RunFollower(tmp_path / "run").read_state().ended
 
 
-def test_a_torn_description_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_damaged_run_file_is_ignored(tmp_path: Path) -> None:
     builder = begun(tmp_path / "run")
     (tmp_path / "run" / "run.json").write_text(json.dumps(builder.description)[:20])
     assert "replicas agree" in watched(tmp_path / "run", "--once")

@@ -1,4 +1,4 @@
-"""Making the folder of a run, naming it, and refusing clearly."""
+"""Creates and names run folders, and rejects unusable ones."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_name(command: list[str], name: str) -> None:
     assert run_name(command) == name
 
 
-def test_default_place(here: Path) -> None:
+def test_default_folder(here: Path) -> None:
     first, second = make_run_folder(COMMAND), make_run_folder(COMMAND)
     assert first.path != second.path
     assert first.path.parent == here / "ddpcheck-runs"
@@ -67,7 +67,7 @@ def test_default_place(here: Path) -> None:
     assert make_run_folder(COMMAND, name="my run").path.name.endswith("-my-run")
 
 
-def test_private_whatever_the_umask(here: Path, umask: int) -> None:
+def test_permissions_do_not_depend_on_the_umask(here: Path, umask: int) -> None:
     (here / "ddpcheck-runs").mkdir()
     (here / "ddpcheck-runs").chmod(0o755)
     folder = make_run_folder(COMMAND)
@@ -113,7 +113,7 @@ def test_refusals(here: Path) -> None:
         make_run_folder(COMMAND)
 
 
-def test_empty_folder_is_taken(here: Path) -> None:
+def test_an_empty_folder_is_used(here: Path) -> None:
     (here / "empty").mkdir()
     assert make_run_folder(COMMAND, out=Path("empty")).path == here / "empty"
 
@@ -132,7 +132,7 @@ def test_nodes_of_one_job_share_a_folder(here: Path, monkeypatch: pytest.MonkeyP
     second = make_run_folder(command, out=Path("shared"))
     assert second.joined
     assert begin_run(second, command, config(second.path)).joined
-    # Another job, a job on one node, and a run whose launcher is gone are something else.
+    # Not joined: another job, a job on one node, and a run whose launcher has ended.
     for other in (["torchrun", "--nnodes", "2", "eval.py"], ["torchrun", "train.py"]):
         with pytest.raises(OutputFolderError):
             make_run_folder(other, out=Path("shared"))

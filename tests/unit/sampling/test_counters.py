@@ -1,4 +1,4 @@
-"""Counters that grow, wrap around and start again."""
+"""Counters that increase, wrap around and are reset."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ddpcheck.sampling.counters import CounterTotals, increase
         (2**20, 10, 32, 10),
     ],
 )
-def test_growth(last: int, reading: int, bits: int, expected: int) -> None:
+def test_increase(last: int, reading: int, bits: int, expected: int) -> None:
     assert increase(last, reading, bits) == expected
 
 

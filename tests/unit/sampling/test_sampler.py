@@ -1,4 +1,4 @@
-"""The sampling thread: its lines, its limits, and that nothing it meets reaches the job."""
+"""The sampling thread: lines, limits and errors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def sample_until(
     return lines(folder)
 
 
-def test_facts_then_samples_then_the_effort(tmp_path: Path) -> None:
+def test_log_has_facts_then_samples_then_cost(tmp_path: Path) -> None:
     found = sample_until(tmp_path, lambda rows: len(samples_in(rows)) > 3, hz=20)
     assert found[0]["kind"] == "hardware"
     assert found[-1]["kind"] == "sampled"
@@ -69,9 +69,7 @@ def test_facts_then_samples_then_the_effort(tmp_path: Path) -> None:
     assert [line["time"] for line in samples] == sorted(line["time"] for line in samples)
 
 
-def test_a_long_job_takes_few_lines_and_loses_no_byte(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_downsampling_keeps_totals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_CPU_SHARE", 1.0)
     found = sample_until(tmp_path, lambda rows: len(samples_in(rows)) >= 16, hz=200, lines=4)
     samples = samples_in(found)
@@ -90,12 +88,12 @@ def test_the_pause_after_an_expensive_sample_limits_the_cpu_share(tmp_path: Path
 
 
 @pytest.fixture
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As often as asked, however busy the machine is."""
+def unlimited_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples at the requested rate, however busy the machine is."""
     monkeypatch.setattr(module, "MAX_CPU_SHARE", 1.0)
 
 
-# What may fail, by what it is called in the log; and the keys that the samples then lack.
+# Sources that may fail, by their names in the log.
 SOURCES: dict[str, tuple[object, str]] = {
     "interfaces": (interfaces.Interfaces, "read"),
     "cpu": (cpu.Cpu, "read"),
@@ -106,12 +104,12 @@ SOURCES: dict[str, tuple[object, str]] = {
 }
 
 
-@pytest.mark.usefixtures("unhurried")
+@pytest.mark.usefixtures("unlimited_rate")
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_source_that_fails_is_left_and_the_others_go_on(
+def test_a_failed_source_does_not_affect_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
-    """It answers twice, so that it is known, and never again."""
+    """It works twice and then fails."""
     (place, name), calls = SOURCES[source], []
 
     def fail(*arguments: object) -> Any:
@@ -145,7 +143,7 @@ KNOWN = {
 }
 
 
-@pytest.mark.usefixtures("unhurried")
+@pytest.mark.usefixtures("unlimited_rate")
 @pytest.mark.parametrize(
     ("place", "name", "source"),
     [
@@ -156,7 +154,7 @@ KNOWN = {
         (cpu.Cpu, "__init__", "cpu"),
     ],
 )
-def test_what_fails_at_the_beginning(
+def test_errors_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: object, name: str, source: str
 ) -> None:
     def fail(*arguments: object) -> None:
@@ -170,8 +168,8 @@ def test_what_fails_at_the_beginning(
     assert found[-1]["samples"] >= 2
 
 
-@pytest.mark.usefixtures("unhurried")
-def test_a_rank_whose_process_vanishes(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("unlimited_rate")
+def test_a_rank_whose_process_exits(tmp_path: Path) -> None:
     sampler = Sampler(tmp_path, 20)
     sampler.start()
     child = subprocess.Popen(["sleep", "600"])
@@ -189,9 +187,9 @@ def test_a_rank_whose_process_vanishes(tmp_path: Path) -> None:
     assert not faults_in(found)
 
 
-@pytest.mark.usefixtures("unhurried")
+@pytest.mark.usefixtures("unlimited_rate")
 def test_a_driver_that_stops_answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest is sampled on, and what it tells after all counts again."""
+    """Other sources are sampled meanwhile; GPUs are sampled again after the driver has recovered."""
     monkeypatch.setattr(gpu_source, "ANSWER_SECONDS", 0.05)
     silent = threading.Event()
     calls = []
@@ -219,7 +217,7 @@ def test_a_driver_that_stops_answering(tmp_path: Path, monkeypatch: pytest.Monke
     assert not faults_in(found)
 
 
-@pytest.mark.usefixtures("unhurried")
+@pytest.mark.usefixtures("unlimited_rate")
 def test_a_driver_that_never_answers_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_source, "ANSWER_SECONDS", 0.05)
     hung = threading.Event()
@@ -244,8 +242,8 @@ def test_a_driver_that_never_answers_again(tmp_path: Path, monkeypatch: pytest.M
     assert found[-1]["kind"] == "sampled"
 
 
-@pytest.mark.usefixtures("unhurried")
-def test_a_driver_that_takes_its_time_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("unlimited_rate")
+def test_a_driver_that_starts_slowly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_source, "ANSWER_SECONDS", 0.05)
     started = threading.Event()
     monkeypatch.setattr(nvml.Gpus, "open", lambda self: started.wait(60))
@@ -265,7 +263,7 @@ def test_a_driver_that_takes_its_time_to_start(tmp_path: Path, monkeypatch: pyte
     assert not faults_in(found)
 
 
-def test_a_driver_that_hangs_does_not_hold_the_launcher(
+def test_a_hanging_driver_does_not_block_the_launcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hung = threading.Event()
@@ -284,7 +282,7 @@ def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
     sampler.close()
 
 
-def test_what_is_left_of_a_full_disk_is_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_samples_on_a_nearly_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MIN_FREE_BYTES", 1 << 60)
     sampler = Sampler(tmp_path, 20)
     sampler.start()
@@ -293,7 +291,7 @@ def test_what_is_left_of_a_full_disk_is_the_ranks(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_room_for_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_limit_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -314,7 +312,7 @@ def test_nothing_is_sampled_at_0_hz(tmp_path: Path, started: bool) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_totals_are_the_latest_and_gauges_the_worst() -> None:
+def test_merged_samples_keep_latest_totals_and_extremes() -> None:
     early = {
         "time": 1.0,
         "cpu": 90.0,
@@ -332,7 +330,7 @@ def test_totals_are_the_latest_and_gauges_the_worst() -> None:
     assert merge_samples(early, late) == {**late, "cpu": 90.0, "ranks": {"0": [5, 900, 2, 2]}}
 
 
-def test_gpus() -> None:
+def test_merged_gpu_samples() -> None:
     early = {"gpus": [{"clock": 900, "temperature": 80, "throttled": 4, "pcie": [1, 1], "power": 5}]}
     late = {"gpus": [{"clock": 1400, "temperature": 60, "throttled": 8, "pcie": [9, 9]}]}
     expected = {"clock": 900, "temperature": 80, "throttled": 12, "pcie": [9, 9]}
@@ -340,11 +338,11 @@ def test_gpus() -> None:
     assert merge_samples(early, {"gpus": [{"lost": "gone"}]}) == {"gpus": [{"lost": "gone"}]}
 
 
-def test_what_is_not_told_stays() -> None:
+def test_missing_values_are_kept() -> None:
     early = {"time": 1.0, "cpu": 5.0, "gpus": [{"clock": 900}]}
     assert merge_samples(early, {"time": 2.0}) == {**early, "time": 2.0}
 
 
-def test_a_rank_that_started_again_is_another_process() -> None:
+def test_a_restarted_rank_is_not_merged() -> None:
     early, late = {"ranks": {"0": [5, 900, 1, 1]}}, {"ranks": {"0": [6, 100, 0, 0], "1": [7, 1, 0, 0]}}
     assert merge_samples(early, late) == late

@@ -1,4 +1,4 @@
-"""When a process vanished."""
+"""Times and order of process exits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def wait_until_recorded(watch: ExitWatch, count: int) -> None:
         time.sleep(0.005)
 
 
-def test_order_and_time_of_deaths(watch: ExitWatch) -> None:
+def test_order_and_time_of_exits(watch: ExitWatch) -> None:
     processes = [sleeper() for _ in range(3)]
     for rank, process in enumerate(processes):
         assert watch.add(process.pid, rank, process_start(process.pid))
@@ -52,7 +52,7 @@ def test_order_and_time_of_deaths(watch: ExitWatch) -> None:
     assert watch.poll() == []
 
 
-def test_gone_before_it_was_added(watch: ExitWatch) -> None:
+def test_exited_before_it_was_added(watch: ExitWatch) -> None:
     process = sleeper()
     process.kill()
     process.wait()
