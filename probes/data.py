@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.probes.batch_fingerprint import (
     EMPTY_FINGERPRINT,
     BatchContents,
@@ -56,7 +57,7 @@ def drawn_from(before: States, after: States) -> str:
 
 
 def _bytes(generator: torch.Generator) -> bytes:
-    with torch._C.DisableTorchFunction():
+    with torch_compat.no_torch_function():
         state = generator.get_state()
         return ctypes.string_at(state.data_ptr(), state.numel())
 
@@ -143,7 +144,11 @@ class DataProbe(Probe):
             self._write_passes(draws.loader, keep=1)
             if draws.loader.described is None:
                 told = draws.loader.iterable
-                columns = [] if told else _columns(getattr(iterator, "_dataset", None), draws.loader.length)
+                columns = (
+                    []
+                    if told
+                    else _columns(torch_compat.read(torch_compat.DATASET, iterator), draws.loader.length)
+                )
                 draws.loader.describe(iterator, "" if told else _mark(iterator), columns)
         draws.add(index)
         self._touched = draws
@@ -240,7 +245,7 @@ def _per_token(labels: Any) -> TypeGuard[torch.Tensor]:
 
 def _mark(iterator: Any) -> str:
     """What tells this rank's dataset from that of another; empty where it holds too little to tell."""
-    taken = fingerprint_batch(BatchContents(*_attributes(getattr(iterator, "_dataset", None))))
+    taken = fingerprint_batch(BatchContents(*_attributes(torch_compat.read(torch_compat.DATASET, iterator))))
     if not taken.ready():
         return ""
     found = taken.fingerprint()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.profiler import record_function
-from torch.profiler.profiler import _KinetoProfile
 
+from ddpcheck import torch_compat
 from ddpcheck.patches import Patches
 from ddpcheck.probes.probe import Phase, Probe, ProbeContext
 from ddpcheck.probes.process.profiler_conflict import PROFILERS
@@ -98,7 +98,7 @@ def _held_up_ns() -> int:
 
 def _new_profiler(**options: Any) -> Any:
     """The part of torch.profiler without a schedule, which warns about schedules that it did not make."""
-    return _KinetoProfile(**options)
+    return torch_compat.lookup(torch_compat.KINETO)(**options)
 
 
 def _mark(step: int) -> Any:
@@ -190,7 +190,7 @@ class ProfileProbe(Probe):
 
     def _taken(self) -> bool:
         """Whether the user's program profiles by itself."""
-        enabled = getattr(torch.autograd, "_profiler_enabled", None)
+        enabled = torch_compat.lookup(torch_compat.AUTOGRAD_PROFILING)
         if not PROFILERS.user_profiles and not (enabled is not None and enabled()):
             return False
         self._step_aside()
@@ -253,6 +253,6 @@ def _limits(ddp: Any) -> list[int]:
         return [int(size) for size in listed]
     cap = int(getattr(ddp, "bucket_bytes_cap", 0))
     if getattr(ddp, "bucket_bytes_cap_default", False):
-        distributed: Any = torch.distributed
-        return [int(distributed._DEFAULT_FIRST_BUCKET_BYTES), cap]
+        first = torch_compat.lookup(torch_compat.FIRST_BUCKET)
+        return [int(first), cap] if first is not None else []
     return [cap]

@@ -7,6 +7,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from ddpcheck import torch_compat
 from ddpcheck.probes.probe import Phase, Probe, ProbeContext
 from ddpcheck.probes.process.os_counters import PageFaults, ProcessorQueue
 from ddpcheck.probes.process.step_phases import (
@@ -228,7 +229,7 @@ def averages_of(modules: list[TrackedModule]) -> dict[str, int]:
     """What DDP measured by itself, in microseconds over all modules; private in torch, so asked with care."""
     averages: dict[str, int] = {}
     for tracked in modules:
-        ask = getattr(tracked.ddp(), "_get_ddp_logging_data", None)
+        ask = torch_compat.read(torch_compat.LOGGING_DATA, tracked.ddp())
         said = ask() if ask is not None else {}
         for name, key in DDP_AVERAGES.items():
             value = said.get(key)
