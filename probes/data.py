@@ -269,7 +269,7 @@ def _names(column: Any, length: int) -> Any:
 
     Values may be made up by each rank for itself, as in many an example and benchmark, and labels come again and again.
     """
-    if _rows_of(column) != length:
+    if length < 0 or _rows_of(column) != length:
         return None
     # No more than a part of it is read.
     some = column[:: -(-length // MOST_NUMBERS) or 1]
