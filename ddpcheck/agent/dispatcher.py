@@ -1,4 +1,4 @@
-"""The watcher: turns what the user does with DDP, optimizers and scalers into moments for the probes."""
+"""Turns calls of DDP, optimizers, scalers and data loaders into events for the probes."""
 
 from __future__ import annotations
 

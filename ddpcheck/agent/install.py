@@ -1,4 +1,4 @@
-"""The way in: patches the few places through which a process becomes a rank, and wakes the agent there."""
+"""Patches the functions through which a process becomes a rank, and starts the agent there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddpcheck.probes.process.startup_tracer import STARTUP
 
 
 class Agent:
-    """Asleep until this very process makes a process group or a DDP module: only then is it a rank."""
+    """Inactive until this process creates a process group or a DDP module, and so becomes a rank."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -30,7 +30,7 @@ class Agent:
         self._group_gone = False
 
     def install(self) -> None:
-        """At import of torch: no more than a few stubs, nothing is opened."""
+        """Called while torch is imported: installs a few patches and opens no file."""
         import torch.distributed as distributed
         from torch.nn.parallel.distributed import DistributedDataParallel
 
@@ -67,7 +67,7 @@ class Agent:
         STARTUP.install()
 
     def _open(self) -> None:
-        """A process group was made here: this process is a rank."""
+        """A process group was created: this process is a rank."""
         import torch.distributed as distributed
 
         if not distributed.is_initialized() or (self._dispatcher is not None and not self._group_gone):
@@ -102,7 +102,7 @@ class Agent:
             self._patch_training()
 
     def _patch_training(self) -> None:
-        """The first DDP module is there: look at forwards, steps and scalers from here on."""
+        """Called after the first DDP module is wrapped: observe forwards, steps, scalers and loaders from now on."""
         from torch.nn.parallel.distributed import DistributedDataParallel
         from torch.optim import optimizer
 
@@ -134,7 +134,7 @@ class Agent:
         self._patch_loaders()
 
     def _patch_loaders(self) -> None:
-        """Indices are drawn in the rank's own process, with workers too."""
+        """Indices are drawn in the rank's own process, also with workers."""
         from ddpcheck.agent.dispatcher import Dispatcher
         from ddpcheck.patches import around_next, around_next_index
 
@@ -181,7 +181,7 @@ class Agent:
         return hide_from_compiler(GUARD.protect("agent", method.__name__, call))
 
     def _group_closed(self, *args: Any, **kwargs: Any) -> None:
-        """Only the end of the whole world ends the session, not that of one group."""
+        """The session ends with the default process group, not with a subgroup."""
         import torch.distributed as distributed
 
         group = args[0] if args else kwargs.get("group")
@@ -190,7 +190,7 @@ class Agent:
             self._group_gone = True
 
     def _watch_exits(self) -> None:
-        """Every way out that Python can see; what it cannot see leaves a file without an end."""
+        """Patch every exit that Python can observe; any other leaves a record file without an end record."""
         # Guarded under a name of its own: whatever else was switched off, the file is closed properly.
         close = GUARD.protect("exit", "close", self._close)
         leaving = GUARD.protect("exit", "leaving", self._leaving)
@@ -235,7 +235,7 @@ class Agent:
             self._dispatcher.context.close(reason, *self._error)
 
     def _forked(self) -> None:
-        """A child of a rank, most often a data-loader worker, is no rank."""
+        """A forked child, usually a data loader worker, is not a rank."""
         if self._dispatcher is not None:
             self._dispatcher.context.abandon()
             self._dispatcher = None
@@ -246,7 +246,7 @@ class Agent:
 
 
 def _quoted(text: str) -> str:
-    """What the user's program said at its end, without the credentials that error messages like to quote."""
+    """The program's error message, shortened and with credentials masked."""
     from ddpcheck.privacy import mask_text
 
     return mask_text(text[:4000])[:500]
@@ -262,7 +262,7 @@ def install() -> None:
 
 
 def _strand(probe: str, entry: str, error: str, where: str) -> None:
-    """A fault before there is a session, in a file of its own; nothing of ours wakes up here again."""
+    """Report a fault that occurs before there is a record file, in a file of its own."""
     import torch.distributed as distributed
 
     rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else None

@@ -1,4 +1,4 @@
-"""A session: one rank's part in one start of a job, from its process group to its end."""
+"""The context of one rank, from the creation of its process group to its exit."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def marked(entry: Callable[..., R]) -> Callable[..., R]:
 
 
 class RankContext:
-    """Holds the file, the board and the probes of this rank."""
+    """Holds the record file, the exchange and the probes of this rank."""
 
     def __init__(self, config: Config, number: int) -> None:
         distributed: Any = torch.distributed
@@ -100,7 +100,7 @@ class RankContext:
             return None
 
     def _across_nodes(self, config: Config, algorithm: str) -> StoreCompare | None:
-        """Where all ranks are on one board, or there is no store that can do it, there is nobody to ask."""
+        """None if all ranks share one exchange, or if the job's store cannot be used."""
         if self.world_size == 1 or os.environ.get("LOCAL_WORLD_SIZE") == str(self.world_size):
             return None
         store = job_store()
@@ -140,7 +140,7 @@ class RankContext:
         self._writer.flush()
 
     def end(self) -> None:
-        """The process group is going away: last looks, once."""
+        """The process group is about to be destroyed: emit `before_exit`, once."""
         if not self._ended:
             self._ended = True
             self.emit(Probe.before_exit)
@@ -158,13 +158,13 @@ class RankContext:
             self.exchange.say_trouble(self._writer.failed)
 
     def abandon(self) -> None:
-        """This is a forked child, not the rank."""
+        """Called in a forked child, which is not a rank."""
         self._closed = True
         self._writer.abandon()
 
 
 def _open_writer(folder: Path, rank: int) -> RecordWriter:
-    """A file of our own: restarts and jobs in sequence find the first names taken."""
+    """Create a new file; after a restart the first names are taken."""
     for attempt in range(10_000):
         suffix = f".{attempt}" if attempt else ""
         try:

@@ -1,4 +1,4 @@
-"""A DDP module under watch: its tensors by name, in order, and whether that set changed since wrapping."""
+"""A tracked DDP module: its tensors by name, in order, and the changes of that set since wrapping."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Holder = dict[str, Any]  # a submodule's own dict of parameters or buffers
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a tensor lives: looked up anew each time, since users replace tensors."""
+    """Where a tensor is stored. It is looked up at each use, since programs replace tensors."""
 
     name: str
     holder: Holder
@@ -30,14 +30,14 @@ class Slot:
 
 @dataclass(frozen=True)
 class ParamSetChange:
-    """A way in which the set of parameters is not what DDP was told of."""
+    """A difference between the module's parameters and those that DDP's reducer was built from."""
 
     change: str
     parameter: str
 
 
 class Holders:
-    """All dicts of one kind of a module, compared at every step: so all of them at once, and in C."""
+    """All dicts of one kind in a module, compared at every step at once in C."""
 
     def __init__(self, holders: Iterable[Holder]) -> None:
         self._holders = list(holders)
@@ -105,7 +105,7 @@ class TrackedModule:
                 self._reduced[id(tensor)] = slot.name
 
     def catalogue(self) -> None:
-        """List the tensors as they stand now, each once, in DDP's order."""
+        """List the current tensors, each once, in DDP's order."""
         module = self.module()
         if module is None:
             return
@@ -125,7 +125,7 @@ class TrackedModule:
         self.revision += 1
 
     def changes(self) -> list[ParamSetChange]:
-        """What changed since the last call and matters to the reducer; after any change lists anew."""
+        """Changes since the last call that matter to the reducer; after any change the list is renewed."""
         if not self._changed():
             return []
         names = [slot.name for slot in self.parameters]
@@ -196,17 +196,17 @@ class TrackedModule:
                 yield ParamSetChange("unfrozen", slot.name)
 
     def strangers(self) -> set[int]:
-        """Places at which another tensor stands now than the reducer was built from."""
+        """Indices of parameters that are not those the reducer was built from."""
         known = self._reduced
         return {place for place, tensor in enumerate(self._tensors) if id(tensor) not in known}
 
     @property
     def key(self) -> str:
-        """The module's name across ranks."""
+        """The name of the module, equal on all ranks."""
         return f"{','.join(map(str, self.group))}#{self.ordinal}"
 
     def forget(self) -> None:
-        """The user let DDP's wrapper go: hold none of its tensors, and leave no hook on a module that lives on."""
+        """DDP's wrapper was deleted: release its tensors and remove the hooks."""
         if self.backward is not None:
             self.backward.detach()
         self.parameters, self.buffers, self._tensors, self._wanted = [], [], [], []
@@ -216,7 +216,7 @@ class TrackedModule:
         return [slot.holder[slot.key] for slot in slots]
 
     def kept_buffers(self) -> list[int]:
-        """Places of the buffers that a checkpoint holds and that measure something: no caches, no counters."""
+        """Indices of floating-point buffers that a checkpoint holds; caches and counters are left out."""
         module = self.module()
         kept: set[str] = set()
         for prefix, child in module.named_modules() if module is not None else ():
@@ -244,7 +244,7 @@ class TrackedModule:
 
 
 def _slots(module: torch.nn.Module, attribute: PrivateName, ignored: frozenset[str]) -> Iterable[Slot]:
-    """Tied tensors appear once, under their first name, as `named_parameters` has it."""
+    """Tied tensors appear once, under their first name, as in `named_parameters`."""
     seen: set[int] = set()
     for prefix, child in module.named_modules():
         holder: Holder = torch_compat.read(attribute, child, {})

@@ -1,4 +1,4 @@
-"""An optimizer under watch: which DDP modules it steps, and how often it has."""
+"""A tracked optimizer: which DDP modules it steps, and how often it has stepped."""
 
 from __future__ import annotations
 
