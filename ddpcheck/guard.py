@@ -1,4 +1,4 @@
-"""The one guard between the user's program and ddpcheck: what fails is switched off and written down."""
+"""The guard between the user's program and ddpcheck: a part that fails is switched off and reported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Reporter = Callable[[str, str, str, str], None]
 
 
 class EntryPoint:
-    """One way from the user's program into ddpcheck. `body` can be replaced, which is how tests break it."""
+    """One entry point from the user's program into ddpcheck. Tests replace `body` to make it fail."""
 
     def __init__(self, probe: str, name: str, body: Callable[..., Any]) -> None:
         self.probe = probe
@@ -25,7 +25,7 @@ class EntryPoint:
 
 
 class Guard:
-    """Runs entry points; after the first exception in one, everything of that probe is off."""
+    """Runs entry points; the first exception in one switches off all entry points of that probe."""
 
     def __init__(self) -> None:
         self.entry_points: dict[str, EntryPoint] = {}
@@ -46,7 +46,7 @@ class Guard:
         self._unreported.clear()
 
     def protect(self, probe: str, name: str, body: Callable[..., T]) -> Callable[..., T | None]:
-        """`body` as the user's program may call it: raises no Exception, does nothing once switched off.
+        """`body` as the user's program may call it: it raises no Exception, and does nothing once switched off.
 
         KeyboardInterrupt and SystemExit pass: they are the user's.
         """

@@ -1,13 +1,14 @@
-"""Patches: put in and taken out symmetrically, each keeping the original and bearing a mark."""
+"""Patches of attributes: applied and removed symmetrically, marked, with the original kept."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable
 from types import ModuleType, TracebackType
 from typing import Any
+
+from ddpcheck import torch_compat
 
 _MARK = "__ddpcheck_original__"
 _INHERITED = object()
@@ -23,7 +24,7 @@ class Patches:
         self._applied: list[tuple[Any, str, Wrapper, Any]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Wrapper]) -> bool:
-        """Put `make(original)` in place of `owner.name`; False where this torch has no such attribute."""
+        """Replace `owner.name` with `make(original)`; False if there is no such attribute."""
         original = getattr(owner, name, None)
         if original is None or hasattr(original, _MARK):
             return False
@@ -37,7 +38,7 @@ class Patches:
         return True
 
     def _known(self, owner: Any, original: Any) -> Wrapper | None:
-        """One function in two modules stays one: pickle sends it by the name in the module it comes from."""
+        """A function that two modules export stays one object: pickle refers to it by its defining module."""
         if not isinstance(owner, ModuleType):
             return None
         ours = (wrapper for where, _, wrapper, _ in self._applied if isinstance(where, ModuleType))
@@ -56,7 +57,7 @@ class Patches:
         self._applied.clear()
 
     def unbind(self, owner: Any, name: str) -> None:
-        """Put the original back where a wrapper of ours was bound by another name, as `from x import y` does."""
+        """Restore the original where our wrapper was bound to another name, as by `from x import y`."""
         bound = vars(owner).get(name)
         for _, _, wrapper, own in self._applied:
             if bound is wrapper and own is not _INHERITED:
@@ -72,7 +73,7 @@ def _wrapped(original: Any, make: Callable[[Any], Wrapper], kind: type) -> Any:
 def calling(
     original: Any, before: Callable[..., object] | None, after: Callable[..., object] | None
 ) -> Wrapper:
-    """A function that does what `original` does, with observers that see the arguments and nothing else."""
+    """`original` with observers that are called with its arguments."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if before is not None:
@@ -88,7 +89,7 @@ def calling(
 def around(
     original: Any, begin: Callable[..., Any], end: Callable[[Any, tuple[Any, ...], dict[str, Any]], object]
 ) -> Wrapper:
-    """The same, where the end must be seen even if `original` raises; `end` gets what `begin` returned."""
+    """The same, with an `end` that is also called if `original` raises, and gets what `begin` returned."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         begun = begin(*args, **kwargs)
@@ -132,24 +133,23 @@ def around_next_index(original: Wrapper, drawn: Wrapper, exhausted: Wrapper) -> 
 
 
 def hide_from_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, left out of what torch.compile traces; as it is where no compiler was ever loaded."""
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is None:
+    """`function`, excluded from what torch.compile traces; unchanged if no compiler is loaded."""
+    disable = torch_compat.lookup(torch_compat.DYNAMO_DISABLE)
+    if disable is None:
         return function
-    hidden: Callable[..., Any] = dynamo.disable(function)
+    hidden: Callable[..., Any] = disable(function)
     return hidden
 
 
 def skip_frame(function: Callable[..., Any]) -> None:
-    """Let torch.compile pass over this frame but still compile what it calls."""
-    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
-    skip = getattr(eval_frame, "skip_code", None)
+    """Make torch.compile skip this frame but compile what it calls."""
+    skip = torch_compat.lookup(torch_compat.DYNAMO_SKIP)
     if skip is not None:
         skip(function.__code__)
 
 
 def leave_out_wrappers(trace: TracebackType | None) -> None:
-    """Of an error that nobody caught: people should see their own calls and torch's, as they would without us."""
+    """Remove our wrappers from the traceback of an uncaught error."""
     while trace is not None and trace.tb_next is not None:
         if trace.tb_next.tb_frame.f_code.co_filename == __file__:
             trace.tb_next = trace.tb_next.tb_next

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.profiler import record_function
-from torch.profiler.profiler import _KinetoProfile
 
+from ddpcheck import torch_compat
 from ddpcheck.patches import Patches
 from ddpcheck.probes.probe import Phase, Probe, ProbeContext
 from ddpcheck.probes.process.profiler_conflict import PROFILERS
@@ -234,7 +234,7 @@ def _runnable_ns() -> int:
 
 def _new_profiler(**options: Any) -> Any:
     """Without the schedule of torch.profiler.profile, which warns about steps that it did not schedule."""
-    return _KinetoProfile(**options)
+    return torch_compat.lookup(torch_compat.KINETO)(**options)
 
 
 def _mark(step: int) -> Any:
