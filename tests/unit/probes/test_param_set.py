@@ -1,4 +1,4 @@
-"""The structure probe: what DDP's reducer was not told of."""
+"""The parameter-set probe: parameters that DDP's reducer does not know."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_unfrozen_after_wrapping(context: FakeContext) -> None:
     assert [(r.change, r.parameter) for r in context.of(StructureRecord)] == [("unfrozen", "bias")]
 
 
-def test_nothing_is_said_of_a_module_that_stays(context: FakeContext) -> None:
+def test_no_record_for_an_unchanged_module(context: FakeContext) -> None:
     module = nn.Linear(2, 2)
     Job(module, context).wrapped().train(torch.optim.SGD(module.parameters(), lr=0.1), steps=5)
     assert context.of(StructureRecord) == []

@@ -1,4 +1,4 @@
-"""The standing probe: signs of progress, and an answer from beside the training thread."""
+"""The stack dump probe: heartbeats, and a stack from another thread than the training thread."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def test_the_thread_of_a_session_that_is_over_ends(board: Path) -> None:
     assert not thread.is_alive()
 
 
-def test_the_thread_ends_with_its_session_though_somebody_holds_the_probe(board: Path) -> None:
-    """A module of the group before may live on, and with it all that tracked it."""
+def test_the_thread_ends_with_its_session_even_if_the_probe_is_alive(board: Path) -> None:
+    """A module of the previous group may stay alive, and with it everything that tracked it."""
     context = scene_on(board)
     probe = StackDumpProbe(context)
     [thread] = [
@@ -139,7 +139,7 @@ def test_a_system_without_threads_costs_this_probe_only(board: Path, monkeypatch
     assert GUARD.off == {"standing"}
 
 
-def test_a_deep_stack_is_kept_from_both_ends() -> None:
+def test_a_deep_stack_is_truncated_in_the_middle() -> None:
     def dive(depth: int) -> list[list[object]]:
         return frames_of(threading.get_ident()) if depth == 0 else dive(depth - 1)
 

@@ -1,4 +1,4 @@
-"""Captures: files that the safetensors package reads, within a budget."""
+"""Dumped tensors: files that the safetensors package reads, within a budget."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def test_buffers_come_back_to_the_bit(context: FakeContext, module: nn.Module, t
     assert found.keys() == BUFFERS.keys()
 
 
-def test_only_what_was_asked_for(context: FakeContext, module: nn.Module, tmp_path: Path) -> None:
+def test_only_the_requested_tensors_are_written(
+    context: FakeContext, module: nn.Module, tmp_path: Path
+) -> None:
     name, complete, _ = dump_tensors(context, snapshot_key(module), [1, 5])
     assert complete == [1, 5]
     with safe_open(tmp_path / name, "pt") as file:
@@ -114,7 +116,7 @@ def test_the_budget_cuts(context: FakeContext, tmp_path: Path, monkeypatch: pyte
     assert "2" not in found
 
 
-def test_what_the_format_does_not_know_is_left_out(context: FakeContext, tmp_path: Path) -> None:
+def test_unsupported_dtypes_are_left_out(context: FakeContext, tmp_path: Path) -> None:
     module = nn.Module()
     module.register_buffer("wide", torch.zeros(2, dtype=torch.complex128))
     module.register_buffer("sparse", torch.eye(2).to_sparse())
@@ -124,7 +126,7 @@ def test_what_the_format_does_not_know_is_left_out(context: FakeContext, tmp_pat
     assert load_file(tmp_path / name).keys() == {"plain"}
 
 
-def test_what_has_no_memory_is_left_out(context: FakeContext, tmp_path: Path) -> None:
+def test_unreadable_tensors_are_left_out(context: FakeContext, tmp_path: Path) -> None:
     module = nn.Module()
     for number, make in enumerate([*UNREADABLE, wrapper]):
         module.register_buffer(str(number), make())

@@ -1,4 +1,4 @@
-"""multilinear-128: the torch and Triton versions against the plain-Python definition, bit for bit."""
+"""multilinear-128: the torch and Triton versions match the plain-Python definition bit by bit."""
 
 from __future__ import annotations
 

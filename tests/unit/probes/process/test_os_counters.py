@@ -1,4 +1,4 @@
-"""Page faults of real memory, counted for the thread that asks."""
+"""Page faults of real memory, counted for the calling thread."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_new_memory_is_faulted_in_page_by_page() -> None:
 
 
 @linux_only
-def test_what_other_threads_do_does_not_count() -> None:
+def test_page_faults_of_other_threads_do_not_count() -> None:
     faults = PageFaults()
     faults.since_last()
     other = threading.Thread(target=touch_new_memory)

@@ -1,4 +1,4 @@
-"""Sketches are linear, depend on values and their order alone, and leave no trace."""
+"""Sketches are linear, depend only on values and their order, and have no side effects."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def test_a_kernel_that_counts_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It lies about in a checkout that was updated and not built anew; what it has takes other arguments."""
+    """A library of another version, left in a checkout: its functions take other arguments."""
     monkeypatch.setattr(native, "_library", lambda: SimpleNamespace(ddpcheck_sketch_float32=None))
     assert native_kernel.__wrapped__(torch.float32) is None
 
 
 def levels() -> list[int]:
-    """What this processor can do, of: anything, AVX2, AVX-512."""
+    """The supported levels of: any processor, AVX2, AVX-512."""
     library = native._library()
     if library is None:
         return []
@@ -79,7 +79,7 @@ def use_level() -> Iterator[Callable[[int], int]]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_every_kind_of_processor_comes_to_the_same_bits(
+def test_every_instruction_set_gives_the_same_bits(
     dtype: torch.dtype, use_level: Callable[[int], int]
 ) -> None:
     tensors = [normal(size, dtype) for size in [*range(1, 40), *SIZES, 17 * PIECE + 3]]
@@ -197,7 +197,7 @@ def test_channels_last_agrees_with_contiguous() -> None:
 
 @pytest.mark.parametrize("dense_dims", [0, 1])
 @pytest.mark.parametrize("coalesced", [True, False])
-def test_sparse_gradients_count_as_what_they_stand_for(dense_dims: int, coalesced: bool) -> None:
+def test_sparse_gradients_have_the_sketch_of_the_dense_tensor(dense_dims: int, coalesced: bool) -> None:
     made = torch.Generator().manual_seed(3)
     shape = (3000, 70)
     sparse_shape = shape[: 2 - dense_dims]
@@ -323,7 +323,7 @@ def test_inside_autograd_hooks() -> None:
 
 
 @both_ways
-def test_threads_have_buffers_of_their_own() -> None:
+def test_each_thread_has_its_own_buffers() -> None:
     tensors = [normal(200000, seed=seed) for seed in range(4)]
     expected = [sketch(each) for each in tensors]
     found: dict[int, list[Sketch]] = {}
@@ -375,7 +375,7 @@ def test_a_device_computes_the_same(size: int) -> None:
         assert sketch_row(tensor)[2].item() == 1
 
 
-def test_a_book_keeps_what_is_on_the_cpu() -> None:
+def test_a_batch_keeps_sketches_of_cpu_tensors() -> None:
     tensors = [normal(10), normal(50000), torch.eye(3).to_sparse(), torch.ones(3, dtype=torch.complex64)]
     book = SketchBatch()
     assert not book
@@ -391,7 +391,7 @@ def test_a_book_keeps_what_is_on_the_cpu() -> None:
 
 
 class SlowCopy(DirectCopy):
-    """A copy that is under way for as long as the test says."""
+    """A copy that stays pending until the test completes it."""
 
     arrived = False
 
@@ -473,7 +473,7 @@ def test_triton_computes_the_same_and_is_dropped_where_it_does_not() -> None:
 
 @pytest.mark.parametrize("make", [*UNREADABLE, wrapper])
 def test_what_has_no_memory_is_left_alone(make: Callable[[], torch.Tensor]) -> None:
-    """A kernel that read there would end the process."""
+    """A kernel that reads there would crash the process."""
     book = SketchBatch()
     assert not can_sketch(make())
     assert not book.add(0, make())
@@ -494,7 +494,7 @@ def test_a_subclass_is_sketched_without_running_its_operations() -> None:
         assert sketch(guarded) == expected
 
 
-def test_what_cannot_be_read_is_said_so() -> None:
+def test_unreadable_tensors_are_reported() -> None:
     freed = torch.ones(10)
     freed.untyped_storage().resize_(0)
     assert not can_sketch(freed)
