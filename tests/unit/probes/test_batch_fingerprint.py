@@ -199,7 +199,7 @@ def test_each_tensor_has_its_own_digest() -> None:
     one, other = of(x, t).parts, of(y, {"times": t}).parts
     assert one[1] == other[1] != ""
     assert one[0] != other[0]
-    # A number for all samples, a mask of ones: not enough to tell batches apart.
+    # One value for all samples, or a mask of ones: not enough to distinguish batches.
     assert of(x, torch.tensor(3), torch.ones(8)).parts[1:] == ("", "")
 
 

@@ -78,7 +78,7 @@ def dataset(samples: int = 20) -> TensorDataset:
 
 def drawn(record: EpochRecord) -> set[int]:
     bits = unpack(record.map) or 0
-    return {place for place in range(bits.bit_length()) if bits >> place & 1}
+    return {index for index in range(bits.bit_length()) if bits >> index & 1}
 
 
 def test_each_forward_leaves_one_small_record(training: Training) -> None:
@@ -144,8 +144,8 @@ def test_draws_before_a_forward_have_a_digest_of_each_tensor() -> None:
             made.step(x, torch.arange(8))
         made.step(torch.randn(8, 4))  # one tensor is the whole batch
         made.end()
-        told = [(bool(record.drew_before), len(record.parts)) for record in made.batches()]
-        assert told == [(True, 2), (False, 0), (True, 2), (False, 0)]
+        recorded = [(bool(record.drew_before), len(record.parts)) for record in made.batches()]
+        assert recorded == [(True, 2), (False, 0), (True, 2), (False, 0)]
 
 
 def test_numbers_drawn_by_the_step_are_not_drawn_before_the_next_forward(training: Training) -> None:
@@ -247,7 +247,7 @@ class Noted(Dataset[Any]):
 
 
 @pytest.mark.parametrize(
-    ("held", "columns"),
+    ("data", "columns"),
     [
         (Folder(), 1),
         (Subset(dataset(200), range(100)), 1),
@@ -262,10 +262,10 @@ class Noted(Dataset[Any]):
         ([1, 2, 3], 0),
     ],
 )
-def test_columns_name_each_sample(held: Any, columns: int) -> None:
-    found = _columns(held, len(held))
-    assert len(found) == columns
-    assert found == _columns(held, len(held))
+def test_columns_name_each_sample(data: Any, columns: int) -> None:
+    digests = _columns(data, len(data))
+    assert len(digests) == columns
+    assert digests == _columns(data, len(data))
 
 
 def test_columns_distinguish_subsets() -> None:

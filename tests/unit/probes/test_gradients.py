@@ -80,7 +80,7 @@ def test_a_step_is_two_records() -> None:
     expected = [sketch(p.grad).value for p in tracked.module.parameters() if p.grad is not None]
     assert [one.value for one in unpack(backward.local)] == pytest.approx(expected, rel=1e-6)
     # This is rank 0 of two.
-    share = [expected[place] for place in deal(tuple(p.numel() for p in tracked.module.parameters()), 2)[0]]
+    share = [expected[index] for index in deal(tuple(p.numel() for p in tracked.module.parameters()), 2)[0]]
     assert [one.value for one in unpack(backward.reduced)] == pytest.approx(share, rel=1e-6)
     assert (applied.step, applied.last, applied.synced, applied.unsynced) == (0, "synced", 1, 0)
     assert (applied.moved, applied.reason, applied.nonfinite) == (False, "", {})
@@ -122,11 +122,11 @@ class Counted:
         real_submit = submit.submit
 
         def counting(real_sketch: Callable[..., Any]) -> Callable[..., Any]:
-            def sketch(tensor: torch.Tensor, along: Any = None) -> Any:
-                found = real_sketch(tensor, along)
-                if found is not None:
+            def sketch(tensor: torch.Tensor, on_read: Any = None) -> Any:
+                sketched = real_sketch(tensor, on_read)
+                if sketched is not None:
                     self.sketched.append(tensor.data_ptr())
-                return found
+                return sketched
 
             return sketch
 
@@ -147,7 +147,7 @@ def test_three_passes(monkeypatch: pytest.MonkeyPatch, clipped: bool) -> None:
     pointers = sorted(p.grad.data_ptr() for p in tracked.module.parameters() if p.grad is not None)
     share = counted.sketched[6:]
     assert sorted(counted.sketched[:6]) == pointers  # as computed
-    # As reduced: one of two ranks sketches half of them, which are digested on the way, and digests the others.
+    # Reduced gradients: one of two ranks sketches and hashes half of them in one pass, and hashes the others.
     assert len(share) == 3
     assert sorted(share + counted.submitted) == pointers
     if clipped:
@@ -207,7 +207,7 @@ def test_large_gradients_are_hashed_again_only_after_a_write(
     tracked.step()
     assert (large in counted.submitted) == (write is not None)
     assert small in counted.submitted
-    # Whichever way, the record is of what was applied.
+    # In both cases the record is that of the applied gradients.
     (record,) = tracked.applied
     assert record.root == combine(applied).hex()
 
@@ -263,8 +263,8 @@ def test_values_that_are_not_finite() -> None:
     tracked = Watched(Many(4))
     tracked.backward(torch.tensor([1.0, math.nan, 1.0, 1.0, math.inf, 1.0, 1.0])).step()
     (backward,), (applied,) = tracked.backwards, tracked.applied
-    wrong = {str(place): 2 for place in range(4)}
-    assert (backward.local_nonfinite, applied.nonfinite) == (wrong, wrong)
+    counts = {str(index): 2 for index in range(4)}
+    assert (backward.local_nonfinite, applied.nonfinite) == (counts, counts)
     assert backward.reduced_nonfinite == {"0": 2, "3": 2}  # this rank's share
 
 
@@ -298,7 +298,7 @@ def test_parameters_without_gradients() -> None:
     (backward,), (applied,) = tracked.backwards, tracked.applied
     assert backward.absent == [1, 2]
     local = unpack(backward.local)
-    assert [place for place, one in enumerate(local) if one.norm == 0] == [1, 2]
+    assert [index for index, one in enumerate(local) if one.norm == 0] == [1, 2]
     tracked.backward(inputs()).step()
     assert (tracked.backwards[1].absent, applied.last) == ([], "synced")
 
@@ -499,7 +499,7 @@ def test_values_that_are_not_finite_come_in_the_order_of_the_backward() -> None:
     tracked.backward(inputs(), scale=math.nan).step()
     (backward,) = tracked.backwards
     places = list(map(int, backward.local_nonfinite))
-    # The loss lies behind the last layer.
+    # The loss comes after the last layer.
     assert sorted(places[:2]) == [2, 3]
     assert sorted(places) == [0, 1, 2, 3]
 

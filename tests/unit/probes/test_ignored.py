@@ -40,7 +40,7 @@ def test_values_and_the_gradients_of_the_first_steps() -> None:
         (Stage.APPLIED.value, 3),
     ]
     assert {record.of for record in records} == {"ignored"}
-    # In the order of the names; of one that is no parameter there is nothing to say.
+    # In the order of the names; a name that is not a parameter has no leaf.
     assert [leaf == bytes(8) for leaf in unpack_leaves(records[0].leaves, 8)] == [False, True]
 
 

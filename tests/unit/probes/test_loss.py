@@ -88,8 +88,8 @@ def test_nine_digits_bring_every_float_back(rank: Rank) -> None:
     value = torch.tensor(0.1) * 3
     rank.backward(value)
     rank.step()
-    [(_, _, [told])] = rank.losses()
-    assert torch.tensor(told).equal(value)
+    [(_, _, [losses])] = rank.losses()
+    assert torch.tensor(losses).equal(value)
 
 
 def test_micro_batches_add_up_as_their_gradients_do(rank: Rank) -> None:
@@ -206,6 +206,6 @@ def test_no_wait_for_a_device(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> No
     there[0] = True
     rank.backward(1000)
     rank.step()
-    told = [value for _, _, values in rank.losses() for value in values]
-    # Of the oldest, nobody knows any more; the rest came in the end.
-    assert told == [None] * 3 + [float(step) for step in range(3, MAX_PENDING + 3)] + [1000.0]
+    losses = [value for _, _, values in rank.losses() for value in values]
+    # The oldest were dropped; the rest arrived at the end.
+    assert losses == [None] * 3 + [float(step) for step in range(3, MAX_PENDING + 3)] + [1000.0]

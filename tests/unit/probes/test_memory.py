@@ -66,8 +66,8 @@ def test_views_of_buckets_take_no_memory() -> None:
 
 
 def test_shared_memory_counts_once() -> None:
-    whole = torch.zeros(100)
-    assert memory_of([whole, whole[:10], whole.view(10, 10)]) == 400
+    tensor = torch.zeros(100)
+    assert memory_of([tensor, tensor[:10], tensor.view(10, 10)]) == 400
     assert memory_of([torch.empty(0), torch.empty(0)]) == 0
     sparse = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.ones(2), (3,), check_invariants=True)
     assert memory_of([sparse.coalesce()]) == 2 * 8 + 2 * 4
@@ -144,7 +144,7 @@ def test_a_process_that_uses_no_device_gets_no_context() -> None:
 
 def test_the_system_s_counters() -> None:
     before = resident()
-    # Pages of their own: what earlier tests have given back might serve for a tensor.
+    # Separate pages: a tensor might reuse memory that earlier tests have freed.
     kept = mmap.mmap(-1, 50 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     kept[:: mmap.PAGESIZE] = b"1" * (len(kept) // mmap.PAGESIZE)
     after = resident()

@@ -117,7 +117,7 @@ def test_two_optimizers_share_a_step(tmp_path: Path) -> None:
 def test_when_gradients_were_ready(tmp_path: Path) -> None:
     first, _ = Training(tmp_path).steps(5).context.of(ReadyRecord)
     assert sorted(first.order) == [0, 1, 2, 3]
-    # The last layer's come first.
+    # The gradients of the last layer come first.
     assert set(first.order[:2]) == {2, 3}
     assert first.after_us[0] == 0
     assert first.after_us == sorted(first.after_us)

@@ -414,30 +414,30 @@ def test_time_in_line_for_a_processor(tmp_path: Path) -> None:
 
 
 def test_the_loader_is_timed_and_unchanged(rank: Rank) -> None:
-    heard: list[str] = []
+    calls: list[str] = []
     patches = Patches()
-    observers = [lambda _, said=said: heard.append(said) for said in ("requested", "received", "exhausted")]
+    observers = [lambda _, name=name: calls.append(name) for name in ("requested", "received", "exhausted")]
     patches.replace(_BaseDataLoaderIter, "__next__", lambda take: around_next(take, *observers))
     try:
         loader = DataLoader(TensorDataset(torch.arange(4)), batch_size=2)
         assert [batch[0].tolist() for batch in loader] == [[0, 1], [2, 3]]
     finally:
         patches.remove()
-    assert heard == ["requested", "received", "requested", "received", "requested", "exhausted"]
+    assert calls == ["requested", "received", "requested", "received", "requested", "exhausted"]
     assert [batch[0].tolist() for batch in loader] == [[0, 1], [2, 3]]
-    assert len(heard) == 6
+    assert len(calls) == 6
 
 
 def test_tensor_backward_calls_the_patched_function() -> None:
-    heard: list[str] = []
+    calls: list[str] = []
     patches = Patches()
     patches.replace(
         torch.autograd,
         "backward",
-        lambda f: calling(f, lambda *a, **k: heard.append("called"), lambda *a, **k: heard.append("over")),
+        lambda f: calling(f, lambda *a, **k: calls.append("called"), lambda *a, **k: calls.append("over")),
     )
     try:
         torch.ones(1, requires_grad=True).sum().backward()
     finally:
         patches.remove()
-    assert heard == ["called", "over"]
+    assert calls == ["called", "over"]

@@ -69,17 +69,17 @@ def test_parameters_come_back_to_the_bit(context: FakeContext, module: nn.Module
     name, complete, truncated = dump_tensors(context, snapshot_key(module), list(range(len(KINDS))))
     assert complete == list(range(len(KINDS)))
     assert truncated == []
-    found = load_file(tmp_path / name)
-    assert found.keys() == KINDS.keys()
+    loaded = load_file(tmp_path / name)
+    assert loaded.keys() == KINDS.keys()
     for key, tensor in KINDS.items():
-        assert same_bits(found[key], tensor), key
+        assert same_bits(loaded[key], tensor), key
 
 
 def test_buffers_come_back_to_the_bit(context: FakeContext, module: nn.Module, tmp_path: Path) -> None:
     name, _, _ = dump_tensors(context, snapshot_key(module, TensorKind.BUFFERS), list(range(len(BUFFERS))))
-    found = load_file(tmp_path / name)
-    assert all(same_bits(found[key], tensor) for key, tensor in BUFFERS.items())
-    assert found.keys() == BUFFERS.keys()
+    loaded = load_file(tmp_path / name)
+    assert all(same_bits(loaded[key], tensor) for key, tensor in BUFFERS.items())
+    assert loaded.keys() == BUFFERS.keys()
 
 
 def test_only_the_requested_tensors_are_written(
@@ -110,10 +110,10 @@ def test_the_budget_cuts(context: FakeContext, tmp_path: Path, monkeypatch: pyte
     module = nn.ParameterList([torch.arange(15.0), torch.arange(20.0).view(4, 5), torch.arange(3.0)])
     name, complete, truncated = dump_tensors(context, snapshot_key(module), [0, 1, 2])
     assert (complete, truncated) == ([0], [1])
-    found = load_file(tmp_path / name)
-    assert torch.equal(found["0"], torch.arange(15.0))
-    assert torch.equal(found["1"], torch.arange(10.0))
-    assert "2" not in found
+    loaded = load_file(tmp_path / name)
+    assert torch.equal(loaded["0"], torch.arange(15.0))
+    assert torch.equal(loaded["1"], torch.arange(10.0))
+    assert "2" not in loaded
 
 
 def test_unsupported_dtypes_are_left_out(context: FakeContext, tmp_path: Path) -> None:

@@ -217,14 +217,14 @@ def test_unreadable_tensors_get_the_fixed_leaf(digester: Digester, make: Callabl
 
 
 def test_vmapped_tensors_are_unreadable(digester: Digester) -> None:
-    seen = []
+    results = []
 
     def look(row: torch.Tensor) -> torch.Tensor:
-        seen.append((leaf(digester, row), is_supported(row)))
+        results.append((leaf(digester, row), is_supported(row)))
         return row
 
     torch.func.vmap(look)(torch.ones(3, 2))
-    assert seen == [(UNSUPPORTED, False)]
+    assert results == [(UNSUPPORTED, False)]
 
 
 def test_dtensor_counts_by_its_local_part(digester: Digester, tmp_path: Any) -> None:

@@ -83,14 +83,14 @@ def test_each_change_changes_the_leaf(digester: Digester, change: Callable[[torc
 def test_any_single_bit_changes_the_leaf(digester: Digester) -> None:
     tensor = values(2500)
     words = tensor.view(torch.int32)
-    seen = {leaf(digester, tensor)}
+    leaves = {leaf(digester, tensor)}
     places = [(word, bit) for word in (0, 1023, 1024, 2499) for bit in range(32)]
     for word, bit in places:
         mask = torch.tensor(1 << bit).to(torch.int32)
         words[word] ^= mask
-        seen.add(leaf(digester, tensor))
+        leaves.add(leaf(digester, tensor))
         words[word] ^= mask
-    assert len(seen) == 1 + len(places)
+    assert len(leaves) == 1 + len(places)
 
 
 def test_minus_zero_and_nan_payloads_change_the_leaf(digester: Digester) -> None:

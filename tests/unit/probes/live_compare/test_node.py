@@ -158,11 +158,11 @@ def test_memory_does_not_grow_with_steps(pair: Pair) -> None:
     for _ in range(300):
         for rank in (0, 1):
             pair.step(rank)
-    found = pair.probe(0)._node_compare
-    assert found is not None
-    assert len(found._own._items) == 64
-    assert len(found._received._items) == 256
-    assert all(len(entries) == 1 for entries in found._received._items.values())
+    compare = pair.probe(0)._node_compare
+    assert compare is not None
+    assert len(compare._own._items) == 64
+    assert len(compare._received._items) == 256
+    assert all(len(entries) == 1 for entries in compare._received._items.values())
 
 
 @pytest.mark.parametrize("fail_fast", [True, False])
