@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable
 from types import ModuleType, TracebackType
 from typing import Any
+
+from ddpcheck import torch_compat
 
 _MARK = "__ddpcheck_original__"
 _INHERITED = object()
@@ -133,17 +134,16 @@ def around_next_index(original: Wrapper, drawn: Wrapper, exhausted: Wrapper) -> 
 
 def hide_from_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, left out of what torch.compile traces; as it is where no compiler was ever loaded."""
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is None:
+    disable = torch_compat.lookup(torch_compat.DYNAMO_DISABLE)
+    if disable is None:
         return function
-    hidden: Callable[..., Any] = dynamo.disable(function)
+    hidden: Callable[..., Any] = disable(function)
     return hidden
 
 
 def skip_frame(function: Callable[..., Any]) -> None:
     """Let torch.compile pass over this frame but still compile what it calls."""
-    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
-    skip = getattr(eval_frame, "skip_code", None)
+    skip = torch_compat.lookup(torch_compat.DYNAMO_SKIP)
     if skip is not None:
         skip(function.__code__)
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.probes.digest.device_copy import HostCopy, copy_to_host
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, dense, direct_span, layout_of
 
@@ -166,7 +167,7 @@ def fingerprint_batch(
     share = BUDGET // max(1, len(contents.tensors) + len(contents.spans))
     on_host = [_windows(span, share) for span in contents.spans]
     # The user's default device and other modes must not affect ddpcheck.
-    with torch._C.DisableTorchFunction(), torch.no_grad():
+    with torch_compat.no_torch_function(), torch.no_grad():
         for tensor in contents.tensors:
             if tensor.is_cpu:
                 on_host.append(_read(tensor, share))

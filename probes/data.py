@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.probes.batch_fingerprint import (
     EMPTY_FINGERPRINT,
     BatchContents,
@@ -114,7 +115,9 @@ class DataProbe(Probe):
             if draws.loader.described is None:
                 iterable = draws.loader.iterable
                 columns = (
-                    [] if iterable else _columns(getattr(iterator, "_dataset", None), draws.loader.length)
+                    []
+                    if iterable
+                    else _columns(torch_compat.read(torch_compat.DATASET, iterator), draws.loader.length)
                 )
                 draws.loader.describe(iterator, "" if iterable else _dataset_digest(iterator), columns)
         draws.add(index)
@@ -235,14 +238,14 @@ def rng_digest(before: RngStates, after: RngStates) -> str:
 
 
 def _state_bytes(generator: torch.Generator) -> bytes:
-    with torch._C.DisableTorchFunction():
+    with torch_compat.no_torch_function():
         state = generator.get_state()
         return ctypes.string_at(state.data_ptr(), state.numel())
 
 
 def _dataset_digest(iterator: Any) -> str:
     """Identifies the dataset of this rank; empty if its attributes have too few values."""
-    future = fingerprint_batch(BatchContents(*_attributes(getattr(iterator, "_dataset", None))))
+    future = fingerprint_batch(BatchContents(*_attributes(torch_compat.read(torch_compat.DATASET, iterator))))
     if not future.ready():
         return ""
     fingerprint = future.fingerprint()

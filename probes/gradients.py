@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.probes.digest import combine
 from ddpcheck.probes.digest.submit import incremental_hash, submit, submit_rest
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, has_memory
@@ -373,7 +374,7 @@ def _gradients(tracked: TrackedModule) -> list[torch.Tensor | None]:
 
 
 def _versions(gradients: list[torch.Tensor | None]) -> list[tuple[int, int]]:
-    return [(0, 0) if g is None else (_address(g), g._version) for g in gradients]
+    return [(0, 0) if g is None else (_address(g), torch_compat.tensor_version(g)) for g in gradients]
 
 
 def _address(gradient: torch.Tensor) -> int:
@@ -409,6 +410,6 @@ def _nonfinite(sketches: Mapping[int, Sketch]) -> dict[str, int]:
 def _divisor(tracked: TrackedModule) -> int:
     """0: the size of the group, which is the default."""
     ddp: Any = tracked.ddp()
-    if tracked.joined and not getattr(ddp, "_divide_by_initial_world_size", True):
+    if tracked.joined and not torch_compat.read(torch_compat.DIVIDE_BY_INITIAL, ddp, True):
         return LIVE_RANKS
     return 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.probes.digest import plain_memory
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES
 from ddpcheck.probes.probe import Probe, ProbeContext
@@ -154,7 +155,7 @@ def memory_of(tensors: Iterable[torch.Tensor]) -> int:
 
 def _sparse(tensor: torch.Tensor) -> int:
     if tensor.layout is torch.sparse_coo:
-        return int(tensor._values().nbytes + tensor._indices().nbytes)
+        return sum(int(part.nbytes) for part in torch_compat.sparse_parts(tensor) or ())
     return 0
 
 

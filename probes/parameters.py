@@ -12,9 +12,10 @@ from ddpcheck.probes.digest import combine
 from ddpcheck.probes.digest.submit import submit
 from ddpcheck.probes.live_compare.snapshot import Snapshot, SnapshotKey
 from ddpcheck.probes.probe import Probe, ProbeContext
-from ddpcheck.probes.write_detection import TensorSampler, TensorSamples, WriteDetector, version_of
+from ddpcheck.probes.write_detection import TensorSampler, TensorSamples, WriteDetector
 from ddpcheck.records.reasons import BufferState
 from ddpcheck.records.schema import STATISTICS, DigestRecord, Stage, TensorKind
+from ddpcheck.torch_compat import tensor_version
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
@@ -336,4 +337,4 @@ def _syncs_no_buffers(tracked: TrackedModule) -> bool:
 def _versions(tracked: TrackedModule) -> tuple[int, list[tuple[int, int]]]:
     """Changes with every write to a buffer that autograd sees, and with every training forward."""
     tensors = tracked.tensors(tracked.buffers)
-    return tracked.forwards, [(id(tensor), version_of(tensor)) for tensor in tensors]
+    return tracked.forwards, [(id(tensor), tensor_version(tensor)) for tensor in tensors]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.profiler import record_function
-from torch.profiler.profiler import _KinetoProfile
 
+from ddpcheck import torch_compat
 from ddpcheck.patches import Patches
 from ddpcheck.probes.probe import Phase, Probe, ProbeContext
 from ddpcheck.probes.process.profiler_conflict import PROFILERS
@@ -101,7 +101,7 @@ class ProfileProbe(Probe):
 
     def _user_profiles(self) -> bool:
         """Whether the user's program profiles itself."""
-        enabled = getattr(torch.autograd, "_profiler_enabled", None)
+        enabled = torch_compat.lookup(torch_compat.AUTOGRAD_PROFILING)
         if not PROFILERS.user_profiles and not (enabled is not None and enabled()):
             return False
         self._stop_for_user()
@@ -164,8 +164,8 @@ def _limits(ddp: Any) -> list[int]:
         return [int(size) for size in caps]
     cap = int(getattr(ddp, "bucket_bytes_cap", 0))
     if getattr(ddp, "bucket_bytes_cap_default", False):
-        distributed: Any = torch.distributed
-        return [int(distributed._DEFAULT_FIRST_BUCKET_BYTES), cap]
+        first = torch_compat.lookup(torch_compat.FIRST_BUCKET)
+        return [int(first), cap] if first is not None else []
     return [cap]
 
 
@@ -234,7 +234,7 @@ def _runnable_ns() -> int:
 
 def _new_profiler(**options: Any) -> Any:
     """Without the schedule of torch.profiler.profile, which warns about steps that it did not schedule."""
-    return _KinetoProfile(**options)
+    return torch_compat.lookup(torch_compat.KINETO)(**options)
 
 
 def _mark(step: int) -> Any:

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
+from ddpcheck import torch_compat
 from ddpcheck.records.schema import EpochRecord, LoaderRecord
 
 # Samples whose drawing is kept apart, one bit each. Of a larger dataset only every so-manieth is.
@@ -76,7 +77,7 @@ class SampleDraws:
         """Note how far the user has come; the iterator may be gone the next time."""
         iterator = self.iterator()
         if iterator is not None:
-            self.yielded = max(self.yielded, getattr(iterator, "_num_yielded", 0))
+            self.yielded = max(self.yielded, torch_compat.read(torch_compat.NUM_YIELDED, iterator, 0))
 
     @property
     def over(self) -> bool:
@@ -110,8 +111,8 @@ class TrackedLoader:
     def __init__(self, ordinal: int, iterator: Any, world_size: int) -> None:
         self.ordinal = ordinal
         # Of an IterableDataset the sampler knows no indices.
-        self.iterable = getattr(iterator, "_dataset_kind", 0) == 1
-        self.length = -1 if self.iterable else _length(iterator._dataset)
+        self.iterable = torch_compat.read(torch_compat.DATASET_KIND, iterator, 0) == 1
+        self.length = -1 if self.iterable else _length(torch_compat.read(torch_compat.DATASET, iterator))
         self.stride = stride_for(self.length, world_size)
         self.epochs = 0
         self.open: list[SampleDraws] = []
@@ -119,7 +120,7 @@ class TrackedLoader:
         self.described: LoaderRecord | None = None
 
     def facts(self, iterator: Any) -> dict[str, Any]:
-        return facts_of(getattr(iterator, "_index_sampler", None))
+        return facts_of(torch_compat.read(torch_compat.INDEX_SAMPLER, iterator))
 
     def begin(self, iterator: Any, whole: bool) -> SampleDraws:
         draws = SampleDraws(self, self.epochs, iterator, whole)
@@ -163,11 +164,14 @@ class LoaderRegistry:
         draws = self._passes.get(iterator)
         # Persistent workers: the same iterator goes round again.
         restarted = draws is not None and (
-            draws.exhausted or getattr(iterator, "_num_yielded", 0) < draws.yielded
+            draws.exhausted or torch_compat.read(torch_compat.NUM_YIELDED, iterator, 0) < draws.yielded
         )
         if draws is not None and not restarted:
             return draws, False
-        whole = getattr(iterator, "_num_yielded", 0) == 0 and getattr(iterator, "_send_idx", 0) == 0
+        whole = (
+            torch_compat.read(torch_compat.NUM_YIELDED, iterator, 0) == 0
+            and torch_compat.read(torch_compat.SEND_INDEX, iterator, 0) == 0
+        )
         loader = self._loader(iterator)
         if loader is None:
             return None
@@ -175,9 +179,9 @@ class LoaderRegistry:
         return draws, True
 
     def _loader(self, iterator: Any) -> TrackedLoader | None:
-        sampler = getattr(iterator, "_index_sampler", None)
+        sampler = torch_compat.read(torch_compat.INDEX_SAMPLER, iterator)
         names = facts_of(sampler)["names"]
-        for anchor in (getattr(iterator, "_dataset", None), sampler, iterator):
+        for anchor in (torch_compat.read(torch_compat.DATASET, iterator), sampler, iterator):
             try:
                 reference = weakref.ref(anchor)
             except TypeError:

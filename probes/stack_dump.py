@@ -14,7 +14,7 @@ import weakref
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ddpcheck import guard
+from ddpcheck import guard, torch_compat
 from ddpcheck.guard import GUARD
 from ddpcheck.privacy import mask_text
 from ddpcheck.probes.probe import Probe, ProbeContext
@@ -172,12 +172,12 @@ def frames_of(thread: int) -> list[list[Any]]:
 
 
 def collectives_issued() -> dict[str, int]:
-    """By process group, if torch and the backend count them; uses private attributes of torch, if they exist."""
-    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    """By process group, if torch and the backend count them."""
+    world = torch_compat.lookup(torch_compat.WORLD)
     names = getattr(world, "pg_names", None)
     counts: dict[str, int] = {}
     for group, name in list(names.items()) if isinstance(names, dict) else ():
-        count = getattr(group, "_get_sequence_number_for_group", None)
+        count = torch_compat.read(torch_compat.SEQUENCE_NUMBER, group)
         try:
             if count is not None:
                 counts[str(name)] = int(count())

@@ -7,6 +7,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from ddpcheck import torch_compat
 from ddpcheck.probes.probe import Phase, Probe, ProbeContext
 from ddpcheck.probes.process.os_counters import PageFaults, ProcessorQueue
 from ddpcheck.probes.process.step_phases import (
@@ -228,7 +229,7 @@ def averages_of(modules: list[TrackedModule]) -> dict[str, int]:
     """DDP's own measurements, in microseconds over all modules; empty if this torch has none."""
     averages: dict[str, int] = {}
     for tracked in modules:
-        logging_data = getattr(tracked.ddp(), "_get_ddp_logging_data", None)
+        logging_data = torch_compat.read(torch_compat.LOGGING_DATA, tracked.ddp())
         data = logging_data() if logging_data is not None else {}
         for name, key in DDP_AVERAGES.items():
             value = data.get(key)

@@ -14,6 +14,7 @@ import torch
 
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, direct_span, has_memory
 from ddpcheck.records.reasons import WriteWindow
+from ddpcheck.torch_compat import tensor_version
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
@@ -68,17 +69,10 @@ class TensorSampler:
             if _span(tensor) != windows[index].span:
                 windows[index] = _window(tensor)
         return TensorSamples(
-            [version_of(tensor) for tensor in tensors],
+            [tensor_version(tensor) for tensor in tensors],
             [window.first.raw for window in windows],
             [window.middle.raw for window in windows],
         )
-
-
-def version_of(tensor: torch.Tensor) -> int:
-    try:
-        return tensor._version
-    except RuntimeError:
-        return 0  # made in inference mode: no version counter
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.guard import GUARD
 from ddpcheck.patches import hide_from_compiler
 from ddpcheck.probes.probe import Emit, Probe
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
 
 
-_FUNCTION_FILE = sys.modules[torch.autograd.Function.__module__].__file__
+_is_function_apply = torch_compat.frame_test(torch_compat.FUNCTION_APPLY)
 
 
 class BackwardState(str, Enum):
@@ -81,6 +82,8 @@ class BackwardTracker:
 
     def attach(self) -> None:
         """Hook every parameter that the reducer knows. The hooks hold on to nothing of the user's."""
+        if torch_compat.lookup(torch_compat.ENGINE) is None:
+            return
         me = weakref.ref(self)
         for place, tensor in enumerate(self._tracked.tensors(self._tracked.parameters)):
             if not tensor.requires_grad:
@@ -214,8 +217,7 @@ class BackwardTracker:
 
 
 def _queue(callback: Callable[[], object]) -> None:
-    engine: Any = torch.autograd.Variable._execution_engine
-    engine.queue_callback(callback)
+    torch_compat.lookup(torch_compat.ENGINE).queue_callback(callback)
 
 
 def _inside_a_backward() -> bool:
@@ -225,13 +227,16 @@ def _inside_a_backward() -> bool:
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "apply" and frame.f_code.co_filename == _FUNCTION_FILE:
+        if _is_function_apply(frame):
             return True
         frame = frame.f_back
     return False
 
 
 def _graph_task() -> int:
-    """Which backward is under way. Private, and there since torch 2.1; without it all are taken for one."""
-    current = getattr(torch._C, "_current_graph_task_id", None)
+    """Which backward is running; without the name all are taken as one."""
+    current = _graph_task_id
     return int(current()) if current is not None else 0
+
+
+_graph_task_id = torch_compat.lookup(torch_compat.GRAPH_TASK)

@@ -5,39 +5,15 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import torch
-
+from ddpcheck import torch_compat
 from ddpcheck.config import Config
 from ddpcheck.guard import GUARD
 from ddpcheck.injection import write_fault_line
 from ddpcheck.patches import Patches, calling, hide_from_compiler, leave_out_wrappers, skip_frame
 from ddpcheck.probes.process.startup_tracer import STARTUP
-
-
-def set_aside() -> AbstractContextManager[Any]:
-    """Until the end of the block no mode of the user's, and no `__torch_function__`, hears of anything."""
-    if not torch._C._len_torch_dispatch_stack():
-        disabled: AbstractContextManager[Any] = torch._C.DisableTorchFunction()
-        return disabled
-    return _dispatch_modes_too()
-
-
-@contextmanager
-def _dispatch_modes_too() -> Iterator[None]:
-    # Taken off one by one: torch's own way of doing it imports its tracer first, which takes a second.
-    from torch.utils._python_dispatch import _pop_mode, _push_mode
-
-    with torch._C.DisableTorchFunction():
-        modes = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
-        try:
-            yield
-        finally:
-            for mode in reversed(modes):
-                _push_mode(mode)
 
 
 class Agent:
@@ -132,10 +108,15 @@ class Agent:
 
         from ddpcheck.agent.dispatcher import Dispatcher
 
-        forward = "_pre_forward" if hasattr(DistributedDataParallel, "_pre_forward") else "forward"
+        pre_forward = torch_compat.lookup(torch_compat.PRE_FORWARD) is not None
+        forward = torch_compat.PRE_FORWARD.name if pre_forward else "forward"
         self._observe(DistributedDataParallel, forward, before=Dispatcher.before_forward)
-        self._observe(DistributedDataParallel, "_sync_buffers", after=Dispatcher.buffers_synced)
-        self._observe(DistributedDataParallel, "_post_forward", after=Dispatcher.after_forward)
+        for private, after in (
+            (torch_compat.SYNC_BUFFERS, Dispatcher.buffers_synced),
+            (torch_compat.POST_FORWARD, Dispatcher.after_forward),
+        ):
+            if torch_compat.lookup(private) is not None:
+                self._observe(DistributedDataParallel, private.name, after=after)
         # Tensor.backward goes through it too.
         self._observe(
             sys.modules["torch.autograd"],
@@ -157,20 +138,20 @@ class Agent:
         from ddpcheck.agent.dispatcher import Dispatcher
         from ddpcheck.patches import around_next, around_next_index
 
-        loaders = sys.modules.get("torch.utils.data.dataloader")
-        iterators = getattr(loaders, "_BaseDataLoaderIter", None)
-        if iterators is not None:
-            drawn = self._guarded(Dispatcher.sample_drawn)
-            exhausted = self._guarded(Dispatcher.sampler_exhausted)
-            self._patches.replace(
-                iterators, "_next_index", lambda draw: around_next_index(draw, drawn, exhausted)
-            )
-            requested = self._guarded(Dispatcher.batch_requested)
-            received = self._guarded(Dispatcher.batch_received)
-            ended = self._guarded(Dispatcher.loader_exhausted)
-            self._patches.replace(
-                iterators, "__next__", lambda take: around_next(take, requested, received, ended)
-            )
+        iterators = torch_compat.lookup(torch_compat.LOADER_ITERATOR)
+        if iterators is None:
+            return
+        drawn = self._guarded(Dispatcher.sample_drawn)
+        exhausted = self._guarded(Dispatcher.sampler_exhausted)
+        torch_compat.patch(
+            self._patches, torch_compat.NEXT_INDEX, lambda draw: around_next_index(draw, drawn, exhausted)
+        )
+        requested = self._guarded(Dispatcher.batch_requested)
+        received = self._guarded(Dispatcher.batch_received)
+        ended = self._guarded(Dispatcher.loader_exhausted)
+        self._patches.replace(
+            iterators, "__next__", lambda take: around_next(take, requested, received, ended)
+        )
 
     def _observe(
         self,
@@ -276,7 +257,7 @@ def install() -> None:
     config = Config.from_environment(os.environ)
     if config is not None:
         GUARD.last_resort = _strand
-        GUARD.surroundings = set_aside
+        GUARD.surroundings = torch_compat.suspend_user_modes
         Agent(config).install()
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.autograd import profiler
 
+from ddpcheck import torch_compat
 from ddpcheck.agent.identity import header, job_store, session_id
 from ddpcheck.agent.shm_exchange import ShmExchange, own_place
 from ddpcheck.agent.writer import RecordWriter
@@ -39,7 +40,7 @@ def marked(entry: Callable[..., R]) -> Callable[..., R]:
     """`entry`, in a span of its own while a profiler records."""
 
     def call(*args: Any) -> R:
-        if not getattr(profiler, "_is_profiler_enabled", True):
+        if not getattr(profiler, torch_compat.PROFILING.name, True):
             return entry(*args)
         with profiler.record_function(OWN):
             return entry(*args)
@@ -67,6 +68,7 @@ class RankContext:
         self.write(header(self.session, algorithm))
         self.exchange = self._open_exchange(config)
         GUARD.report_to(self._fault)
+        torch_compat.report_to(self._missing_name)
         self.node_compare: NodeCompare | None = None
         if self.exchange is not None:
             # Guarded by itself: a system that is out of threads must not cost the comparison on this node.
@@ -128,6 +130,9 @@ class RankContext:
         self._writer.write(record)
         if self._writer.failed and self.exchange is not None:
             self.exchange.say_trouble(self._writer.failed)
+
+    def _missing_name(self, name: str, message: str) -> None:
+        self.write(FaultRecord("torch_compat", name, message, "", os.getpid()))
 
     def _fault(self, probe: str, entry: str, error: str, where: str) -> None:
         self.write(FaultRecord(probe, entry, error, where, os.getpid()))

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.agent.backward_tracker import BackwardTracker
 from ddpcheck.records.schema import LOOSE, ModuleRecord
+from ddpcheck.torch_compat import PrivateName
 
 Holder = dict[str, Any]  # a submodule's own dict of parameters or buffers
 
@@ -107,12 +109,16 @@ class TrackedModule:
         module = self.module()
         if module is None:
             return
-        self.parameters = list(_slots(module, "_parameters", self.ignored))
-        self.buffers = list(_slots(module, "_buffers", self.ignored))
+        self.parameters = list(_slots(module, torch_compat.PARAMETERS, self.ignored))
+        self.buffers = list(_slots(module, torch_compat.BUFFERS, self.ignored))
         children = list(module.modules())
-        self._parts = Holders(part for child in children for part in (child._modules, child._parameters))
+        self._parts = Holders(
+            torch_compat.read(part, child, {})
+            for child in children
+            for part in (torch_compat.SUBMODULES, torch_compat.PARAMETERS)
+        )
         self._members = list(self._parts.values())
-        self._buffer_parts = Holders(child._buffers for child in children)
+        self._buffer_parts = Holders(torch_compat.read(torch_compat.BUFFERS, child, {}) for child in children)
         self._absent = [buffer is None for buffer in self._buffer_parts.values()]
         self._tensors = self.tensors(self.parameters)
         self._wanted = [tensor.requires_grad for tensor in self._tensors]
@@ -137,10 +143,9 @@ class TrackedModule:
     def refresh_wrapper(self) -> None:
         """Read what the user has set on DDP's wrapper since the last forward."""
         ddp = self.ddp()
-        # Private, and recent: a torch without it has no join().
-        if not self.joined and getattr(getattr(ddp, "_join_config", None), "enable", False):
+        if not self.joined and getattr(torch_compat.read(torch_compat.JOIN_CONFIG, ddp), "enable", False):
             self.joined = True
-        hooks = getattr(ddp, "_comm_hooks", ())
+        hooks = torch_compat.read(torch_compat.COMM_HOOKS, ddp, ())
         for hook, _ in hooks[len(self.comm_hooks) :]:
             name = getattr(hook, "__qualname__", type(hook).__name__)
             self.comm_hooks.append(name)
@@ -215,8 +220,9 @@ class TrackedModule:
         module = self.module()
         kept: set[str] = set()
         for prefix, child in module.named_modules() if module is not None else ():
-            passing: set[str] = getattr(child, "_non_persistent_buffers_set", set())
-            kept |= {f"{prefix}.{key}" if prefix else key for key in child._buffers if key not in passing}
+            passing: set[str] = torch_compat.read(torch_compat.NON_PERSISTENT, child, set())
+            buffers: Holder = torch_compat.read(torch_compat.BUFFERS, child, {})
+            kept |= {f"{prefix}.{key}" if prefix else key for key in buffers if key not in passing}
         return [
             place
             for place, slot in enumerate(self.buffers)
@@ -237,11 +243,11 @@ class TrackedModule:
         )
 
 
-def _slots(module: torch.nn.Module, attribute: str, ignored: frozenset[str]) -> Iterable[Slot]:
+def _slots(module: torch.nn.Module, attribute: PrivateName, ignored: frozenset[str]) -> Iterable[Slot]:
     """Tied tensors appear once, under their first name, as `named_parameters` has it."""
     seen: set[int] = set()
     for prefix, child in module.named_modules():
-        holder: Holder = getattr(child, attribute)
+        holder: Holder = torch_compat.read(attribute, child, {})
         for key, tensor in holder.items():
             name = f"{prefix}.{key}" if prefix else key
             if tensor is None or id(tensor) in seen or name in ignored:

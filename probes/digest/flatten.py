@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.probes.digest.protocol import combine, header_of
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, dense, has_memory, layout_of
 
@@ -53,7 +54,7 @@ def flatten(tensor: torch.Tensor) -> FlatTensor | None:
 
 def is_supported(tensor: torch.Tensor) -> bool:
     """Whether `tensor` gets a leaf of its own rather than the fixed leaf of unreadable tensors."""
-    with torch._C.DisableTorchFunction(), torch.no_grad():
+    with torch_compat.no_torch_function(), torch.no_grad():
         return flatten(tensor) is not None
 
 
@@ -63,7 +64,7 @@ def plain_memory(tensor: torch.Tensor) -> torch.Tensor | None:
     Wrappers and fake tensors have a size, a device and strides like any other tensor, but reading at their address
     crashes the process.
     """
-    with torch._C.DisableTorchFunction(), torch.no_grad():
+    with torch_compat.no_torch_function(), torch.no_grad():
         flat = flatten(tensor)
         return None if flat is None else flat.memory
 
@@ -114,12 +115,15 @@ def _by_layout(tensor: torch.Tensor) -> FlatTensor:
     kind = f"{tensor.layout} {tensor.dtype} {shape}"
     if tensor.layout is torch.sparse_coo:
         # As stored, not coalesced: coalescing adds values up, which is arithmetic and not what is in memory.
-        return _assemble(f"{kind} {tensor.is_coalesced()}", tensor._indices(), tensor._values())
+        parts = torch_compat.sparse_parts(tensor)
+        if parts is None:
+            raise Unreadable
+        return _assemble(f"{kind} {tensor.is_coalesced()}", *parts)
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return _assemble(kind, tensor.crow_indices(), tensor.col_indices(), tensor.values())
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return _assemble(kind, tensor.ccol_indices(), tensor.row_indices(), tensor.values())
-    if tensor.layout is torch._mkldnn:  # type: ignore[attr-defined]
+    if tensor.layout is torch_compat.lookup(torch_compat.MKLDNN):
         return _assemble(kind, tensor.to_dense())
     raise Unreadable
 
@@ -134,7 +138,7 @@ def _quantized(tensor: torch.Tensor) -> FlatTensor:
 
 def _subclass_parts(tensor: torch.Tensor) -> FlatTensor | None:
     """A subclass's inner tensors; None if it is an ordinary tensor with another type."""
-    if _is_instance(tensor, "torch.distributed._functional_collectives", "AsyncCollectiveTensor"):
+    if isinstance(tensor, torch_compat.lookup(torch_compat.ASYNC_COLLECTIVE) or ()):
         raise Unreadable  # reading it would wait for the user's collective
     # A ragged dimension has a symbolic size, different in every tensor; its real sizes are in the parts.
     sizes = [size if isinstance(size, int) else "ragged" for size in tensor.shape]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.probes.digest.device_copy import HostCopy, copy_to_host
 from ddpcheck.probes.digest.flatten import FlatTensor, flatten
 from ddpcheck.probes.digest.multilinear_torch import lane_sums
@@ -76,7 +77,7 @@ class MultilinearDigester:
 
     def submit(self, tensors: Sequence[torch.Tensor]) -> DigestFuture:
         # A default device is a torch-function mode: it would make each tensor attribute ten times slower.
-        with torch._C.DisableTorchFunction(), torch.no_grad():
+        with torch_compat.no_torch_function(), torch.no_grad():
             if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 # During graph capture kernels are recorded, not run: there are no values to hash yet.
                 return ReadyDigests([UNSUPPORTED] * len(tensors))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.probes.digest.flatten import flatten
 from ddpcheck.probes.digest.protocol import UNSUPPORTED, ReadyDigests, seed_of
 from ddpcheck.probes.digest.tensor_bytes import TensorLayout, direct_span, layout_of
@@ -50,7 +51,7 @@ class Xxh3Digester:
     def submit(self, tensors: Sequence[torch.Tensor]) -> ReadyDigests:
         leaves = []
         # A default device is a torch-function mode: it would make each tensor attribute ten times slower.
-        with torch._C.DisableTorchFunction():
+        with torch_compat.no_torch_function():
             for tensor in tensors:
                 span = direct_span(tensor) if tensor.is_cpu else None
                 if span is None:
@@ -62,7 +63,7 @@ class Xxh3Digester:
 
     def incremental_hash(self, tensor: torch.Tensor) -> IncrementalHash | None:
         # The reader goes row by row, the hash in memory order: both must be the same.
-        with torch._C.DisableTorchFunction():
+        with torch_compat.no_torch_function():
             span = direct_span(tensor) if tensor.is_cpu else None
         if span is None or not span[0].by_rows:
             return None

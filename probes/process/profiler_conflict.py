@@ -8,17 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ddpcheck import torch_compat
 from ddpcheck.guard import GUARD
 from ddpcheck.patches import Patches, calling
 
 # Every entry point that starts the profiler of torch, by module and class. A profiler that is prepared and not yet
 # started counts too: torch crashes if another one starts in between.
 _SWITCHES = (
-    ("torch.autograd.profiler", "profile", ("_prepare_trace", "_start_trace")),
-    ("torch.autograd.profiler", "emit_nvtx", ("__enter__",)),
-    ("torch.autograd.profiler", "emit_itt", ("__enter__",)),
-    ("torch.autograd.profiler_legacy", "profile", ("_start_trace",)),
+    torch_compat.PREPARE_TRACE,
+    torch_compat.START_TRACE,
+    torch_compat.START_LEGACY_TRACE,
 )
+_CONTEXTS = ("emit_nvtx", "emit_itt")
 
 
 class ProfilerConflict:
@@ -36,19 +37,21 @@ class ProfilerConflict:
     def watch_switches(self, patches: Patches) -> None:
         """Call as soon as torch is imported: the user's program may profile before it makes a process group."""
         guarded = GUARD.protect("profile", "switched_on", self._switched_on)
-        for name, kind, methods in _SWITCHES:
-            owner = getattr(sys.modules.get(name), kind, None)
-            for method in methods if owner is not None else ():
-                patches.replace(owner, method, lambda original: calling(original, guarded, None))
+        for private in _SWITCHES:
+            torch_compat.patch(patches, private, lambda original: calling(original, guarded, None))
+        for name in _CONTEXTS:
+            context = getattr(sys.modules.get("torch.autograd.profiler"), name, None)
+            if context is not None:
+                patches.replace(context, "__enter__", lambda original: calling(original, guarded, None))
 
     def watch_exports(self, patches: Patches) -> None:
         """Call once torch is imported completely."""
-        from torch.profiler import profiler
+        import torch.profiler  # noqa: F401
 
         guarded = GUARD.protect("profile", "exported", self._exported)
-        patches.replace(
-            profiler._KinetoProfile, "export_chrome_trace", lambda original: calling(original, None, guarded)
-        )
+        owner = torch_compat.lookup(torch_compat.KINETO)
+        if owner is not None:
+            patches.replace(owner, "export_chrome_trace", lambda original: calling(original, None, guarded))
 
     @contextmanager
     def ours(self) -> Iterator[None]:
@@ -64,9 +67,10 @@ class ProfilerConflict:
         if not self.recording:
             return
         self.recording = False
-        autograd: Any = sys.modules["torch"]._C._autograd
+        enable = torch_compat.lookup(torch_compat.RECORD_FUNCTION)
         # Stopping the profiler would need threads that do not survive a fork; disabling its callbacks is enough.
-        autograd._enable_record_function(False)
+        if enable is not None:
+            enable(False)
 
     def _switched_on(self, *args: Any, **kwargs: Any) -> None:
         if self._ours:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.guard import GUARD
 from ddpcheck.injection import CLOCK
 from ddpcheck.patches import Patches, around, calling
@@ -140,9 +141,12 @@ class StartupTracer:
         self._watch(modules, "cuda", StartupStage.COPY, "Module.cuda")
         cufile = getattr(sys.modules.get("torch.cuda.gds"), "GdsFile", None)
         self._watch(cufile, "load_storage", StartupStage.LOAD, VIA)
-        ddp = sys.modules["torch.nn.parallel.distributed"]
-        self._watch(ddp, "_verify_param_shape_across_processes", StartupStage.MEET)
-        self._watch(ddp, "_sync_module_states", StartupStage.BROADCAST)
+        for private, stage in (
+            (torch_compat.VERIFY_SHAPES, StartupStage.MEET),
+            (torch_compat.SYNC_STATES, StartupStage.BROADCAST),
+        ):
+            if torch_compat.lookup(private) is not None:
+                self._watch(torch_compat.owner_of(private), private.name, stage)
         # safetensors maps its files by this one, and so does torch.load with mmap=True.
         self._patches.replace(
             storage.UntypedStorage, "from_file", lambda original: calling(original, self._maps, None)

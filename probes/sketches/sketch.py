@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.probes.digest.flatten import plain_memory
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, copy_serially, direct_span
 from ddpcheck.probes.sketches.native import MAX_PIECES, NativeKernel, NativeTotals, native_kernel
@@ -39,7 +40,7 @@ class Sketch(NamedTuple):
 def can_sketch(tensor: torch.Tensor) -> bool:
     """Whether `sketch` can read the tensor: strided or sparse COO, with memory."""
     if tensor.is_sparse:
-        return not tensor.is_meta
+        return not tensor.is_meta and torch_compat.gives_sparse_parts()
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         return False
     if type(tensor) not in PLAIN_TYPES:
@@ -326,7 +327,10 @@ def _summed_entries(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     A row is the span of the dense dimensions: one element if there are none. Complex elements are pairs.
     """
-    indices, values = tensor._indices(), as_real(tensor._values()).double()
+    parts = torch_compat.sparse_parts(tensor)
+    if parts is None:
+        raise TypeError("this torch gives no access to the entries of a sparse tensor")
+    indices, values = parts[0], as_real(parts[1]).double()
     row_indices = torch.zeros(indices.shape[1], dtype=torch.int64, device=indices.device)
     for dim in range(indices.shape[0]):
         row_indices = row_indices * tensor.shape[dim] + indices[dim]

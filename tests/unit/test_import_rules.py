@@ -29,6 +29,7 @@ IN_RANK = [
     "patches",
     "privacy",
     "step_ranges",
+    "torch_compat",
 ]
 IN_RANK_MAY_IMPORT = {*IN_RANK, "errors", "version", ""}
 # The doctor's ranks look at their machines and say what they find; what that takes is standard library only, but
