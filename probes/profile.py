@@ -101,7 +101,7 @@ class ProfileProbe(Probe):
 
     def _user_profiles(self) -> bool:
         """Whether the user's program profiles itself."""
-        enabled = getattr(torch.autograd, "_profiler_enabled", None)
+        enabled = torch_compat.lookup(torch_compat.AUTOGRAD_PROFILING)
         if not PROFILERS.user_profiles and not (enabled is not None and enabled()):
             return False
         self._stop_for_user()
@@ -164,8 +164,8 @@ def _limits(ddp: Any) -> list[int]:
         return [int(size) for size in caps]
     cap = int(getattr(ddp, "bucket_bytes_cap", 0))
     if getattr(ddp, "bucket_bytes_cap_default", False):
-        distributed: Any = torch.distributed
-        return [int(distributed._DEFAULT_FIRST_BUCKET_BYTES), cap]
+        first = torch_compat.lookup(torch_compat.FIRST_BUCKET)
+        return [int(first), cap] if first is not None else []
     return [cap]
 
 

@@ -172,7 +172,7 @@ def frames_of(thread: int) -> list[list[Any]]:
 
 
 def collectives_issued() -> dict[str, int]:
-    """By process group, if torch and the backend count them; uses private attributes of torch, if they exist."""
+    """By process group, if torch and the backend count them."""
     world = torch_compat.lookup(torch_compat.WORLD)
     names = getattr(world, "pg_names", None)
     counts: dict[str, int] = {}
