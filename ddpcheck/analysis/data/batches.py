@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ddpcheck.analysis.aggregate.pending import PendingValues
 from ddpcheck.analysis.data.loss_by_count import LossByCount
-from ddpcheck.analysis.module_key import ModuleKey, members
+from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.records.kinds.data import BatchRecord
 
 # A batch that is among the last ones of the same rank is ignored: the input may be constant.
@@ -194,7 +194,7 @@ class Batches:
 
     def add(self, rank: int, module: ModuleKey, record: BatchRecord) -> None:
         key = (module, record.forward)
-        if self._pending.add(key, members(module), rank, record):
+        if self._pending.add(key, module[0], rank, record):
             self._finish(key)
         elif len(self._pending) > MOST_PENDING:
             self._finish(self._pending.oldest())

@@ -9,7 +9,7 @@ from ddpcheck.analysis.aggregate.rank_data import RankData
 from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
 from ddpcheck.analysis.data.batches import Batches, ModuleBatches
 from ddpcheck.analysis.data.split import EpochSplit, LoaderPass, split
-from ddpcheck.analysis.module_key import ModuleKey, members
+from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.records.kinds.data import BatchRecord, EpochRecord, LoaderRecord
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class DataCollector(Collector):
         key = (module, record.loader, record.epoch)
         if len(self.splits.get(module, ())) >= _most_epochs(len(module[0])):
             return
-        if self._pending.add(key, members(module), rank.number, now):
+        if self._pending.add(key, module[0], rank.number, now):
             self._finish(key)
         elif len(self._pending) > MOST_PENDING:
             self._finish(self._pending.oldest())
