@@ -18,7 +18,6 @@ _STYLES = {
     Severity.ERROR: "bold red",
     Severity.WARNING: "bold yellow",
     Severity.NOTE: "bold cyan",
-    Severity.OK: "green",
 }
 _MOST_HOSTS = 6
 _MOST_OF_A_LEVEL = 20
@@ -29,7 +28,7 @@ def render(report: DoctorReport, console: Console) -> None:
     ink = ReportConsole(console)
     ink.put(ink.text(_headline(report), LABEL), ink.text(_about(report), QUIET))
     for level in (Severity.ERROR, Severity.WARNING, Severity.NOTE):
-        found = [one for one in report.diagnoses if one.severity is level]
+        found = [one for one in report.diagnoses if one.severity is level and not one.passed]
         for one in found[:_MOST_OF_A_LEVEL]:
             ink.gap()
             _put(ink, report, one)
@@ -39,11 +38,11 @@ def render(report: DoctorReport, console: Console) -> None:
             )
     well: dict[str, list[Diagnosis]] = {}
     for one in report.diagnoses:
-        if one.severity is Severity.OK:
+        if one.passed:
             well.setdefault(one.code, []).append(one)
     if well:
         ink.gap()
-        rows = [[ink.text("ok", _STYLES[Severity.OK]), check, _line(some)] for check, some in well.items()]
+        rows = [[ink.text("ok", "green"), check, _line(some)] for check, some in well.items()]
         ink.put(ink.columns(["", "", ""], rows))
 
 
@@ -59,7 +58,7 @@ def as_text(report: DoctorReport, stream: TextIO) -> str:
 
 def _headline(report: DoctorReport) -> str:
     counts = [
-        (level, sum(one.severity is level for one in report.diagnoses))
+        (level, sum(one.severity is level and not one.passed for one in report.diagnoses))
         for level in (Severity.ERROR, Severity.WARNING, Severity.NOTE)
     ]
     told = [f"{count} {LEVELS[level]}{'' if count == 1 else 's'}" for level, count in counts if count]

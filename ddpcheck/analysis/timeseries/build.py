@@ -12,15 +12,16 @@ from ddpcheck.analysis.hardware.samples import MOST_DRAWN, NodeSamples
 from ddpcheck.analysis.hardware.step_times import StepTimeline
 from ddpcheck.analysis.network.connections import NodeLinks
 from ddpcheck.analysis.overlap.model import Overlap
-from ddpcheck.analysis.timeseries.agreement_lines import job_agreement, rank_agreement
 from ddpcheck.analysis.timeseries.histograms import gradient_histograms
 from ddpcheck.analysis.timeseries.history import gradient_history
 from ddpcheck.analysis.timeseries.lines import (
     Shortest,
+    job_agreement,
     job_gradients,
     job_loss,
     job_overlap,
     job_time,
+    rank_agreement,
     rank_gradients,
     rank_loss,
     rank_memory,
@@ -31,7 +32,7 @@ from ddpcheck.analysis.timeseries.lines import (
 from ddpcheck.analysis.timeseries.links import link_matrices
 from ddpcheck.analysis.timeseries.model import GradientHistory, NamedSeries, RunTimeSeries, SeriesKind
 from ddpcheck.analysis.timeseries.nodes import job_nodes, rank_gpus
-from ddpcheck.analysis.timeseries.series import room_for
+from ddpcheck.analysis.timeseries.series import points_per_series
 
 LEAST, MEDIAN, MOST = "least", "median", "most"
 Key = tuple[SeriesKind, str]
@@ -47,10 +48,12 @@ def spread_of(ranks: Iterable[tuple[NamedSeries, ...]]) -> Mapping[str, tuple[Na
             for step, value in zip(each.steps, each.values, strict=True):
                 by_step.setdefault(step, []).append(value)
     picks: dict[str, Pick] = {LEAST: min, MEDIAN: median, MOST: max}
-    return {name: tuple(_line(key, gathered[key], pick) for key in gathered) for name, pick in picks.items()}
+    return {
+        name: tuple(_combined(key, gathered[key], pick) for key in gathered) for name, pick in picks.items()
+    }
 
 
-def _line(key: Key, by_step: Mapping[int, list[float]], pick: Pick) -> NamedSeries:
+def _combined(key: Key, by_step: Mapping[int, list[float]], pick: Pick) -> NamedSeries:
     steps = sorted(by_step)
     return NamedSeries(key[0], steps, [pick(by_step[step]) for step in steps], key[1])
 
@@ -71,36 +74,36 @@ class TimeSeriesBuilder:
         self._shortest: Shortest = shortest_waits(attempt)
         self._pace = _first_pace(attempt)
 
-    def job(self, room: int) -> tuple[NamedSeries, ...]:
-        nodes = job_nodes(self._nodes, self._pace, room) if self._pace else ()
+    def job(self, max_points: int) -> tuple[NamedSeries, ...]:
+        nodes = job_nodes(self._nodes, self._pace, max_points) if self._pace else ()
         return (
-            *job_agreement(self._attempt, room),
-            *job_gradients(self._gradients, room),
-            *job_loss(self._attempt, room),
-            *job_time(self._shortest, room),
+            *job_agreement(self._attempt, max_points),
+            *job_gradients(self._gradients, max_points),
+            *job_loss(self._attempt, max_points),
+            *job_time(self._shortest, max_points),
             *job_overlap(self._overlap),
             *nodes,
         )
 
-    def rank(self, rank: int, room: int) -> tuple[NamedSeries, ...]:
+    def rank(self, rank: int, max_points: int) -> tuple[NamedSeries, ...]:
         clock = self._attempt.clocks.get(rank)
         return (
-            *rank_agreement(self._attempt, rank, room),
-            *rank_gradients(self._gradients, rank, room),
-            *rank_loss(self._attempt, rank, room),
-            *(rank_time(clock, rank, self._shortest, room) if clock else ()),
-            *rank_memory(self._attempt, rank, room),
+            *rank_agreement(self._attempt, rank, max_points),
+            *rank_gradients(self._gradients, rank, max_points),
+            *rank_loss(self._attempt, rank, max_points),
+            *(rank_time(clock, rank, self._shortest, max_points) if clock else ()),
+            *rank_memory(self._attempt, rank, max_points),
             *rank_overlap(self._overlap, rank),
-            *self._gpus(rank, room),
+            *self._gpus(rank, max_points),
         )
 
     def when(self, step: float) -> float:
         return self._pace.when(step) if self._pace else 0.0
 
-    def _gpus(self, rank: int, room: int) -> tuple[NamedSeries, ...]:
+    def _gpus(self, rank: int, max_points: int) -> tuple[NamedSeries, ...]:
         host, pace = self._attempt.ranks[rank].header.host, self._attempt.pace.of(rank)
         node = next((node for node in self._nodes if node.host == host), None)
-        return rank_gpus(node, rank, pace, room) if node and pace else ()
+        return rank_gpus(node, rank, pace, max_points) if node and pace else ()
 
 
 def build_timeseries(
@@ -115,10 +118,10 @@ def build_timeseries(
     builder = TimeSeriesBuilder(attempt, nodes, overlap)
     everyone = sorted(attempt.ranks)
     shown = everyone if len(everyone) <= MOST_RANKS else _named(findings, everyone)
-    room = room_for(len(everyone))
-    lines = {rank: builder.rank(rank, room) for rank in everyone}
+    max_points = points_per_series(len(everyone))
+    lines = {rank: builder.rank(rank, max_points) for rank in everyone}
     return RunTimeSeries(
-        job=builder.job(room_for(1)),
+        job=builder.job(points_per_series(1)),
         ranks={rank: lines[rank] for rank in shown},
         spread=spread_of(lines.values()) if len(shown) < len(everyone) else {},
         histograms=gradient_histograms(folder, shown),
