@@ -13,7 +13,7 @@ from ddpcheck.diff.model import (
     DiffVerdict,
     FirstDifference,
     Method,
-    RunSide,
+    RunInfo,
     Value,
 )
 from ddpcheck.formatting import name_ranks
@@ -82,7 +82,7 @@ def _sides(ink: ReportConsole, comparison: Comparison) -> None:
     ink.put(ink.labelled(rows))
 
 
-def _side(side: RunSide) -> str:
+def _side(side: RunInfo) -> str:
     size = f"{counted(side.world_size, 'rank')}, {counted(side.steps, 'step')}"
     return f"{side.path}, attempt {side.attempt}: {size}, torch {side.torch}, {side.device}"
 
@@ -176,6 +176,6 @@ def _some(growth: Sequence[DifferenceGrowth]) -> list[DifferenceGrowth]:
 def _compared(ink: ReportConsole, comparison: Comparison) -> None:
     ink.gap()
     counts = ", ".join(f"{stage} {count}" for stage, count in comparison.compared.items())
-    until = ", up to two steps past the parting" if comparison.verdict is DiffVerdict.PARTED else ""
+    until = ", up to two steps past the parting" if comparison.verdict is DiffVerdict.DIVERGED else ""
     exact = comparison.method is Method.EXACT
     ink.put(ink.labelled([("compared", ink.text(f"{counts}{until if exact else ''}"))]))

@@ -96,7 +96,7 @@ def test_one_change_to_the_bit(
     compared: Compare, a: str, b: str, step: int, stage: DiffSource, parameter: str | None
 ) -> None:
     for found in (compared(a, b), compared(b, a)):
-        assert (found.verdict, found.method) == (DiffVerdict.PARTED, Method.EXACT)
+        assert (found.verdict, found.method) == (DiffVerdict.DIVERGED, Method.EXACT)
         assert found.first is not None
         assert (found.first.step, found.first.stage, found.first.parameter) == (step, stage, parameter)
         assert found.first.ranks == (0, 1)
