@@ -19,9 +19,9 @@ NOTHING_DROPPED = EventPrefilter([])
 
 
 def read(
-    text: bytes, window: int = 64, thinner: EventPrefilter = NOTHING_DROPPED
+    text: bytes, window: int = 64, prefilter: EventPrefilter = NOTHING_DROPPED
 ) -> tuple[list[Any], dict[str, Any]]:
-    reader = EventReader(io.BytesIO(text), "the file", thinner, window)
+    reader = EventReader(io.BytesIO(text), "the file", prefilter, window)
     names = [event.name for events in reader for event in events]
     return names, reader.facts
 
@@ -89,10 +89,10 @@ def test_what_profilers_write_wrongly() -> None:
         (b"<html>", "does not begin like JSON"),
         (b'{"loss": [1, 2]}', "no traceEvents"),
         (b'{"loss": [1, ', "not a trace, or cut off before its first event"),
-        (b'{"traceEvents": [1, 2, 3]}', "are no events"),
+        (b'{"traceEvents": [1, 2, 3]}', "are not events"),
         (b'{"traceEvents": [{"name": "a"}, {"na', "is cut off"),
         (b'{"traceEvents": [{"name": "a"}, {"name": "b"}', "is cut off"),
-        (b'{"traceEvents": [{"name": "a"},,{"name": "b"}]}', "broken JSON"),
+        (b'{"traceEvents": [{"name": "a"},,{"name": "b"}]}', "not valid JSON"),
     ],
 )
 @pytest.mark.parametrize("window", [16, 10**6])
@@ -136,9 +136,9 @@ def test_thinning_drops_what_the_sieve_would_drop(layout: str) -> None:
     events = ",".join(layout % each for each in [("M", "first one, always kept"), *NAMES])
     text = f'{{"traceEvents": [{events}\n  ]}}'.encode()
     everything, _ = read(text, 10**6)
-    thinned, _ = read(text, 10**6, EventFilter().thinner)
+    filtered, _ = read(text, 10**6, EventFilter().prefilter)
     assert len(everything) == 10
-    assert thinned == [
+    assert filtered == [
         "first one, always kept",
         "gemm",
         "c10d::allreduce_",
@@ -147,7 +147,7 @@ def test_thinning_drops_what_the_sieve_would_drop(layout: str) -> None:
         "kept",
         "aten::last one, always kept",
     ]
-    assert "aten::mm" in read(text, 10**6, EventFilter(with_operations=True).thinner)[0]
+    assert "aten::mm" in read(text, 10**6, EventFilter(with_operations=True).prefilter)[0]
 
 
 @pytest.mark.parametrize(
