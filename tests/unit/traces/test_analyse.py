@@ -340,7 +340,7 @@ def test_a_timeline_in_the_folder_is_passed_over(tmp_path: Path) -> None:
     write_merged(loaded.traces, analyse(loaded.traces), tmp_path / "all.json")
     again = load([tmp_path])
     assert (len(again.traces), again.left_out) == (1, ())
-    with pytest.raises(TraceIsTimeline, match="give the traces it was made from"):
+    with pytest.raises(TraceIsTimeline, match="pass the original traces instead"):
         load([tmp_path / "all.json"])
 
 
