@@ -28,8 +28,8 @@ def surveyed(monkeypatch: pytest.MonkeyPatch, *kinds: int) -> tuple[LinksReport,
     """The report of one rank that sees these looks in turn, and how many were left unused."""
     left = [look(kind) for kind in kinds]
     monkeypatch.setattr(module, "_nodes", lambda: NODES)
-    monkeypatch.setattr(module, "_look", lambda *_: left.pop(0))
-    monkeypatch.setattr(module, "_agreed", lambda mine: mine)
+    monkeypatch.setattr(module, "_measure_all", lambda *_: left.pop(0))
+    monkeypatch.setattr(module, "_from_rank_zero", lambda mine: mine)
     monkeypatch.setattr(module, "sweep_allreduce", lambda *_: [])
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
