@@ -1,4 +1,4 @@
-"""What a node has: written once by its launcher, and checked."""
+"""Hardware of a node, decoded from the node log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# Counters have 64 bits; a larger number is none.
+# Counters have 64 bits; larger numbers are invalid.
 _LARGEST = 1 << 64
 
 
@@ -19,7 +19,7 @@ def number(raw: Any) -> float | None:
 
 
 def wholes(raw: Any) -> tuple[int, ...]:
-    """All of them, or none where one of them is no number."""
+    """All values, or () if any is invalid."""
     if not isinstance(raw, list) or any(whole(item) is None for item in raw):
         return ()
     return tuple(raw)
@@ -43,7 +43,7 @@ def mapping(raw: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class InterfaceFacts:
-    """A network interface. `speed` in Mbit/s, None where nobody knows."""
+    """A network interface. `speed` in Mbit/s, None if unknown."""
 
     name: str
     loopback: bool = False
@@ -75,16 +75,16 @@ class GpuFacts:
     clock: int | None = None
     # Generation and width, at most.
     pcie: tuple[int, ...] = ()
-    # The numbers of those that are up.
+    # Numbers of the active links.
     nvlinks: tuple[int, ...] = ()
-    # By slice: its identity and bytes of memory.
+    # UUID and bytes of memory of each slice.
     mig: tuple[tuple[str, int | None], ...] = ()
     unsupported: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """One node. A node without GPUs has a note that says why."""
+    """One node. `note` says why it has no GPUs."""
 
     namespace: str = ""
     cpus: int = 0
@@ -93,7 +93,7 @@ class NodeFacts:
     infiniband: Mapping[str, PortFacts] = field(default_factory=dict)
     note: str = ""
     driver: str = ""
-    # In the order of the samples; one that could not be reached is in neither.
+    # In the order of the samples; unreachable GPUs are in neither.
     gpus: tuple[GpuFacts, ...] = ()
     topology: tuple[tuple[str, ...], ...] = ()
     p2p: tuple[tuple[bool, ...], ...] = ()
@@ -132,10 +132,10 @@ def _port(raw: Mapping[str, Any]) -> PortFacts:
     )
 
 
-def _gpu(place: int, raw: Mapping[str, Any]) -> GpuFacts:
+def _gpu(position: int, raw: Mapping[str, Any]) -> GpuFacts:
     index = whole(raw.get("index"))
     return GpuFacts(
-        index=place if index is None else index,
+        index=position if index is None else index,
         name=text(raw.get("name")),
         uuid=text(raw.get("uuid")),
         bus=text(raw.get("bus")),

@@ -1,4 +1,4 @@
-"""What the ranks of an attempt wrote about their profiles, gathered as records come."""
+"""Collects the profile records of the ranks of an attempt."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ddpcheck.records.schema import ReadyRecord, TraceRecord
 
 @dataclass
 class ProfileCollector:
-    """Bounded: a window is a few steps, and of the user's own traces the last of each rank counts."""
+    """Bounded: a profile has a few steps, and only the last of a rank's own traces is used."""
 
     traces: dict[int, TraceRecord] = field(default_factory=dict)
-    # Ranks on which the user's own profiler was in the way.
+    # Ranks on which the user's own profiler was running.
     aside: set[int] = field(default_factory=set)
     # By module and rank, one for each reduced backward.
     ready: dict[ModuleKey, dict[int, list[ReadyRecord]]] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class ProfileCollector:
     def trace(self, rank: int, record: TraceRecord) -> None:
         if not record.file:
             self.aside.add(rank)
-        # Our own counts, whatever the user's program profiles after it.
+        # A profile by ddpcheck has priority over later ones of the user's program.
         elif record.own or rank not in self.traces or not self.traces[rank].own:
             self.traces[rank] = record
 
