@@ -1,4 +1,4 @@
-"""What was notable in the samples of a node: kept sample by sample, so that no peak of a long job is lost."""
+"""Samples of a node, decoded from its log, and their statistics, which include every peak of a long job."""
 
 from __future__ import annotations
 
@@ -11,10 +11,22 @@ from ddpcheck.analysis.hardware.facts import number, rows, text, whole, wholes
 
 Totals = dict[str, tuple[int, ...]]
 
+# NVML's throttling bits that are reported; idle clocks and user settings are not.
+THROTTLING = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+# Utilization in percent from which a GPU counts as busy.
+AT_WORK = 50
+MOST_PROCESSES = 64
+
 
 @dataclass(frozen=True)
 class GpuSample:
-    """One GPU at one moment; None is what the device does not tell."""
+    """One sample of a GPU; None if the device does not report a value."""
 
     memory: int | None = None
     busy: int | None = None
@@ -28,10 +40,10 @@ class GpuSample:
     # By NVLink, bytes sent and received since the first sample.
     links: tuple[tuple[int, int], ...] = ()
     pcie: tuple[int, int] | None = None
-    # Where the device counts no bytes over PCIe: bytes a second, at that moment.
+    # Bytes per second, for devices without PCIe byte counters.
     pcie_rate: tuple[int, int] | None = None
     pcie_link: tuple[int, ...] = ()
-    # By process id; 0 where the driver does not tell how much.
+    # Bytes by process id; 0 if the driver does not report them.
     processes: Mapping[int, int] = field(default_factory=dict)
     # Bytes used of each MIG slice.
     mig: tuple[int, ...] = ()
@@ -39,7 +51,7 @@ class GpuSample:
 
     @property
     def nvlink(self) -> tuple[int, int] | None:
-        """Over all links."""
+        """Bytes over all NVLinks."""
         return (
             (sum(link[0] for link in self.links), sum(link[1] for link in self.links)) if self.links else None
         )
@@ -47,15 +59,15 @@ class GpuSample:
 
 @dataclass(frozen=True)
 class NodeSample:
-    """A node at one moment. Totals count from the first sample."""
+    """One sample of a node. Totals count from the first sample."""
 
     time: float
-    # None is what could not be read.
+    # None if it could not be read.
     cpu: float | None = None
     memory: int | None = None
     # By interface: bytes received and sent, errors received and sent, drops received and sent.
     interfaces: Totals = field(default_factory=dict)
-    # By port: bytes received and sent, errors, ticks in which it had to wait.
+    # By port: bytes received and sent, errors, ticks in which it waited.
     infiniband: Totals = field(default_factory=dict)
     # By rank: process id, resident bytes, bytes read from and written to storage.
     ranks: Totals = field(default_factory=dict)
@@ -65,7 +77,7 @@ class NodeSample:
 
 
 def sample_from(raw: Mapping[str, Any]) -> NodeSample | None:
-    """The sample in a line; None where it has no time."""
+    """The sample in a line; None if it has no time."""
     time = number(raw.get("time"))
     if time is None:
         return None
@@ -110,7 +122,7 @@ def _totals(raw: Any, width: int) -> Totals:
 
 
 def _ports(raw: Any) -> Totals:
-    """Logs of the first versions do not tell how long a port waited."""
+    """Logs of the first versions do not contain how long a port waited."""
     return {name: (*row, 0) for name, row in _totals(raw, 3).items()} | _totals(raw, 4)
 
 
@@ -132,24 +144,9 @@ def _pair(raw: Any) -> tuple[int, int] | None:
     return (row[0], row[1]) if len(row) == 2 else None
 
 
-# NVML's bits for lower clocks that somebody should know of; idling and settings of the user are none.
-THROTTLING = {
-    0x4: "power cap",
-    0x8: "hardware slowdown",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "power brake",
-}
-
-
-# Percent of the time, from which on a GPU is not idling.
-AT_WORK = 50
-MOST_PROCESSES = 64
-
-
 @dataclass
 class ValueRange:
-    """The mean of a gauge, and the most it was."""
+    """Mean and maximum of a gauge."""
 
     count: int = 0
     total: float = 0.0
@@ -176,11 +173,10 @@ class GpuStatistics:
     clock: ValueRange = field(default_factory=ValueRange)
     lowest_clock: int | None = None
     lowest_memory_clock: int | None = None
-    # The highest PCIe generation in samples in which the GPU was at work, and how many these are: the link of
-    # one that idles is slowed down.
+    # The highest PCIe generation in busy samples, and their number: an idle link slows down.
     generation: int = 0
     at_work: int = 0
-    # The most of each, by process id and by MIG slice.
+    # Peak memory by process id and by MIG slice.
     processes: dict[int, int] = field(default_factory=dict)
     mig: list[int] = field(default_factory=list)
     temperature: int | None = None
@@ -213,13 +209,13 @@ class GpuStatistics:
         for pid, used in gpu.processes.items():
             if pid in self.processes or len(self.processes) < MOST_PROCESSES:
                 self.processes[pid] = max(used, self.processes.get(pid, 0))
-        for place, used in enumerate(gpu.mig):
-            if place == len(self.mig):
+        for position, used in enumerate(gpu.mig):
+            if position == len(self.mig):
                 self.mig.append(0)
-            self.mig[place] = max(self.mig[place], used)
+            self.mig[position] = max(self.mig[position], used)
 
     def throttling(self) -> dict[str, float]:
-        """By reason, the share of samples in which clocks were held down."""
+        """Share of throttled samples by reason."""
         return {name: round(times / self.count, 2) for name, times in self.throttled.items()}
 
 
@@ -229,11 +225,11 @@ class NodeStatistics:
 
     cpu: ValueRange = field(default_factory=ValueRange)
     memory: int = 0
-    # By rank: most_memory, storage_read, storage_written, places of the GPUs it was seen on, gpu_memory at its most.
+    # By rank: most_memory, storage_read, storage_written, positions of its GPUs, peak gpu_memory.
     ranks: dict[str, dict[str, Any]] = field(default_factory=dict)
     # By process id, the rank.
     pids: dict[int, str] = field(default_factory=dict)
-    # By interface: the most bytes a second, received and sent.
+    # By interface: maximum of bytes per second, received and sent.
     rates: dict[str, tuple[int, int]] = field(default_factory=dict)
     gpus: list[GpuStatistics] = field(default_factory=list)
 
@@ -241,11 +237,11 @@ class NodeStatistics:
         self.memory = max(self.memory, sample.memory or 0)
         for rank, row in sample.ranks.items():
             self._add_rank(rank, row, sample)
-        for place, gpu in enumerate(sample.gpus):
-            if place == len(self.gpus):
+        for position, gpu in enumerate(sample.gpus):
+            if position == len(self.gpus):
                 self.gpus.append(GpuStatistics())
-            self.gpus[place].add(gpu)
-        if before is not None:  # shares and rates are those since the sample before
+            self.gpus[position].add(gpu)
+        if before is not None:  # shares and rates are relative to the previous sample
             self.cpu.add(sample.cpu)
             self._add_rates(before, sample)
 
@@ -255,7 +251,7 @@ class NodeStatistics:
         known = self.ranks.setdefault(rank, {"most_memory": 0, "gpu_memory": 0, "gpus": set()})
         known["most_memory"] = max(known["most_memory"], resident)
         known["storage_read"], known["storage_written"] = read, written
-        known["gpus"] |= {place for place, gpu in enumerate(sample.gpus) if pid in gpu.processes}
+        known["gpus"] |= {position for position, gpu in enumerate(sample.gpus) if pid in gpu.processes}
         known["gpu_memory"] = max(known["gpu_memory"], sum(gpu.processes.get(pid, 0) for gpu in sample.gpus))
 
     def _add_rates(self, before: NodeSample, sample: NodeSample) -> None:

@@ -1,4 +1,4 @@
-"""From one attempt, its machines and its profile to lines over the steps."""
+"""Builds all series over the steps from one attempt, its hardware samples and its profile."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Pick = Callable[[list[float]], float]
 
 
 def spread_of(ranks: Iterable[tuple[NamedSeries, ...]]) -> Mapping[str, tuple[NamedSeries, ...]]:
-    """Of each figure that ranks have."""
+    """Minimum, median and maximum over ranks, for each kind of series."""
     gathered: dict[Key, dict[int, list[float]]] = {}
     for lines in ranks:
         for each in lines:
@@ -58,13 +58,13 @@ def _combined(key: Key, by_step: Mapping[int, list[float]], pick: Pick) -> Named
     return NamedSeries(key[0], steps, [pick(by_step[step]) for step in steps], key[1])
 
 
-# With more ranks than this nobody finds anything in a chart of them all.
+# With more ranks than this, only ranks named by findings are shown.
 MOST_RANKS = 64
 MOST_NAMED = 16
 
 
 class TimeSeriesBuilder:
-    """What the lines of an attempt are drawn from."""
+    """Builds the series of one attempt."""
 
     def __init__(self, attempt: Attempt, nodes: Sequence[NodeSamples], overlap: Overlap | None) -> None:
         self._attempt = attempt
@@ -114,7 +114,7 @@ def build_timeseries(
     links: NodeLinks,
     folder: Path,
 ) -> RunTimeSeries:
-    """Everything over the steps; empty where nothing was recorded."""
+    """All series over the steps; empty if nothing was recorded."""
     builder = TimeSeriesBuilder(attempt, nodes, overlap)
     everyone = sorted(attempt.ranks)
     shown = everyone if len(everyone) <= MOST_RANKS else _named(findings, everyone)
@@ -131,12 +131,12 @@ def build_timeseries(
 
 
 def _named(findings: Iterable[Finding], everyone: Sequence[int]) -> list[int]:
-    """The ranks that findings are about, of each the first few; where none is, the first rank of all."""
+    """The first ranks of each finding; without findings, the first rank."""
     named = dict.fromkeys(rank for finding in findings for rank in finding.ranks[:MOST_NAMED])
     found = [rank for rank in named if rank in set(everyone)][:MOST_NAMED]
     return sorted(found or everyone[:1])
 
 
 def _first_pace(attempt: Attempt) -> StepTimeline | None:
-    """Steps by the clock of the first rank: all ranks take them together."""
+    """The timeline of the first rank: all ranks step together."""
     return next((line for line in map(attempt.pace.of, sorted(attempt.ranks)) if line), None)

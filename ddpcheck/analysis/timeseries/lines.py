@@ -34,18 +34,18 @@ def modules_shown(attempt: Attempt) -> list[ModuleKey]:
 
 
 def module_label(attempt: Attempt, module: ModuleKey) -> str:
-    """Nothing where there is but one."""
+    """Empty if there is only one module."""
     modules = attempt.modules()
     return f"module {modules.index(module)}" if len(modules) > 1 else ""
 
 
 def job_agreement(attempt: Attempt, max_points: int) -> tuple[NamedSeries, ...]:
-    """1 or 0, and how many parameters differ."""
+    """Agreement (1 or 0), and the number of differing parameters."""
     found: list[NamedSeries | None] = []
     for module in _agreeing_modules(attempt):
-        book = attempt.agreement.books[module].differing
-        steps = [number * book.every for number in sorted(book.points)]
-        counts = [float(book.points[number]) for number in sorted(book.points)]
+        series = attempt.agreement.books[module].differing
+        steps = [number * series.every for number in sorted(series.points)]
+        counts = [float(series.points[number]) for number in sorted(series.points)]
         of = module_label(attempt, module)
         found.append(
             named_series(SeriesKind.AGREEMENT, steps, [float(not count) for count in counts], max_points, of)
@@ -55,18 +55,18 @@ def job_agreement(attempt: Attempt, max_points: int) -> tuple[NamedSeries, ...]:
 
 
 def rank_agreement(attempt: Attempt, rank: int, max_points: int) -> tuple[NamedSeries, ...]:
-    """1 where this rank holds what the majority does."""
+    """1 if this rank agrees with the majority."""
     found: list[NamedSeries | None] = []
     for module in _agreeing_modules(attempt):
         if rank not in module[0]:
             continue
-        book = attempt.agreement.books[module]
-        every = book.differing.every
-        odd, absent = _stretches_of(book, rank, every)
+        series = attempt.agreement.books[module]
+        every = series.differing.every
+        outlier, absent = _stretches_of(series, rank, every)
         numbers = [
-            number for number in sorted(book.differing.points) if number in odd or number not in absent
+            number for number in sorted(series.differing.points) if number in outlier or number not in absent
         ]
-        values = [float(number not in odd) for number in numbers]
+        values = [float(number not in outlier) for number in numbers]
         steps = [number * every for number in numbers]
         found.append(
             named_series(SeriesKind.AGREEMENT, steps, values, max_points, module_label(attempt, module))
@@ -75,26 +75,26 @@ def rank_agreement(attempt: Attempt, rank: int, max_points: int) -> tuple[NamedS
 
 
 def _agreeing_modules(attempt: Attempt) -> list[ModuleKey]:
-    """Those whose replicas are to agree at every step."""
+    """Modules whose replicas must agree at every step."""
     books = attempt.agreement.books
     return [each for each in modules_shown(attempt) if each in books and not attempt.loose(each)]
 
 
-def _stretches_of(book: AgreementSeries, rank: int, every: int) -> tuple[set[int], set[int]]:
-    """Points at which the rank was odd, and at which it said nothing."""
-    odd: set[int] = set()
+def _stretches_of(series: AgreementSeries, rank: int, every: int) -> tuple[set[int], set[int]]:
+    """Points at which the rank was an outlier, and at which it did not report."""
+    outlier: set[int] = set()
     absent: set[int] = set()
-    for stretch in book.stretches:
+    for stretch in series.stretches:
         points = range(max(0, stretch.first) // every, stretch.last // every + 1)
         if rank in stretch.odd:
-            odd.update(points)
+            outlier.update(points)
         elif rank in stretch.absent:
             absent.update(points)
-    return odd, absent
+    return outlier, absent
 
 
 def job_gradients(histories: Sequence[GradientHistory], max_points: int) -> tuple[NamedSeries, ...]:
-    """After it all ranks hold the same, and each has told a share of it."""
+    """Norm of the reduced gradients and AllReduce error."""
     return present(
         named_series(kind, history.steps, values, max_points, _history_label(history, histories))
         for history in histories
@@ -126,20 +126,20 @@ def _history_label(history: GradientHistory, histories: Sequence[GradientHistory
 
 
 def rank_loss(attempt: Attempt, rank: int, max_points: int) -> tuple[NamedSeries, ...]:
-    mine = {optimizer: book for (of, optimizer), book in attempt.losses.items() if of == rank}
+    mine = {optimizer: series for (of, optimizer), series in attempt.losses.items() if of == rank}
     return present(
         named_series(
-            SeriesKind.LOSS, book.steps, book.values, max_points, _optimizer_label(attempt, optimizer)
+            SeriesKind.LOSS, series.steps, series.values, max_points, _optimizer_label(attempt, optimizer)
         )
-        for optimizer, book in sorted(mine.items())
+        for optimizer, series in sorted(mine.items())
     )
 
 
 def job_loss(attempt: Attempt, max_points: int) -> tuple[NamedSeries, ...]:
-    """At steps of which every rank has told."""
+    """Mean over ranks, at steps that every rank recorded."""
     found: list[NamedSeries | None] = []
     for optimizer in sorted({optimizer for _, optimizer in attempt.losses}):
-        books = [book for (_, of), book in attempt.losses.items() if of == optimizer]
+        books = [series for (_, of), series in attempt.losses.items() if of == optimizer]
         if len(books) == len(attempt.ranks):
             means = _means(books)
             found.append(
@@ -155,18 +155,18 @@ def job_loss(attempt: Attempt, max_points: int) -> tuple[NamedSeries, ...]:
 
 
 def _means(books: list[LossSeries]) -> dict[int, float]:
-    by_rank = [dict(zip(book.steps, book.values, strict=True)) for book in books]
+    by_rank = [dict(zip(series.steps, series.values, strict=True)) for series in books]
     common = sorted(set(by_rank[0]).intersection(*by_rank[1:]))
     return {step: fmean(values[step] for values in by_rank) for step in common}
 
 
 def _optimizer_label(attempt: Attempt, optimizer: int) -> str:
-    """Nothing where one optimizer alone has a loss."""
+    """Empty if only one optimizer has a loss."""
     return f"optimizer {optimizer}" if len({of for _, of in attempt.losses}) > 1 else ""
 
 
 def rank_memory(attempt: Attempt, rank: int, max_points: int) -> tuple[NamedSeries, ...]:
-    """Of many steps those at which something changed: in between, and to the end, it stayed as it was, by a MiB."""
+    """Memory after each step and peak memory. Recorded when it changes by 1 MiB; holds until the next value."""
     memory = attempt.memory.ranks.get(rank)
     if memory is None:
         return ()
@@ -205,7 +205,7 @@ def rank_overlap(overlap: Overlap | None, rank: int) -> tuple[NamedSeries, ...]:
         return ()
     steps = [each.step for each in mine.by_step]
     exposed = [each.exposed_ns / 1000 for each in mine.by_step]
-    # Without communication there is nothing to hide.
+    # Without communication there is no overlap.
     hidden = [each.overlap_pct if each.comm_ns else None for each in mine.by_step]
     return present(
         [
@@ -216,7 +216,7 @@ def rank_overlap(overlap: Overlap | None, rank: int) -> tuple[NamedSeries, ...]:
 
 
 def shortest_waits(attempt: Attempt) -> Shortest:
-    """By group of ranks that synchronise, and step: who came last had nobody to wait for."""
+    """By group of ranks that synchronize, and step: the wait of the rank that arrived last."""
     groups = dict.fromkeys(module[0] for module in attempt.modules())
     return {
         group: _shortest([attempt.clocks[rank] for rank in group])

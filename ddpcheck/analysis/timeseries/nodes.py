@@ -1,4 +1,4 @@
-"""What nodes and GPUs did, laid over the steps that were taken meanwhile."""
+"""Series of nodes and GPUs over the steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Totals = Callable[[NodeSample], tuple[int, ...]]
 
 
 def job_nodes(nodes: Sequence[NodeSamples], pace: StepTimeline, max_points: int) -> tuple[NamedSeries, ...]:
-    """Of every node that is drawn: processors and the network."""
+    """CPU and network of every shown node."""
     found: list[NamedSeries | None] = []
     for node in nodes:
         steps, samples = by_step(node.closely.samples, pace)
@@ -33,7 +33,7 @@ def job_nodes(nodes: Sequence[NodeSamples], pace: StepTimeline, max_points: int)
 
 
 def rank_gpus(node: NodeSamples, rank: int, pace: StepTimeline, max_points: int) -> tuple[NamedSeries, ...]:
-    """Of the GPUs that the rank's process was seen on."""
+    """GPUs that the rank's process uses."""
     indices = sorted(node.tally.ranks.get(str(rank), {}).get("gpus", ()))
     steps, samples = by_step(node.closely.samples, pace)
     found: list[NamedSeries | None] = []
@@ -53,7 +53,7 @@ def rank_gpus(node: NodeSamples, rank: int, pace: StepTimeline, max_points: int)
 
 
 def by_step(samples: Sequence[NodeSample], pace: StepTimeline) -> tuple[list[int], list[NodeSample]]:
-    """Of samples in one step the last: totals count on, so nothing is lost. What came before the first step goes."""
+    """The last sample of each step; totals accumulate, so nothing is lost. Earlier samples are dropped."""
     latest: dict[int, NodeSample] = {}
     for sample in samples:
         if pace.began <= sample.time <= pace.ended:
@@ -70,7 +70,7 @@ def _rates(
     max_points: int,
     of: str,
 ) -> list[NamedSeries | None]:
-    """Bytes a second since the sample before; nothing where the node has no such counters."""
+    """Bytes per second since the previous sample; empty if the node has no such counters."""
     if not any(totals(sample) for sample in samples):
         return []
     rates = rates_of(samples, totals)[1:]
@@ -88,7 +88,7 @@ def _pcie(
     max_points: int,
     of: str,
 ) -> list[NamedSeries | None]:
-    """From counters of bytes; where the device has none, what it says of a few milliseconds."""
+    """From byte counters; if the device has none, from its sampled rates."""
     if any(gpu.pcie for gpu in gpus):
         totals = partial(_counted, index, "pcie")
         return _rates(steps, samples, totals, SeriesKind.PCIE_RECEIVED, SeriesKind.PCIE_SENT, max_points, of)
@@ -112,6 +112,6 @@ def _summed(rows: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _counted(index: int, kind: str, sample: NodeSample) -> tuple[int, ...]:
-    """Received and sent; a GPU's own counters stand the other way round."""
+    """Received and sent; a GPU's counters are in the opposite order."""
     pair = getattr(sample.gpus[index], kind)
     return (pair[1], pair[0]) if pair else ()

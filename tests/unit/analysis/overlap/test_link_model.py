@@ -87,8 +87,6 @@ def test_what_tells_no_link(seen: list[ObservedReduction]) -> None:
     assert fitted(LinkModel(0, 0), seen) is None
 
 
-
-
 def test_one_by_one() -> None:
     link = LinkModel(latency_ns=10, ns_per_byte=1)
     assert link.reduce([Bucket(100, 0), Bucket(50, 20), Bucket(5, 500)]) == [(0, 110), (110, 170), (500, 515)]
