@@ -14,12 +14,10 @@ class Severity(str, Enum):
     ERROR = "error"
     WARNING = "warning"
     NOTE = "note"
-    # A check of `ddpcheck doctor` that passed; no rule uses it.
-    OK = "ok"
 
     @property
     def weight(self) -> int:
-        return {"error": 2, "warning": 1, "note": 0, "ok": -1}[self.value]
+        return {"error": 2, "warning": 1, "note": 0}[self.value]
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def diff(
         from ddpcheck.reports.terminal.diff import render
 
         render(comparison, Console())
-    raise typer.Exit(DIVERGED_STATUS if comparison.verdict is DiffVerdict.PARTED else 0)
+    raise typer.Exit(DIVERGED_STATUS if comparison.verdict is DiffVerdict.DIVERGED else 0)
 
 
 def _check_rtol(rtol: float | None) -> None:

@@ -13,7 +13,7 @@ from ddpcheck.diff.model import (
     DiffVerdict,
     FirstDifference,
     Method,
-    RunSide,
+    RunInfo,
     Value,
 )
 from ddpcheck.formatting import name_ranks
@@ -82,7 +82,7 @@ def _print_runs(out: ReportConsole, comparison: Comparison) -> None:
     out.put(out.labelled(rows))
 
 
-def _run_text(run: RunSide) -> str:
+def _run_text(run: RunInfo) -> str:
     size = f"{counted(run.world_size, 'rank')}, {counted(run.steps, 'step')}"
     return f"{run.path}, attempt {run.attempt}: {size}, torch {run.torch}, {run.device}"
 
@@ -176,6 +176,8 @@ def _selected(growth: Sequence[DifferenceGrowth]) -> list[DifferenceGrowth]:
 def _print_compared(out: ReportConsole, comparison: Comparison) -> None:
     out.gap()
     counts = ", ".join(f"{stage} {count}" for stage, count in comparison.compared.items())
-    until = ", up to two steps after the first difference" if comparison.verdict is DiffVerdict.PARTED else ""
+    until = (
+        ", up to two steps after the first difference" if comparison.verdict is DiffVerdict.DIVERGED else ""
+    )
     exact = comparison.method is Method.EXACT
     out.put(out.labelled([("compared", out.text(f"{counts}{until if exact else ''}"))]))

@@ -18,7 +18,6 @@ _STYLES = {
     Severity.ERROR: "bold red",
     Severity.WARNING: "bold yellow",
     Severity.NOTE: "bold cyan",
-    Severity.OK: "green",
 }
 _MOST_HOSTS = 6
 _MOST_OF_A_LEVEL = 20
@@ -29,7 +28,7 @@ def render(report: DoctorReport, console: Console) -> None:
     out = ReportConsole(console)
     out.put(out.text(_headline(report), LABEL), out.text(_about(report), QUIET))
     for level in (Severity.ERROR, Severity.WARNING, Severity.NOTE):
-        diagnoses = [each for each in report.diagnoses if each.severity is level]
+        diagnoses = [each for each in report.diagnoses if each.severity is level and not each.passed]
         for diagnosis in diagnoses[:_MOST_OF_A_LEVEL]:
             out.gap()
             _print_diagnosis(out, report, diagnosis)
@@ -40,11 +39,11 @@ def render(report: DoctorReport, console: Console) -> None:
             )
     passed: dict[str, list[Diagnosis]] = {}
     for diagnosis in report.diagnoses:
-        if diagnosis.severity is Severity.OK:
+        if diagnosis.passed:
             passed.setdefault(diagnosis.code, []).append(diagnosis)
     if passed:
         out.gap()
-        rows = [[out.text("ok", _STYLES[Severity.OK]), check, _line(some)] for check, some in passed.items()]
+        rows = [[out.text("ok", "green"), check, _line(some)] for check, some in passed.items()]
         out.put(out.columns(["", "", ""], rows))
 
 
@@ -60,7 +59,7 @@ def as_text(report: DoctorReport, stream: TextIO) -> str:
 
 def _headline(report: DoctorReport) -> str:
     counts = [
-        (level, sum(one.severity is level for one in report.diagnoses))
+        (level, sum(one.severity is level and not one.passed for one in report.diagnoses))
         for level in (Severity.ERROR, Severity.WARNING, Severity.NOTE)
     ]
     counted = [f"{count} {LEVELS[level]}{'' if count == 1 else 's'}" for level, count in counts if count]

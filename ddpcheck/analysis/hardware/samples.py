@@ -18,6 +18,7 @@ from ddpcheck.analysis.hardware.statistics import (
     sample_from,
 )
 from ddpcheck.analysis.network.route_counters import RouteCounterTable
+from ddpcheck.analysis.timeseries.series import BoundedSeries
 
 Rates = list[tuple[int, int]]
 
@@ -89,22 +90,21 @@ FEW_POINTS = 8
 Window = tuple[float, float]
 
 
-@dataclass
-class DownsampledSeries:
-    """So many samples at the most: every second, fourth, … of a long job."""
+class DownsampledSeries(BoundedSeries):
+    """At most `limit` samples of a node, evenly spaced."""
 
-    most: int
-    samples: list[NodeSample] = field(default_factory=list)
-    _seen: int = 0
-    _stride: int = 1
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit, {"sample": "O"})
+        self._count = 0
+
+    @property
+    def samples(self) -> list[NodeSample]:
+        samples: list[NodeSample] = self.columns["sample"]
+        return samples
 
     def add(self, sample: NodeSample) -> None:
-        if self._seen % self._stride == 0:
-            self.samples.append(sample)
-        self._seen += 1
-        if len(self.samples) > self.most:
-            self.samples = self.samples[::2]
-            self._stride *= 2
+        self.add_row(self._count, {"sample": sample})
+        self._count += 1
 
 
 @dataclass

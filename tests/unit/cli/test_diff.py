@@ -67,8 +67,8 @@ def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "says"),
     [
         (["first", "nowhere"], "there is no run 'nowhere'"),
-        (["first", "wider"], "run A holds no sketches of gradients"),
-        (["first", "second", "--attempt", "3"], "has no attempt 3: it holds only attempt 0"),
+        (["first", "wider"], "run A has no gradient sketches"),
+        (["first", "second", "--attempt", "3"], "has no attempt 3: it has only attempt 0"),
         (["first", "second", "--attempt", "1,2,3"], "give one or two numbers"),
         (["first", "second", "--attempt", "-1"], "give one or two numbers"),
         (["first", "second", "--rtol", "-1"], "give a number above 0"),

@@ -67,7 +67,7 @@ def test_a_folder_with_a_bad_file(folder: Path, capsys: pytest.CaptureFixture[st
         ("hello", "is not a trace: it does not begin like JSON"),
         ('{"traceEvents": [{"ph": "X"', "is cut off"),
         ('{"lr": 1}', "is JSON but not a trace"),
-        ('{"traceEvents": []}', "holds no communication"),
+        ('{"traceEvents": []}', "contains no communication"),
     ],
 )
 def test_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str) -> None:
@@ -82,7 +82,7 @@ def test_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: 
 
 def test_only_compute(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(write(tmp_path / "rank0.json", kernel("gemm", 0, 5))) == 1
-    assert "holds no communication" in capsys.readouterr().err
+    assert "contains no communication" in capsys.readouterr().err
 
 
 def test_usage(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,13 +16,13 @@ from ddpcheck.diff.model import (
     DiffVerdict,
     FirstDifference,
     Method,
-    RunSide,
+    RunInfo,
     Value,
 )
 from ddpcheck.reports.diff_json import to_json
 from ddpcheck.reports.terminal.diff import render
 
-SIDE = RunSide("ddpcheck-runs/one", 0, 1, 24, "2.13.0", "cpu", ("torchrun", "train.py"))
+SIDE = RunInfo("ddpcheck-runs/one", 0, 1, 24, "2.13.0", "cpu", ("torchrun", "train.py"))
 FIRST = FirstDifference(
     step=3,
     stage=DiffSource.REDUCED,
@@ -36,7 +36,7 @@ FIRST = FirstDifference(
     agreed_until=2,
 )
 DIVERGED = Comparison(
-    verdict=DiffVerdict.PARTED,
+    verdict=DiffVerdict.DIVERGED,
     method=Method.ROUNDING,
     a=SIDE,
     b=replace(SIDE, path="ddpcheck-runs/four", attempt=1, world_size=4),
