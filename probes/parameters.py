@@ -13,7 +13,8 @@ from ddpcheck.probes.digest.submit import submit
 from ddpcheck.probes.live_compare.snapshot import Snapshot, SnapshotKey
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.write_detection import TensorSampler, TensorSamples, WriteDetector
-from ddpcheck.records.schema import LEFT_ALONE, STATISTICS, DigestRecord, Stage, TensorKind
+from ddpcheck.records.reasons import BufferState
+from ddpcheck.records.schema import STATISTICS, DigestRecord, Stage, TensorKind
 from ddpcheck.torch_compat import tensor_version
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class ParameterProbe(Probe):
                 return
             # Statistics of normalisation layers then differ between ranks as expected; a codebook or a queue must not.
             indices = [index for index in indices if tracked.buffers[index].key not in STATISTICS]
-            how = LEFT_ALONE
+            how = BufferState.NOT_SYNCED.value
         if indices:
             key = SnapshotKey(tracked, Stage.BUFFERS_END, TensorKind.BUFFERS, -1)
             self._take_snapshot(key, indices, how=how)

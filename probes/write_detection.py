@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, direct_span, has_memory
-from ddpcheck.records.schema import WriteWindow
+from ddpcheck.records.reasons import WriteWindow
 from ddpcheck.torch_compat import tensor_version
 
 if TYPE_CHECKING:
@@ -148,8 +148,9 @@ class WriteDetector:
         if at_forward is None or before is None:
             return ""
         if at_forward.samples != before:
-            return WriteWindow.BEFORE_FORWARD
+            return WriteWindow.BEFORE_FORWARD.value
         # With several forwards, the write may have happened in any of them.
         if at_backward is None or tracked.forwards > at_forward.number + 1:
             return ""
-        return WriteWindow.IN_FORWARD if at_backward != at_forward.samples else WriteWindow.AFTER_BACKWARD
+        unchanged = at_backward == at_forward.samples
+        return WriteWindow.AFTER_BACKWARD.value if unchanged else WriteWindow.IN_FORWARD.value

@@ -16,6 +16,7 @@ from ddpcheck import torch_compat
 from ddpcheck.guard import GUARD
 from ddpcheck.patches import hide_from_compiler
 from ddpcheck.probes.probe import Emit, Probe
+from ddpcheck.records.reasons import UnsyncedReason
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
@@ -33,16 +34,6 @@ class BackwardState(str, Enum):
     UNFINISHED = "unfinished"
 
 
-class Reason(str, Enum):
-    """Why a backward was not reduced, derived from the order of forwards and backwards."""
-
-    NO_SYNC = "no_sync open"
-    FORWARD_IN_NO_SYNC = "forward inside no_sync, backward outside"
-    BYPASS = "wrapper bypassed"
-    TWO_FORWARDS = "two forwards before two backwards"
-    SECOND_BACKWARD = "second backward on one forward"
-
-
 @dataclass
 class BackwardWindow:
     """Forwards and backwards of a module since its last step."""
@@ -52,7 +43,7 @@ class BackwardWindow:
     synced: int = 0
     unsynced: int = 0
     last: BackwardState = BackwardState.NONE
-    reason: Reason | None = None
+    reason: UnsyncedReason | None = None
     # Places of parameters whose gradient never came in a backward that DDP waited to reduce.
     waiting: tuple[int, ...] = ()
     closed: bool = False
@@ -214,15 +205,15 @@ class BackwardTracker:
         """Indices of parameters that the reducer still waits for; empty if it detects unused parameters."""
         return () if self.finds_unused else tuple(sorted(self.places - self._fired))
 
-    def _why_unsynced(self) -> Reason:
+    def _why_unsynced(self) -> UnsyncedReason:
         window = self.window
         if not getattr(self._tracked.ddp(), "require_backward_grad_sync", True):
-            return Reason.NO_SYNC
+            return UnsyncedReason.NO_SYNC
         if window.unarmed and not window.armed:
-            return Reason.FORWARD_IN_NO_SYNC
+            return UnsyncedReason.FORWARD_IN_NO_SYNC
         if not window.armed:
-            return Reason.BYPASS
-        return Reason.TWO_FORWARDS if window.armed > 1 else Reason.SECOND_BACKWARD
+            return UnsyncedReason.BYPASS
+        return UnsyncedReason.TWO_FORWARDS if window.armed > 1 else UnsyncedReason.SECOND_BACKWARD
 
 
 def _queue(callback: Callable[[], object]) -> None:

@@ -18,9 +18,8 @@ SCHEMA = 1
 RANK_FILES = "rank-*.jsonl"
 # In the name of a communication hook that lets replicas differ between averagings.
 LOOSE = "post_localSGD"
-# What torch's normalisation layers measure; and how buffers came to the end that DDP was told to leave alone.
+# Statistics of torch's normalisation layers.
 STATISTICS = ("running_mean", "running_var")
-LEFT_ALONE = "left alone"
 
 
 class Stage(str, Enum):
@@ -51,14 +50,6 @@ class TensorKind(str, Enum):
     GRADIENTS = "gradients"
     # Parameters that DDP was told to leave alone.
     IGNORED = "ignored"
-
-
-class WriteWindow(str, Enum):
-    """The part of a step in which parameters were written by something else than the optimizer."""
-
-    BEFORE_FORWARD = "before the forward"
-    IN_FORWARD = "inside the forward"
-    AFTER_BACKWARD = "between backward and step"
 
 
 class StartupStage(str, Enum):

@@ -16,7 +16,7 @@ typedef struct {
 } lanes;
 
 /* Sums `count` elements, a multiple of LANES. `signs`: one bit per element, from the lowest bit of the first byte. */
-typedef void kernel(const void *data, const uint8_t *signs, size_t count, lanes *found);
+typedef void kernel(const void *data, const uint8_t *signs, size_t count, lanes *result);
 
 /* One page ahead: the hardware prefetcher stops at the page boundary. Prefetching past the end is harmless. */
 #define PREFETCH_BYTES 4096
@@ -43,9 +43,9 @@ typedef double doubles __attribute__((vector_size(32)));
 
 static inline words words_of_float32(const void *data, size_t at)
 {
-    words found;
-    memcpy(&found, (const float *)data + at, sizeof found);
-    return found;
+    words result;
+    memcpy(&result, (const float *)data + at, sizeof result);
+    return result;
 }
 
 /* A bfloat16 is the upper half of a float. */
@@ -57,7 +57,7 @@ static inline words words_of_bfloat16(const void *data, size_t at)
 }
 
 #define FOR_ANY(type)                                                                                  \
-    static void any_##type(const void *data, const uint8_t *signs, size_t count, lanes *found)         \
+    static void any_##type(const void *data, const uint8_t *signs, size_t count, lanes *result)        \
     {                                                                                                  \
         doubles sum[4] = {{0}}, square[4] = {{0}};                                                     \
         for (size_t at = 0; at < count; at += LANES) {                                                 \
@@ -73,8 +73,8 @@ static inline words words_of_bfloat16(const void *data, size_t at)
                 square[four] += wide * wide;                                                           \
             }                                                                                          \
         }                                                                                              \
-        memcpy(found->sum, sum, sizeof sum);                                                           \
-        memcpy(found->square, square, sizeof square);                                                  \
+        memcpy(result->sum, sum, sizeof sum);                                                          \
+        memcpy(result->square, square, sizeof square);                                                 \
     }
 
 FOR_ANY(float32)
@@ -102,7 +102,7 @@ WITH_AVX2 static inline __m256 eight_of_bfloat16(const void *data, size_t at)
 
 #define FOR_AVX2(type)                                                                                 \
     WITH_AVX2 static void avx2_##type(const void *data, const uint8_t *signs, size_t count,            \
-                                      lanes *found)                                                    \
+                                      lanes *result)                                                   \
     {                                                                                                  \
         __m256d sum[4], square[4];                                                                     \
         for (int four = 0; four < 4; four++)                                                           \
@@ -121,8 +121,8 @@ WITH_AVX2 static inline __m256 eight_of_bfloat16(const void *data, size_t at)
             }                                                                                          \
         }                                                                                              \
         for (int four = 0; four < 4; four++) {                                                         \
-            _mm256_storeu_pd(found->sum + 4 * four, sum[four]);                                        \
-            _mm256_storeu_pd(found->square + 4 * four, square[four]);                                  \
+            _mm256_storeu_pd(result->sum + 4 * four, sum[four]);                                       \
+            _mm256_storeu_pd(result->square + 4 * four, square[four]);                                 \
         }                                                                                              \
     }
 
@@ -142,7 +142,7 @@ WITH_AVX512 static inline __m512i sixteen_of_bfloat16(const void *data, size_t a
 
 #define FOR_AVX512(type)                                                                               \
     WITH_AVX512 static void avx512_##type(const void *data, const uint8_t *signs, size_t count,        \
-                                          lanes *found)                                                \
+                                          lanes *result)                                               \
     {                                                                                                  \
         const __m512i sign = _mm512_set1_epi32((int)UINT32_C(0x80000000));                             \
         __m512d sum[2], square[2];                                                                     \
@@ -163,8 +163,8 @@ WITH_AVX512 static inline __m512i sixteen_of_bfloat16(const void *data, size_t a
             square[1] = _mm512_fmadd_pd(high, high, square[1]);                                        \
         }                                                                                              \
         for (int half = 0; half < 2; half++) {                                                         \
-            _mm512_storeu_pd(found->sum + 8 * half, sum[half]);                                        \
-            _mm512_storeu_pd(found->square + 8 * half, square[half]);                                  \
+            _mm512_storeu_pd(result->sum + 8 * half, sum[half]);                                       \
+            _mm512_storeu_pd(result->square + 8 * half, square[half]);                                 \
         }                                                                                              \
     }
 
@@ -258,9 +258,9 @@ static void add(totals *all, double value, double square)
             const uint8_t *turns = signs + (first + start) % known / 8;                                \
             const size_t here = count - start < size ? count - start : size;                           \
             size_t at = here / LANES * LANES;                                                          \
-            lanes found;                                                                               \
-            kernels[level](piece, turns, at, &found);                                                  \
-            double sum = joined(found.sum), square = joined(found.square);                             \
+            lanes result;                                                                              \
+            kernels[level](piece, turns, at, &result);                                                 \
+            double sum = joined(result.sum), square = joined(result.square);                           \
             for (; at < here; at++) {                                                                  \
                 const double value = one_of_##type(piece, at);                                         \
                 sum += turns[at / 8] >> at % 8 & 1 ? value : -value;                                   \

@@ -9,6 +9,7 @@ from ddpcheck.analysis.aggregate.agreement import Disagreement
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.divergence.optimizers import held_places
 from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.analysis.reason_text import reason_text
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.schema import AppliedRecord, Stage, TensorKind
 
@@ -71,7 +72,7 @@ def _never_reduced(
         return GradientDivergence(
             found, "DDP202", cause, evidence, names[0] if names else None, tuple(sorted(stray))
         )
-    cause = first.reason or BY_HAND
+    cause = reason_text(first.reason) or BY_HAND
     return GradientDivergence(found, "DDP202", cause, evidence, ranks=tuple(sorted(stray)))
 
 

@@ -11,8 +11,10 @@ from ddpcheck.analysis.divergence.gradients import SYNCED, gradient_divergence
 from ddpcheck.analysis.divergence.optimizers import held_places
 from ddpcheck.analysis.evidence import differing_places, tensor_rows
 from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.analysis.reason_text import reason_text
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import AppliedRecord, DigestRecord, Stage, TensorKind, WriteWindow
+from ddpcheck.records.reasons import WriteWindow, is_stored_as
+from ddpcheck.records.schema import AppliedRecord, DigestRecord, Stage, TensorKind
 
 
 def blame_for_a_step(attempt: Attempt, module: ModuleKey, root: Disagreement) -> tuple[str, tuple[int, ...]]:
@@ -160,9 +162,10 @@ def _rewritten(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Dive
 
 def _when(attempt: Attempt, root: Disagreement) -> str:
     module = root.moment.module
-    seen: set[str] = {rank.writes[module] for rank in _ranks(attempt, module) if module in rank.writes}
-    if len(seen) == 1 and seen != {WriteWindow.BEFORE_FORWARD}:
-        return seen.pop()
+    windows = {rank.writes[module] for rank in _ranks(attempt, module) if module in rank.writes}
+    window = windows.pop() if len(windows) == 1 else ""
+    if window and not is_stored_as(window, WriteWindow.BEFORE_FORWARD):
+        return reason_text(window)
     return "between two steps" if root.moment.step > 0 else "between wrapping and the first step"
 
 
@@ -182,7 +185,11 @@ def _by_hand(attempt: Attempt, module: ModuleKey, found: Disagreement) -> Diverg
     """No step of a torch optimizer was seen: the job updates its parameters by itself."""
     if found.moment.optimizer >= 0:
         return None
-    said = {r: record.how for r, record in found.sightings.items() if isinstance(record, DigestRecord)}
+    said = {
+        r: reason_text(record.how)
+        for r, record in found.sightings.items()
+        if isinstance(record, DigestRecord)
+    }
     stray = {rank: how for rank, how in said.items() if how not in ("", SYNCED)}
     cause = "updated outside optimizer.step()"
     if stray:

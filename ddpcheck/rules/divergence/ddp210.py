@@ -12,7 +12,8 @@ from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.schema import LEFT_ALONE, STATISTICS, DigestRecord, Stage, TensorKind
+from ddpcheck.records.reasons import BufferState, is_stored_as
+from ddpcheck.records.schema import STATISTICS, DigestRecord, Stage, TensorKind
 
 
 def find(case: RuleContext) -> list[Finding]:
@@ -90,7 +91,7 @@ def _at_the_end(case: RuleContext, module: ModuleKey) -> list[Finding]:
     differing = evidence["parameters"]
     names = differing["names"]
     said = [record for record in found.sightings.values() if isinstance(record, DigestRecord)]
-    if any(record.how == LEFT_ALONE for record in said):
+    if any(is_stored_as(record.how, BufferState.NOT_SYNCED) for record in said):
         # Ranks that left at different moments rightly hold something else.
         together = len({record.forward for record in said}) == 1
         return [_left_alone(case, found, evidence)] if together else []

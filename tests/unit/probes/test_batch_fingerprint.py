@@ -1,4 +1,4 @@
-"""Fingerprints of batches: equal for equal batches and for no others, whatever their structure."""
+"""Fingerprints of batches: equal for equal batches only, whatever their structure."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_large_tensor_is_sampled_from_end_to_end(place: int) -> None:
     assert of(batch).digest != before.digest
 
 
-def test_what_is_read_is_bounded() -> None:
+def test_the_bytes_read_are_bounded() -> None:
     contents = BatchContents([numbers(1, 500, 500) for _ in range(1000)])
     assert len(contents.tensors) <= 64
     taken = fingerprint_batch(contents)
@@ -105,7 +105,7 @@ def test_what_is_read_is_bounded() -> None:
         torch.empty(3, device="meta"),
     ],
 )
-def test_what_holds_no_data_has_no_fingerprint(nothing: Any) -> None:
+def test_objects_without_data_have_no_fingerprint(nothing: Any) -> None:
     assert of(nothing).digest == ""
 
 
@@ -115,7 +115,7 @@ def test_tensors_of_other_layouts_are_passed_over() -> None:
     assert of(torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)).digest == ""
 
 
-def test_variety_tells_how_much_a_batch_holds() -> None:
+def test_variety_counts_distinct_values() -> None:
     assert of(torch.zeros(64, 64)).variety == 1
     assert of(torch.full((8,), 7)).variety == 1
     assert of(torch.arange(8)).variety == 8
@@ -147,7 +147,7 @@ def test_numbers_that_are_no_tensor_count_too(make: Any) -> None:
     assert of(x, make(5)).digest == of(x, make(5)).digest != of(x, make(6)).digest
 
 
-def test_a_long_list_does_not_hide_what_comes_after_it() -> None:
+def test_a_long_list_does_not_hide_the_next_argument() -> None:
     names = [f"{number}.png" for number in range(500)]
     first, second = (
         fingerprint_batch(BatchContents(names, [number])).fingerprint().digest for number in (1, 2)
@@ -177,7 +177,7 @@ def test_the_size_of_a_batch(things: tuple[Any, ...], rows: int) -> None:
     assert BatchContents(things).rows() == rows
 
 
-def test_nothing_is_changed() -> None:
+def test_the_batch_is_not_changed() -> None:
     x = numbers(0, 6, 8).requires_grad_()
     y = x * 2
     version, state = y._version, torch.get_rng_state()
@@ -188,22 +188,22 @@ def test_nothing_is_changed() -> None:
 
 
 def from_device(x: torch.Tensor, labels: torch.Tensor) -> Fingerprint:
-    """The way of a batch that lies on a device, with its copy already there."""
+    """The code path of a batch on a device, with its copy complete."""
     pieces = [_as_bytes(_downsampled(x)), _as_bytes((labels != -100).sum())]
     copy = copy_to_host(torch.cat(pieces).view(1, -1))
     return FingerprintFuture(b"", 0, [], [copy], [[pieces[0].numel()]], [], counted=1).fingerprint()
 
 
-def test_each_tensor_has_a_mark_of_its_own() -> None:
+def test_each_tensor_has_its_own_digest() -> None:
     x, y, t = numbers(0, 8, 3), numbers(1, 8, 3), torch.arange(8)
     one, other = of(x, t).parts, of(y, {"times": t}).parts
     assert one[1] == other[1] != ""
     assert one[0] != other[0]
-    # A number for all samples, a mask of ones: not enough to tell batches apart.
+    # One value for all samples, or a mask of ones: not enough to distinguish batches.
     assert of(x, torch.tensor(3), torch.ones(8)).parts[1:] == ("", "")
 
 
-def test_marks_come_back_from_a_device() -> None:
+def test_digests_of_tensors_arrive_from_a_device() -> None:
     x, t = numbers(0, 8, 3), torch.arange(8)
     pieces = [_as_bytes(x), _as_bytes(t)]
     copy = copy_to_host(torch.cat(pieces).view(1, -1))

@@ -1,4 +1,4 @@
-"""The start-up probe: the last stretches, and the end of watching."""
+"""The start-up probe: the last stages, and the end of tracing."""
 
 from __future__ import annotations
 

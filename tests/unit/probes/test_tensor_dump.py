@@ -1,4 +1,4 @@
-"""Captures: files that the safetensors package reads, within a budget."""
+"""Dumped tensors: files that the safetensors package reads, within a budget."""
 
 from __future__ import annotations
 
@@ -69,20 +69,22 @@ def test_parameters_come_back_to_the_bit(context: FakeContext, module: nn.Module
     name, complete, truncated = dump_tensors(context, snapshot_key(module), list(range(len(KINDS))))
     assert complete == list(range(len(KINDS)))
     assert truncated == []
-    found = load_file(tmp_path / name)
-    assert found.keys() == KINDS.keys()
+    loaded = load_file(tmp_path / name)
+    assert loaded.keys() == KINDS.keys()
     for key, tensor in KINDS.items():
-        assert same_bits(found[key], tensor), key
+        assert same_bits(loaded[key], tensor), key
 
 
 def test_buffers_come_back_to_the_bit(context: FakeContext, module: nn.Module, tmp_path: Path) -> None:
     name, _, _ = dump_tensors(context, snapshot_key(module, TensorKind.BUFFERS), list(range(len(BUFFERS))))
-    found = load_file(tmp_path / name)
-    assert all(same_bits(found[key], tensor) for key, tensor in BUFFERS.items())
-    assert found.keys() == BUFFERS.keys()
+    loaded = load_file(tmp_path / name)
+    assert all(same_bits(loaded[key], tensor) for key, tensor in BUFFERS.items())
+    assert loaded.keys() == BUFFERS.keys()
 
 
-def test_only_what_was_asked_for(context: FakeContext, module: nn.Module, tmp_path: Path) -> None:
+def test_only_the_requested_tensors_are_written(
+    context: FakeContext, module: nn.Module, tmp_path: Path
+) -> None:
     name, complete, _ = dump_tensors(context, snapshot_key(module), [1, 5])
     assert complete == [1, 5]
     with safe_open(tmp_path / name, "pt") as file:
@@ -108,13 +110,13 @@ def test_the_budget_cuts(context: FakeContext, tmp_path: Path, monkeypatch: pyte
     module = nn.ParameterList([torch.arange(15.0), torch.arange(20.0).view(4, 5), torch.arange(3.0)])
     name, complete, truncated = dump_tensors(context, snapshot_key(module), [0, 1, 2])
     assert (complete, truncated) == ([0], [1])
-    found = load_file(tmp_path / name)
-    assert torch.equal(found["0"], torch.arange(15.0))
-    assert torch.equal(found["1"], torch.arange(10.0))
-    assert "2" not in found
+    loaded = load_file(tmp_path / name)
+    assert torch.equal(loaded["0"], torch.arange(15.0))
+    assert torch.equal(loaded["1"], torch.arange(10.0))
+    assert "2" not in loaded
 
 
-def test_what_the_format_does_not_know_is_left_out(context: FakeContext, tmp_path: Path) -> None:
+def test_unsupported_dtypes_are_left_out(context: FakeContext, tmp_path: Path) -> None:
     module = nn.Module()
     module.register_buffer("wide", torch.zeros(2, dtype=torch.complex128))
     module.register_buffer("sparse", torch.eye(2).to_sparse())
@@ -124,7 +126,7 @@ def test_what_the_format_does_not_know_is_left_out(context: FakeContext, tmp_pat
     assert load_file(tmp_path / name).keys() == {"plain"}
 
 
-def test_what_has_no_memory_is_left_out(context: FakeContext, tmp_path: Path) -> None:
+def test_unreadable_tensors_are_left_out(context: FakeContext, tmp_path: Path) -> None:
     module = nn.Module()
     for number, make in enumerate([*UNREADABLE, wrapper]):
         module.register_buffer(str(number), make())

@@ -1,4 +1,4 @@
-"""multilinear-128: the torch and Triton versions against the plain-Python definition, bit for bit."""
+"""multilinear-128: the torch and Triton versions match the plain-Python definition bit by bit."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_triton_agrees_with_the_reference_and_is_dropped_where_it_does_not() -> 
     )
     assert done.returncode == 0, done.stderr
     leaves, trusted_when_right, dropped_when_wrong = json.loads(done.stdout)
-    seen = [(tensor_of(data)[offset:], data[offset:]) for data, offset in cases]
-    assert leaves == [expected(tensor, data).hex() for tensor, data in seen]
+    samples = [(tensor_of(data)[offset:], data[offset:]) for data, offset in cases]
+    assert leaves == [expected(tensor, data).hex() for tensor, data in samples]
     assert trusted_when_right
     assert dropped_when_wrong

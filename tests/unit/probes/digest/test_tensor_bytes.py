@@ -1,4 +1,4 @@
-"""Tensors hashed in the course of a sketch: the same leaves and the same sketches as when each reads for itself."""
+"""Tensors hashed during a sketch have the same leaves and sketches as in separate passes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_values_that_are_not_finite_are_hashed_once() -> None:
     ],
     ids=["transposed", "channels_last", "strided", "complex", "sparse"],
 )
-def test_what_is_read_in_another_order_is_left_to_be_submitted(tensor: torch.Tensor) -> None:
+def test_tensors_in_another_order_must_be_submitted(tensor: torch.Tensor) -> None:
     assert submit.incremental_hash(tensor) is None
 
 
@@ -73,7 +73,7 @@ def test_the_devices_hash_reads_for_itself() -> None:
     assert submit.submit_rest(tensors, {}).result() == submit.submit(tensors).result()
 
 
-def test_leaves_that_are_known_are_put_in_their_places() -> None:
+def test_known_leaves_are_merged_in_order() -> None:
     tensors = [torch.randn(size) for size in (3, 4, 5, 6)]
     leaves = submit.submit(tensors).result()
     ticket = submit.submit_rest(tensors, {1: leaves[1], 3: leaves[3]})

@@ -122,7 +122,7 @@ def test_one_node_alone_writes_nothing(tmp_path: Path) -> None:
     assert nodes.contexts[0].records == []
 
 
-def test_a_store_that_goes_away_ends_it_without_a_fault(tmp_path: Path) -> None:
+def test_a_lost_store_ends_the_comparison_without_a_fault(tmp_path: Path) -> None:
     class Gone:
         def __getattr__(self, name: str) -> Any:
             raise RuntimeError("Connection reset by peer")

@@ -55,10 +55,11 @@ def test_ddp202_has_a_fix_for_each_reason(tmp_path: Path, reason: str, fix: str)
 
 
 def test_every_reason_has_a_fix_of_its_own() -> None:
-    from ddpcheck.agent.backward_tracker import Reason
+    from ddpcheck.analysis.reason_text import REASON_TEXT
+    from ddpcheck.records.reasons import UnsyncedReason
     from ddpcheck.rules.divergence.ddp202 import _FIXES
 
-    assert {reason.value for reason in Reason} <= set(_FIXES)
+    assert {REASON_TEXT[reason] for reason in UnsyncedReason} <= set(_FIXES)
     assert len(set(_FIXES.values())) == len(_FIXES)
 
 
