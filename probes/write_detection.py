@@ -75,13 +75,6 @@ class TensorSampler:
         )
 
 
-def version_of(tensor: torch.Tensor) -> int:
-    try:
-        return tensor._version
-    except RuntimeError:
-        return 0  # made in inference mode: no version counter
-
-
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """Address and size, since a smaller tensor may get the address of a larger one; 0: not readable."""
     if type(tensor) not in PLAIN_TYPES or not tensor.is_cpu:

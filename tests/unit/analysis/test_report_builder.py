@@ -274,7 +274,7 @@ def test_the_first_to_raise_is_named_and_who_followed_is_not(folder: Folder) -> 
     [finding] = folder.deaths()
     assert finding.ranks == (1,)
     assert finding.cause == FIRE
-    assert "Then rank 0 failed too" in finding.message
+    assert "Rank 0 failed as a consequence" in finding.message
     assert finding.severity.value == "error"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import tracemalloc
 import weakref
 from pathlib import Path
@@ -19,6 +20,7 @@ from ddpcheck.records.digest_codec import unpack_leaves
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.modules import ModuleRecord
 from ddpcheck.records.kinds.rank import EndRecord
+from ddpcheck.records.kinds.timing import ClockRecord
 from tests.helpers.fake_context import FakeContext, Job, watch
 from tests.helpers.paths import ROOT
 
@@ -313,13 +315,11 @@ def large() -> nn.Module:
     return nn.Sequential(*[nn.Linear(2, 2) for _ in range(100)])
 
 
-def test_two_hundred_parameters_write_less_than_a_kilobyte_a_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the records written once, a schedule that changes at every step, and the lines of the writer."""
-    # A record at least every second would make the size depend on the load of the machine.
-    for module_name in ("step_timing", "loss"):
-        monkeypatch.setattr(f"ddpcheck.probes.{module_name}.SECONDS_PER_RECORD", 1e9)
+def test_two_hundred_parameters_write_less_than_a_kilobyte_a_step(tmp_path: Path) -> None:
+    """With the records written once, a schedule that changes at every step, and the lines of the writer.
+
+    Step times are left out: how many digits they have, and how often they are written, depends on the machine.
+    """
 
     class Written(FakeContext):
         writer = RecordWriter(tmp_path / "rank-00000.jsonl")
@@ -338,7 +338,9 @@ def test_two_hundred_parameters_write_less_than_a_kilobyte_a_step(
         schedule.step()
     context.emit(Probe.before_exit)
     context.writer.close(EndRecord("exit", 0.0))
-    assert 200 * 500 < context.writer.path.stat().st_size <= 200 * 1024
+    lines = context.writer.path.read_bytes().splitlines(keepends=True)
+    size = sum(len(line) for line in lines if json.loads(line)["kind"] != ClockRecord.kind)
+    assert 200 * 500 < size <= 200 * 1024, size
 
 
 def test_memory_does_not_grow_with_steps() -> None:

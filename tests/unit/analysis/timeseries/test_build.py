@@ -21,7 +21,7 @@ from ddpcheck.records.kinds.digests import DigestRecord
 from ddpcheck.records.kinds.optimizers import LossRecord
 from tests.helpers.cluster import BYTES, START, Cluster, Interface
 from tests.helpers.run_builder import NAMES, RunBuilder
-from tests.helpers.tensorboard_run import LOCAL, PARTING, STEPS, WAITS, build
+from tests.helpers.tensorboard_run import DIVERGENCE_STEP, LOCAL, STEPS, WAITS, build
 
 
 def course(path: Path) -> RunTimeSeries:
@@ -45,7 +45,7 @@ def test_it_is_made_only_where_somebody_asks(tmp_path: Path) -> None:
 
 
 def test_agreement(whole: RunTimeSeries) -> None:
-    agree = {step: float(step < PARTING) for step in range(STEPS)}
+    agree = {step: float(step < DIVERGENCE_STEP) for step in range(STEPS)}
     assert only(whole.job, SeriesKind.AGREEMENT) == agree
     assert only(whole.job, SeriesKind.DIFFERING) == {step: 2 * (1 - there) for step, there in agree.items()}
     assert only(whole.ranks[0], SeriesKind.AGREEMENT) == dict.fromkeys(range(STEPS), 1.0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.analysis.aggregate import launch
+from ddpcheck.analysis.aggregate import rank_data
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.kinds.rank import FaultRecord
 from tests.helpers.run_builder import RunBuilder
@@ -38,7 +38,7 @@ def test_values_are_those_of_the_step_at_which_they_parted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever changed later."""
-    monkeypatch.setattr(launch, "MOST_HYPER_CHANGES", 1000)
+    monkeypatch.setattr(rank_data, "MOST_HYPER_CHANGES", 1000)
     build = RunBuilder(tmp_path, 2).wrap().optimizer()
     for step in range(2500):
         build.hyper(step, {0: {"0.lr": 1.0 + step}, 1: {"0.lr": 1.0 + step if step < 100 else -1.0 - step}})

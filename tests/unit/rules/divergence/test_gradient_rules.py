@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ddpcheck.analysis.reason_text import REASON_TEXT
 from ddpcheck.records.kinds.modules import CommHookRecord, JoinRecord
 from ddpcheck.records.kinds.rank import EndRecord, FaultRecord
+from ddpcheck.records.reasons import UnsyncedReason
 from tests.helpers.run_builder import NAMES, RunBuilder
 
 OWN = dict.fromkeys(range(4), NAMES)
@@ -56,10 +58,9 @@ def test_ddp202_has_a_fix_for_each_reason(tmp_path: Path, reason: str, fix: str)
 
 
 def test_every_reason_has_a_fix_of_its_own() -> None:
-    from ddpcheck.agent.backward_tracker import Reason
     from ddpcheck.rules.divergence.ddp202 import FIXES
 
-    assert {reason.value for reason in Reason} <= set(FIXES)
+    assert {REASON_TEXT[reason] for reason in UnsyncedReason} <= set(FIXES)
     assert len(set(FIXES.values())) == len(FIXES)
 
 
