@@ -30,7 +30,7 @@ turns = 0
 def tick():
     global turns
     turns += 1
-    pane.look_out()
+    pane.check_raw_mode()
     if turns % 5 == 0:
         pane.show(lambda columns: ["PANEL" * 12 for row in range(4)])
 with LivePane(Terminal(), 4) as pane:

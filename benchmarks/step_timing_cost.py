@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.rank_context import RankContext
-from ddpcheck.agent.tracked_loader import timed
 from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 from ddpcheck.config import Config
+from ddpcheck.guard import GUARD
+from ddpcheck.patches import around_next
 from ddpcheck.probes.probe import EVENTS, Probe
 from ddpcheck.probes.step_timing import StepTimingProbe
 from ddpcheck.records.registry import Record, to_line
@@ -71,7 +71,7 @@ def measure(parameters: int) -> float:
         GUARD.protect("agent", event.__name__, lambda iterator, event=event: session.emit(event, iterator))
         for event in events
     ]
-    take = timed(lambda iterator: None, *observers)
+    take = around_next(lambda iterator: None, *observers)
     optimizer = TrackedOptimizer(0, "SGD", lambda: None, ())  # type: ignore[arg-type]
     tracked: Any = type("Watched", (), {"ddp": lambda self: None})()
     rounds = []

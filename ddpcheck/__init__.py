@@ -1,4 +1,4 @@
-"""ddpcheck: watches PyTorch DDP jobs and proves that their replicas agree, or names where they part."""
+"""ddpcheck: watches PyTorch DDP jobs and proves that their replicas agree, or pinpoints where they diverge."""
 
 from ddpcheck.version import VERSION as __version__
 

@@ -1,4 +1,4 @@
-"""The entry point, and the one place where errors for people are printed."""
+"""The entry point. Prints all errors for users."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddpcheck.errors import UserError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and leave with its exit status."""
+    """Run the command line and exit with its status."""
     from ddpcheck.cli.app import app
 
     try:

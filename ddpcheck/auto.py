@@ -12,14 +12,14 @@ from pathlib import Path
 
 from ddpcheck.config import ENV_CONFIG, Config
 from ddpcheck.injection import arm
-from ddpcheck.launcher.multi_node.job_folder import local_rank, meeting_place
+from ddpcheck.launcher.multi_node.job_folder import find_job_folder, local_rank
 from ddpcheck.launcher.run_folder import begin_run
 
 
 def _begin() -> None:
     """Make or find the job's run folder and hand it to this process and all it starts."""
     command = [sys.executable, *sys.argv]
-    folder = meeting_place(Path.cwd(), command)
+    folder = find_job_folder(Path.cwd(), command)
     config = Config(run_dir=str(folder.path), run_id=folder.run_id)
     begin_run(folder, command, config)
     os.environ.update(config.to_environment())

@@ -1,22 +1,22 @@
-"""Errors meant for people: each carries an exit status and is printed in one place, without a traceback."""
+"""Errors for users. Each has an exit status and is printed without a traceback."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """What the user asked for cannot be done; the message says what happened, why, and what to do next."""
+    """A request cannot be fulfilled. The message says what happened, why, and what to do."""
 
     exit_status = 1
 
 
 class UsageError(UserError):
-    """The command line itself is wrong."""
+    """The command line is invalid."""
 
     exit_status = 2
 
 
 class RunNotFound(UserError):
-    """There is no run where the user pointed."""
+    """There is no run at the given path."""
 
 
 class RunUnreadable(UserError):
@@ -24,23 +24,23 @@ class RunUnreadable(UserError):
 
 
 class NotComparable(UserError):
-    """Two runs that have too little in common to say where they part."""
+    """Two runs have too little in common to compare them."""
 
     exit_status = 2
 
 
 class NotOneJob(UserError):
-    """Run folders that were to be joined are of different jobs."""
+    """Run folders of different jobs cannot be merged."""
 
     exit_status = 2
 
 
 class OutputFolderError(UserError):
-    """The run folder cannot be made or written."""
+    """The run folder cannot be created or written."""
 
 
 class CommandNotStarted(UserError):
-    """The user's command could not be started; the status is the shell's for the same mistake."""
+    """The user's command could not be started. The exit status is the one a shell returns."""
 
     def __init__(self, message: str, exit_status: int) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class CommandNotStarted(UserError):
 
 
 class LauncherFailed(UserError):
-    """A launcher that was to start ranks of ddpcheck's own ended without them; the status is its own."""
+    """A launcher ended without starting the ranks of ddpcheck. The exit status is that of the launcher."""
 
     def __init__(self, message: str, exit_status: int) -> None:
         super().__init__(message)
@@ -56,24 +56,24 @@ class LauncherFailed(UserError):
 
 
 class PackageMissing(UserError):
-    """Something that ddpcheck does not bring along itself is not installed."""
+    """An optional package is not installed."""
 
 
 class PortInUse(UserError):
-    """Somebody else listens there."""
+    """Another process listens on the port."""
 
 
 class ViewerFailed(UserError):
-    """TensorBoard was started and did not come up."""
+    """TensorBoard was started but does not respond."""
 
 
 class TraceUnreadable(UserError):
-    """A file is no trace, or not a whole one."""
+    """A file is not a trace, or is incomplete."""
 
 
 class TraceWithoutCommunication(UserError):
-    """A trace can be read, but no collective shows in it."""
+    """A trace contains no collectives."""
 
 
 class TraceIsTimeline(UserError):
-    """A file is not a rank's trace but a timeline that ddpcheck made of several."""
+    """A file is a timeline that ddpcheck merged from several traces, not the trace of a rank."""

@@ -1,4 +1,4 @@
-"""Ranks written the short way: "ranks 0-2 and 7" instead of a list of thousands."""
+"""Formats sizes, times, rates and lists of ranks for messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def size_text(size: float) -> str:
-    """`8.2 MB`, in powers of ten as storage and links are sold."""
+    """`8.2 MB`, in powers of ten."""
     for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size >= factor:
             return f"{size / factor:.1f} {unit}"
@@ -21,12 +21,12 @@ def seconds_text(seconds: float) -> str:
 
 
 def megabits_text(rate: float) -> str:
-    """`188 Mbit/s` or `9.41 Gbit/s`, of bytes a second: as links are sold."""
+    """`188 Mbit/s` or `9.41 Gbit/s`. `rate` in bytes per second."""
     return f"{rate * 8e-9:.3g} Gbit/s" if rate >= 125e6 else f"{rate * 8e-6:.3g} Mbit/s"
 
 
 def time_text(nanoseconds: int | None) -> str:
-    """`46.9 ms` or `261 us`; empty where nothing is known."""
+    """`46.9 ms` or `261 us`; empty for None."""
     if nanoseconds is None:
         return ""
     if abs(nanoseconds) >= 1_000_000_000:
@@ -36,18 +36,13 @@ def time_text(nanoseconds: int | None) -> str:
     return f"{nanoseconds / 1e3:.0f} us"
 
 
-def trace_units_size_text(size: int | None) -> str:
-    """`8.2 MB`, in powers of ten as links are sold; empty where nothing is known."""
-    if size is None:
-        return ""
-    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit}"
-    return f"{size} B"
+def optional_size_text(size: int | None) -> str:
+    """`8.2 MB`, in powers of ten; empty for None."""
+    return "" if size is None else size_text(size)
 
 
 def rate_text(rate: float | None) -> str:
-    """`32.1 GB/s`; empty where nothing is known."""
+    """`32.1 GB/s`; empty for None. `rate` in GB per second."""
     if rate is None:
         return ""
     return f"{rate:.1f} GB/s" if rate >= 1 else f"{rate * 1000:.0f} MB/s"
@@ -57,23 +52,23 @@ def percent_text(percent: float) -> str:
     return f"{percent:.1f} %"
 
 
-# Alternating ranks make no ranges, and a line of hundreds of numbers helps nobody.
+# Alternating ranks form no ranges: longer lists are cut.
 _MOST_RANGES = 12
 
 
 def rank_ranges(ranks: Iterable[int]) -> str:
-    """`0-2, 7`; empty for no rank at all."""
+    """`0-2, 7`; empty for no ranks."""
     return ", ".join(_parts(ranks))
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """How people would say it: "rank 2", "ranks 0-3 and 7", "no rank"."""
+    """`rank 2`, `ranks 0-3 and 7` or `no rank`."""
     distinct = set(ranks)
     if not distinct:
         return "no rank"
     *first, last = _parts(distinct)
-    told = f"{', '.join(first)} and {last}" if first else last
-    return f"{'rank' if len(distinct) == 1 else 'ranks'} {told}"
+    text = f"{', '.join(first)} and {last}" if first else last
+    return f"{'rank' if len(distinct) == 1 else 'ranks'} {text}"
 
 
 def _parts(ranks: Iterable[int]) -> list[str]:

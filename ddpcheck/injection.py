@@ -1,4 +1,4 @@
-"""Waits for torch's DDP module to be imported, then lets the agent in.
+"""Waits until torch's DDP module is imported, then installs the agent.
 
 Standard library only, and little of it: this is imported at the start of every Python process of a job.
 """
@@ -23,7 +23,7 @@ OLDEST_PYTHON = (3, 10)
 
 
 def arm() -> None:
-    """Let the agent in once the DDP module is there; at once if it is already. Safe to repeat."""
+    """Install the agent when the DDP module is imported, or now if it already is. Safe to repeat."""
     if any(isinstance(finder, DdpImportFinder) for finder in sys.meta_path):
         return
     CLOCK.setdefault("armed", time.time())
@@ -34,7 +34,7 @@ def arm() -> None:
 
 
 class DdpImportFinder:
-    """Meta path finder for two modules: finds what would have been found, and listens for their import."""
+    """Meta path finder that returns the usual specs of two modules and observes their import."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -89,7 +89,7 @@ class DdpImportFinder:
 
 
 def _let_agent_in() -> None:
-    """Install the agent; the user's import goes on whatever happens in here."""
+    """Install the agent; no error in here reaches the user's import."""
     try:
         if sys.version_info < OLDEST_PYTHON:
             raise RuntimeError("ddpcheck needs Python 3.10 or newer in the ranks")
@@ -103,12 +103,12 @@ def _let_agent_in() -> None:
 
 
 def write_fault(entry: str, error: BaseException) -> None:
-    """Leave a line about a failed start in the run folder, for the report."""
+    """Write a line about a failed start to the run folder, for the report."""
     write_fault_line("bootstrap", entry, f"{type(error).__name__}: {error}", _where(error))
 
 
 def write_fault_line(probe: str, entry: str, error: str, where: str, rank: int | None = None) -> None:
-    """For faults of a process that has no record file; silent where even that fails."""
+    """Report a fault of a process that has no record file; silent if that fails too."""
     try:
         import json
 

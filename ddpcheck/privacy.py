@@ -1,4 +1,4 @@
-"""Keeps credentials out of what is written down: arguments are masked, the environment goes by an allow-list.
+"""Keeps credentials out of records: arguments are masked, the environment is filtered by an allow-list.
 
 Standard library only: this is imported inside ranks.
 """

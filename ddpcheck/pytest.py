@@ -1,6 +1,6 @@
-"""A plugin for pytest: runs a script or a function on several ranks and fails the test where something is found.
+"""pytest plugin: runs a script or a function on several ranks, and fails the test if there is a finding.
 
-Loaded by pytest itself once ddpcheck is installed; docs/ci.md shows its use.
+pytest loads it automatically if ddpcheck is installed. See docs/ci.md.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import pytest
 if TYPE_CHECKING:
     from ddpcheck.analysis.report import Report
 
-_MARK = "ddpcheck"
-_MOST_LINES = 40
+_MARKER = "ddpcheck"
+_MAX_OUTPUT_LINES = 40
 _GRACE_SECONDS = 60.0
 Target = str | Path | Callable[..., object]
 
 
 class Checker:
-    """What the fixture gives: each `run` is one job under ddpcheck."""
+    """The value of the fixture. Each call of `run` is one job under ddpcheck."""
 
     def __init__(self, folder: Path, start: Path) -> None:
         self._folder, self._start = folder, start
@@ -41,26 +41,26 @@ class Checker:
         options: Sequence[str] = (),
         **keywords: Any,
     ) -> Report:
-        """Run `target` on so many ranks of this machine, and fail the test on a finding or where it fails itself.
+        """Run `target` on `ranks` processes of this machine; fail the test on a finding or if the job fails.
 
-        A script gets `arguments` as its command line. A function has to stand at the top of a module, and gets
-        `arguments` and `keywords`, which travel as JSON. `options` are those of `ddpcheck run`.
+        A script gets `arguments` as its command line. A function must be defined at the top level of a module, and
+        gets `arguments` and `keywords`, which are passed as JSON. `options` are options of `ddpcheck run`.
         """
         self._runs += 1
         folder = self._folder / f"run-{self._runs}"
         job = (
-            _script(target, arguments)
+            _script_call(target, arguments)
             if isinstance(target, (str, Path))
-            else _call(target, arguments, keywords)
+            else _function_call(target, arguments, keywords)
         )
         launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        watch = ["ddpcheck", "run", "--quiet", "--out", str(folder), "--fail-on", fail_on, *options]
-        command = [sys.executable, "-m", *watch, "--", sys.executable, "-m", *launcher, *job]
-        return _judged(folder, *_run(command, self._start, timeout))
+        checker = ["ddpcheck", "run", "--quiet", "--out", str(folder), "--fail-on", fail_on, *options]
+        command = [sys.executable, "-m", *checker, "--", sys.executable, "-m", *launcher, *job]
+        return _checked_report(folder, *_run(command, self._start, timeout))
 
 
 def _run(command: Sequence[str], cwd: Path, timeout: float) -> tuple[int, str]:
-    """Status and output. A job that takes too long is asked to stop first: ddpcheck then takes its ranks along."""
+    """Exit status and output. After the timeout, SIGTERM comes first: ddpcheck then ends all ranks."""
     with subprocess.Popen(
         command,
         cwd=cwd,
@@ -83,15 +83,17 @@ def _run(command: Sequence[str], cwd: Path, timeout: float) -> tuple[int, str]:
         pytest.fail(f"the job did not end within {timeout:g} seconds:\n{_tail(output)}", pytrace=False)
 
 
-def _script(target: str | Path, arguments: Sequence[object]) -> list[str]:
+def _script_call(target: str | Path, arguments: Sequence[object]) -> list[str]:
     return [str(target), *map(str, arguments)]
 
 
-def _call(target: Callable[..., object], arguments: Sequence[object], keywords: dict[str, Any]) -> list[str]:
-    """What a rank needs to find the function again: never the function itself."""
+def _function_call(
+    target: Callable[..., object], arguments: Sequence[object], keywords: dict[str, Any]
+) -> list[str]:
+    """What a rank needs to import the function. The function itself is not serialized."""
     name, file = target.__qualname__, inspect.getsourcefile(target)
     if "<" in name or "." in name or file is None:
-        raise TypeError(f"{name} cannot be run on ranks: it has to stand at the top of a module in a file")
+        raise TypeError(f"{name} cannot run on ranks: define it at the top level of a module file")
     call = {
         "file": file,
         "module": target.__module__,
@@ -103,15 +105,15 @@ def _call(target: Callable[..., object], arguments: Sequence[object], keywords: 
     try:
         return ["-m", "ddpcheck.pytest_rank", json.dumps(call, allow_nan=False)]
     except (TypeError, ValueError) as error:
-        raise TypeError(f"arguments for ranks travel as JSON, and these cannot: {error}") from None
+        raise TypeError(f"arguments for ranks must be JSON serializable: {error}") from None
 
 
-def _judged(folder: Path, status: int, output: str) -> Report:
+def _checked_report(folder: Path, status: int, output: str) -> Report:
     from ddpcheck.reports.json_report import from_json
 
     path = folder / "report.json"
     if not path.is_file():
-        pytest.fail(f"ddpcheck left no report (status {status}):\n{_tail(output)}", pytrace=False)
+        pytest.fail(f"ddpcheck wrote no report (status {status}):\n{_tail(output)}", pytrace=False)
     report = from_json(path.read_text(encoding="utf-8"))
     if status:
         pytest.fail(_message(report, output), pytrace=False)
@@ -126,46 +128,46 @@ def _message(report: Report, output: str) -> str:
     parts = [verdict_sentence(report)]
     parts += [finding_text(item) for item in in_order(report) if item.severity is not Severity.NOTE]
     if report.exit_code:
-        parts.append(f"The end of the job's output:\n{_tail(output)}")
+        parts.append(f"Last lines of the job's output:\n{_tail(output)}")
     return "\n\n".join([*parts, f"run folder: {report.run.get('path')}"])
 
 
 def _tail(output: str) -> str:
-    return "\n".join(output.splitlines()[-_MOST_LINES:])
+    return "\n".join(output.splitlines()[-_MAX_OUTPUT_LINES:])
 
 
 @pytest.fixture
 def ddpcheck(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checker:
-    """Runs scripts and functions on several ranks, watched."""
+    """Runs scripts and functions on several ranks under ddpcheck."""
     return Checker(tmp_path_factory.mktemp("ddpcheck"), request.config.invocation_params.dir)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        f"{_MARK}(ranks=2, fail_on='error', timeout=600.0, options=()): run this test on several ranks, watched by "
+        f"{_MARKER}(ranks=2, fail_on='error', timeout=600.0, options=()): run this test on several ranks under "
         "ddpcheck, and fail it on a finding",
     )
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """A marked test needs the fixture, though it does not name it."""
+    """Add the fixture to marked tests that do not request it."""
     if (
         isinstance(item, pytest.Function)
-        and item.get_closest_marker(_MARK)
-        and _MARK not in item.fixturenames
+        and item.get_closest_marker(_MARKER)
+        and _MARKER not in item.fixturenames
     ):
-        item.fixturenames.append(_MARK)
+        item.fixturenames.append(_MARKER)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A marked test runs on its ranks instead of here."""
-    marker = pyfuncitem.get_closest_marker(_MARK)
+    """Run a marked test on its ranks instead of in this process."""
+    marker = pyfuncitem.get_closest_marker(_MARKER)
     if marker is None:
         return None
     names = inspect.signature(pyfuncitem.obj).parameters
     values = {name: pyfuncitem.funcargs[name] for name in names}
-    checker = cast(Checker, pyfuncitem.funcargs[_MARK])
+    checker = cast(Checker, pyfuncitem.funcargs[_MARKER])
     checker.run(pyfuncitem.function, **{**marker.kwargs, **values})
     return True

@@ -1,4 +1,4 @@
-"""One rank of a test: finds the function that the test named, and calls it. Standard library only."""
+"""One rank of a test: imports the test function and calls it. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 
 
 def main(call: dict[str, Any]) -> None:
-    """Where the test's process looked for modules, this one looks too."""
+    """Call the function with the module search path of the test process."""
     sys.path[:] = [*sys.path, *(entry for entry in call["path"] if entry not in sys.path)]
     module = _module(call["module"], Path(call["file"]))
     getattr(module, call["function"])(*call["arguments"], **call["keywords"])
 
 
 def _module(name: str, file: Path) -> ModuleType:
-    """By its name where that leads to the file, else from the file itself."""
+    """Import by name if that leads to the file, otherwise from the file."""
     try:
-        found = importlib.util.find_spec(name)
+        by_name = importlib.util.find_spec(name)
     except (ImportError, ValueError):
-        found = None
-    if found is not None and found.origin and Path(found.origin).resolve() == file.resolve():
+        by_name = None
+    if by_name is not None and by_name.origin and Path(by_name.origin).resolve() == file.resolve():
         return importlib.import_module(name)
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:

@@ -1,4 +1,4 @@
-"""Steps as people write them, "3,10:13,50:": read by the command line and inside ranks alike."""
+"""Step ranges as users write them, "3,10:13,50:": parsed by the command line and inside ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StepRanges:
-    """A set of steps; an end of None means for ever."""
+    """A set of steps; an end of None means no end."""
 
     ranges: tuple[tuple[int, int | None], ...] = ()
 
@@ -19,7 +19,7 @@ class StepRanges:
 
 
 def parse_steps(text: str) -> StepRanges:
-    """ "3,10:13" is steps 3, 10, 11 and 12; raises ValueError with a sentence for people."""
+    """ "3,10:13" is steps 3, 10, 11 and 12; raises ValueError with a message for the user."""
     ranges: list[tuple[int, int | None]] = []
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         first, colon, end = part.partition(":")
@@ -27,8 +27,10 @@ def parse_steps(text: str) -> StepRanges:
             start = int(first or 0)
             stop = start + 1 if not colon else (int(end) if end else None)
         except ValueError:
-            raise ValueError(f"{part!r} is no step and no range of steps such as 10:13") from None
+            raise ValueError(f"{part!r} is neither a step nor a range of steps such as 10:13") from None
         if start < 0 or (stop is not None and stop <= start):
-            raise ValueError(f"{part!r} holds no step: steps count from 0, and a range ends before its end")
+            raise ValueError(
+                f"{part!r} is empty: steps count from 0, and the end of a range is not part of it"
+            )
         ranges.append((start, stop))
     return StepRanges(tuple(ranges))

@@ -1,3 +1,3 @@
-"""The version of ddpcheck, in a file that can be read without importing anything else."""
+"""The version of ddpcheck. This module imports nothing."""
 
 VERSION = "0.1.0"

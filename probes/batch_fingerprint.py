@@ -1,4 +1,4 @@
-"""A fingerprint of what a rank is about to train on: a few kilobytes, spread over all tensors of a batch."""
+"""Fingerprints of training batches: a few kilobytes, sampled from all tensors of a batch."""
 
 from __future__ import annotations
 
@@ -11,36 +11,37 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ddpcheck.probes.digest.device_copy import Copy, copy_to_host
+from ddpcheck import torch_compat
+from ddpcheck.probes.digest.device_copy import HostCopy, copy_to_host
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, dense, direct_span, layout_of
 
-# Read in all, however large the batch is. Short windows over the whole of a tensor: the edges of an image are
-# black and the ends of a text are padding in every batch.
+# Bytes read in total, however large the batch is, in short windows over each tensor: the edges of an image are black
+# and the ends of a text are padding in every batch.
 BUDGET = 16 << 10
 WINDOW = 256
-MOST_PARTS = 64
-DEPTH = 6
-# Elements of a tensor that is not one span of memory, or lies on a device.
-THINNED = 2048
-MOST_WORDS = 256
-MOST_COUNTED = 1 << 18
+MAX_PARTS = 64
+MAX_DEPTH = 6
+# Elements read of a tensor that is not one span of memory, or that is on a device.
+MAX_DOWNSAMPLED = 2048
+MAX_WORDS = 256
+MAX_COUNTED = 1 << 18
 
 
 class Fingerprint(NamedTuple):
-    """Equal for equal batches. `variety` tells how many different values it rests on."""
+    """Equal for equal batches. `variety`: how many distinct values the digest is based on."""
 
     digest: str
     variety: int
     counts: tuple[int, ...] = ()
-    # Of each tensor alone; empty where it holds one value only, as a scalar or a mask of ones does.
+    # One digest per tensor; empty for a tensor with a single value, such as a scalar or a mask of ones.
     parts: tuple[str, ...] = ()
 
 
-NOTHING = Fingerprint("", 0)
+EMPTY_FINGERPRINT = Fingerprint("", 0)
 
 
-class Contents:
-    """What a nested structure holds, in order: tensors, memory of arrays, plain values."""
+class BatchContents:
+    """The contents of a nested structure in order: tensors, memory of arrays, plain values."""
 
     def __init__(self, *things: Any) -> None:
         self.tensors: list[torch.Tensor] = []
@@ -49,15 +50,15 @@ class Contents:
         self.texts: set[str] = set()
         self.named: dict[str, Any] = {}
         for thing in things:
-            # Each has a share of its own: a long list in one must not hide the next.
-            self._most = self._found() + MOST_PARTS
-            self._add(thing, "", DEPTH)
+            # Each argument has its own limit: a long list in one must not hide the next.
+            self._limit = self._size() + MAX_PARTS
+            self._add(thing, "", MAX_DEPTH)
 
-    def _found(self) -> int:
+    def _size(self) -> int:
         return len(self.tensors) + len(self.spans) + len(self.plain)
 
     def _add(self, thing: Any, name: str, depth: int) -> None:
-        if self._found() >= self._most:
+        if self._size() >= self._limit:
             return
         if isinstance(thing, torch.Tensor):
             self.tensors.append(thing)
@@ -78,54 +79,54 @@ class Contents:
     def _add_array(self, numbers: Any) -> None:
         try:
             view = memoryview(numbers)
-            if "O" not in view.format:  # addresses of Python objects say nothing
+            if "O" not in view.format:  # addresses of Python objects are not data
                 self.spans.append(view.cast("B"))
         except (TypeError, ValueError, BufferError):
             pass  # no plain memory: strings, strided arrays, …
 
     def rows(self) -> int:
-        """The batch's size: the first tensor's first dimension, if most others say the same; else 0."""
+        """The batch size: the first dimension of the first tensor, if most others have the same; else 0."""
         sizes = [tensor.shape[0] for tensor in self.tensors if tensor.dim()]
         return sizes[0] if sizes and 2 * sizes.count(sizes[0]) >= len(sizes) else 0
 
 
 def _items(thing: Any) -> list[tuple[str, Any]]:
-    """The parts of a structure by name; what is neither data nor a plain holder of data has none."""
+    """The parts of a structure by name; objects that are neither data nor plain containers have none."""
     if isinstance(thing, (dict, UserDict)):
         return [(str(key), value) for key, value in thing.items()]
     if isinstance(thing, (list, tuple)):
-        step = -(-len(thing) // MOST_PARTS) or 1
-        return [("", thing[place]) for place in range(0, len(thing), step)]
+        step = -(-len(thing) // MAX_PARTS) or 1
+        return [("", thing[index]) for index in range(0, len(thing), step)]
     if isinstance(thing, (torch.nn.Module, type)) or callable(thing):
         return []
     if is_dataclass(thing):
         return [(field.name, getattr(thing, field.name, None)) for field in fields(thing)]
-    held = getattr(thing, "__dict__", None)
-    return list(held.items()) if isinstance(held, dict) else []
+    attributes = getattr(thing, "__dict__", None)
+    return list(attributes.items()) if isinstance(attributes, dict) else []
 
 
-class Taken:
-    """A fingerprint under way: complete at once on CPU; from a device, once its copy has arrived."""
+class FingerprintFuture:
+    """A fingerprint that may be pending: complete immediately on CPU; on a device, when its copy has arrived."""
 
     def __init__(
         self,
         shape: bytes,
         texts: int,
-        known: list[bytes],
-        copies: list[Copy],
+        on_host: list[bytes],
+        copies: list[HostCopy],
         sizes: list[list[int]],
         counts: list[int],
         counted: int,
     ) -> None:
-        # What is no data, but makes a difference: dtypes, shapes, plain values. And how many texts there are.
+        # Not data, but part of the digest: dtypes, shapes, plain values. And the number of texts.
         self._shape = shape
         self._texts = texts
-        self._known = known
+        self._on_host = on_host
         self._copies = copies
-        # Of each copy, the bytes that its tensors take.
+        # For each copy, the sizes of its tensors in bytes.
         self._sizes = sizes
         self._counts = counts
-        # So many counts stand at the end of the first copy.
+        # The number of counts at the end of the first copy.
         self._counted = counted
 
     def ready(self) -> bool:
@@ -139,47 +140,51 @@ class Taken:
             numbers = memoryview(arrived[0][-tail:]).cast("q")
             counts += list(numbers)
             arrived[0] = arrived[0][:-tail]
-        data = b"".join([*self._known, *arrived])
+        data = b"".join([*self._on_host, *arrived])
         if not data and not self._texts:
             return Fingerprint("", 0, tuple(counts))
         digest = hashlib.blake2b(self._shape + data, digest_size=6).hexdigest()
         pieces = [
-            *self._known,
+            *self._on_host,
             *(
                 piece
-                for whole, sizes in zip(arrived, self._sizes, strict=True)
-                for piece in _cut(whole, sizes)
+                for data, sizes in zip(arrived, self._sizes, strict=True)
+                for piece in _split(data, sizes)
             ),
         ]
-        return Fingerprint(digest, _variety(data) + self._texts, tuple(counts), tuple(map(_part, pieces)))
+        return Fingerprint(
+            digest, _count_distinct(data) + self._texts, tuple(counts), tuple(map(_part_digest, pieces))
+        )
 
 
-def take(contents: Contents, to_count: list[tuple[torch.Tensor, int]] | None = None) -> Taken:
-    """Read the samples. `to_count`: of these tensors, how many elements are not the value beside them."""
+def fingerprint_batch(
+    contents: BatchContents, to_count: list[tuple[torch.Tensor, int]] | None = None
+) -> FingerprintFuture:
+    """Start a fingerprint. `to_count`: tensors with a value; the elements that differ from it are counted."""
     shapes = [f"{tensor.dtype}{list(tensor.shape)}" for tensor in contents.tensors]
     shape = "\0".join([*contents.plain, *shapes]).encode("utf-8", "replace")
     on_device: dict[torch.device, list[torch.Tensor]] = {}
     share = BUDGET // max(1, len(contents.tensors) + len(contents.spans))
-    known = [_windows(span, share) for span in contents.spans]
-    # A default device, or any other mode of the user's, is not meant for us.
-    with torch._C.DisableTorchFunction(), torch.no_grad():
+    on_host = [_windows(span, share) for span in contents.spans]
+    # The user's default device and other modes must not affect ddpcheck.
+    with torch_compat.no_torch_function(), torch.no_grad():
         for tensor in contents.tensors:
             if tensor.is_cpu:
-                known.append(_read(tensor, share))
-            elif _plain(tensor):
-                on_device.setdefault(tensor.device, []).append(_as_bytes(_thinned(tensor)))
+                on_host.append(_read(tensor, share))
+            elif _is_plain(tensor):
+                on_device.setdefault(tensor.device, []).append(_as_bytes(_downsampled(tensor)))
         sizes = [[piece.numel() for piece in pieces] for pieces in on_device.values()]
         counts, counting = _count(to_count or [])
         for device, numbers in counting.items():
             on_device.setdefault(device, []).extend(_as_bytes(number) for number in numbers)
         copies = [copy_to_host(torch.cat(pieces).view(1, -1)) for pieces in on_device.values()]
     counted = sum(map(len, counting.values()))
-    # Counts behind the samples of one device can be found again; of several they could not be told apart.
+    # Counts after the samples of one device can be located; with several devices they would be ambiguous.
     counted = counted if len(on_device) == 1 else 0
-    return Taken(shape, len(contents.texts), known, copies, sizes, counts, counted)
+    return FingerprintFuture(shape, len(contents.texts), on_host, copies, sizes, counts, counted)
 
 
-def _plain(tensor: torch.Tensor) -> bool:
+def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) in PLAIN_TYPES
         and tensor.layout is torch.strided
@@ -189,11 +194,11 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 
 def _read(tensor: torch.Tensor, share: int) -> bytes:
-    if not _plain(tensor) or not tensor.numel():
+    if not _is_plain(tensor) or not tensor.numel():
         return b""
     span = direct_span(tensor)
     if span is None:
-        small = dense(_thinned(tensor))
+        small = dense(_downsampled(tensor))
         if not small.untyped_storage().nbytes():
             return b""
         span = (layout_of(small), small.data_ptr())
@@ -202,20 +207,20 @@ def _read(tensor: torch.Tensor, share: int) -> bytes:
 
 
 def _windows(span: memoryview, share: int) -> bytes:
-    """Samples from beginning to end of a span, both included."""
+    """Samples of a span, including its begin and its end."""
     if len(span) <= share:
         return bytes(span)
     count = max(2, share // WINDOW)
     last = len(span) - WINDOW
-    # Multiples of 8, so that samples hold whole values.
+    # Multiples of 8, so that samples hold complete values.
     return b"".join(
-        [span[at : at + WINDOW] for at in (place * last // (count - 1) & ~7 for place in range(count))]
+        [span[at : at + WINDOW] for at in (index * last // (count - 1) & ~7 for index in range(count))]
     )
 
 
-def _thinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Every so-manieth element along each dimension: a view, whatever the strides."""
-    view, left = tensor.detach(), THINNED
+def _downsampled(tensor: torch.Tensor) -> torch.Tensor:
+    """Every n-th element along each dimension: a view, whatever the strides."""
+    view, left = tensor.detach(), MAX_DOWNSAMPLED
     for dim, size in enumerate(tensor.shape):
         keep = max(1, min(size, 32 if dim == 0 and tensor.dim() > 1 else left))
         index = (slice(None),) * dim + (slice(None, None, max(1, -(-size // keep))),)
@@ -232,29 +237,29 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def _count(
     wanted: list[tuple[torch.Tensor, int]],
 ) -> tuple[list[int], dict[torch.device, list[torch.Tensor]]]:
-    """At once on CPU; on a device as numbers that are still to arrive."""
-    known: list[int] = []
-    coming: dict[torch.device, list[torch.Tensor]] = {}
-    for tensor, unless in wanted:
-        if not _plain(tensor) or tensor.numel() > MOST_COUNTED:
-            known.append(0)
+    """Counts on CPU; on a device, tensors of counts that are still to be copied."""
+    on_host: list[int] = []
+    pending: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor, excluded in wanted:
+        if not _is_plain(tensor) or tensor.numel() > MAX_COUNTED:
+            on_host.append(0)
         elif tensor.is_cpu:
-            known.append(int(torch.count_nonzero(tensor != unless).item()))
+            on_host.append(int(torch.count_nonzero(tensor != excluded).item()))
         else:
-            coming.setdefault(tensor.device, []).append((tensor != unless).sum())
-    return known, coming
+            pending.setdefault(tensor.device, []).append((tensor != excluded).sum())
+    return on_host, pending
 
 
-def _variety(data: bytes) -> int:
-    """How many different words there are among those looked at: a batch of zeros has one."""
+def _count_distinct(data: bytes) -> int:
+    """How many distinct words there are among the sampled ones: a batch of zeros has one."""
     words = memoryview(data[: len(data) & ~7]).cast("Q")
-    return len(set(words[:: max(1, len(words) // MOST_WORDS)]))
+    return len(set(words[:: max(1, len(words) // MAX_WORDS)]))
 
 
-def _cut(whole: bytes, sizes: list[int]) -> list[bytes]:
+def _split(data: bytes, sizes: list[int]) -> list[bytes]:
     ends = list(accumulate(sizes))
-    return [whole[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    return [data[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
-def _part(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=4).hexdigest() if _variety(data) > 1 else ""
+def _part_digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=4).hexdigest() if _count_distinct(data) > 1 else ""

@@ -1,4 +1,4 @@
-"""Watches what each rank trains on: a fingerprint of every batch, samples drawn, random numbers used."""
+"""Records what each rank trains on: a fingerprint of every batch, samples drawn, random numbers used."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 
-from ddpcheck.agent.tracked_loader import MOST_EPOCHS, MOST_MAPS, LoaderRegistry, SampleDraws, TrackedLoader
-from ddpcheck.probes.batch_fingerprint import NOTHING, Contents, Fingerprint, Taken, take
+from ddpcheck import torch_compat
+from ddpcheck.probes.batch_fingerprint import (
+    EMPTY_FINGERPRINT,
+    BatchContents,
+    Fingerprint,
+    FingerprintFuture,
+    fingerprint_batch,
+)
 from ddpcheck.probes.probe import Probe, ProbeContext
+from ddpcheck.probes.sample_draws import MOST_EPOCHS, MOST_MAPS, LoaderRegistry, SampleDraws, TrackedLoader
 from ddpcheck.records.kinds.data import BatchRecord
 
 if TYPE_CHECKING:
@@ -22,57 +29,27 @@ if TYPE_CHECKING:
     from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 
 
-States = tuple[bytes, ...]
-
-
-def states() -> States:
-    """How torch's own generators of this process stand: read, never advanced.
-
-    A device's generator keeps its seed and offset on the host, so nothing waits for the device. One that was
-    never used is not woken up.
-    """
-    found = [_bytes(torch.default_generator)]
-    cuda: Any = torch.cuda
-    if cuda.is_initialized():
-        # While a graph is being captured its generator cannot be read.
-        with contextlib.suppress(RuntimeError):
-            found.append(_bytes(cuda.default_generators[cuda.current_device()]))
-    return tuple(found)
-
-
-def drawn_from(before: States, after: States) -> str:
-    """A digest of the states from which numbers were drawn in between; empty where none were.
-
-    Ranks that give the same one drew the same numbers.
-    """
-    used = [then for then, now in zip(before, after, strict=False) if then != now]
-    return hashlib.blake2b(b"".join(used), digest_size=6).hexdigest() if used else ""
-
-
-def _bytes(generator: torch.Generator) -> bytes:
-    with torch._C.DisableTorchFunction():
-        state = generator.get_state()
-        return ctypes.string_at(state.data_ptr(), state.numel())
-
-
-# What the loss leaves out, by the convention of torch and of transformers.
+# Labels that the loss ignores, by convention of torch and transformers.
 IGNORED_LABEL = -100
-# transformers passes it to losses that are normalised over all ranks: no rank has a mean of its own then.
+# transformers passes it to losses that are normalised over all ranks: then no rank has a mean of its own.
 SHARED_COUNT = "num_items_in_batch"
-# The dataset's attributes must hold at least this many different values to tell it from another one.
-TELLING = 16
-MOST_WRAPPED = 6
-MOST_ATTRIBUTES = 64
-MOST_COLUMNS = 8
-MOST_NUMBERS = 1 << 12
-MOST_PENDING = 64
+# A dataset is identified by its attributes only if they have at least this many distinct values.
+MIN_VARIETY = 16
+MAX_WRAPPED = 6
+MAX_ATTRIBUTES = 64
+MAX_COLUMNS = 8
+MAX_NUMBERS = 1 << 12
+MAX_PENDING = 64
 
 
-class PendingFingerprint(NamedTuple):
-    """A batch whose record is not complete: its fingerprint is on its way, or its step has not come."""
+RngStates = tuple[bytes, ...]
+
+
+class PendingBatch(NamedTuple):
+    """A batch whose record is incomplete: its fingerprint is pending, or its step has not run."""
 
     record: BatchRecord
-    taken: Taken | None
+    future: FingerprintFuture | None
     counted: tuple[str, ...]
 
 
@@ -84,31 +61,31 @@ class DataProbe(Probe):
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
         self._loaders = LoaderRegistry(context.world_size)
-        # The pass that was last drawn from, since the last training forward.
+        # The pass from which the last batch was drawn since the last training forward.
         self._touched: SampleDraws | None = None
-        self._open: PendingFingerprint | None = None
-        self._before: tuple[int, States] | None = None
-        # How the generators stood after the last step.
-        self._after: States | None = None
-        self._pending: deque[PendingFingerprint] = deque()
+        self._open: PendingBatch | None = None
+        self._before: tuple[int, RngStates] | None = None
+        # The state of the generators after the last step.
+        self._after: RngStates | None = None
+        self._pending: deque[PendingBatch] = deque()
 
     def after_wrap(self, tracked: TrackedModule) -> None:
-        self._after = states()
+        self._after = rng_states()
 
     def forward_inputs(self, tracked: TrackedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ddp = tracked.ddp()
-        # Gradients are often left on during evaluation, which may rightly see the same data on every rank.
+        # Gradients are often enabled during evaluation, which may use the same data on every rank.
         if ddp is not None and not ddp.training:
             return
         self._feed(tracked)
         self._close()
         after, self._after = self._after, None
-        now = states()
+        now = rng_states()
         self._before = (tracked.index, now)
         if tracked.forwards % self.context.config.every == 0:
-            drew = drawn_from(after, now) if after is not None else ""
-            self._open = _look(tracked, args, kwargs, drew)
-        self._settle()
+            drew = rng_digest(after, now) if after is not None else ""
+            self._open = _start_record(tracked, args, kwargs, drew)
+        self._drain()
 
     def before_step(self, optimizer: TrackedOptimizer) -> None:
         if self._before is None:
@@ -117,13 +94,13 @@ class DataProbe(Probe):
         if any(tracked.index == index for tracked in optimizer.modules):
             self._before = None
             if self._open is not None:
-                drew = drawn_from(before, states())
+                drew = rng_digest(before, rng_states())
                 self._open = self._open._replace(record=replace(self._open.record, drew=drew))
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
-        self._after = states()
+        self._after = rng_states()
         self._close()
-        self._settle()
+        self._drain()
         for loader in self._loaders.all:
             if loader.open and loader.open[0].over:
                 self._write_passes(loader, keep=0)
@@ -136,9 +113,13 @@ class DataProbe(Probe):
         if first:
             self._write_passes(draws.loader, keep=1)
             if draws.loader.described is None:
-                told = draws.loader.iterable
-                columns = [] if told else _columns(getattr(iterator, "_dataset", None), draws.loader.length)
-                draws.loader.describe(iterator, "" if told else _mark(iterator), columns)
+                iterable = draws.loader.iterable
+                columns = (
+                    []
+                    if iterable
+                    else _columns(torch_compat.read(torch_compat.DATASET, iterator), draws.loader.length)
+                )
+                draws.loader.describe(iterator, "" if iterable else _dataset_digest(iterator), columns)
         draws.add(index)
         self._touched = draws
 
@@ -149,12 +130,12 @@ class DataProbe(Probe):
 
     def before_exit(self) -> None:
         self._close()
-        self._settle(wait=True)
+        self._drain(wait=True)
         for loader in self._loaders.all:
             self._write_passes(loader, keep=0)
 
     def _feed(self, tracked: TrackedModule) -> None:
-        """Whose batch is this? That of the loader last drawn from, unless it had come to its end."""
+        """Assign the batch to the loader last drawn from, unless that was exhausted."""
         draws, self._touched = self._touched, None
         if draws is None:
             return
@@ -169,24 +150,24 @@ class DataProbe(Probe):
             self._pending.append(self._open)
             self._open = None
 
-    def _settle(self, wait: bool = False) -> None:
-        """Write what has arrived. In the training loop nothing is waited for, and nothing piles up."""
+    def _drain(self, wait: bool = False) -> None:
+        """Write complete records. Never waits in the training loop, and keeps a bounded number."""
         while self._pending:
-            record, taken, counted = self._pending[0]
-            if taken is not None and not (wait or taken.ready()):
-                if len(self._pending) > MOST_PENDING:
+            record, future, counted = self._pending[0]
+            if future is not None and not (wait or future.ready()):
+                if len(self._pending) > MAX_PENDING:
                     self._pending.popleft()
                 return
             self._pending.popleft()
-            found = taken.fingerprint() if taken is not None else NOTHING
-            counts = dict(zip(counted, found.counts, strict=False))
-            parts = _parts(record, found)
-            if found.digest or record.drew:
+            fingerprint = future.fingerprint() if future is not None else EMPTY_FINGERPRINT
+            counts = dict(zip(counted, fingerprint.counts, strict=False))
+            parts = _parts(record, fingerprint)
+            if fingerprint.digest or record.drew:
                 self.context.write(
                     replace(
                         record,
-                        digest=found.digest,
-                        variety=min(64, found.variety),
+                        digest=fingerprint.digest,
+                        variety=min(64, fingerprint.variety),
                         tokens=counts.get("tokens", 0),
                         attended=counts.get("attended", 0),
                         drew_before=record.drew_before if parts else "",
@@ -195,7 +176,7 @@ class DataProbe(Probe):
                 )
 
     def _write_passes(self, loader: TrackedLoader, keep: int) -> None:
-        """Write the passes over a loader that are over, all but the last `keep`."""
+        """Write the finished passes over a loader, except the last `keep`."""
         done = loader.open[: len(loader.open) - keep]
         del loader.open[: len(done)]
         for draws in done:
@@ -207,16 +188,16 @@ class DataProbe(Probe):
             loader.written += 1
 
 
-def _parts(record: BatchRecord, found: Fingerprint) -> list[str]:
-    """Only where random numbers were drawn that may have gone into one of several tensors."""
-    told = record.drew_before and len(found.parts) > 1 and any(found.parts)
-    return list(found.parts) if told else []
+def _parts(record: BatchRecord, fingerprint: Fingerprint) -> list[str]:
+    """Only if random numbers were drawn that may be part of one of several tensors."""
+    wanted = record.drew_before and len(fingerprint.parts) > 1 and any(fingerprint.parts)
+    return list(fingerprint.parts) if wanted else []
 
 
-def _look(
+def _start_record(
     tracked: TrackedModule, args: tuple[Any, ...], kwargs: dict[str, Any], drew_before: str = ""
-) -> PendingFingerprint:
-    contents = Contents(args, kwargs)
+) -> PendingBatch:
+    contents = BatchContents(args, kwargs)
     counted: dict[str, tuple[torch.Tensor, int]] = {}
     if SHARED_COUNT not in contents.named:
         for name, count, unless in (("labels", "tokens", IGNORED_LABEL), ("attention_mask", "attended", 0)):
@@ -225,63 +206,93 @@ def _look(
                 counted[count] = (tensor, unless)
     step = None if tracked.steps == tracked.forwards else tracked.steps
     record = BatchRecord(tracked.forwards, tracked.index, step, rows=contents.rows(), drew_before=drew_before)
-    return PendingFingerprint(record, take(contents, list(counted.values())), tuple(counted))
+    return PendingBatch(record, fingerprint_batch(contents, list(counted.values())), tuple(counted))
 
 
 def _per_token(labels: Any) -> TypeGuard[torch.Tensor]:
     return isinstance(labels, torch.Tensor) and labels.dim() == 2 and not labels.is_floating_point()
 
 
-def _mark(iterator: Any) -> str:
-    """What tells this rank's dataset from that of another; empty where it holds too little to tell."""
-    taken = take(Contents(*_attributes(getattr(iterator, "_dataset", None))))
-    if not taken.ready():
+def rng_states() -> RngStates:
+    """The state of torch's generators in this process: read, never advanced.
+
+    A device's generator keeps its seed and offset on the host, so nothing waits for the device. A
+    generator that was never used is not initialised.
+    """
+    read = [_state_bytes(torch.default_generator)]
+    cuda: Any = torch.cuda
+    if cuda.is_initialized():
+        # The generator of a graph that is being captured cannot be read.
+        with contextlib.suppress(RuntimeError):
+            read.append(_state_bytes(cuda.default_generators[cuda.current_device()]))
+    return tuple(read)
+
+
+def rng_digest(before: RngStates, after: RngStates) -> str:
+    """A digest of the states from which random numbers were drawn in between; empty if none were.
+
+    Ranks with the same digest drew the same numbers.
+    """
+    used = [then for then, now in zip(before, after, strict=False) if then != now]
+    return hashlib.blake2b(b"".join(used), digest_size=6).hexdigest() if used else ""
+
+
+def _state_bytes(generator: torch.Generator) -> bytes:
+    with torch_compat.no_torch_function():
+        state = generator.get_state()
+        return ctypes.string_at(state.data_ptr(), state.numel())
+
+
+def _dataset_digest(iterator: Any) -> str:
+    """Identifies the dataset of this rank; empty if its attributes have too few values."""
+    future = fingerprint_batch(BatchContents(*_attributes(torch_compat.read(torch_compat.DATASET, iterator))))
+    if not future.ready():
         return ""
-    found = taken.fingerprint()
-    return found.digest if found.variety >= TELLING else ""
+    fingerprint = future.fingerprint()
+    return fingerprint.digest if fingerprint.variety >= MIN_VARIETY else ""
 
 
 def _columns(dataset: Any, length: int) -> list[str]:
-    """Digests of what names each sample: they differ where ranks hold other samples."""
-    found: list[str] = []
-    for column in _attributes(dataset)[:MOST_ATTRIBUTES]:
+    """Digests of the columns that identify each sample: they differ if ranks have different samples."""
+    digests: list[str] = []
+    for column in _attributes(dataset)[:MAX_ATTRIBUTES]:
         names = _names(column, length)
-        if names is not None and len(found) < MOST_COLUMNS:
-            taken = take(Contents(names))
-            if taken.ready() and (told := taken.fingerprint()).variety >= TELLING:
-                found.append(told.digest)
-    return found
+        if names is not None and len(digests) < MAX_COLUMNS:
+            future = fingerprint_batch(BatchContents(names))
+            if future.ready() and (fingerprint := future.fingerprint()).variety >= MIN_VARIETY:
+                digests.append(fingerprint.digest)
+    return digests
 
 
 def _names(column: Any, length: int) -> Any:
-    """File names, keys, indices: text or whole numbers of which no two are the same. None for anything else.
+    """File names, keys, indices: distinct texts or integers. None for anything else.
 
-    Values may be made up by each rank for itself, as in many an example and benchmark, and labels come again and again.
+    Values are not used: ranks may generate their own, as in many examples and benchmarks. Labels are not distinct.
     """
-    if _rows_of(column) != length:
+    if length < 0 or _rows_of(column) != length:
         return None
-    # No more than a part of it is read.
-    some = column[:: -(-length // MOST_NUMBERS) or 1]
-    some = some.tolist() if hasattr(some, "tolist") else some
-    if not all(map(_is_name, some)) or len(set(some)) < len(some):
+    # Only a part of it is read.
+    sampled = column[:: -(-length // MAX_NUMBERS) or 1]
+    sampled = sampled.tolist() if hasattr(sampled, "tolist") else sampled
+    if not all(map(_is_name, sampled)) or len(set(sampled)) < len(sampled):
         return None
-    # As memory it tells how much it holds.
+    # As memory, so that its variety is counted.
     return (
-        array("q", some)
-        if all(type(one) is int and abs(one) < 2**63 for one in some)
-        else list(map(repr, some))
+        array("q", sampled)
+        if all(type(value) is int and abs(value) < 2**63 for value in sampled)
+        else list(map(repr, sampled))
     )
 
 
 def _is_name(value: Any) -> bool:
-    """Image folders keep a path and a class for each sample."""
+    """Tuples too: image folders keep a path and a class for each sample."""
     return type(value) in (int, str) or (
         type(value) is tuple and all(type(part) in (int, str) for part in value)
     )
 
 
 def _rows_of(column: Any) -> int:
-    """Of a plain list, or of an array of one dimension on the host. Nothing is called that the user wrote."""
+    """Of a plain list, or of a one-dimensional array on the host. Calls no code of the user."""
     if type(column) in (list, tuple, range, array):
         return len(column)
     if type(column) is torch.Tensor:
@@ -292,12 +303,12 @@ def _rows_of(column: Any) -> int:
 
 
 def _attributes(dataset: Any) -> list[Any]:
-    """Those of the dataset and of the ones it wraps: a share of one is told by its indices, whatever lies below."""
-    found: list[Any] = []
-    for _ in range(MOST_WRAPPED):
-        held = getattr(dataset, "__dict__", None)
-        if not isinstance(held, dict):
-            return [*found, dataset]
-        found += [value for name, value in list(held.items())[:MOST_ATTRIBUTES] if name != "dataset"]
-        dataset = held.get("dataset")
-    return found
+    """Attributes of the dataset and of those it wraps: a subset is identified by its indices."""
+    values: list[Any] = []
+    for _ in range(MAX_WRAPPED):
+        attributes = getattr(dataset, "__dict__", None)
+        if not isinstance(attributes, dict):
+            return [*values, dataset]
+        values += [value for name, value in list(attributes.items())[:MAX_ATTRIBUTES] if name != "dataset"]
+        dataset = attributes.get("dataset")
+    return values

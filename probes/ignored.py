@@ -1,4 +1,4 @@
-"""Looks at parameters that DDP was told to leave alone: are they meant to be replicas all the same?"""
+"""Digests parameters that DDP ignores: ranks may still treat them as replicas."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
     from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 
-NOTHING = bytes(16)
+NO_DIGEST = bytes(16)
 WIDTH = 8
-MOST_LOOKS = 4
+MAX_SNAPSHOTS = 4
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class IgnoredProbe(Probe):
     """Values after wrapping, and gradients of the first steps.
 
-    Ignored parameters may rightly differ. But ranks that apply the same gradients to them mean them to be equal.
+    Ignored parameters may differ. But if ranks apply the same gradients to them, they are meant to be equal.
     """
 
     name = "ignored"
@@ -36,24 +36,24 @@ class IgnoredProbe(Probe):
         self._gradients: dict[tuple[int, int], list[bytes]] = {}
 
     def after_wrap(self, tracked: TrackedModule) -> None:
-        found = _ignored(tracked)
-        if found:
-            self._write(tracked, Stage.INIT_AFTER, -1, None, _leaves(tracked, found))
+        ignored = _ignored(tracked)
+        if ignored:
+            self._write(tracked, Stage.INIT_AFTER, -1, None, _leaves(tracked, ignored))
 
     def before_step(self, optimizer: TrackedOptimizer) -> None:
         for tracked in optimizer.modules:
             if tracked.ignored:
-                self._look(optimizer, tracked)
+                self._check(optimizer, tracked)
 
-    def _look(self, optimizer: TrackedOptimizer, tracked: TrackedModule) -> None:
-        looks = self._gradients.setdefault((tracked.index, optimizer.index), [])
-        if len(looks) >= MOST_LOOKS:
+    def _check(self, optimizer: TrackedOptimizer, tracked: TrackedModule) -> None:
+        roots = self._gradients.setdefault((tracked.index, optimizer.index), [])
+        if len(roots) >= MAX_SNAPSHOTS:
             return
         gradients = {n: p.grad for n, p in _ignored(tracked).items() if p.grad is not None}
         leaves = _leaves(tracked, gradients)
-        looks.append(combine(leaves))
-        # A gradient that never changes (zero, most often) is the same everywhere without being shared.
-        if gradients and len(looks) > 1 and looks[-1] != looks[-2]:
+        roots.append(combine(leaves))
+        # A gradient that never changes, usually zero, is the same on all ranks without being shared.
+        if gradients and len(roots) > 1 and roots[-1] != roots[-2]:
             self._write(tracked, Stage.APPLIED, optimizer.steps, optimizer.index, leaves)
 
     def _write(
@@ -76,7 +76,7 @@ class IgnoredProbe(Probe):
 
 
 def _ignored(tracked: TrackedModule) -> dict[str, torch.Tensor]:
-    """Plain ones that train; a tensor subclass, as sharding makes them, is another rank's other part."""
+    """Plain trainable ones; a tensor subclass, as sharding makes it, is a different part on each rank."""
     module = tracked.module()
     if module is None or not tracked.ignored:
         return {}
@@ -88,7 +88,7 @@ def _ignored(tracked: TrackedModule) -> dict[str, torch.Tensor]:
 
 
 def _leaves(tracked: TrackedModule, tensors: dict[str, torch.Tensor]) -> list[bytes]:
-    """In the order in which the module's record lists all that is ignored."""
+    """In the order in which the module's record lists the ignored parameters."""
     names = [name for name in sorted(tracked.ignored) if name in tensors]
     digests = dict(zip(names, submit([tensors[name] for name in names]).result(), strict=True))
-    return [digests.get(name, NOTHING) for name in sorted(tracked.ignored)]
+    return [digests.get(name, NO_DIGEST) for name in sorted(tracked.ignored)]

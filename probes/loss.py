@@ -1,4 +1,4 @@
-"""The loss of each step: the scalars that backward was called on, read without holding anybody up."""
+"""Records the loss of each step: the scalars on which backward was called, read without waiting for a device."""
 
 from __future__ import annotations
 
@@ -21,11 +21,113 @@ if TYPE_CHECKING:
     from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 
 
-_LETTERS = {torch.float64: "d", torch.float32: "f", torch.float16: "e"}
+# One record for this many steps, and at least this often.
+STEPS_PER_RECORD = 16
+SECONDS_PER_RECORD = 1.0
+# Steps whose scalars may be pending on a device; if it is further behind, the oldest are dropped.
+MAX_PENDING = 64
+
+# struct formats of the dtypes that can be read directly.
+_FORMATS = {torch.float64: "d", torch.float32: "f", torch.float16: "e"}
+
+
+class LossProbe(Probe):
+    """Reads the roots of the outermost backwards between two steps."""
+
+    name = "loss"
+
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        self._depth = 0
+        self._scalars: list[Scalar | None] = []
+        self._pending: deque[StepLoss] = deque()
+        self._rows: list[tuple[int, int, float | None]] = []
+        self._written = perf_counter_ns()
+
+    def before_forward(self, tracked: TrackedModule) -> None:
+        # A backward that raised never returned.
+        self._depth = 0
+
+    def backward_called(self, root: Any = None) -> None:
+        self._depth += 1
+        # Bounds the list in a job that calls backward and never steps.
+        if self._depth == 1 and len(self._scalars) < 1 << 16:
+            self._scalars.append(read_scalar(root))
+
+    def backward_returned(self) -> None:
+        self._depth = max(0, self._depth - 1)
+
+    def before_step(self, optimizer: TrackedOptimizer) -> None:
+        self._depth = 0
+        scalars, self._scalars = self._scalars, []
+        if scalars:
+            scale = optimizer.scale if optimizer.scaled else 1.0
+            self._pending.append(StepLoss(optimizer.index, optimizer.steps, scalars, scale))
+
+    def after_step(self, optimizer: TrackedOptimizer) -> None:
+        self._drain()
+        full = len(self._rows) >= STEPS_PER_RECORD
+        if full or perf_counter_ns() - self._written > SECONDS_PER_RECORD * 1e9:
+            self._write()
+
+    def step_skipped(self, optimizer: TrackedOptimizer) -> None:
+        self._scalars = []
+
+    def before_exit(self) -> None:
+        self._drain()
+        self._pending.clear()
+        self._write()
+
+    def _drain(self) -> None:
+        """Process scalars that have arrived from the device; never waits."""
+        while self._pending and (self._pending[0].ready() or len(self._pending) > MAX_PENDING):
+            step = self._pending.popleft()
+            self._rows.append((step.optimizer, step.number, step.value() if step.ready() else None))
+
+    def _write(self) -> None:
+        self._written = perf_counter_ns()
+        rows, self._rows = self._rows, []
+        for optimizer in dict.fromkeys(row[0] for row in rows):
+            own = [(number, value) for index, number, value in rows if index == optimizer]
+            while own:
+                # The steps of one record are consecutive.
+                first = own[0][0]
+                length = next((n for n, (number, _) in enumerate(own) if number != first + n), len(own))
+                values = [_as_json(value) for _, value in own[:length]]
+                self.context.write(LossRecord(optimizer, first, values))
+                own = own[length:]
+
+
+@dataclass(frozen=True)
+class StepLoss:
+    """One optimizer step and the scalars differentiated for it. None: a root that is not a scalar."""
+
+    optimizer: int
+    number: int
+    scalars: Sequence[Scalar | None]
+    # The factor of GradScaler in the loss; None if it is unknown.
+    scale: float | None
+
+    def ready(self) -> bool:
+        return all(scalar is None or scalar.ready() for scalar in self.scalars)
+
+    def value(self) -> float | None:
+        values = [scalar.value() for scalar in self.scalars if scalar is not None]
+        if not values or len(values) < len(self.scalars) or not self.scale:
+            return None
+        # Gradients accumulate over backwards, so the loss that they belong to is the sum.
+        return sum(values) / self.scale
+
+
+def _as_json(value: float | None) -> float | str | None:
+    """Nine digits identify every float32; JSON has no literal for non-finite numbers."""
+    if value is None:
+        return None
+    return float(f"{value:.9g}") if math.isfinite(value) else str(value)
 
 
 class Scalar(Protocol):
-    """A number that may still be on its way."""
+    """A number that may still be on a device."""
 
     def ready(self) -> bool: ...
 
@@ -33,7 +135,7 @@ class Scalar(Protocol):
 
 
 class KnownScalar:
-    """A number that lay in the host's memory."""
+    """A number that was read from host memory."""
 
     def __init__(self, value: float) -> None:
         self._value = value
@@ -46,7 +148,7 @@ class KnownScalar:
 
 
 class PendingScalar:
-    """A number that a device sends. Not run on a GPU so far."""
+    """A number that is being copied from a device. Not yet run on a GPU."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         from ddpcheck.probes.digest.device_copy import copy_to_host
@@ -62,7 +164,7 @@ class PendingScalar:
 
 def read_scalar(root: Any) -> Scalar | None:
     """None for anything but one real floating-point number in plain memory."""
-    # Subclasses may do anything when asked for their values.
+    # Subclasses may run the user's code when their values are read.
     if type(root) is not torch.Tensor or root.numel() != 1 or root.layout != torch.strided:
         return None
     if root.is_cpu:
@@ -73,114 +175,14 @@ def read_scalar(root: Any) -> Scalar | None:
 
 
 def _on_host(root: torch.Tensor) -> KnownScalar | None:
-    # A negation that torch has put off leaves other bits in memory.
+    # A lazy negation of torch leaves other bits in memory.
     if root.is_neg():
         return None
     if root.dtype == torch.bfloat16:
         return KnownScalar(struct.unpack("<f", b"\0\0" + ctypes.string_at(root.data_ptr(), 2))[0])
-    letter = _LETTERS.get(root.dtype)
-    if letter is None:
+    format_character = _FORMATS.get(root.dtype)
+    if format_character is None:
         return None
-    return KnownScalar(struct.unpack(f"={letter}", ctypes.string_at(root.data_ptr(), root.element_size()))[0])
-
-
-# A line is written for so many steps, and at least this often.
-ROWS_A_RECORD = 16
-SECONDS_A_RECORD = 1.0
-# Steps whose scalars may be on their way from a device; of one that is further behind the oldest are given up.
-MOST_PENDING = 64
-
-
-@dataclass(frozen=True)
-class Step:
-    """One optimizer step, and what was differentiated for it. None: something that is no scalar."""
-
-    optimizer: int
-    number: int
-    scalars: Sequence[Scalar | None]
-    # By which GradScaler had multiplied the loss; None where it cannot be told.
-    scale: float | None
-
-    def ready(self) -> bool:
-        return all(scalar is None or scalar.ready() for scalar in self.scalars)
-
-    def value(self) -> float | None:
-        values = [scalar.value() for scalar in self.scalars if scalar is not None]
-        if not values or len(values) < len(self.scalars) or not self.scale:
-            return None
-        # Gradients add up from one backward to the next: what they are the derivative of adds up likewise.
-        return sum(values) / self.scale
-
-
-class LossProbe(Probe):
-    """Looks at the outermost backwards between two steps."""
-
-    name = "loss"
-
-    def __init__(self, context: ProbeContext) -> None:
-        super().__init__(context)
-        self._depth = 0
-        self._scalars: list[Scalar | None] = []
-        self._pending: deque[Step] = deque()
-        self._rows: list[tuple[int, int, float | None]] = []
-        self._written = perf_counter_ns()
-
-    def before_forward(self, tracked: TrackedModule) -> None:
-        # A backward that raised never returned.
-        self._depth = 0
-
-    def backward_called(self, root: Any = None) -> None:
-        self._depth += 1
-        # Nobody steps in a job that only ever calls backward: what cannot be a step's is not kept.
-        if self._depth == 1 and len(self._scalars) < 1 << 16:
-            self._scalars.append(read_scalar(root))
-
-    def backward_returned(self) -> None:
-        self._depth = max(0, self._depth - 1)
-
-    def before_step(self, optimizer: TrackedOptimizer) -> None:
-        self._depth = 0
-        scalars, self._scalars = self._scalars, []
-        if scalars:
-            scale = optimizer.scale if optimizer.scaled else 1.0
-            self._pending.append(Step(optimizer.index, optimizer.steps, scalars, scale))
-
-    def after_step(self, optimizer: TrackedOptimizer) -> None:
-        self._settle()
-        full = len(self._rows) >= ROWS_A_RECORD
-        if full or perf_counter_ns() - self._written > SECONDS_A_RECORD * 1e9:
-            self._write()
-
-    def step_skipped(self, optimizer: TrackedOptimizer) -> None:
-        self._scalars = []
-
-    def before_exit(self) -> None:
-        self._settle()
-        self._pending.clear()
-        self._write()
-
-    def _settle(self) -> None:
-        """Take what has come from the device; nothing is waited for."""
-        while self._pending and (self._pending[0].ready() or len(self._pending) > MOST_PENDING):
-            step = self._pending.popleft()
-            self._rows.append((step.optimizer, step.number, step.value() if step.ready() else None))
-
-    def _write(self) -> None:
-        self._written = perf_counter_ns()
-        rows, self._rows = self._rows, []
-        for optimizer in dict.fromkeys(row[0] for row in rows):
-            mine = [(number, value) for of, number, value in rows if of == optimizer]
-            while mine:
-                # Steps of one record follow each other.
-                first = mine[0][0]
-                length = next((n for n, (number, _) in enumerate(mine) if number != first + n), len(mine))
-                values = [_written(value) for _, value in mine[:length]]
-                self.context.write(LossRecord(optimizer, first, values))
-                mine = mine[length:]
-
-
-def _written(value: float | None) -> float | str | None:
-    """Nine digits tell every number of 32 bits; JSON has no word for what is not finite."""
-    if value is None:
-        return None
-    return float(f"{value:.9g}") if math.isfinite(value) else str(value)
+    return KnownScalar(
+        struct.unpack(f"={format_character}", ctypes.string_at(root.data_ptr(), root.element_size()))[0]
+    )

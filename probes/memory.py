@@ -1,4 +1,4 @@
-"""Watches how much memory a rank holds, step by step, and what holds it."""
+"""Records how much memory a rank holds, step by step, and what holds it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.probes.digest import plain_memory
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES
 from ddpcheck.probes.probe import Probe, ProbeContext
-from ddpcheck.probes.process.device_memory import DeviceMemory, awake, device_memory, held_elsewhere
+from ddpcheck.probes.process.device_memory import (
+    DeviceMemory,
+    device_memory,
+    is_initialized,
+    memory_on_other_devices,
+)
 from ddpcheck.probes.process.os_counters import resident
 from ddpcheck.records.kinds.memory import MemoryPartsRecord, MemoryRecord
 
@@ -19,92 +25,17 @@ if TYPE_CHECKING:
     from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 
 
-def parts_of(tracked: TrackedModule, optimizer: TrackedOptimizer, kept: int, base: int) -> MemoryPartsRecord:
-    """Taken between backward and step, when everything but the activations is there."""
-    parameters = tracked.tensors(tracked.parameters)
-    gradients = [tensor.grad for tensor in parameters if tensor.grad is not None]
-    buckets = _reduced_bytes(tracked, parameters)
-    views = tracked.options.get("gradient_as_bucket_view") is True
-    device = parameters[0].device if parameters else torch.device("cpu")
-    return MemoryPartsRecord(
-        module=tracked.index,
-        optimizer=optimizer.index,
-        step=optimizer.steps,
-        device=str(device),
-        parameters=held(parameters),
-        buffers=held(tracked.tensors(tracked.buffers)),
-        # A view holds on to the whole bucket: what lies outside is what the reducer does not know.
-        gradients=max(0, _sizes(gradients) - buckets) if views else held(gradients),
-        buckets=buckets,
-        views=views,
-        state=held(_state(optimizer, parameters)),
-        kept=0 if views else kept,
-        base=base,
-        elsewhere=held_elsewhere(device) if device.type == "cuda" else {},
-    )
-
-
-def gradient_bytes(tracked: TrackedModule) -> int:
-    """What the gradients hold now."""
-    return held(tensor.grad for tensor in tracked.tensors(tracked.parameters) if tensor.grad is not None)
-
-
-def held(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of memory behind `tensors`, what several of them share counted once."""
-    storages: dict[int, int] = {}
-    rest = 0
-    for tensor in tensors:
-        if tensor.layout is not torch.strided:
-            rest += _sparse(tensor)
-            continue
-        memory = tensor if type(tensor) in PLAIN_TYPES else plain_memory(tensor)
-        if memory is None:
-            rest += tensor.nbytes  # a wrapper: what lies behind it is its own affair
-            continue
-        storage = memory.untyped_storage()
-        storages[storage.data_ptr() or id(storage)] = storage.nbytes()
-    return rest + sum(storages.values())
-
-
-def _sparse(tensor: torch.Tensor) -> int:
-    if tensor.layout is torch.sparse_coo:
-        return int(tensor._values().nbytes + tensor._indices().nbytes)
-    return 0
-
-
-def _sizes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
-
-
-def _reduced_bytes(tracked: TrackedModule, parameters: list[torch.Tensor]) -> int:
-    """DDP's buckets are flat copies of the gradients it reduces, without gaps."""
-    places = tracked.backward.places if tracked.backward is not None else range(len(parameters))
-    reduced = [parameters[place] for place in places if place < len(parameters)]
-    return sum(tensor.nbytes for tensor in reduced if tensor.requires_grad)
-
-
-def _state(optimizer: TrackedOptimizer, parameters: list[torch.Tensor]) -> Iterable[torch.Tensor]:
-    held_by: Any = optimizer.ref()
-    # ZeRO steps an inner optimizer, which holds this rank's share of the state.
-    inner = getattr(held_by, "optim", held_by)
-    state = getattr(inner, "state", {})
-    for parameter in parameters:
-        for value in (state.get(parameter) or {}).values():
-            if isinstance(value, torch.Tensor):
-                yield value
-
-
-# Every one of the first steps is written; later a change by this much, and else every so manieth.
+# The first steps are all written; after them a change by this many bytes, and at least every n-th step.
 FIRST = 16
 CHANGE = 1 << 20
 AT_LEAST_EVERY = 32
-# The parts are looked at seldom: state comes with the first step, buckets are rebuilt in the second. A look takes
-# about six microseconds for each parameter.
+# Parts are measured rarely: state appears with the first step, and buckets are rebuilt in the second. It takes about
+# six microseconds per parameter.
 PARTS_AT = frozenset({1, 2, 16, 256, 4096, 65536})
 
 
 class MemoryProbe(Probe):
-    """Reads counters of the system and of torch's allocator; no device is ever waited for."""
+    """Reads counters of the system and of torch's allocator; never waits for a device."""
 
     name = "memory"
 
@@ -115,20 +46,20 @@ class MemoryProbe(Probe):
         self._base: dict[int, int] = {}
         self._kept: dict[int, int] = {}
         self._parts: dict[tuple[int, int], MemoryPartsRecord] = {}
-        # The optimizer whose steps count; of several, the first that stepped.
+        # The optimizer whose steps are counted: the first that stepped.
         self._counting: int | None = None
 
     def after_wrap(self, tracked: TrackedModule) -> None:
-        """What was there before the job took shape: interpreter, libraries, data, and DDP's first buckets."""
+        """Memory before training: interpreter, libraries, data, and the first buckets of DDP."""
         tensors = [*tracked.tensors(tracked.parameters), *tracked.tensors(tracked.buffers)]
         on_device = any(tensor.is_cuda for tensor in tensors)
         now = device_memory().allocated if on_device else resident().own
         buckets = sum(tensor.nbytes for tensor in tensors if tensor.requires_grad)
-        # On the host a bucket is no memory before it is written to.
-        self._base[tracked.index] = max(0, now - held(tensors) - (buckets if on_device else 0))
+        # On the host a bucket takes no memory before it is written.
+        self._base[tracked.index] = max(0, now - memory_of(tensors) - (buckets if on_device else 0))
 
     def backward_begun(self, tracked: TrackedModule) -> None:
-        """Activations are all there: about the most that a step holds."""
+        """All activations are allocated: about the peak of a step."""
         self._high = max(self._high, resident().own)
         first = tracked.backward is not None and not tracked.backward.window.synced
         if first and tracked.steps in PARTS_AT:
@@ -140,9 +71,9 @@ class MemoryProbe(Probe):
         for tracked in optimizer.modules:
             kept, base = self._kept.pop(tracked.index, 0), self._base.get(tracked.index, 0)
             parts = parts_of(tracked, optimizer, kept, base)
-            place = (tracked.index, optimizer.index)
-            if _figures(parts) != _figures(self._parts.get(place)):
-                self._parts[place] = parts
+            key = (tracked.index, optimizer.index)
+            if _sizes_of_parts(parts) != _sizes_of_parts(self._parts.get(key)):
+                self._parts[key] = parts
                 self.context.write(parts)
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
@@ -150,14 +81,14 @@ class MemoryProbe(Probe):
             self._counting = optimizer.index
         if optimizer.index != self._counting or optimizer.steps % self.context.config.every:
             return
-        device = device_memory() if awake() else DeviceMemory()
+        device = device_memory() if is_initialized() else DeviceMemory()
         now = MemoryRecord(optimizer.steps, resident().own, self._high, *device)
         self._high = 0
-        if self._tells(now):
+        if self._is_written(now):
             self._last = now
             self.context.write(now)
 
-    def _tells(self, now: MemoryRecord) -> bool:
+    def _is_written(self, now: MemoryRecord) -> bool:
         last = self._last
         return (
             now.step < FIRST
@@ -169,7 +100,82 @@ class MemoryProbe(Probe):
         )
 
 
-def _figures(parts: MemoryPartsRecord | None) -> tuple[object, ...]:
+def _sizes_of_parts(parts: MemoryPartsRecord | None) -> tuple[object, ...]:
     if parts is None:
         return ()
     return (parts.parameters, parts.buffers, parts.gradients, parts.buckets, parts.state, parts.kept)
+
+
+def parts_of(tracked: TrackedModule, optimizer: TrackedOptimizer, kept: int, base: int) -> MemoryPartsRecord:
+    """Taken between backward and step, when everything except the activations is allocated."""
+    parameters = tracked.tensors(tracked.parameters)
+    gradients = [tensor.grad for tensor in parameters if tensor.grad is not None]
+    buckets = _reduced_bytes(tracked, parameters)
+    views = tracked.options.get("gradient_as_bucket_view") is True
+    device = parameters[0].device if parameters else torch.device("cpu")
+    return MemoryPartsRecord(
+        module=tracked.index,
+        optimizer=optimizer.index,
+        step=optimizer.steps,
+        device=str(device),
+        parameters=memory_of(parameters),
+        buffers=memory_of(tracked.tensors(tracked.buffers)),
+        # A view keeps the whole bucket alive: only gradients unknown to the reducer are outside of it.
+        gradients=max(0, _sum_of_sizes(gradients) - buckets) if views else memory_of(gradients),
+        buckets=buckets,
+        views=views,
+        state=memory_of(_state(optimizer, parameters)),
+        kept=0 if views else kept,
+        base=base,
+        elsewhere=memory_on_other_devices(device) if device.type == "cuda" else {},
+    )
+
+
+def gradient_bytes(tracked: TrackedModule) -> int:
+    """Bytes of the current gradients."""
+    return memory_of(tensor.grad for tensor in tracked.tensors(tracked.parameters) if tensor.grad is not None)
+
+
+def memory_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of memory of `tensors`; shared storage counts once."""
+    storages: dict[int, int] = {}
+    rest = 0
+    for tensor in tensors:
+        if tensor.layout is not torch.strided:
+            rest += _sparse(tensor)
+            continue
+        memory = tensor if type(tensor) in PLAIN_TYPES else plain_memory(tensor)
+        if memory is None:
+            rest += tensor.nbytes  # a wrapper: its inner tensors are unknown
+            continue
+        storage = memory.untyped_storage()
+        storages[storage.data_ptr() or id(storage)] = storage.nbytes()
+    return rest + sum(storages.values())
+
+
+def _sparse(tensor: torch.Tensor) -> int:
+    if tensor.layout is torch.sparse_coo:
+        return sum(int(part.nbytes) for part in torch_compat.sparse_parts(tensor) or ())
+    return 0
+
+
+def _sum_of_sizes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
+
+
+def _reduced_bytes(tracked: TrackedModule, parameters: list[torch.Tensor]) -> int:
+    """DDP's buckets are flat copies of the gradients it reduces, without gaps."""
+    indices = tracked.backward.places if tracked.backward is not None else range(len(parameters))
+    reduced = [parameters[index] for index in indices if index < len(parameters)]
+    return sum(tensor.nbytes for tensor in reduced if tensor.requires_grad)
+
+
+def _state(optimizer: TrackedOptimizer, parameters: list[torch.Tensor]) -> Iterable[torch.Tensor]:
+    torch_optimizer: Any = optimizer.ref()
+    # ZeRO steps an inner optimizer, which holds this rank's share of the state.
+    inner = getattr(torch_optimizer, "optim", torch_optimizer)
+    state = getattr(inner, "state", {})
+    for parameter in parameters:
+        for value in (state.get(parameter) or {}).values():
+            if isinstance(value, torch.Tensor):
+                yield value

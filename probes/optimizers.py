@@ -1,4 +1,4 @@
-"""Writes down what steers each optimizer: hyperparameters, scale, skipped steps and, on request, state."""
+"""Records the hyperparameters, scale and skipped steps of each optimizer and, on request, its state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_STATE = bytes(16)
 
 
 class OptimizerProbe(Probe):
-    """Hyperparameters are written when they change; a step's record carries only a short digest of them."""
+    """Hyperparameters are written when they change; a step's record has only a short digest of them."""
 
     name = "optimizers"
 
@@ -32,14 +32,14 @@ class OptimizerProbe(Probe):
         super().__init__(context)
         self._values: dict[int, dict[str, Any]] = {}
         self._signatures: dict[int, tuple[int, ...]] = {}
-        # Which dict held each optimizer's state at its last step; never looked into, only compared.
+        # Id of the state dict of each optimizer at its last step: only compared, never read.
         self._states: dict[int, int] = {}
 
     def before_step(self, optimizer: TrackedOptimizer) -> None:
         self._write_groups(optimizer)
-        # Before the step, a state that differs is a cause; after it, perhaps an effect of the gradients.
-        # A look at the first step, and after each load, shows what only some ranks loaded; one at every step
-        # is one more pass each.
+        # Before the step, a differing state is a cause; after it, it may be an effect of the gradients. A digest at the
+        # first step and after each load shows a state that only some ranks loaded; one at every step needs one more
+        # pass.
         torch_optimizer = optimizer.ref()
         if torch_optimizer is None:
             return
@@ -48,7 +48,7 @@ class OptimizerProbe(Probe):
                 self._write_state(optimizer, torch_optimizer, tracked)
 
     def _loaded(self, optimizer: TrackedOptimizer, torch_optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the state is another dict than before: load_state_dict makes a new one."""
+        """Whether the state is a new dict: load_state_dict makes one."""
         state = id(torch_optimizer.state)
         loaded = self._states.get(optimizer.index) != state
         self._states[optimizer.index] = state
@@ -58,10 +58,12 @@ class OptimizerProbe(Probe):
         if self._signatures.get(optimizer.index) == optimizer.signature:
             return
         self._signatures[optimizer.index] = optimizer.signature
-        where = user_callsite()
+        callsite = user_callsite()
         for tracked in optimizer.modules:
             groups = optimizer.groups[tracked.index]
-            self.context.write(OptimizerRecord(optimizer.index, optimizer.name, tracked.index, groups, where))
+            self.context.write(
+                OptimizerRecord(optimizer.index, optimizer.name, tracked.index, groups, callsite)
+            )
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
         values, before = optimizer.hyperparameters, self._values.get(optimizer.index, {})
@@ -84,11 +86,11 @@ class OptimizerProbe(Probe):
         tensors = tracked.tensors(tracked.parameters)
         owned = optimizer.owned(tracked)
         leaves = [
-            _state_leaf(torch_optimizer.state.get(tensor)) if place in owned else NO_STATE
-            for place, tensor in enumerate(tensors)
+            _state_leaf(torch_optimizer.state.get(tensor)) if index in owned else NO_STATE
+            for index, tensor in enumerate(tensors)
         ]
-        held = bytes(leaf != NO_STATE for leaf in leaves)
-        if not any(held):
+        has_state = bytes(leaf != NO_STATE for leaf in leaves)
+        if not any(has_state):
             return
         self.context.write(
             DigestRecord(
@@ -101,14 +103,14 @@ class OptimizerProbe(Probe):
                 leaves=base64.b64encode(b"".join(leaf[:2] for leaf in leaves)).decode(),
                 width=2,
                 time=time.time(),
-                # A sharded optimizer holds other parameters' state on other ranks: nothing to compare there.
-                hyper=hashlib.blake2b(held, digest_size=4).hexdigest(),
+                # A sharded optimizer has the state of different parameters on each rank: those cannot be compared.
+                hyper=hashlib.blake2b(has_state, digest_size=4).hexdigest(),
             )
         )
 
 
 def _state_leaf(state: Any) -> bytes:
-    """One digest over all that the optimizer keeps for a parameter."""
+    """One digest of everything that the optimizer keeps for a parameter."""
     if not state:
         return NO_STATE
     names = sorted(name for name, value in state.items() if isinstance(value, torch.Tensor))

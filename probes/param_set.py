@@ -1,4 +1,4 @@
-"""Notices parameters added, replaced or unfrozen after wrapping, which DDP's reducer does not know."""
+"""Detects parameters added, replaced or unfrozen after wrapping, which DDP's reducer does not know."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ddpcheck.records.kinds.modules import CommHookRecord, JoinRecord, Structure
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import ParamSetChange, TrackedModule
 
-# A job that swaps parameters at every step must not fill the disk.
-MOST_CHANGES = 1000
+# Bounds the records of a job that swaps parameters at every step.
+MAX_CHANGES = 1000
 
 
 class ParamSetProbe(Probe):
-    """Writes what the agent noticed about each module: identities and flags only, no tensor is read."""
+    """Records what the agent detects about each module, by identities and flags; reads no tensor."""
 
     name = "structure"
 
@@ -27,7 +27,7 @@ class ParamSetProbe(Probe):
         self._hooks: dict[int, int] = {}
 
     def parameters_changed(self, tracked: TrackedModule, changes: list[ParamSetChange]) -> None:
-        if self._written > MOST_CHANGES:
+        if self._written > MAX_CHANGES:
             return
         self._written += 1 + len(changes)
         # Digests that follow refer to this list of names.

@@ -1,14 +1,14 @@
-"""Writes down a rank's way to its first step: what was loaded, copied and broadcast, and how long it took."""
+"""Records the start-up of a rank until its first step: what was loaded, copied and broadcast, and the time it took."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
-from ddpcheck.agent.startup_tracer import STARTUP, StageStart
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.process.device_memory import device_memory
 from ddpcheck.probes.process.os_counters import resident
+from ddpcheck.probes.process.startup_tracer import STARTUP, StageStart
 from ddpcheck.records.kinds.startup import StartupRecord, StartupStage
 
 if TYPE_CHECKING:
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class StartupProbe(Probe):
-    """The first process group of a process only: a second one starts from a program that is warm."""
+    """Only for the first process group of a process: later ones start in a warm process."""
 
     name = "startup"
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
         self._batch: StageStart | None = None
-        self._fed: tuple[float, float] | None = None
+        self._first_forward: tuple[float, float] | None = None
         self._done = STARTUP.over
         if not self._done:
             STARTUP.write_to(context.write)
@@ -36,17 +36,17 @@ class StartupProbe(Probe):
             self._batch = STARTUP.begin(StartupStage.BATCH)
 
     def before_forward(self, tracked: TrackedModule) -> None:
-        if self._done or self._fed is not None:
+        if self._done or self._first_forward is not None:
             return
         STARTUP.finish(self._batch)
         STARTUP.end()
-        self._fed = (time.time(), time.monotonic())
+        self._first_forward = (time.time(), time.monotonic())
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
-        if self._done or self._fed is None:
+        if self._done or self._first_forward is None:
             return
         self._done = True
-        began, clock = self._fed
+        began, clock = self._first_forward
         self.context.write(
             StartupRecord(
                 StartupStage.STEP.value,

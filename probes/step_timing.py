@@ -1,4 +1,4 @@
-"""Clocks every step: data, forward, backward, waiting for communication, optimizer, and what is left."""
+"""Times every step: data, forward, backward, waiting for communication, optimizer, and the rest."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from ddpcheck import torch_compat
 from ddpcheck.probes.probe import Phase, Probe, ProbeContext
 from ddpcheck.probes.process.os_counters import PageFaults, ProcessorQueue
 from ddpcheck.probes.process.step_phases import (
@@ -15,7 +16,7 @@ from ddpcheck.probes.process.step_phases import (
     DATA,
     FINISH,
     FORWARD,
-    MOST_PENDING,
+    MAX_PENDING,
     OPTIMIZER,
     UNKNOWN,
     DevicePhaseTimer,
@@ -23,7 +24,7 @@ from ddpcheck.probes.process.step_phases import (
     HostPhaseTimer,
     PhaseEvents,
     PhaseTimes,
-    clock_for,
+    device_timer,
 )
 from ddpcheck.records.kinds.timing import ClockRecord
 
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
     from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 
-# A line is written for so many steps, and at least this often: a rank that is killed loses no more.
-ROWS_A_RECORD = 16
-SECONDS_A_RECORD = 1.0
-# An optimizer that stepped so often since the one that ends our steps has taken its place.
-TAKES_OVER = 2
+# One record for this many steps, and at least this often: a rank that is killed loses no more.
+STEPS_PER_RECORD = 16
+SECONDS_PER_RECORD = 1.0
+# An optimizer that has stepped this often since the main optimizer replaces it as the main one.
+REPLACES_MAIN = 2
 # DDP's own averages over the iterations that it samples, in nanoseconds.
 DDP_AVERAGES = {
     "forward": "avg_forward_compute_time",
@@ -53,13 +54,13 @@ class StepTimingProbe(Probe):
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
-        self._clock = HostPhaseTimer()
+        self._host = HostPhaseTimer()
         self._device: DevicePhaseTimer | None = None
         self._modules: list[TrackedModule] = []
-        # Loaders may be read by threads beside the one that trains: those cost the step nothing.
+        # Loaders may be read by other threads than the training thread: those do not delay the step.
         self._thread = 0
         self._backwards = 0
-        # The optimizer whose steps are ours, and how often others stepped since.
+        # The optimizer whose steps are counted, and how often others have stepped since.
         self._main: int | None = None
         self._others: dict[int, int] = {}
         self._pending: deque[tuple[PhaseTimes, PhaseEvents]] = deque()
@@ -71,20 +72,20 @@ class StepTimingProbe(Probe):
     def _now(self) -> int:
         return perf_counter_ns() - self.context.own_ns
 
-    def _begin(self, part: int) -> None:
-        self._clock.begin(part, self._now())
+    def _begin(self, phase: int) -> None:
+        self._host.begin(phase, self._now())
         if self._device is not None:
-            self._device.begin(part)
+            self._device.begin(phase)
 
-    def _end(self, part: int) -> None:
-        self._clock.end(part, self._now())
+    def _end(self, phase: int) -> None:
+        self._host.end(phase, self._now())
         if self._device is not None:
-            self._device.end(part)
+            self._device.end(phase)
 
     def after_wrap(self, tracked: TrackedModule) -> None:
         self._modules.append(tracked)
         if self._device is None:
-            self._device = clock_for(tracked.tensors(tracked.parameters))
+            self._device = device_timer(tracked.tensors(tracked.parameters))
 
     def wrapper_released(self, tracked: TrackedModule) -> None:
         if tracked in self._modules:
@@ -92,22 +93,22 @@ class StepTimingProbe(Probe):
 
     def batch_requested(self, iterator: Any) -> None:
         if self._thread in (0, get_ident()):
-            self._clock.begin(DATA, self._now())
+            self._host.begin(DATA, self._now())
 
     def batch_received(self, iterator: Any) -> None:
         if self._thread in (0, get_ident()):
-            self._clock.got_batch(self._now())
+            self._host.batch_received(self._now())
 
     def loader_exhausted(self, iterator: Any) -> None:
         if self._thread in (0, get_ident()):
-            self._clock.ran_out()
+            self._host.loader_exhausted()
 
     def before_forward(self, tracked: TrackedModule) -> None:
         self._thread = get_ident()
         self._backwards = 0
-        self._clock.feed()
+        self._host.count_batches()
         self._begin(FORWARD)
-        # Buffers, where there are any, are synchronised before anything is computed.
+        # Buffers, if any, are synchronised before anything is computed.
         self._begin(BUFFERS)
 
     def buffers_synced(self, tracked: TrackedModule) -> None:
@@ -117,14 +118,14 @@ class StepTimingProbe(Probe):
         self._end(FORWARD)
 
     def backward_called(self, root: Any = None) -> None:
-        """Reentrant checkpointing calls backward inside backward: the outermost counts."""
+        """Reentrant checkpointing calls backward inside backward: only the outermost counts."""
         self._backwards += 1
         if self._backwards == 1:
             self._begin(BACKWARD)
 
     def gradients_computed(self, tracked: TrackedModule) -> None:
-        # Of several modules in one backward the first: DDP may finish it before it tells of the next.
-        if not self._clock.under_way(FINISH):
+        # With several modules in one backward, the first: DDP may finish it before it reports the next.
+        if not self._host.is_open(FINISH):
             self._begin(FINISH)
 
     def gradients_reduced(self, tracked: TrackedModule) -> None:
@@ -144,7 +145,7 @@ class StepTimingProbe(Probe):
             self._close(optimizer.steps)
 
     def before_exit(self) -> None:
-        self._settle()
+        self._drain()
         self._rows += [(row, UNKNOWN) for row, _ in self._pending]
         self._pending.clear()
         self._write()
@@ -154,12 +155,12 @@ class StepTimingProbe(Probe):
         self._queue.close()
 
     def _ends_a_step(self, optimizer: int) -> bool:
-        """Several optimizers share an iteration; a job may also make its optimizer anew."""
+        """Several optimizers may share an iteration, and a job may replace its optimizer."""
         if self._main is None:
             self._main = optimizer
         if optimizer != self._main:
             self._others[optimizer] = self._others.get(optimizer, 0) + 1
-            if self._others[optimizer] < TAKES_OVER:
+            if self._others[optimizer] < REPLACES_MAIN:
                 return False
             self._main = optimizer
         self._others.clear()
@@ -167,28 +168,28 @@ class StepTimingProbe(Probe):
 
     def _close(self, step: int) -> None:
         self._backwards = 0
-        counted = (self._queue.since_last(), *self._faults.since_last())
-        row = self._clock.close(step, self._now(), self.context.own_ns, *counted)
-        marks = self._device.close() if self._device is not None else None
+        counters = (self._queue.since_last(), *self._faults.since_last())
+        row = self._host.close(step, self._now(), self.context.own_ns, *counters)
+        events = self._device.close() if self._device is not None else None
         if row is None:
             return
-        if marks is not None:
-            self._pending.append((row, marks))
-            self._settle()
+        if events is not None:
+            self._pending.append((row, events))
+            self._drain()
         else:
             self._rows.append((row, None if self._device is None else UNKNOWN))
-        full = len(self._rows) >= ROWS_A_RECORD
-        if full or perf_counter_ns() - self._written > SECONDS_A_RECORD * 1e9:
+        full = len(self._rows) >= STEPS_PER_RECORD
+        if full or perf_counter_ns() - self._written > SECONDS_PER_RECORD * 1e9:
             self._write()
 
-    def _settle(self) -> None:
-        """Take what the device has come to; nothing is waited for."""
+    def _drain(self) -> None:
+        """Read the events that the device has reached; never waits."""
         while self._pending and self._device is not None:
-            row, marks = self._pending[0]
-            if marks.ready():
-                self._rows.append((row, marks.read()))
-                self._device.done_with(marks)
-            elif len(self._pending) > MOST_PENDING:
+            row, events = self._pending[0]
+            if events.ready():
+                self._rows.append((row, events.read()))
+                self._device.recycle(events)
+            elif len(self._pending) > MAX_PENDING:
                 self._rows.append((row, UNKNOWN))
             else:
                 return
@@ -198,7 +199,7 @@ class StepTimingProbe(Probe):
         self._written = perf_counter_ns()
         rows, self._rows = self._rows, []
         while rows:
-            # Steps of one record follow each other.
+            # The steps of one record are consecutive.
             first = rows[0][0].step
             length = next((n for n, (row, _) in enumerate(rows) if row.step != first + n), len(rows))
             self.context.write(record_of(rows[:length]))
@@ -225,13 +226,13 @@ def record_of(rows: list[tuple[PhaseTimes, DevicePhaseTimes | None]]) -> ClockRe
 
 
 def averages_of(modules: list[TrackedModule]) -> dict[str, int]:
-    """What DDP measured by itself, in microseconds over all modules; private in torch, so asked with care."""
+    """DDP's own measurements, in microseconds over all modules; empty if this torch has none."""
     averages: dict[str, int] = {}
     for tracked in modules:
-        ask = getattr(tracked.ddp(), "_get_ddp_logging_data", None)
-        said = ask() if ask is not None else {}
+        logging_data = torch_compat.read(torch_compat.LOGGING_DATA, tracked.ddp())
+        data = logging_data() if logging_data is not None else {}
         for name, key in DDP_AVERAGES.items():
-            value = said.get(key)
+            value = data.get(key)
             if isinstance(value, int) and value > 0:
                 averages[name] = averages.get(name, 0) + value // 1000
     return averages

@@ -1,4 +1,4 @@
-"""Writes tensors in the safetensors format: a length, a JSON header, raw bytes; no pickle, no library."""
+"""Dumps tensors of mismatching ranks in the safetensors format: a length, a JSON header, raw bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from ddpcheck.probes.probe import ProbeContext
 
 
-# The format's own names; a dtype it does not know cannot be written.
+# Bytes per file.
+BUDGET = 16 << 20
+FOLDER = "captures"
+# The format's own names; other dtypes cannot be written.
 NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -40,7 +43,7 @@ for _name, _text in (("float8_e4m3fn", "F8_E4M3"), ("float8_e5m2", "F8_E5M2")):
 
 
 def writable(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """What to write of `tensor`; None where the format does not know its kind, or there is no memory behind it."""
+    """What to write of `tensor`; None if the format does not support it, or it has no memory."""
     if tensor is None or tensor.dtype not in NAMES or tensor.layout != torch.strided:
         return None
     memory = plain_memory(tensor)
@@ -48,7 +51,7 @@ def writable(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> bytes:
-    """The elements row by row. On a GPU this waits for the device."""
+    """The elements in row-major order. On a GPU this waits for the device."""
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     size = tensor.numel() * tensor.element_size()
     return ctypes.string_at(tensor.data_ptr(), size) if size else b""
@@ -57,10 +60,10 @@ def tensor_bytes(tensor: torch.Tensor) -> bytes:
 def write_safetensors(
     path: Path,
     tensors: Mapping[str, tuple[torch.dtype, list[int], bytes]],
-    about: Mapping[str, str] | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """`tensors`: by name the dtype, the shape and the bytes; `about` goes where the format keeps notes."""
-    header: dict[str, Any] = {"__metadata__": dict(about)} if about else {}
+    """`tensors`: dtype, shape and bytes by name; `metadata` goes into the header."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, (dtype, shape, data) in tensors.items():
         header[name] = {"dtype": NAMES[dtype], "shape": shape, "data_offsets": [offset, offset + len(data)]}
@@ -75,48 +78,44 @@ def write_safetensors(
             file.write(data)
 
 
-BUDGET = 16 << 20
-FOLDER = "captures"
-
-
 def dump_tensors(
-    context: ProbeContext, moment: SnapshotKey, places: list[int]
+    context: ProbeContext, key: SnapshotKey, indices: list[int]
 ) -> tuple[str, list[int], list[int]]:
-    """Write the tensors at `places`; returns the file's name and which were written whole or cut."""
-    tracked = moment.tracked
-    slots = tracked.buffers if moment.of is TensorKind.BUFFERS else tracked.parameters
+    """Write the tensors at `indices`; returns the file's name and which were written completely or truncated."""
+    tracked = key.tracked
+    slots = tracked.buffers if key.of is TensorKind.BUFFERS else tracked.parameters
     tensors: list[torch.Tensor | None] = list(tracked.tensors(slots))
-    if moment.of is TensorKind.GRADIENTS:
+    if key.of is TensorKind.GRADIENTS:
         tensors = [tensor.grad if tensor is not None else None for tensor in tensors]
     parts: dict[str, tuple[torch.dtype, list[int], bytes]] = {}
-    whole: list[int] = []
-    cut: list[int] = []
-    room = BUDGET
-    for place in places:
-        tensor = writable(tensors[place])
-        if tensor is None or room <= 0:
+    complete: list[int] = []
+    truncated: list[int] = []
+    budget = BUDGET
+    for index in indices:
+        tensor = writable(tensors[index])
+        if tensor is None or budget <= 0:
             continue
-        shape, data = _within(tensor, room)
-        (whole if shape == list(tensor.shape) else cut).append(place)
-        parts[slots[place].name] = (tensor.dtype, shape, data)
-        room -= len(data)
-    name = f"{FOLDER}/rank-{context.rank:05d}-{context.session[:8]}-{_file_stem(moment)}.safetensors"
+        shape, data = _within(tensor, budget)
+        (complete if shape == list(tensor.shape) else truncated).append(index)
+        parts[slots[index].name] = (tensor.dtype, shape, data)
+        budget -= len(data)
+    name = f"{FOLDER}/rank-{context.rank:05d}-{context.session[:8]}-{_file_stem(key)}.safetensors"
     # On a GPU this waits for the device, once, in a job that is already known to be broken.
     write_safetensors(Path(context.config.run_dir) / name, parts)
-    return name, whole, cut
+    return name, complete, truncated
 
 
-def _file_stem(moment: SnapshotKey) -> str:
-    """All that tells moments apart: a file must not be overwritten by that of another one."""
-    parts = [f"m{moment.tracked.index}", moment.stage.value, moment.of.value, str(moment.step)]
-    if moment.optimizer is not None:
-        parts.append(f"o{moment.optimizer}")
+def _file_stem(key: SnapshotKey) -> str:
+    """Everything that distinguishes snapshots: one file must not overwrite that of another snapshot."""
+    parts = [f"m{key.tracked.index}", key.stage.value, key.of.value, str(key.step)]
+    if key.optimizer is not None:
+        parts.append(f"o{key.optimizer}")
     return "-".join(parts)
 
 
-def _within(tensor: torch.Tensor, room: int) -> tuple[list[int], bytes]:
-    """The tensor, or as much of its beginning as there is room for."""
-    most = room // tensor.element_size()
-    if tensor.numel() <= most:
+def _within(tensor: torch.Tensor, budget: int) -> tuple[list[int], bytes]:
+    """The tensor, or as many of its first elements as fit into `budget` bytes."""
+    count = budget // tensor.element_size()
+    if tensor.numel() <= count:
         return list(tensor.shape), tensor_bytes(tensor)
-    return [most], tensor_bytes(tensor.flatten()[:most])
+    return [count], tensor_bytes(tensor.flatten()[:count])

@@ -1,1 +1,1 @@
-"""Reports: each renders a finished analysis and computes nothing."""
+"""Reports: each renders the views of a finished analysis and computes nothing."""

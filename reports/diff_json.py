@@ -1,4 +1,4 @@
-"""A comparison of two runs as strict JSON; docs/diff.md says what is in it."""
+"""A comparison of two runs as strict JSON; docs/diff.md describes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict
 from ddpcheck.diff.model import Comparison
 from ddpcheck.reports.json_report import plain
 
-# The order people read in: the verdict and what it is about first, the bulk last.
+# The order of the keys: the verdict and the first difference first, the bulk last.
 _TOP_LEVEL = (
     "schema",
     "verdict",

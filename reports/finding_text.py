@@ -15,6 +15,8 @@ from ddpcheck.formatting import name_ranks
 from ddpcheck.reports.safe_text import safe_line
 from ddpcheck.reports.terminal.console import ReportConsole
 from ddpcheck.reports.terminal.evidence import print_evidence
+from ddpcheck.rules.registry import rule_of
+from ddpcheck.rules.rule import Location
 
 _WIDTH = 100
 
@@ -30,8 +32,6 @@ def evidence_text(evidence: Mapping[str, Any]) -> str:
 
 
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "<string>")
-# Codes about the parameters and gradients of a module.
-_OF_MODULES = ("DDP1", "DDP2")
 # `/home/me/train.py:41 in main`, or `RuntimeError: ... (/home/me/train.py:41)`.
 _CALL = re.compile(r"(?P<file>[^\s()][^()]*?\.py):(?P<line>\d+)(?: in |\)|$)")
 
@@ -61,9 +61,10 @@ def _calls(finding: Finding) -> Iterator[str]:
 def _of_module(report: Report, finding: Finding) -> tuple[str, int | None] | None:
     """Where the module is wrapped for differences at wrapping, else where the optimizer steps."""
     history = next((one for one in report.agreement if one.module == finding.module), None)
-    if history is None or finding.code[:4] not in _OF_MODULES:
+    rule = rule_of(finding.code)
+    if history is None or rule is None or rule.location is Location.SCRIPT:
         return None
-    at_wrapping = finding.code.startswith("DDP1") and finding.step is None
+    at_wrapping = rule.location is Location.WRAPPING and finding.step is None
     location = history.wrapped_at if at_wrapping else history.stepped_at or history.wrapped_at
     file, _, line = location.rpartition(":")
     return (file, int(line)) if file and line.isdecimal() else None

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any
-
-import msgspec
 
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.overlap.model import Overlap
@@ -52,11 +50,13 @@ def to_json(report: Report) -> str:
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
-class _Version(msgspec.Struct):
+@dataclass(frozen=True)
+class _Version:
     schema: int
 
 
-class _Document(msgspec.Struct):
+@dataclass(frozen=True)
+class _Document:
     """report.json as it is stored; keys without a default are in every file of schema 1."""
 
     schema: int
@@ -70,9 +70,9 @@ class _Document(msgspec.Struct):
     checks: tuple[Check, ...]
     run: dict[str, Any]
     data: tuple[DataEpoch, ...] = ()
-    hardware: dict[str, Any] = {}
-    traffic: dict[str, Any] = {}
-    links: dict[str, Any] = {}
+    hardware: dict[str, Any] = field(default_factory=dict)
+    traffic: dict[str, Any] = field(default_factory=dict)
+    links: dict[str, Any] = field(default_factory=dict)
     time: tuple[TimeTable, ...] = ()
     memory: dict[str, Any] | None = None
     startup: dict[str, Any] | None = None
@@ -85,6 +85,9 @@ class _Document(msgspec.Struct):
 
 def from_json(text: str) -> Report:
     """The report in `text`; unknown keys are ignored, keys that older versions did not write get their defaults."""
+    # Only readers of report.json need it; a run that writes one starts without.
+    import msgspec
+
     try:
         schema = msgspec.json.decode(text, type=_Version).schema
         if schema > REPORT_SCHEMA:
@@ -95,7 +98,7 @@ def from_json(text: str) -> Report:
         document = msgspec.json.decode(text, type=_Document)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise RunUnreadable(f"this is not a report.json that ddpcheck wrote ({error})") from error
-    return Report(**{name: getattr(document, name) for name in document.__struct_fields__})
+    return Report(**{each.name: getattr(document, each.name) for each in fields(document)})
 
 
 def plain(value: Any) -> Any:
@@ -113,7 +116,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, (Sequence, set, frozenset)):
         return [plain(item) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     return _well_formed(str(value))
 
 

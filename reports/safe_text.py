@@ -1,4 +1,4 @@
-"""Text that came from the job, made harmless: control characters and escape sequences show as text."""
+"""Text of the job made safe: control characters and escape sequences become visible."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def safe_line(text: object) -> str:
-    """One line that prints as it reads; a newline becomes a visible `\\n`."""
+    """One line without control characters; a newline becomes a visible `\\n`."""
     return "".join(_visible(character) for character in str(text))
 
 
 def safe_ascii(text: object) -> str:
-    """One line for an output that cannot show anything but ASCII."""
+    """One line of ASCII only."""
     return safe_line(text).encode("ascii", "backslashreplace").decode("ascii")
 
 
@@ -28,5 +28,5 @@ def shortened(text: str, limit: int) -> str:
 def _visible(character: str) -> str:
     if character.isprintable() or unicodedata.category(character) not in _HIDDEN_CATEGORIES:
         return character
-    # repr knows the short forms (\n, \t, \x1b, \u202e) that people recognise.
+    # The short forms (\n, \t, \x1b, \u202e) are the ones people recognise.
     return character.encode("unicode_escape", "backslashreplace").decode("ascii")

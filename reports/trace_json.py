@@ -1,4 +1,4 @@
-"""The figures of traces as strict JSON, for other programs."""
+"""The analysis of traces as strict JSON, for other programs."""
 
 from __future__ import annotations
 

@@ -7,12 +7,8 @@ import signal
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.formatting import name_ranks
-
-# Errors that mean the replicas no longer hold the same model.
-_PARTING = frozenset(
-    f"DDP{number}" for number in (101, 103, 201, 202, 203, 205, 206, 207, 208, 210)
-)  # fmt: skip
-_AT_WRAPPING = frozenset({"DDP101", "DDP103"})
+from ddpcheck.rules.registry import rule_of
+from ddpcheck.rules.rule import Location
 
 
 def verdict_sentence(report: Report) -> str:
@@ -46,9 +42,8 @@ def leading_finding(report: Report) -> Finding | None:
 
 
 def _is_parting(finding: Finding) -> bool:
-    # An unknown parameter (DDP104) is a risk by itself, and a divergence once ranks hold different values.
-    parted = finding.code in _PARTING or (finding.code == "DDP104" and "groups" in finding.evidence)
-    return parted and finding.severity is Severity.ERROR
+    rule = rule_of(finding.code)
+    return rule is not None and rule.replicas_diverge and finding.severity is Severity.ERROR
 
 
 def counted(number: int, noun: str) -> str:
@@ -57,7 +52,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def _diverged(report: Report, lead: Finding) -> str:
-    where = " at wrapping" if lead.code in _AT_WRAPPING and lead.step is None else ""
+    rule = rule_of(lead.code)
+    at_wrapping = rule is not None and rule.location is Location.WRAPPING and lead.step is None
+    where = " at wrapping" if at_wrapping else ""
     if lead.step is not None:
         where = f" at step {lead.step}"
     parameter = f" in {lead.parameter}" if lead.parameter else ""
@@ -83,21 +80,11 @@ def _problem(report: Report, lead: Finding) -> str:
     others = len([item for item in report.findings if item.severity is not Severity.NOTE]) - 1
     more = f", and {counted(others, 'more finding')}" if others else ""
     where = f"{name_ranks(lead.ranks)}, {lead.code}" if lead.ranks else lead.code
-    text = _straggler(report, lead) or f"{lead.title.rstrip('.')} ({where})"
+    rule = rule_of(lead.code)
+    if rule is not None and rule.headline is not None:
+        return f"{rule.headline(lead)}{more}"
     agree = "; replicas agree" if _agreed(report) else ""
-    return f"{text}{more}{agree}"
-
-
-def _straggler(report: Report, lead: Finding) -> str:
-    """The cost of the straggler that the finding is about; empty if it is about anything else."""
-    for table in report.time:
-        late = table.straggler
-        if late is not None and lead.ranks == late.ranks and lead.stage == late.part:
-            cost = f"{late.cost_us / 1000:.1f} ms per step"
-            if len(late.ranks) == 1:
-                return f"Rank {late.ranks[0]} is a straggler: it costs {cost}"
-            return f"{name_ranks(late.ranks).capitalize()} are stragglers: they cost {cost}"
-    return ""
+    return f"{lead.title.rstrip('.')} ({where}){more}{agree}"
 
 
 def _agreement(report: Report) -> str:

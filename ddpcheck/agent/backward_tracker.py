@@ -1,4 +1,4 @@
-"""Follows a module's backwards: which DDP reduced, which it did not, and why not."""
+"""Tracks the backwards of a module: which ones DDP reduced, which ones it did not, and why."""
 
 from __future__ import annotations
 
@@ -12,34 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddpcheck.agent.guard import GUARD
-from ddpcheck.agent.patches import hide_from_compiler
+from ddpcheck import torch_compat
+from ddpcheck.guard import GUARD
+from ddpcheck.patches import hide_from_compiler
 from ddpcheck.probes.probe import Emit, Probe
+from ddpcheck.records.reasons import UnsyncedReason
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
 
 
-_FUNCTION_FILE = sys.modules[torch.autograd.Function.__module__].__file__
+_is_function_apply = torch_compat.frame_test(torch_compat.FUNCTION_APPLY)
 
 
 class BackwardState(str, Enum):
-    """What became of the last backward before a step."""
+    """The outcome of the last backward before a step."""
 
     NONE = "none"
     SYNCED = "synced"
     UNSYNCED = "unsynced"
     UNFINISHED = "unfinished"
-
-
-class Reason(str, Enum):
-    """Why a backward was not reduced, as far as the order of forwards and backwards shows."""
-
-    NO_SYNC = "no_sync open"
-    FORWARD_IN_NO_SYNC = "forward inside no_sync, backward outside"
-    BYPASS = "wrapper bypassed"
-    TWO_FORWARDS = "two forwards before two backwards"
-    SECOND_BACKWARD = "second backward on one forward"
 
 
 @dataclass
@@ -51,7 +43,7 @@ class BackwardWindow:
     synced: int = 0
     unsynced: int = 0
     last: BackwardState = BackwardState.NONE
-    reason: Reason | None = None
+    reason: UnsyncedReason | None = None
     # Places of parameters whose gradient never came in a backward that DDP waited to reduce.
     waiting: tuple[int, ...] = ()
     closed: bool = False
@@ -89,7 +81,9 @@ class BackwardTracker:
         return bool(getattr(ddp, "find_unused_parameters", False) or getattr(ddp, "static_graph", False))
 
     def attach(self) -> None:
-        """Hook every parameter that the reducer knows. The hooks hold on to nothing of the user's."""
+        """Hook every parameter that the reducer knows. The hooks keep no object of the program alive."""
+        if torch_compat.lookup(torch_compat.ENGINE) is None:
+            return
         me = weakref.ref(self)
         for place, tensor in enumerate(self._tracked.tensors(self._tracked.parameters)):
             if not tensor.requires_grad:
@@ -123,7 +117,7 @@ class BackwardTracker:
             self.window.unarmed += 1
 
     def _come_last(self) -> None:
-        """A hook of the user's that was registered after ours may change the gradient before DDP takes it."""
+        """Move our hooks behind those that the program registered later, which may change the gradient."""
         for handle in self._handles:
             hooks = handle.hooks_dict_ref()
             if hooks is None or len(hooks) == 1 or handle.id not in hooks:
@@ -133,7 +127,7 @@ class BackwardTracker:
                 hooks[handle.id] = hooks.pop(handle.id)
 
     def settle(self) -> None:
-        """Nothing more comes of the backward under way: was its reduction finished?"""
+        """The current backward is over: record whether its reduction finished."""
         if not self._synced:
             return
         self._synced = False
@@ -146,12 +140,12 @@ class BackwardTracker:
             self._reduced()
 
     def came_to(self) -> str:
-        """What became of the last backward: how it went astray, where that is known."""
+        """The outcome of the last backward, or the reason why it was not reduced."""
         reason = self.window.reason if self.window.last is BackwardState.UNSYNCED else None
         return self.window.last.value if reason is None else reason.value
 
     def close_window(self) -> None:
-        """A step was taken; what comes next belongs to the next one."""
+        """A step was taken; forwards and backwards that follow belong to the next one."""
         self.window.closed = True
 
     def _open_window(self) -> None:
@@ -167,7 +161,7 @@ class BackwardTracker:
             self._emit(Probe.gradient_ready, self._tracked, place, parameter.grad)
 
     def _begin(self, task: int) -> None:
-        """The first gradient of a backward, or of a nested one as checkpointing makes them."""
+        """The first gradient of a backward, or of a nested one inside a checkpoint."""
         self._open_window()
         self._tasks.add(task)
         if _inside_a_backward():
@@ -208,39 +202,41 @@ class BackwardTracker:
         self.window.last = BackwardState.SYNCED
 
     def _waiting(self) -> tuple[int, ...]:
-        """What the reducer still waits for; nothing where it was told to find out by itself."""
+        """Indices of parameters that the reducer still waits for; empty if it detects unused parameters."""
         return () if self.finds_unused else tuple(sorted(self.places - self._fired))
 
-    def _why_unsynced(self) -> Reason:
+    def _why_unsynced(self) -> UnsyncedReason:
         window = self.window
         if not getattr(self._tracked.ddp(), "require_backward_grad_sync", True):
-            return Reason.NO_SYNC
+            return UnsyncedReason.NO_SYNC
         if window.unarmed and not window.armed:
-            return Reason.FORWARD_IN_NO_SYNC
+            return UnsyncedReason.FORWARD_IN_NO_SYNC
         if not window.armed:
-            return Reason.BYPASS
-        return Reason.TWO_FORWARDS if window.armed > 1 else Reason.SECOND_BACKWARD
+            return UnsyncedReason.BYPASS
+        return UnsyncedReason.TWO_FORWARDS if window.armed > 1 else UnsyncedReason.SECOND_BACKWARD
 
 
 def _queue(callback: Callable[[], object]) -> None:
-    engine: Any = torch.autograd.Variable._execution_engine
-    engine.queue_callback(callback)
+    torch_compat.lookup(torch_compat.ENGINE).queue_callback(callback)
 
 
 def _inside_a_backward() -> bool:
-    """Whether this backward was started by another one's function, as reentrant checkpointing does.
+    """Whether this backward runs inside another one, as in reentrant checkpointing.
 
     The end of the inner one comes before DDP has finished.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "apply" and frame.f_code.co_filename == _FUNCTION_FILE:
+        if _is_function_apply(frame):
             return True
         frame = frame.f_back
     return False
 
 
 def _graph_task() -> int:
-    """Which backward is under way. Private, and there since torch 2.1; without it all are taken for one."""
-    current = getattr(torch._C, "_current_graph_task_id", None)
+    """Which backward is running; without the name all are taken as one."""
+    current = _graph_task_id
     return int(current()) if current is not None else 0
+
+
+_graph_task_id = torch_compat.lookup(torch_compat.GRAPH_TASK)

@@ -1,4 +1,4 @@
-"""The watcher: turns what the user does with DDP, optimizers and scalers into moments for the probes."""
+"""Turns calls of DDP, optimizers, scalers and data loaders into events for the probes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.agent.backward_tracker import BackwardTracker
-from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.rank_context import RankContext
 from ddpcheck.agent.tracked_module import TrackedModule
 from ddpcheck.agent.tracked_optimizer import (
@@ -21,6 +21,7 @@ from ddpcheck.agent.tracked_optimizer import (
     signature,
     steps_inside_backward,
 )
+from ddpcheck.guard import GUARD
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.process.callsite import user_callsite
 
@@ -190,7 +191,7 @@ class Dispatcher:
         self._steps_before = self._steps_seen
         tracked = self._tracked(optimizer)
         if tracked is not None:
-            tracked.scaled = isinstance(getattr(scaler, "_scale", None), torch.Tensor)
+            tracked.scaled = isinstance(torch_compat.read(torch_compat.SCALE, scaler), torch.Tensor)
             tracked.scale = _scale(scaler, optimizer)
 
     def scaler_after(self, scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -237,16 +238,16 @@ def _group_ranks(given: dict[str, Any]) -> tuple[int, ...]:
 
 def _ignored(module: torch.nn.Module, given: dict[str, Any]) -> frozenset[str]:
     """What DDP was told to leave alone may rightly differ."""
-    names = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    names = set(torch_compat.read(torch_compat.IGNORED_NAMES, module, ()))
     names.update(name for name, _ in given.get("delay_all_reduce_named_params") or ())
     return frozenset(names)
 
 
 def _scale(scaler: Any, optimizer: torch.optim.Optimizer) -> float | None:
     """GradScaler's scale, where reading it waits for nothing that the scaler does not wait for itself."""
-    scale = getattr(scaler, "_scale", None)
+    scale = torch_compat.read(torch_compat.SCALE, scaler)
     if not isinstance(scale, torch.Tensor):
         return None
-    if scale.device.type != "cpu" and getattr(optimizer, "_step_supports_amp_scaling", False):
+    if scale.device.type != "cpu" and torch_compat.read(torch_compat.AMP_SCALING, optimizer, False):
         return None
     return float(scale.item())

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.privacy import allowed_environment, mask_arguments
 from ddpcheck.records.kinds.rank import RankHeader
 from ddpcheck.records.session_name import session_name
@@ -49,12 +50,10 @@ def session_id(number: int) -> str:
     torchrun keeps its store over restarts, and its count of restarts need not be the same on all nodes: so a
     rank that finds its place in a start taken, by a process of an earlier attempt, goes on to the next one.
     """
-    from torch.distributed import distributed_c10d as c10d
-
     distributed: Any = torch.distributed
 
     try:
-        store: Any = c10d._get_default_store()
+        store: Any = torch_compat.lookup(torch_compat.DEFAULT_STORE)()
         job = _agree(store, "ddpcheck/job")
         for start in range(_MOST_STARTS):
             name = _agree(store, f"ddpcheck/session/{number}/{distributed.get_world_size()}/{start}")
@@ -74,12 +73,10 @@ def job_store() -> Any:
 
     There is none with MPI, and a FileStore's file would grow with every word.
     """
-    from torch.distributed import distributed_c10d as c10d
-
     distributed: Any = torch.distributed
     try:
-        store: Any = c10d._get_default_store()
-        served = getattr(store, "_underlying_non_prefix_store", store)
+        store: Any = torch_compat.lookup(torch_compat.DEFAULT_STORE)()
+        served = torch_compat.read(torch_compat.UNDERLYING_STORE, store, store)
         return store if isinstance(served, distributed.TCPStore) else None
     except Exception:
         return None

@@ -1,47 +1,23 @@
-"""The way in: patches the few places through which a process becomes a rank, and wakes the agent there."""
+"""Patches the functions through which a process becomes a rank, and starts the agent there."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from ddpcheck.agent.guard import GUARD
-from ddpcheck.agent.patches import Patches, calling, hide_from_compiler, leave_out_wrappers, skip_frame
-from ddpcheck.agent.startup_tracer import STARTUP
+from ddpcheck import torch_compat
 from ddpcheck.config import Config
+from ddpcheck.guard import GUARD
 from ddpcheck.injection import write_fault_line
-
-
-def set_aside() -> AbstractContextManager[Any]:
-    """Until the end of the block no mode of the user's, and no `__torch_function__`, hears of anything."""
-    if not torch._C._len_torch_dispatch_stack():
-        disabled: AbstractContextManager[Any] = torch._C.DisableTorchFunction()
-        return disabled
-    return _dispatch_modes_too()
-
-
-@contextmanager
-def _dispatch_modes_too() -> Iterator[None]:
-    # Taken off one by one: torch's own way of doing it imports its tracer first, which takes a second.
-    from torch.utils._python_dispatch import _pop_mode, _push_mode
-
-    with torch._C.DisableTorchFunction():
-        modes = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
-        try:
-            yield
-        finally:
-            for mode in reversed(modes):
-                _push_mode(mode)
+from ddpcheck.patches import Patches, calling, hide_from_compiler, leave_out_wrappers, skip_frame
+from ddpcheck.probes.process.startup_tracer import STARTUP
 
 
 class Agent:
-    """Asleep until this very process makes a process group or a DDP module: only then is it a rank."""
+    """Inactive until this process creates a process group or a DDP module, and so becomes a rank."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -54,7 +30,7 @@ class Agent:
         self._group_gone = False
 
     def install(self) -> None:
-        """At import of torch: no more than a few stubs, nothing is opened."""
+        """Called while torch is imported: installs a few patches and opens no file."""
         import torch.distributed as distributed
         from torch.nn.parallel.distributed import DistributedDataParallel
 
@@ -91,7 +67,7 @@ class Agent:
         STARTUP.install()
 
     def _open(self) -> None:
-        """A process group was made here: this process is a rank."""
+        """A process group was created: this process is a rank."""
         import torch.distributed as distributed
 
         if not distributed.is_initialized() or (self._dispatcher is not None and not self._group_gone):
@@ -126,16 +102,21 @@ class Agent:
             self._patch_training()
 
     def _patch_training(self) -> None:
-        """The first DDP module is there: look at forwards, steps and scalers from here on."""
+        """Called after the first DDP module is wrapped: observe forwards, steps, scalers and loaders from now on."""
         from torch.nn.parallel.distributed import DistributedDataParallel
         from torch.optim import optimizer
 
         from ddpcheck.agent.dispatcher import Dispatcher
 
-        forward = "_pre_forward" if hasattr(DistributedDataParallel, "_pre_forward") else "forward"
+        pre_forward = torch_compat.lookup(torch_compat.PRE_FORWARD) is not None
+        forward = torch_compat.PRE_FORWARD.name if pre_forward else "forward"
         self._observe(DistributedDataParallel, forward, before=Dispatcher.before_forward)
-        self._observe(DistributedDataParallel, "_sync_buffers", after=Dispatcher.buffers_synced)
-        self._observe(DistributedDataParallel, "_post_forward", after=Dispatcher.after_forward)
+        for private, after in (
+            (torch_compat.SYNC_BUFFERS, Dispatcher.buffers_synced),
+            (torch_compat.POST_FORWARD, Dispatcher.after_forward),
+        ):
+            if torch_compat.lookup(private) is not None:
+                self._observe(DistributedDataParallel, private.name, after=after)
         # Tensor.backward goes through it too.
         self._observe(
             sys.modules["torch.autograd"],
@@ -153,20 +134,24 @@ class Agent:
         self._patch_loaders()
 
     def _patch_loaders(self) -> None:
-        """Indices are drawn in the rank's own process, with workers too."""
+        """Indices are drawn in the rank's own process, also with workers."""
         from ddpcheck.agent.dispatcher import Dispatcher
-        from ddpcheck.agent.tracked_loader import observed, timed
+        from ddpcheck.patches import around_next, around_next_index
 
-        loaders = sys.modules.get("torch.utils.data.dataloader")
-        iterators = getattr(loaders, "_BaseDataLoaderIter", None)
-        if iterators is not None:
-            drawn = self._guarded(Dispatcher.sample_drawn)
-            exhausted = self._guarded(Dispatcher.sampler_exhausted)
-            self._patches.replace(iterators, "_next_index", lambda draw: observed(draw, drawn, exhausted))
-            requested = self._guarded(Dispatcher.batch_requested)
-            received = self._guarded(Dispatcher.batch_received)
-            ended = self._guarded(Dispatcher.loader_exhausted)
-            self._patches.replace(iterators, "__next__", lambda take: timed(take, requested, received, ended))
+        iterators = torch_compat.lookup(torch_compat.LOADER_ITERATOR)
+        if iterators is None:
+            return
+        drawn = self._guarded(Dispatcher.sample_drawn)
+        exhausted = self._guarded(Dispatcher.sampler_exhausted)
+        torch_compat.patch(
+            self._patches, torch_compat.NEXT_INDEX, lambda draw: around_next_index(draw, drawn, exhausted)
+        )
+        requested = self._guarded(Dispatcher.batch_requested)
+        received = self._guarded(Dispatcher.batch_received)
+        ended = self._guarded(Dispatcher.loader_exhausted)
+        self._patches.replace(
+            iterators, "__next__", lambda take: around_next(take, requested, received, ended)
+        )
 
     def _observe(
         self,
@@ -196,7 +181,7 @@ class Agent:
         return hide_from_compiler(GUARD.protect("agent", method.__name__, call))
 
     def _group_closed(self, *args: Any, **kwargs: Any) -> None:
-        """Only the end of the whole world ends the session, not that of one group."""
+        """The session ends with the default process group, not with a subgroup."""
         import torch.distributed as distributed
 
         group = args[0] if args else kwargs.get("group")
@@ -205,7 +190,7 @@ class Agent:
             self._group_gone = True
 
     def _watch_exits(self) -> None:
-        """Every way out that Python can see; what it cannot see leaves a file without an end."""
+        """Patch every exit that Python can observe; any other leaves a record file without an end record."""
         # Guarded under a name of its own: whatever else was switched off, the file is closed properly.
         close = GUARD.protect("exit", "close", self._close)
         leaving = GUARD.protect("exit", "leaving", self._leaving)
@@ -250,7 +235,7 @@ class Agent:
             self._dispatcher.context.close(reason, *self._error)
 
     def _forked(self) -> None:
-        """A child of a rank, most often a data-loader worker, is no rank."""
+        """A forked child, usually a data loader worker, is not a rank."""
         if self._dispatcher is not None:
             self._dispatcher.context.abandon()
             self._dispatcher = None
@@ -261,7 +246,7 @@ class Agent:
 
 
 def _quoted(text: str) -> str:
-    """What the user's program said at its end, without the credentials that error messages like to quote."""
+    """The program's error message, shortened and with credentials masked."""
     from ddpcheck.privacy import mask_text
 
     return mask_text(text[:4000])[:500]
@@ -272,12 +257,12 @@ def install() -> None:
     config = Config.from_environment(os.environ)
     if config is not None:
         GUARD.last_resort = _strand
-        GUARD.surroundings = set_aside
+        GUARD.surroundings = torch_compat.suspend_user_modes
         Agent(config).install()
 
 
 def _strand(probe: str, entry: str, error: str, where: str) -> None:
-    """A fault before there is a session, in a file of its own; nothing of ours wakes up here again."""
+    """Report a fault that occurs before there is a record file, in a file of its own."""
     import torch.distributed as distributed
 
     rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else None

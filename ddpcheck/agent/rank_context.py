@@ -1,4 +1,4 @@
-"""A session: one rank's part in one start of a job, from its process group to its end."""
+"""The context of one rank, from the creation of its process group to its exit."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.autograd import profiler
 
-from ddpcheck.agent.guard import GUARD
+from ddpcheck import torch_compat
 from ddpcheck.agent.identity import header, job_store, session_id
 from ddpcheck.agent.shm_exchange import ShmExchange, own_place
 from ddpcheck.agent.writer import RecordWriter
 from ddpcheck.config import Config
+from ddpcheck.guard import GUARD
 from ddpcheck.probes.digest import make_digester
 from ddpcheck.probes.live_compare.node import NodeCompare
 from ddpcheck.probes.live_compare.store import StoreCompare
@@ -40,7 +41,7 @@ def marked(entry: Callable[..., R]) -> Callable[..., R]:
     """`entry`, in a span of its own while a profiler records."""
 
     def call(*args: Any) -> R:
-        if not getattr(profiler, "_is_profiler_enabled", True):
+        if not getattr(profiler, torch_compat.PROFILING.name, True):
             return entry(*args)
         with profiler.record_function(OWN):
             return entry(*args)
@@ -49,7 +50,7 @@ def marked(entry: Callable[..., R]) -> Callable[..., R]:
 
 
 class RankContext:
-    """Holds the file, the board and the probes of this rank."""
+    """Holds the record file, the exchange and the probes of this rank."""
 
     def __init__(self, config: Config, number: int) -> None:
         distributed: Any = torch.distributed
@@ -68,6 +69,7 @@ class RankContext:
         self.write(header(self.session, algorithm))
         self.exchange = self._open_exchange(config)
         GUARD.report_to(self._fault)
+        torch_compat.report_to(self._missing_name)
         self.node_compare: NodeCompare | None = None
         if self.exchange is not None:
             # Guarded by itself: a system that is out of threads must not cost the comparison on this node.
@@ -99,7 +101,7 @@ class RankContext:
             return None
 
     def _across_nodes(self, config: Config, algorithm: str) -> StoreCompare | None:
-        """Where all ranks are on one board, or there is no store that can do it, there is nobody to ask."""
+        """None if all ranks share one exchange, or if the job's store cannot be used."""
         if self.world_size == 1 or os.environ.get("LOCAL_WORLD_SIZE") == str(self.world_size):
             return None
         store = job_store()
@@ -130,13 +132,16 @@ class RankContext:
         if self._writer.failed and self.exchange is not None:
             self.exchange.say_trouble(self._writer.failed)
 
+    def _missing_name(self, name: str, message: str) -> None:
+        self.write(FaultRecord("torch_compat", name, message, "", os.getpid()))
+
     def _fault(self, probe: str, entry: str, error: str, where: str) -> None:
         self.write(FaultRecord(probe, entry, error, where, os.getpid()))
         # The next thing that fails may be the exit.
         self._writer.flush()
 
     def end(self) -> None:
-        """The process group is going away: last looks, once."""
+        """The process group is about to be destroyed: emit `before_exit`, once."""
         if not self._ended:
             self._ended = True
             self.emit(Probe.before_exit)
@@ -154,13 +159,13 @@ class RankContext:
             self.exchange.say_trouble(self._writer.failed)
 
     def abandon(self) -> None:
-        """This is a forked child, not the rank."""
+        """Called in a forked child, which is not a rank."""
         self._closed = True
         self._writer.abandon()
 
 
 def _open_writer(folder: Path, rank: int) -> RecordWriter:
-    """A file of our own: restarts and jobs in sequence find the first names taken."""
+    """Create a new file; after a restart the first names are taken."""
     for attempt in range(10_000):
         suffix = f".{attempt}" if attempt else ""
         try:

@@ -1,4 +1,4 @@
-"""The board: shared memory in which ranks of one node see each other's latest digests, waiting for nobody.
+"""Shared memory through which ranks of one node exchange their latest digests without waiting.
 
 A disagreement has to be known before the next optimizer step changes the parameters, else the differing
 values are gone. Each rank owns one slot, writes only there, and reads the others' without locks: an entry
@@ -45,14 +45,14 @@ CAPTURED = 1
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What the launcher sees of a rank: its signs of progress so far, and threads that are not the user's."""
+    """What the launcher reads of a rank: its heartbeat count and the ids of ddpcheck's threads."""
 
     beats: int
     own_threads: frozenset[int] = frozenset()
 
 
 class HeartbeatState(NamedTuple):
-    """What a rank could not write to its file, and could still say here."""
+    """Why a rank could not write to its record file."""
 
     rank: int
     pid: int
@@ -61,7 +61,7 @@ class HeartbeatState(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """What one rank said of one moment."""
+    """The digest of one rank for one snapshot."""
 
     rank: int
     slot: int
@@ -71,7 +71,7 @@ class Entry:
 
 
 def create_exchange(path: Path) -> None:
-    """Create an empty board. Space is taken slot by slot as ranks come, so an idle board costs one page."""
+    """Create an empty exchange file. Each rank allocates its own slot, so an idle file costs one page."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(descriptor, _SIZE)
@@ -80,7 +80,7 @@ def create_exchange(path: Path) -> None:
 
 
 class ShmExchange:
-    """One rank's view of the board."""
+    """One rank's view of the exchange."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -97,18 +97,18 @@ class ShmExchange:
         self.begin(rank)
 
     def begin(self, rank: int, trouble: bytes = b"") -> None:
-        """A clean place, for a rank that has said nothing yet."""
+        """Clear the slot of a rank that has published nothing yet."""
         self._count = 0
         self._seen = [0] * SLOTS
         self._map[self._base : self._base + _SLOT] = bytes(_SLOT)
         _HEADER.pack_into(self._map, self._base, rank + 1, os.getpid(), 0, b"", 0, trouble)
 
     def begin_again(self, rank: int) -> None:
-        """The same process is a rank once more; what it could not write before is still to be told."""
+        """The same process joins another process group; earlier write errors stay reported."""
         self.begin(rank, _HEADER.unpack_from(self._map, self._base)[-1])
 
     def _claim(self) -> int:
-        """The first slot nobody holds; the kernel gives a dead rank's lock back.
+        """The first slot without a lock; the kernel releases the lock of a dead rank.
 
         What a dead rank could not write elsewhere is kept for the launcher as long as there are other slots.
         """
@@ -122,11 +122,11 @@ class ShmExchange:
         raise OSError(f"all {SLOTS} places on the board are taken")
 
     def _tells_of_trouble(self, slot: int) -> bool:
-        """Read, not mapped: there may be no space behind it."""
+        """Read instead of mapped: the file may be shorter."""
         return os.pread(self._file, 1, slot * _SLOT + _TROUBLE_AT) not in (b"", b"\0")
 
     def publish(self, key: bytes, root: bytes, leaves: Sequence[bytes], flags: int = 0) -> int:
-        """Say what this rank found; returns the number of the entry."""
+        """Publish a digest of this rank; returns the number of the entry."""
         if len(leaves) <= MOST_LEAVES:
             at = self._base + _LEAVES_AT
             data = b"".join(leaf[:LEAF] for leaf in leaves)
@@ -141,7 +141,7 @@ class ShmExchange:
         return number
 
     def mark_captured(self, number: int, key: bytes, root: bytes) -> None:
-        """Tell the others that this rank kept the values of entry `number`, so that they keep theirs too."""
+        """Ask the other ranks to keep their values of entry `number`, as this rank did."""
         if self._count - number < RING:
             self._put(number, key, root, CAPTURED)
 
@@ -150,16 +150,16 @@ class ShmExchange:
         self._map[self._base + _TROUBLE_AT : self._base + _TROUBLE_AT + 120] = data.ljust(120, b"\0")
 
     def beat(self, count: int) -> None:
-        """A sign of progress, for the launcher."""
+        """Update the heartbeat that the launcher reads."""
         _NUMBER.pack_into(self._map, self._base + _BEAT_AT, count)
 
     def introduce(self, threads: Sequence[int]) -> None:
-        """Tell the launcher the ids of ddpcheck's own threads in this rank."""
+        """Publish the ids of ddpcheck's own threads in this rank."""
         ids = [*threads, 0, 0, 0, 0][:4]
         _OWN_THREADS.pack_into(self._map, self._base + _OWN_THREADS_AT, *ids)
 
     def ranks(self) -> set[int]:
-        """The ranks on this board whose processes are still there."""
+        """The ranks in this exchange whose processes are alive."""
         found: set[int] = set()
         for slot in range(SLOTS):
             rank, pid, *_ = _HEADER.unpack_from(self._map, slot * _SLOT)
@@ -170,7 +170,7 @@ class ShmExchange:
         return found
 
     def question(self) -> int:
-        """The launcher's latest question; 0: none yet. Read, not mapped: there may be no space behind it."""
+        """The number of the launcher's latest request for stacks; 0: none yet."""
         data = os.pread(self._file, _NUMBER.size, _QUESTION_AT)
         return int(_NUMBER.unpack(data)[0]) if len(data) == _NUMBER.size else 0
 
@@ -179,7 +179,7 @@ class ShmExchange:
         _ENTRY.pack_into(self._map, at, key, root, flags, _check(key, root, flags))
 
     def news(self) -> Iterator[Entry]:
-        """Entries of other ranks since the last look; what a ring that ran over has lost is skipped."""
+        """Entries of other ranks since the last call; entries that the ring has overwritten are skipped."""
         for slot in range(SLOTS):
             base = slot * _SLOT
             rank, _, count, _, _, _ = _HEADER.unpack_from(self._map, base)
@@ -237,7 +237,7 @@ def own_place(path: Path, rank: int) -> ShmExchange:
 
 
 def troubles(path: Path) -> list[HeartbeatState]:
-    """What ranks could not write to their files, read by the launcher."""
+    """Write errors of the ranks, read by the launcher."""
     found: list[HeartbeatState] = []
     with path.open("rb") as file:
         for slot in range(SLOTS):
@@ -250,7 +250,7 @@ def troubles(path: Path) -> list[HeartbeatState]:
 
 
 def signs(path: Path) -> dict[int, Heartbeat]:
-    """Signs of ranks by process id, read by the launcher."""
+    """Heartbeats of the ranks by process id, read by the launcher."""
     found: dict[int, Heartbeat] = {}
     with path.open("rb") as file:
         for slot in range(SLOTS):
@@ -265,7 +265,7 @@ def signs(path: Path) -> dict[int, Heartbeat]:
 
 
 def ask(path: Path, number: int) -> None:
-    """Ask all ranks of this node where they stand."""
+    """Request a stack dump from all ranks of this node."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.pwrite(descriptor, _NUMBER.pack(number), _QUESTION_AT)

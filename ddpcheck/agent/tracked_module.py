@@ -1,4 +1,4 @@
-"""A DDP module under watch: its tensors by name, in order, and whether that set changed since wrapping."""
+"""A tracked DDP module: its tensors by name, in order, and the changes of that set since wrapping."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from typing import Any
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.agent.backward_tracker import BackwardTracker
 from ddpcheck.records.kinds.modules import LOCAL_SGD_HOOK, ModuleRecord
+from ddpcheck.torch_compat import PrivateName
 
 Holder = dict[str, Any]  # a submodule's own dict of parameters or buffers
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a tensor lives: looked up anew each time, since users replace tensors."""
+    """Where a tensor is stored. It is looked up at each use, since programs replace tensors."""
 
     name: str
     holder: Holder
@@ -28,14 +30,14 @@ class Slot:
 
 @dataclass(frozen=True)
 class ParamSetChange:
-    """A way in which the set of parameters is not what DDP was told of."""
+    """A difference between the module's parameters and those that DDP's reducer was built from."""
 
     change: str
     parameter: str
 
 
 class Holders:
-    """All dicts of one kind of a module, compared at every step: so all of them at once, and in C."""
+    """All dicts of one kind in a module, compared at every step at once in C."""
 
     def __init__(self, holders: Iterable[Holder]) -> None:
         self._holders = list(holders)
@@ -103,23 +105,27 @@ class TrackedModule:
                 self._reduced[id(tensor)] = slot.name
 
     def catalogue(self) -> None:
-        """List the tensors as they stand now, each once, in DDP's order."""
+        """List the current tensors, each once, in DDP's order."""
         module = self.module()
         if module is None:
             return
-        self.parameters = list(_slots(module, "_parameters", self.ignored))
-        self.buffers = list(_slots(module, "_buffers", self.ignored))
+        self.parameters = list(_slots(module, torch_compat.PARAMETERS, self.ignored))
+        self.buffers = list(_slots(module, torch_compat.BUFFERS, self.ignored))
         children = list(module.modules())
-        self._parts = Holders(part for child in children for part in (child._modules, child._parameters))
+        self._parts = Holders(
+            torch_compat.read(part, child, {})
+            for child in children
+            for part in (torch_compat.SUBMODULES, torch_compat.PARAMETERS)
+        )
         self._members = list(self._parts.values())
-        self._buffer_parts = Holders(child._buffers for child in children)
+        self._buffer_parts = Holders(torch_compat.read(torch_compat.BUFFERS, child, {}) for child in children)
         self._absent = [buffer is None for buffer in self._buffer_parts.values()]
         self._tensors = self.tensors(self.parameters)
         self._wanted = [tensor.requires_grad for tensor in self._tensors]
         self.revision += 1
 
     def changes(self) -> list[ParamSetChange]:
-        """What changed since the last call and matters to the reducer; after any change lists anew."""
+        """Changes since the last call that matter to the reducer; after any change the list is renewed."""
         if not self._changed():
             return []
         names = [slot.name for slot in self.parameters]
@@ -137,10 +143,9 @@ class TrackedModule:
     def refresh_wrapper(self) -> None:
         """Read what the user has set on DDP's wrapper since the last forward."""
         ddp = self.ddp()
-        # Private, and recent: a torch without it has no join().
-        if not self.joined and getattr(getattr(ddp, "_join_config", None), "enable", False):
+        if not self.joined and getattr(torch_compat.read(torch_compat.JOIN_CONFIG, ddp), "enable", False):
             self.joined = True
-        hooks = getattr(ddp, "_comm_hooks", ())
+        hooks = torch_compat.read(torch_compat.COMM_HOOKS, ddp, ())
         for hook, _ in hooks[len(self.comm_hooks) :]:
             name = getattr(hook, "__qualname__", type(hook).__name__)
             self.comm_hooks.append(name)
@@ -191,17 +196,17 @@ class TrackedModule:
                 yield ParamSetChange("unfrozen", slot.name)
 
     def strangers(self) -> set[int]:
-        """Places at which another tensor stands now than the reducer was built from."""
+        """Indices of parameters that are not those the reducer was built from."""
         known = self._reduced
         return {place for place, tensor in enumerate(self._tensors) if id(tensor) not in known}
 
     @property
     def key(self) -> str:
-        """The module's name across ranks."""
+        """The name of the module, equal on all ranks."""
         return f"{','.join(map(str, self.group))}#{self.ordinal}"
 
     def forget(self) -> None:
-        """The user let DDP's wrapper go: hold none of its tensors, and leave no hook on a module that lives on."""
+        """DDP's wrapper was deleted: release its tensors and remove the hooks."""
         if self.backward is not None:
             self.backward.detach()
         self.parameters, self.buffers, self._tensors, self._wanted = [], [], [], []
@@ -211,12 +216,13 @@ class TrackedModule:
         return [slot.holder[slot.key] for slot in slots]
 
     def kept_buffers(self) -> list[int]:
-        """Places of the buffers that a checkpoint holds and that measure something: no caches, no counters."""
+        """Indices of floating-point buffers that a checkpoint holds; caches and counters are left out."""
         module = self.module()
         kept: set[str] = set()
         for prefix, child in module.named_modules() if module is not None else ():
-            passing: set[str] = getattr(child, "_non_persistent_buffers_set", set())
-            kept |= {f"{prefix}.{key}" if prefix else key for key in child._buffers if key not in passing}
+            passing: set[str] = torch_compat.read(torch_compat.NON_PERSISTENT, child, set())
+            buffers: Holder = torch_compat.read(torch_compat.BUFFERS, child, {})
+            kept |= {f"{prefix}.{key}" if prefix else key for key in buffers if key not in passing}
         return [
             place
             for place, slot in enumerate(self.buffers)
@@ -237,11 +243,11 @@ class TrackedModule:
         )
 
 
-def _slots(module: torch.nn.Module, attribute: str, ignored: frozenset[str]) -> Iterable[Slot]:
-    """Tied tensors appear once, under their first name, as `named_parameters` has it."""
+def _slots(module: torch.nn.Module, attribute: PrivateName, ignored: frozenset[str]) -> Iterable[Slot]:
+    """Tied tensors appear once, under their first name, as in `named_parameters`."""
     seen: set[int] = set()
     for prefix, child in module.named_modules():
-        holder: Holder = getattr(child, attribute)
+        holder: Holder = torch_compat.read(attribute, child, {})
         for key, tensor in holder.items():
             name = f"{prefix}.{key}" if prefix else key
             if tensor is None or id(tensor) in seen or name in ignored:

@@ -1,4 +1,4 @@
-"""An optimizer under watch: which DDP modules it steps, and how often it has."""
+"""A tracked optimizer: which DDP modules it steps, and how often it has stepped."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.agent.tracked_module import TrackedModule
 
-_OPTIMIZER_FILE = sys.modules[torch.optim.Optimizer.__module__].__file__
+_is_step = torch_compat.frame_test(torch_compat.STEP_WRAPPER)
 
 
 @dataclass(eq=False)
@@ -77,12 +78,12 @@ def first_step(tracked: TrackedModule, groups: list[list[int]]) -> int:
 
 
 def steps_inside_backward(optimizer: torch.optim.Optimizer) -> bool:
-    """One of the many one-parameter optimizers that `_apply_optimizer_in_backward` makes.
+    """One of the many one-parameter optimizers that torch makes to step inside the backward.
 
     They step while the backward is under way, one parameter at a time: no moment to look at the whole module.
     """
     first = next((p for group in optimizer.param_groups for p in group["params"]), None)
-    return any(optimizer is other for other in getattr(first, "_in_backward_optimizers", ()))
+    return any(optimizer is other for other in torch_compat.read(torch_compat.IN_BACKWARD, first, ()))
 
 
 def inside_another_step() -> bool:
@@ -94,8 +95,7 @@ def inside_another_step() -> bool:
     frame: FrameType | None = sys._getframe(1)
     steps = 0
     while frame is not None and steps < 2:
-        code = frame.f_code
-        steps += code.co_name == "wrapper" and code.co_filename == _OPTIMIZER_FILE
+        steps += _is_step(frame)
         frame = frame.f_back
     return steps > 1
 

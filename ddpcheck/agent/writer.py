@@ -1,4 +1,4 @@
-"""Appends a rank's records to its file from a background thread, and never lets the disk hold up training."""
+"""Appends a rank's records to its file from a background thread, so that a slow disk does not delay training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_PENDING = 8 << 20
 
 
 class RecordWriter:
-    """One append-only file; every record is one line, written whole."""
+    """One append-only file with one record per line."""
 
     def __init__(self, path: Path) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -44,7 +44,7 @@ class RecordWriter:
         self._queue.put(line)
 
     def close(self, last: Record, seconds: float = 5.0) -> None:
-        """Write `last` behind everything pending and close; give up after `seconds`."""
+        """Write `last` after all pending records and close; give up after `seconds`."""
         self._closed = True
         if not self.failed:
             line = to_line(last)
@@ -57,18 +57,18 @@ class RecordWriter:
             self._close_file()
 
     def flush(self, seconds: float = 1.0) -> None:
-        """Wait until all that is pending has been handed to the system."""
+        """Wait until all pending records are written."""
         deadline = time.monotonic() + seconds
         while self._pending and not self.failed and time.monotonic() < deadline:
             time.sleep(0.001)
 
     def abandon(self) -> None:
-        """In a forked child the file is the parent's and the thread is gone: let both be."""
+        """In a forked child, leave the file to the parent; the thread does not exist there."""
         self.failed = "forked"
         self._close_file()
 
     def _close_file(self) -> None:
-        """Once only: by the second time the number may be that of a file of the user's."""
+        """Close once: the descriptor may be reused by the program afterwards."""
         descriptor, self._fd = self._fd, -1
         with contextlib.suppress(OSError):
             os.close(descriptor)
@@ -84,7 +84,7 @@ class RecordWriter:
                 return
 
     def _take(self) -> tuple[list[bytes], bool]:
-        """Wait for a line, then take all that has gathered: one system call for many records."""
+        """Wait for a line, then take all queued ones: one system call for many records."""
         lines: list[bytes] = []
         line = self._queue.get()
         while line is not None:

@@ -1,1 +1,1 @@
-"""Analysis: what was recorded goes in, findings and a finished report come out; nothing is rendered here."""
+"""Analysis: from records to findings and a finished report. Nothing is rendered here."""

@@ -1,30 +1,33 @@
-"""A case: one attempt of a run with all that the rules look at."""
+"""What a rule receives: one attempt of a run with everything that rules examine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement
 from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.divergence.explain import Divergence, ModuleDivergence, explain_module
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.hardware.samples import NodeSamples
 from ddpcheck.analysis.hardware.traffic import Traffic
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.network.connections import NodeLinks
+from ddpcheck.analysis.node_notes import NodeNotes
 from ddpcheck.analysis.overlap.model import Overlap
 from ddpcheck.analysis.report import RankStatus, RankSummary
-from ddpcheck.analysis.run_reader import NodeNotes
 from ddpcheck.analysis.timing.model import TimeTable
-from ddpcheck.explanations import title
 from ddpcheck.records.kinds.rank import FaultRecord
+
+if TYPE_CHECKING:
+    from ddpcheck.rules.rule import Rule
 
 
 @dataclass(frozen=True)
 class RuleContext:
-    """Handed to every rule. A run in which no rank reported has one case with an empty attempt."""
+    """Given to every rule. A run in which no rank reported has one context with an empty attempt."""
 
     attempt: Attempt
     number: int
@@ -38,30 +41,51 @@ class RuleContext:
     troubles: Mapping[int, str] = field(default_factory=dict)
     # The later attempt of the same elastic job in which all ranks finished.
     made_good_by: int | None = None
-    # Of the last attempt, where the nodes were sampled.
+    # Traffic, samples and links of the nodes: of the last attempt only.
     traffic: Traffic | None = None
     nodes: tuple[NodeSamples, ...] = ()
-    # Between its nodes, likewise.
     links: NodeLinks | None = None
-    # What the profiled steps show, where there are any.
+    # None if no step was profiled.
     overlap: Overlap | None = None
-    # Where the time of a step goes, for each set of ranks that synchronise.
+    # The parts of a step, for each set of ranks that synchronise.
     time: tuple[TimeTable, ...] = ()
+    _divergences: dict[ModuleKey, ModuleDivergence] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def modules(self) -> list[ModuleKey]:
-        """Modules that have anyone to agree with."""
+        """Modules that are replicated on more than one rank."""
         return [module for module in self.attempt.modules() if len(module[0]) > 1]
 
     def with_status(self, *wanted: RankStatus) -> list[RankSummary]:
         return [row for row in self.ranks if row.status in wanted]
 
+    def divergence(self, module: ModuleKey) -> ModuleDivergence:
+        """Where the replicas of `module` diverge and which rule explains it; worked out once."""
+        if module not in self._divergences:
+            # Rules import this module.
+            from ddpcheck.rules.registry import rules
+
+            self._divergences[module] = explain_module(self.attempt, module, rules())
+        return self._divergences[module]
+
+    def diverged_parameters(self, rule: Rule) -> list[Divergence]:
+        """The divergences of parameters that `rule` explains, at most one per module."""
+        every = [self.divergence(module).parameters for module in self.modules()]
+        return [one for one in every if one is not None and one.code == rule.code]
+
+    def diverged_gradients(self, rule: Rule) -> list[Divergence]:
+        """The divergences of gradients that `rule` explains, at most one per module."""
+        every = [self.divergence(module).gradients for module in self.modules()]
+        return [one for one in every if one is not None and one.code == rule.code]
+
     def finding(
         self,
-        code: str,
+        rule: Rule,
         message: str,
         *,
-        severity: Severity = Severity.ERROR,
-        found: Disagreement | None = None,
+        severity: Severity | None = None,
+        disagreement: Disagreement | None = None,
         module: ModuleKey | None = None,
         step: int | None = None,
         stage: str | None = None,
@@ -71,16 +95,17 @@ class RuleContext:
         cause: str = "",
         fix: str = "",
     ) -> Finding:
-        """A finding of this attempt; `found` fills in where and who."""
-        if found is not None:
-            module = found.moment.module if module is None else module
-            stage = found.moment.stage if stage is None else stage
-            step = found.moment.step if step is None else step
-            ranks = ranks or found.outlier_ranks()
+        """A finding of this attempt. `disagreement` supplies module, stage, step and ranks if they are not given."""
+        if disagreement is not None:
+            moment = disagreement.moment
+            module = moment.module if module is None else module
+            stage = moment.stage if stage is None else stage
+            step = moment.step if step is None else step
+            ranks = ranks or disagreement.outlier_ranks()
         return Finding(
-            code=code,
-            severity=severity,
-            title=title(code),
+            code=rule.code,
+            severity=rule.severity if severity is None else severity,
+            title=rule.title,
             message=message,
             module=None if module is None else self.attempt.number(module),
             step=None if step is not None and step < 0 else step,

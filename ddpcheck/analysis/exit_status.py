@@ -1,4 +1,4 @@
-"""How each rank ended, from its own last words and from what its node's launcher saw."""
+"""Determines how each rank ended, from its last record and from what its launcher observed."""
 
 from __future__ import annotations
 
@@ -8,37 +8,38 @@ from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIG
 
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.aggregate.rank_data import RankData
+from ddpcheck.analysis.node_notes import NodeNotes
 from ddpcheck.analysis.report import RankStatus, RankSummary
-from ddpcheck.analysis.run_reader import NodeNotes
 
-# Signals to a whole job land within this time of each other.
+# Processes that exit within this time of each other may have received the same signal.
 TOGETHER_SECONDS = 0.05
+# Time that a killed process may take to exit.
 VANISH_SECONDS = 2.0
-# What launchers end the other ranks with once one has died.
-_POLITE = (SIGTERM, SIGINT, SIGHUP)
-# What no rank brings upon itself because another one has gone, as it may SIGABRT.
-_HARD = (SIGKILL, SIGSEGV, SIGBUS, SIGILL, SIGFPE)
-# What ends a process from within: after its farewell that is a crash while Python shuts down.
-_CRASH: dict[int, str] = {
+# Signals by which launchers stop the other ranks after one has died.
+_STOP_SIGNALS = (SIGTERM, SIGINT, SIGHUP)
+# Signals that are never a consequence of the death of another rank; SIGABRT may be.
+_KILL_SIGNALS = (SIGKILL, SIGSEGV, SIGBUS, SIGILL, SIGFPE)
+# Signals of crashes: after the last record, the process crashed while Python shut down.
+_CRASH_SIGNALS: dict[int, str] = {
     SIGABRT: "SIGABRT",
     SIGSEGV: "SIGSEGV",
     SIGBUS: "SIGBUS",
     SIGILL: "SIGILL",
     SIGFPE: "SIGFPE",
 }
-# What gloo, NCCL, MPI and the stores say when the other end of a connection has gone. Whoever says so is not
-# where the trouble began.
-_LOST_A_PARTNER = re.compile(
+# Messages of gloo, NCCL, MPI and the stores after the peer of a connection has exited. A rank with such an error is not
+# the first that failed.
+_LOST_PEER = re.compile(
     r"connection (?:was )?(?:closed|reset|aborted)|broken pipe|failed to recv, got 0 bytes|socket closed"
     r"|ncclRemoteError|remote process exited|peer (?:has )?(?:closed|exited|is dead)",
     re.IGNORECASE,
 )
-# A launcher that catches its ranks' exceptions leaves no more than this of them.
+# The error of a rank whose exception the launcher caught.
 _NO_REASON = re.compile(r"exit status \d+")
 
 
 def summaries(attempt: Attempt, number: int, notes: NodeNotes, over: bool) -> tuple[RankSummary, ...]:
-    """One row a rank, missing ones too. `over`: the command has ended."""
+    """One row per rank, including missing ranks. `over`: the command has ended."""
     statuses = _statuses(attempt, notes, over)
     rows = [_row(attempt, number, rank, statuses[rank], notes) for rank in sorted(attempt.ranks)]
     rows += [
@@ -49,7 +50,7 @@ def summaries(attempt: Attempt, number: int, notes: NodeNotes, over: bool) -> tu
 
 
 def expected_ranks(attempt: Attempt) -> set[int]:
-    """The ranks that should be in this folder: all, unless the job has nodes of which none reported here."""
+    """The ranks whose records should be in this folder: all, unless some nodes write to another folder."""
     nodes = {rank.header.host for rank in attempt.ranks.values()}
     if len(nodes) == 1 and attempt.elsewhere:
         return set(range(attempt.world_size)) - attempt.elsewhere.keys()
@@ -63,16 +64,16 @@ def expected_ranks(attempt: Attempt) -> set[int]:
     return here
 
 
-def lost_a_partner(error: str) -> bool:
-    """Whether a rank fails because another one has gone, whatever became of that."""
-    return bool(_LOST_A_PARTNER.search(error))
+def lost_peer(error: str) -> bool:
+    """Whether an error is the consequence of the exit of another rank."""
+    return bool(_LOST_PEER.search(error))
 
 
 def crash_at_exit(rank: RankData, notes: NodeNotes) -> str:
-    """The signal that ended a process which had done its work and said goodbye; empty for none."""
+    """The signal that ended the process after its last record; empty for none."""
     if rank.end is None or rank.end.error:
         return ""
-    return _CRASH.get(notes.signals.get(_process(rank), 0), "")
+    return _CRASH_SIGNALS.get(notes.signals.get(_process(rank), 0), "")
 
 
 def _number(rank: RankData, name: str) -> int:
@@ -87,16 +88,16 @@ def _statuses(attempt: Attempt, notes: NodeNotes, over: bool) -> Mapping[int, Ra
     silent: dict[int, float | None] = {}
     first_raise = first_reason = float("inf")
     for number, rank in attempt.ranks.items():
-        if rank.end is None and not _was_muted(number, rank, notes):
+        if rank.end is None and not _could_not_write(number, rank, notes):
             silent[number] = notes.exits.get(_process(rank))
         elif rank.end is not None and rank.end.error:
-            # Once the job was told to stop, ranks that lose their partners may raise whatever they like.
-            told = notes.stopped is not None and notes.stopped <= rank.end.time
-            by_user = told or rank.end.error.startswith("KeyboardInterrupt")
+            # Errors after a request to stop the job are consequences of it.
+            after_stop = notes.stopped is not None and notes.stopped <= rank.end.time
+            by_user = after_stop or rank.end.error.startswith("KeyboardInterrupt")
             statuses[number] = RankStatus.STOPPED if by_user else RankStatus.RAISED
-            # A rank that died before anybody watched it is found gone only after the others have complained,
-            # and its parent may have taken its signal away: then nothing but their words tells the order.
-            if not lost_a_partner(rank.end.error):
+            # The exit of a rank may be noticed only after the errors of its peers, and without its signal: then only
+            # these error messages show the order.
+            if not lost_peer(rank.end.error):
                 first_raise = min(first_raise, rank.end.time)
                 if not _NO_REASON.fullmatch(rank.end.error):
                     first_reason = min(first_reason, rank.end.time)
@@ -109,21 +110,21 @@ def _statuses(attempt: Attempt, notes: NodeNotes, over: bool) -> Mapping[int, Ra
         if when is None:
             statuses[number] = _unseen(first_raise, notes, over)
             continue
-        # Nobody saw it go: those that left before that was noticed, and did not say why, may well have lost it.
+        # The time of its exit is not known: ranks that exited earlier without a reason may be consequences of it.
         unseen = signals[number] is None and _process(attempt.ranks[number]) in notes.found_gone
-        blamed = first_reason if unseen else first_raise
-        # Of several that nobody saw go, the order in which that was noticed tells nothing.
-        since = when if unseen and not set(signals.values()) & set(_HARD) else first_death
-        died = number in suspects and _died(when, signals[number], since, blamed, notes)
+        first_error = first_reason if unseen else first_raise
+        # The order in which such exits were noticed is not the order of the exits.
+        since = when if unseen and not set(signals.values()) & set(_KILL_SIGNALS) else first_death
+        died = number in suspects and _died(when, signals[number], since, first_error, notes)
         statuses[number] = RankStatus.DIED if died else RankStatus.STOPPED
     return statuses
 
 
-def _was_muted(number: int, rank: RankData, notes: NodeNotes) -> bool:
-    """Whether it left in order but could not write so: a full disk, or a fault of our own at the exit."""
-    left = _process(rank) in notes.exits and notes.signals.get(_process(rank), 0) == 0
-    told = any(trouble.is_of(number, _process(rank)) for trouble in notes.troubles)
-    return (told and left) or any(fault.probe == "exit" for fault in rank.faults)
+def _could_not_write(number: int, rank: RankData, notes: NodeNotes) -> bool:
+    """Whether the rank exited normally but could not record it: a full disk, or an internal error at exit."""
+    exited = _process(rank) in notes.exits and notes.signals.get(_process(rank), 0) == 0
+    failed = any(error.is_of(number, _process(rank)) for error in notes.troubles)
+    return (failed and exited) or any(fault.probe == "exit" for fault in rank.faults)
 
 
 def _process(rank: RankData) -> tuple[str, int]:
@@ -131,35 +132,35 @@ def _process(rank: RankData) -> tuple[str, int]:
 
 
 def _suspects(silent: Mapping[int, float | None], signals: Mapping[int, int | None]) -> set[int]:
-    """Ranks that vanished without having been asked to; where all were asked, all of them."""
-    gone = {number: when for number, when in silent.items() if when is not None}
-    killed = [when for number, when in gone.items() if signals[number] in _HARD]
+    """Ranks that exited without a stop signal; all ranks if all received one."""
+    exited = {number: when for number, when in silent.items() if when is not None}
+    killed = [when for number, when in exited.items() if signals[number] in _KILL_SIGNALS]
     unasked = {
         number
-        for number, when in gone.items()
-        if signals[number] not in _POLITE
-        # Of two that vanish together, the one known to have been killed is the likelier of the two.
+        for number, when in exited.items()
+        if signals[number] not in _STOP_SIGNALS
+        # Of two ranks that exit together, the one that is known to be killed is the more likely cause.
         and not (signals[number] is None and any(abs(when - kill) <= TOGETHER_SECONDS for kill in killed))
     }
-    return unasked or set(gone)
+    return unasked or set(exited)
 
 
 def _unseen(first_raise: float, notes: NodeNotes, over: bool) -> RankStatus:
-    """A rank without last words whose end nobody saw."""
+    """The status of a rank without a last record whose exit was not observed."""
     if not over:
         return RankStatus.RUNNING
-    excused = notes.stopped is not None or first_raise < float("inf")
-    return RankStatus.STOPPED if excused else RankStatus.DIED
+    explained = notes.stopped is not None or first_raise < float("inf")
+    return RankStatus.STOPPED if explained else RankStatus.DIED
 
 
 def _died(when: float, signal: int | None, first_death: float, first_raise: float, notes: NodeNotes) -> bool:
-    """Whether nothing else brought this rank down: the first died, others were stopped because of it."""
+    """Whether this rank died by itself. Ranks that exit after the first death or error were stopped because of it."""
     if notes.stopped is not None and notes.stopped <= when:
         return False
-    # A killed process takes its time to vanish; others may complain of its closed connections before that.
-    if first_raise <= when - (VANISH_SECONDS if signal in _HARD else 0.0):
+    # A killed process takes some time to exit; its peers may raise errors about closed connections before that.
+    if first_raise <= when - (VANISH_SECONDS if signal in _KILL_SIGNALS else 0.0):
         return False
-    # Without its signal only the order tells; with it, a whole job that was killed at once is told as such.
+    # If its signal is known, ranks that were killed at the same time all died. Otherwise only the first did.
     return when <= first_death + (TOGETHER_SECONDS if signal is not None else 0.0)
 
 
@@ -169,9 +170,9 @@ def _row(attempt: Attempt, number: int, rank: int, status: RankStatus, notes: No
     if data.end is not None and data.end.error:
         detail = data.end.error + (f" ({data.end.where})" if data.end.where else "")
     elif crash := crash_at_exit(data, notes):
-        detail = f"{crash} after its work was done, while Python shut down"
+        detail = f"{crash} after the end of training, while Python shut down"
     elif data.end is not None and data.end.dropped:
-        detail = f"{data.end.dropped} records lost: the disk could not keep up"
+        detail = f"{data.end.dropped} records lost: the disk was too slow"
     return RankSummary(
         rank=rank,
         status=status,

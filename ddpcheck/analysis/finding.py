@@ -1,4 +1,4 @@
-"""A finding: one thing that is wrong with a job, with where, who, why and what to do."""
+"""A finding: one problem of a job, with its location, ranks, cause and fix."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ from typing import Any
 
 
 class Severity(str, Enum):
-    """How bad a finding is; `error` fails a run by default."""
+    """Severity of a finding. By default `error` fails a run."""
 
     ERROR = "error"
     WARNING = "warning"
     NOTE = "note"
-    # A check of `ddpcheck doctor` that passed; no rule uses it.
-    OK = "ok"
 
     @property
     def weight(self) -> int:
-        return {"error": 2, "warning": 1, "note": 0, "ok": -1}[self.value]
+        return {"error": 2, "warning": 1, "note": 0}[self.value]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding, as it stands in report.json."""
+    """One finding, as in report.json."""
 
     code: str
     severity: Severity

@@ -1,7 +1,7 @@
-"""A module's name across ranks: the ranks of its group, and its number among those wrapped in it.
+"""Identifies a module across ranks: the ranks of its process group, and its number among the modules of that group.
 
-Of thousands of ranks it is a long tuple, and it is the key of nearly every table here, asked for with every record.
-So there is one object for each module, and it computes its hash once.
+The key of nearly every table. With thousands of ranks it is a long tuple, so there is one object per module, which
+computes its hash once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ModuleKey = tuple[tuple[int, ...], int]
 
 
 class _Key(tuple):  # type: ignore[type-arg]
-    """A tuple in every way."""
+    """A tuple that caches its hash."""
 
     _hash: int
 
@@ -26,12 +26,12 @@ class _Key(tuple):  # type: ignore[type-arg]
 
 
 @lru_cache(maxsize=1024)
-def _made(group: tuple[int, ...], ordinal: int) -> ModuleKey:
+def _key(group: tuple[int, ...], ordinal: int) -> ModuleKey:
     return _Key((group, ordinal))
 
 
 def module_key(group: Iterable[int], ordinal: int) -> ModuleKey:
-    return _made(tuple(group), ordinal)
+    return _key(tuple(group), ordinal)
 
 
 @lru_cache(maxsize=1024)

@@ -1,4 +1,4 @@
-"""The finished analysis of a run: everything a report shows, nothing left to compute."""
+"""The finished analysis of a run: everything that reports show."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ REPORT_SCHEMA = 1
 
 
 class Verdict(str, Enum):
-    """The one word that heads a report."""
+    """The overall result of a run."""
 
     OK = "ok"
     FINDINGS = "findings"  # at least one error or warning
     FAILED = "failed"  # the user's command itself failed
-    INCOMPLETE = "incomplete"  # too little was recorded to say
+    INCOMPLETE = "incomplete"  # too few records for a result
 
 
 class RankStatus(str, Enum):
-    """How a rank ended, as far as its records and its node's launcher can tell."""
+    """How a rank ended, from its records and from what its launcher observed."""
 
     FINISHED = "finished"
-    RAISED = "raised"  # left by an exception or a non-zero sys.exit
-    DIED = "died"  # vanished without a goodbye, first of all; or crashed after it, while Python shut down
-    STOPPED = "stopped"  # ended from outside: by the launcher after another rank's death, or by the user
-    RUNNING = "running"  # still there, or nothing is known of its end
-    MISSING = "missing"  # never reported
+    RAISED = "raised"  # ended by an exception or a non-zero sys.exit
+    DIED = "died"  # killed or crashed before all others, or crashed while Python shut down
+    STOPPED = "stopped"  # by the launcher after the death of another rank, or by the user
+    RUNNING = "running"  # still running, or its end is not known
+    MISSING = "missing"  # wrote no records
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,17 @@ class RankSummary:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at, whether or not it raised a finding."""
+    """One kind of comparison, with or without a finding."""
 
     name: str  # e.g. "parameters after each step"
-    compared: int  # how many comparisons across ranks were made
+    compared: int  # number of comparisons across ranks
     outcome: str  # "agree", "differ", "not checked"
-    detail: str = ""  # e.g. "120 steps x 4 ranks, 148 parameters", or why it was not checked
+    detail: str = ""  # e.g. "120 steps x 4 ranks, 148 parameters", or the reason why it was not checked
 
 
 @dataclass(frozen=True)
 class AttemptSummary:
-    """One start of the job: elastic restarts and jobs in sequence each make one."""
+    """One launch of the job: each elastic restart is one, and each of several jobs in sequence."""
 
     number: int
     world_size: int
@@ -81,7 +81,7 @@ class AttemptSummary:
 
 @dataclass(frozen=True)
 class DataEpoch:
-    """How one epoch's samples were dealt out to the ranks of a module."""
+    """How the samples of one epoch were distributed over the ranks of a module."""
 
     module: str
     loader: int
@@ -89,13 +89,13 @@ class DataEpoch:
     step: int
     samples: int
     ranks: int
-    # Samples drawn, by rank; the first ranks only where there are very many.
+    # Samples drawn, by rank; only the first ranks of very large jobs.
     per_rank: Mapping[str, int]
-    # Samples that several ranks drew, that none drew, and draws beyond one for each sample; null: not known.
+    # Samples that several ranks drew, samples that no rank drew, and draws in excess of the dataset; null: not known.
     overlap: int | None
     missing: int | None
     padding: int | None
-    # Whether every rank went through its share, and whether counts are exact or estimates.
+    # Whether every rank drew its whole share, and whether counts are exact or estimates.
     complete: bool = True
     exact: bool = True
     sampler: str = ""
@@ -103,7 +103,7 @@ class DataEpoch:
 
 @dataclass(frozen=True)
 class Report:
-    """What report.json holds and every report renders."""
+    """The contents of report.json; every report renders it."""
 
     verdict: Verdict
     world_size: int
@@ -113,27 +113,27 @@ class Report:
     findings: tuple[Finding, ...]
     attempts: tuple[AttemptSummary, ...]
     checks: tuple[Check, ...]
-    # The last attempt's, the first epochs of it.
+    # The first epochs of the last attempt.
     data: tuple[DataEpoch, ...] = ()
-    # What the nodes have and did, and what moved between them in a step of the last attempt.
+    # Hardware and utilization of the nodes, and the traffic of a step of the last attempt.
     hardware: Mapping[str, Any] = field(default_factory=dict)
     traffic: Mapping[str, Any] = field(default_factory=dict)
-    # What the links between nodes gave while they were asked.
+    # Throughput of the links between nodes.
     links: Mapping[str, Any] = field(default_factory=dict)
-    # Also the last attempt's.
+    # Of the last attempt.
     time: tuple[TimeTable, ...] = ()
-    # The last attempt's too: what each rank's memory held, and its way to the first step.
+    # Memory and start-up of each rank of the last attempt.
     memory: MemoryTable | None = None
     startup: StartupTable | None = None
-    # Of the last attempt that was profiled.
+    # Of the last profiled attempt.
     overlap: Overlap | None = None
-    # The course of the last attempt over its steps, and what its ranks ran in.
+    # Agreement and gradients of the last attempt over its steps, and the environments of its ranks.
     agreement: tuple[AgreementHistory, ...] = ()
     gradients: tuple[GradientHistory, ...] = ()
     environment: tuple[EnvironmentRow, ...] = ()
-    # Of the last attempt, where it ran on several.
+    # Of the last attempt, if it ran on several hosts.
     hosts: tuple[HostClock, ...] = ()
-    # Figures over the steps, for reports that draw them; made where one is asked for, and no part of report.json.
+    # Time series for reports that draw charts. Only built on request; not in report.json.
     course: RunTimeSeries | None = field(default=None, compare=False, repr=False)
     # path, name, id, started (ISO 8601), seconds, ddpcheck and torch versions, hosts
     run: Mapping[str, Any] = field(default_factory=dict)

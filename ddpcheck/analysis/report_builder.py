@@ -1,4 +1,4 @@
-"""From a run folder to a finished report."""
+"""Builds the report of a run folder."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from ddpcheck.analysis.hardware.machine import machine_of, traffic_table
 from ddpcheck.analysis.hardware.table import hardware_table
 from ddpcheck.analysis.memory.table import memory_table
 from ddpcheck.analysis.network.table import links_table
+from ddpcheck.analysis.node_notes import read_notes, write_errors_by_attempt
 from ddpcheck.analysis.overlap.build import overlap_or_why
 from ddpcheck.analysis.report import AttemptSummary as AttemptSummary
 from ddpcheck.analysis.report import RankStatus, RankSummary, Report, Verdict
-from ddpcheck.analysis.run_reader import RunReader, place, read_description, read_notes
+from ddpcheck.analysis.run_reader import RunReader, read_description
 from ddpcheck.analysis.startup.table import startup_table
 from ddpcheck.analysis.timeseries.build import build_timeseries
 from ddpcheck.analysis.timeseries.history import agreement_history, gradient_history
 from ddpcheck.analysis.timing.table import time_tables
 from ddpcheck.records.kinds.rank import FaultRecord
-from ddpcheck.records.session_name import of_one_job
+from ddpcheck.records.session_name import is_same_job
 from ddpcheck.rules.job.ddp605 import failed_rule
-from ddpcheck.rules.registry import RULES, Rule
+from ddpcheck.rules.registry import in_report_order, rule_of
+from ddpcheck.rules.rule import Rule
 
 _JOB = "TORCHELASTIC_RUN_ID"
 
 
 def made_good_by(attempts: Sequence[Attempt], rows: Sequence[Sequence[RankSummary]]) -> list[int | None]:
-    """For each attempt the number of the restart in which all ranks finished; None where there was none."""
+    """For each attempt the number of the restart in which all ranks finished; None: there was none."""
     return [_made_good_by(number, attempts, rows) for number in range(len(attempts))]
 
 
@@ -50,10 +52,10 @@ def _made_good_by(
 
 
 def _restarts(earlier: Attempt, later: Attempt) -> bool:
-    """Whether one torchrun started both; another job in the same run, however alike, makes nothing good."""
-    if of_one_job(earlier.session, later.session):
+    """Whether one torchrun launched both attempts, not another job in the same run."""
+    if is_same_job(earlier.session, later.session):
         return True
-    # Older torchruns make a new store for every attempt.
+    # Older versions of torchrun use a new store for every attempt.
     same_job = _jobs(earlier) == _jobs(later) != {""}
     return same_job and _restart(later) > _restart(earlier)
 
@@ -67,16 +69,16 @@ def _restart(attempt: Attempt) -> int:
 
 
 def analyse_run(path: Path, *, course: bool = False) -> Report:
-    """Read a stored run from beginning to end and judge it."""
+    """Read a stored run and build its report."""
     description = read_description(path)
     run = RunReader(path)
     return build_report(run, description, course=course)
 
 
 def build_report(run: RunReader, description: dict[str, Any], *, course: bool = False) -> Report:
-    """Judge a run whose records have been read as far as they were there; reads the rest.
+    """Read the remaining records of a run and build its report.
 
-    `course`: with all figures over the steps, for a report that draws them.
+    `course`: include time series, for reports that draw charts.
     """
     run.finish()
     notes = read_notes(run.path, description)
@@ -86,8 +88,8 @@ def build_report(run: RunReader, description: dict[str, Any], *, course: bool = 
     attempts = run.ordered() or [Attempt("")]
     ranks = [summaries(attempt, number, notes, over) for number, attempt in enumerate(attempts)]
     restarts = made_good_by(attempts, ranks)
-    strays = _placed(run.strays, ranks)
-    troubles = place(notes.troubles, ranks)
+    strays = _strays_by_attempt(run.strays, ranks)
+    troubles = write_errors_by_attempt(notes.troubles, ranks)
     machine = machine_of(run.path, attempts[-1])
     overlaps = [overlap_or_why(attempt, run.path) for attempt in attempts]
     times = [time_tables(attempt.clocks, [module[0] for module in attempt.modules()]) for attempt in attempts]
@@ -110,7 +112,9 @@ def build_report(run: RunReader, description: dict[str, Any], *, course: bool = 
         )
         for number, attempt in enumerate(attempts)
     ]
-    findings = tuple(_ordered([f for case in cases for rule in RULES for f in _findings(rule, case)]))
+    findings = tuple(
+        _ordered([f for case in cases for rule in in_report_order() for f in _findings(rule, case)])
+    )
     last = attempts[-1]
     overlap = next((overlap for overlap in reversed(overlaps) if overlap is not None), None)
     return Report(
@@ -151,31 +155,35 @@ def build_report(run: RunReader, description: dict[str, Any], *, course: bool = 
 
 
 def _findings(rule: Rule, case: RuleContext) -> list[Finding]:
-    """A rule that fails costs its own findings, never the report."""
+    """An error in a rule is reported as a finding; other rules are not affected."""
     try:
-        return rule(case)
+        return rule.find(case)
     except Exception as error:
-        return [failed_rule(case, rule.__module__.rpartition(".")[2].upper(), error)]
+        return [failed_rule(case, rule.code, error)]
 
 
 def _ordered(findings: list[Finding]) -> list[Finding]:
-    """Worst first; among equals the order of the rules, which is from cause to effect."""
+    """By severity, then in the order of the rules, which is from cause to effect."""
     return sorted(findings, key=lambda finding: -finding.severity.weight)
 
 
-def _placed(strays: list[FaultRecord], ranks: list[tuple[RankSummary, ...]]) -> list[tuple[FaultRecord, ...]]:
-    """Faults of processes without a record file, each to an attempt in which its rank is missing."""
+def _strays_by_attempt(
+    strays: list[FaultRecord], ranks: list[tuple[RankSummary, ...]]
+) -> list[tuple[FaultRecord, ...]]:
+    """Faults of processes without a record file, each assigned to an attempt in which its rank is missing."""
     missing = [{row.rank for row in rows if row.status is RankStatus.MISSING} for rows in ranks]
-    placed: list[list[FaultRecord]] = [[] for _ in ranks]
+    assigned: list[list[FaultRecord]] = [[] for _ in ranks]
     for fault in strays:
-        number = next((n for n, gone in enumerate(missing) if fault.rank in gone), len(ranks) - 1)
+        number = next(
+            (n for n, ranks_missing in enumerate(missing) if fault.rank in ranks_missing), len(ranks) - 1
+        )
         missing[number].discard(-1 if fault.rank is None else fault.rank)
-        placed[number].append(fault)
-    return [tuple(faults) for faults in placed]
+        assigned[number].append(fault)
+    return [tuple(faults) for faults in assigned]
 
 
 def _is_partial(cases: list[RuleContext]) -> bool:
-    """Whether a rank of the last attempt is not in the records at all."""
+    """Whether a rank of the last attempt has no records."""
     last = cases[-1]
     return not last.attempt.ranks or bool(last.with_status(RankStatus.MISSING))
 
@@ -183,11 +191,16 @@ def _is_partial(cases: list[RuleContext]) -> bool:
 def _verdict(findings: tuple[Finding, ...], exit_code: int | None, stopped: bool, partial: bool) -> Verdict:
     if exit_code not in (None, 0) and not stopped:
         return Verdict.FAILED
-    if any(finding.severity is not Severity.NOTE and finding.code != "DDP601" for finding in findings):
+    if any(finding.severity is not Severity.NOTE and not _is_incomplete(finding) for finding in findings):
         return Verdict.FINDINGS
-    if partial or any(finding.code == "DDP601" for finding in findings):
+    if partial or any(map(_is_incomplete, findings)):
         return Verdict.INCOMPLETE
     return Verdict.OK
+
+
+def _is_incomplete(finding: Finding) -> bool:
+    rule = rule_of(finding.code)
+    return rule is not None and rule.incomplete
 
 
 def _command(description: dict[str, Any]) -> tuple[str, ...]:
@@ -210,13 +223,13 @@ def _about(run: RunReader, description: dict[str, Any]) -> dict[str, Any]:
         "hosts": sorted({header.host for header in headers}),
         "unreadable_lines": sum(rank.bad_lines for a in run.attempts.values() for rank in a.ranks.values()),
         "files_without_header": run.headless,
-        # Folders that a generator made, for tests and benchmarks: nobody is to take them for a job's.
+        # Marks folders that a generator made for tests and benchmarks.
         **({"synthetic": description["synthetic"]} if description.get("synthetic") else {}),
     }
 
 
 def _parameters(run: RunReader) -> int:
-    """How many parameters the last attempt's modules have together."""
+    """Number of parameters of all modules of the last attempt."""
     attempts = run.ordered()
     if not attempts:
         return 0

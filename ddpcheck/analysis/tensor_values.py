@@ -1,4 +1,4 @@
-"""Turns the raw bytes of tensors into the values people read, and finds where two of them differ."""
+"""Decodes raw bytes of tensors, and finds the elements in which two tensors differ."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ LARGEST_HEADER = 64 << 20
 
 
 class CapturedTensors:
-    """One file of captured tensors; damaged or missing, it simply holds none."""
+    """One file of captured tensors in safetensors format. A damaged or missing file is empty."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._header: dict[str, Any] = {}
-        self._data_at = 0
+        self._data_offset = 0
         try:
             with path.open("rb") as file:
                 (size,) = struct.unpack("<Q", file.read(8))
                 if size <= LARGEST_HEADER:
                     header = json.loads(file.read(size))
                     self._header = header if isinstance(header, dict) else {}
-                    self._data_at = 8 + size
+                    self._data_offset = 8 + size
         except (OSError, ValueError, struct.error):
             self._header = {}
 
@@ -31,33 +31,33 @@ class CapturedTensors:
         return set(self._header)
 
     def note(self, name: str) -> str:
-        """What the writer noted beside the tensors."""
+        """An entry of the metadata."""
         notes = self._header.get("__metadata__")
         return str(notes.get(name, "")) if isinstance(notes, dict) else ""
 
     def entries(self) -> list[tuple[str, str, list[int]]]:
-        """Name, dtype in the format's own words, and shape of every tensor."""
-        found = []
+        """Name, dtype as safetensors names it, and shape of every tensor."""
+        entries = []
         for name, entry in self._header.items():
             match entry:
                 case {"dtype": str(dtype), "shape": list(shape)} if all(isinstance(n, int) for n in shape):
-                    found.append((name, dtype, shape))
-        return found
+                    entries.append((name, dtype, shape))
+        return entries
 
     def read(self, name: str) -> bytes:
-        """The raw bytes of a tensor, row by row; empty where it is not there."""
+        """The raw bytes of a tensor in row-major order; empty where the file does not contain it."""
         match self._header.get(name):
             case {"data_offsets": [int(start), int(end)]} if 0 <= start <= end:
                 with self._path.open("rb") as file:
-                    # A damaged header may ask for more than there is memory.
-                    there = max(file.seek(0, 2) - self._data_at, 0)
-                    start, end = min(start, there), min(end, there)
-                    file.seek(self._data_at + start)
+                    # The offsets of a damaged header may exceed the file.
+                    size = max(file.seek(0, 2) - self._data_offset, 0)
+                    start, end = min(start, size), min(end, size)
+                    file.seek(self._data_offset + start)
                     return file.read(end - start)
         return b""
 
 
-# torch's dtype names: struct's letter, and the size of an element.
+# By torch's name of a dtype: the format character of struct, and the size of an element.
 _FORMATS = {
     "float64": ("d", 8),
     "float32": ("f", 4),
@@ -73,12 +73,12 @@ _SIZES = {"bfloat16": 2, "complex64": 8, "complex128": 16, "float8_e4m3fn": 1, "
 
 
 def element_size(dtype: str) -> int:
-    """Bytes of one element; 1 for a dtype we do not know, so that it can still be compared byte by byte."""
+    """Bytes of one element; 1 for an unknown dtype, which is then compared byte by byte."""
     return _FORMATS[dtype][1] if dtype in _FORMATS else _SIZES.get(dtype, 1)
 
 
 def value(data: bytes, dtype: str) -> Any:
-    """One element as a number; as hexadecimal text where its dtype has no plain Python counterpart."""
+    """One element as a number; as hexadecimal text where Python has no equivalent of its dtype."""
     if dtype in _FORMATS and len(data) == _FORMATS[dtype][1]:
         return struct.unpack("<" + _FORMATS[dtype][0], data)[0]
     if dtype == "bfloat16" and len(data) == 2:
@@ -91,29 +91,29 @@ def value(data: bytes, dtype: str) -> Any:
 
 
 def differing_elements(first: bytes, second: bytes, size: int, most: int) -> tuple[int, list[int]]:
-    """How many elements of two tensors differ, and where the first `most` of them are."""
+    """The number of differing elements of two tensors, and the flat indices of the first `most`."""
     count = 0
-    places: list[int] = []
+    indices: list[int] = []
     length = min(len(first), len(second))
-    # Most blocks of most tensors are equal or wholly different: compare large pieces before small ones.
+    # Compare large blocks first: most are equal.
     block = 4096 * size
     for start in range(0, length, block):
         end = min(start + block, length)
         a, b = first[start:end], second[start:end]
         if a == b:
             continue
-        for at in range(0, len(a), size):
-            if a[at : at + size] != b[at : at + size]:
+        for offset in range(0, len(a), size):
+            if a[offset : offset + size] != b[offset : offset + size]:
                 count += 1
-                if len(places) < most:
-                    places.append((start + at) // size)
-    return count, places
+                if len(indices) < most:
+                    indices.append((start + offset) // size)
+    return count, indices
 
 
-def index_of(place: int, shape: list[int]) -> list[int]:
-    """The index of the element at a place of a tensor laid out row by row."""
+def unravel_index(flat: int, shape: list[int]) -> list[int]:
+    """The index in each dimension of the element at a flat index in row-major order."""
     index: list[int] = []
     for extent in reversed(shape):
-        index.append(place % extent if extent else 0)
-        place //= extent or 1
+        index.append(flat % extent if extent else 0)
+        flat //= extent or 1
     return index[::-1]

@@ -1,4 +1,4 @@
-"""The commands of ddpcheck, listed in one place."""
+"""The command line: registers every command."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ddpcheck.cli.explain import explain
 from ddpcheck.cli.links import links
 from ddpcheck.cli.list import list_runs
 from ddpcheck.cli.merge import merge
+from ddpcheck.cli.options import OptionalHtmlCommand
 from ddpcheck.cli.report import report
-from ddpcheck.cli.report_options import WithPage
 from ddpcheck.cli.run import run
 from ddpcheck.cli.trace import trace
 from ddpcheck.cli.view import view
 from ddpcheck.cli.watch import watch
 from ddpcheck.version import VERSION
 
-# Plain help and plain errors: they start quicker, and read the same in a log as on a terminal.
+# Plain help and errors: they start faster, and look the same in a log as on a terminal.
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -30,8 +30,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"ddpcheck {VERSION}")
         raise typer.Exit
 
@@ -39,15 +39,23 @@ def _version(asked: bool) -> None:
 @app.callback()
 def ddpcheck(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """Watch any PyTorch DDP job, unchanged, and prove that its replicas agree or name where they part."""
+    """Watches PyTorch DDP jobs and proves that their replicas agree, or pinpoints where they diverge.
+
+    \b
+    Examples:
+      ddpcheck run -- torchrun --nproc-per-node 4 train.py
+      ddpcheck report
+      ddpcheck explain DDP201
+    """
 
 
-# Whatever follows the command's first word belongs to the command, dashes and all.
-app.command(cls=WithPage, context_settings={"allow_interspersed_args": False})(run)
-app.command(cls=WithPage)(report)
+# All words after the first word of the user's command belong to that command, including options.
+app.command(cls=OptionalHtmlCommand, context_settings={"allow_interspersed_args": False})(run)
+app.command(cls=OptionalHtmlCommand)(report)
 app.command()(watch)
 app.command(name="list")(list_runs)
 app.command()(diff)

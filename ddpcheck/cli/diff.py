@@ -1,4 +1,4 @@
-"""`ddpcheck diff`: the first step, stage and parameter at which two runs part."""
+"""`ddpcheck diff`: the first step, stage and parameter where two runs diverge."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import typer
 from ddpcheck.cli.run_lookup import find_run
 from ddpcheck.errors import RunNotFound, RunUnreadable, UsageError
 
-PARTED = 10
+DIVERGED_STATUS = 10
 
 
 def diff(
     run_a: Annotated[
-        str, typer.Argument(metavar="RUN_A", help="Run folder, or (part of) its name in ddpcheck-runs.")
+        str,
+        typer.Argument(metavar="RUN_A", help="Run folder, or the beginning of its name in ddpcheck-runs."),
     ],
     run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="The run to compare it with.")],
     rtol: Annotated[
         float | None,
         typer.Option(
             metavar="X",
-            help="Compare within this relative difference of the gradients, not to the bit "
-            "[default: for runs on other numbers of ranks, by dtype and step].",
+            help="Compare gradients with this relative tolerance instead of bitwise "
+            "[default: bitwise; for different numbers of ranks, a tolerance by dtype and step].",
             show_default=False,
         ),
     ] = None,
@@ -31,19 +32,19 @@ def diff(
         str,
         typer.Option(
             metavar="N[,M]",
-            help="Which start of the job, counted from 0; N of RUN_A and M of RUN_B [default: the last].",
+            help="Start of the job to compare, from 0: N of RUN_A and M of RUN_B [default: the last].",
             show_default=False,
         ),
     ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON instead.")] = False,
 ) -> None:
-    """Name the first step, stage and parameter at which two runs part.
+    """Find the first step, stage and parameter where two runs diverge.
 
-    Runs on the same number of ranks are compared rank by rank, to the bit;
-    others by their reduced gradients, within rounding.
+    Runs with the same number of ranks are compared rank by rank, bitwise.
+    Other runs are compared by their reduced gradients, within rounding.
 
-    Exit status: 0 where the runs agree, 10 where they part, 2 where they
-    cannot be compared.
+    Exit status: 0 if the runs agree, 10 if they diverge, 2 if they cannot
+    be compared.
 
     \b
     Examples:
@@ -59,7 +60,7 @@ def diff(
     try:
         comparison = compare_runs(find_run(run_a), find_run(run_b), rtol, attempts)
     except (RunNotFound, RunUnreadable) as error:
-        # 1 would read like a verdict: whoever compares in a script knows 0, 10 and "could not be done".
+        # Status 2, not 1: scripts expect 0, 10, or 2 for runs that cannot be compared.
         raise UsageError(str(error)) from None
     if json:
         from ddpcheck.reports.diff_json import to_json
@@ -71,12 +72,12 @@ def diff(
         from ddpcheck.reports.terminal.diff import render
 
         render(comparison, Console())
-    raise typer.Exit(PARTED if comparison.verdict is DiffVerdict.PARTED else 0)
+    raise typer.Exit(DIVERGED_STATUS if comparison.verdict is DiffVerdict.DIVERGED else 0)
 
 
 def _check_rtol(rtol: float | None) -> None:
     if rtol is not None and not (math.isfinite(rtol) and rtol > 0):
-        raise UsageError(f"--rtol {rtol} is no tolerance: give a number above 0, such as 1e-4")
+        raise UsageError(f"--rtol {rtol}: give a number above 0, such as 1e-4")
 
 
 def _attempts(text: str) -> tuple[int | None, int | None]:
@@ -84,5 +85,5 @@ def _attempts(text: str) -> tuple[int | None, int | None]:
         return None, None
     parts = text.split(",")
     if len(parts) > 2 or not all(part.strip().isdecimal() for part in parts):
-        raise UsageError(f"--attempt {text!r} is neither a number nor two of them, such as 0 or 0,1")
+        raise UsageError(f"--attempt {text!r}: give one or two numbers, such as 0 or 0,1")
     return int(parts[0]), int(parts[-1])

@@ -1,4 +1,4 @@
-"""`ddpcheck doctor`: what of this machine and its environment would get in a job's way."""
+"""`ddpcheck doctor`: check this machine, or the machines of a job, before the job starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from ddpcheck.errors import UsageError
 
-_PROBLEM = 10
+_PROBLEM_STATUS = 10
 
 
 def doctor(
@@ -19,28 +19,32 @@ def doctor(
         list[str] | None,
         typer.Argument(
             metavar="LAUNCHER",
-            help="What starts your ranks, without a script, after two dashes [default: this machine alone].",
+            help="The launcher of your ranks, without a script, after two dashes [default: check this machine only].",
             show_default=False,
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print facts and diagnoses as JSON instead.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print facts and diagnoses as JSON.")] = False,
     python: Annotated[
-        str, typer.Option(help="The Python that ranks would run with.", metavar="PATH", show_default=False)
+        str, typer.Option(help="Python interpreter that ranks would use.", metavar="PATH", show_default=False)
     ] = "",
     out: Annotated[
-        Path, typer.Option(help="Where a run folder would be made.", metavar="DIR", show_default=True)
+        Path,
+        typer.Option(help="Folder in which run folders would be created.", metavar="DIR", show_default=True),
     ] = Path("ddpcheck-runs"),
-    wait: Annotated[float, typer.Option(help="Seconds for all ranks to report, with a launcher.")] = 60.0,
+    wait: Annotated[
+        float, typer.Option(help="With a launcher: wait up to N seconds for all ranks.", metavar="N")
+    ] = 60.0,
 ) -> None:
-    """Look at this machine and its environment before a job starts on it.
+    """Check this machine and its environment before you start a job.
 
-    torch and its backends, GPUs, the interface that gloo and NCCL take, host
-    names, limits, memory, whether ddpcheck gets into a rank, variables that
-    change a job. With a launcher, every rank tells its facts, hosts call each
-    other, and what differs is named; start it on every node as the job itself.
+    Checks torch and its backends, GPUs, the network interface that gloo and
+    NCCL use, host names, limits, memory, whether ddpcheck can be injected into
+    a rank, and environment variables that affect a job. With a launcher, all
+    ranks are checked and compared, and hosts connect to each other. Run it on
+    every node, as you would run the job.
 
-    Exit status: 10 where there is a problem, the launcher's own where it
-    failed, else 0.
+    Exit status: 10 if there is a problem, the status of the launcher if it
+    fails, 0 otherwise.
 
     \b
     Examples:
@@ -50,12 +54,14 @@ def doctor(
       srun python -m ddpcheck.doctor
     """
     if not (math.isfinite(wait) and 1 <= wait <= 3600):
-        raise UsageError(f"--wait {wait:g}: give from 1 to 3600 seconds")
+        raise UsageError(f"--wait {wait:g}: give 1 to 3600 seconds")
     if command and python:
-        raise UsageError("--python is for this machine alone: with a launcher, ranks run with the launcher's")
-    from ddpcheck.launcher.rank_tools import look_at_job, look_at_machine
+        raise UsageError(
+            "--python does not work with a launcher, which chooses the interpreter; remove one of them"
+        )
+    from ddpcheck.launcher.rank_tools import check_job, check_machine
 
-    report = look_at_job(command, out, wait) if command else look_at_machine(python or sys.executable, out)
+    report = check_job(command, out, wait) if command else check_machine(python or sys.executable, out)
     if json:
         typer.echo(report.to_json(), nl=False)
     else:
@@ -65,4 +71,4 @@ def doctor(
 
         render(report, Console())
     if report.has_problem:
-        raise typer.Exit(_PROBLEM)
+        raise typer.Exit(_PROBLEM_STATUS)

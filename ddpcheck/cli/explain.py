@@ -1,4 +1,4 @@
-"""`ddpcheck explain`: what a finding means and how to fix it."""
+"""`ddpcheck explain`: the meaning of a finding and how to fix it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from ddpcheck.errors import UsageError
 def explain(
     code: Annotated[str | None, typer.Argument(metavar="[CODE]", help="For example DDP201.")] = None,
 ) -> None:
-    """Explain a finding; without a code, list them all."""
+    """Explain a finding. Without a code, list all codes.
+
+    \b
+    Examples:
+      ddpcheck explain
+      ddpcheck explain DDP201
+    """
     if code is None:
         for each in explanations.codes():
             typer.echo(f"{each}  {explanations.title(each)}")
@@ -29,8 +35,8 @@ def _known(code: str) -> str:
     if wanted in known:
         return wanted
     nearest = sorted(difflib.get_close_matches(wanted, known, n=3, cutoff=0.5))
-    meant = f"did you mean {', '.join(nearest)}?" if nearest else "`ddpcheck explain` lists them all"
-    raise UsageError(f"there is no finding with the code {code!r}: {meant}")
+    hint = f"did you mean {', '.join(nearest)}?" if nearest else "`ddpcheck explain` lists all codes"
+    raise UsageError(f"there is no finding {code!r}: {hint}")
 
 
 def _show(page: str) -> None:

@@ -1,4 +1,4 @@
-"""`ddpcheck links`: measure every link of a job's nodes, and name the slow one."""
+"""`ddpcheck links`: measure all links between the nodes of a job and find slow ones."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ def links(
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="LAUNCHER", help="What starts your ranks, without a script, after two dashes."
+            metavar="LAUNCHER", help="The launcher of your ranks, without a script, after two dashes."
         ),
     ] = None,
-    sizes: Annotated[str, typer.Option(help="Bytes of the messages.", metavar="LIST")] = DEFAULT_SIZES,
-    seconds: Annotated[float, typer.Option(help="For each pair.")] = 2.0,
+    sizes: Annotated[str, typer.Option(help="Message sizes in bytes.", metavar="LIST")] = DEFAULT_SIZES,
+    seconds: Annotated[float, typer.Option(help="Measure each pair for N seconds.", metavar="N")] = 2.0,
     tolerance: Annotated[
-        float, typer.Option(help="How many times slower than its class a link may be.")
+        float,
+        typer.Option(help="Report links that are N times slower than others of their class.", metavar="N"),
     ] = 1.5,
-    out: Annotated[Path, typer.Option(help="What was measured, for programs.", metavar="FILE")] = Path(
+    out: Annotated[Path, typer.Option(help="Write the measurements as JSON.", metavar="FILE")] = Path(
         "links.json"
     ),
-    backend: Annotated[str, typer.Option(help="gloo or nccl [default: nccl where there are GPUs].")] = "",
+    backend: Annotated[str, typer.Option(help="gloo or nccl [default: nccl if there are GPUs].")] = "",
 ) -> None:
-    """Measure the links between all nodes, and between ranks within a node.
+    """Measure the links between all nodes, and between the ranks of a node.
 
-    Start it on every node as you would start the job. Exit status: 10 where a
-    link is slower than --tolerance times its class, the launcher's own where
-    it failed, else 0.
+    Run it on every node, as you would run the job. Exit status: 10 if a link
+    is more than --tolerance times slower than its class, the status of the
+    launcher if it fails, 0 otherwise.
 
     \b
     Examples:
@@ -42,7 +43,7 @@ def links(
       ddpcheck links -- srun
     """
     if not command:
-        raise UsageError(f"there is no launcher: put it after two dashes, as in `{_EXAMPLE}`")
+        raise UsageError(f"no launcher given; put it after two dashes, for example `{_EXAMPLE}`")
     try:
         arguments = as_arguments(parse_sizes(sizes), check_seconds(seconds), check_tolerance(tolerance))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""`ddpcheck list`: the runs that are there."""
+"""`ddpcheck list`: past runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ddpcheck.errors import RunNotFound
-from ddpcheck.launcher.run_folder import RUNS_FOLDER
+from ddpcheck.records.run_folder import RUNS_FOLDER
 
 # Version of what --json prints. 1 (2026-11): first version.
 LIST_SCHEMA = 1
@@ -20,9 +20,9 @@ def list_runs(
     folder: Annotated[
         Path | None, typer.Argument(metavar="[DIR]", help=f"Folder with runs [default: {RUNS_FOLDER}].")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
-    """List past runs, the newest first.
+    """List past runs, newest first.
 
     \b
     Examples:
@@ -31,16 +31,16 @@ def list_runs(
     """
     from ddpcheck.launcher.past_runs import past_runs
 
-    where = folder or Path(RUNS_FOLDER)
-    if not where.is_dir():
+    runs_folder = folder or Path(RUNS_FOLDER)
+    if not runs_folder.is_dir():
         raise RunNotFound(
-            f"there is no folder {str(where)!r}: make a run with `ddpcheck run -- COMMAND`, or name a folder"
+            f"there is no folder {str(runs_folder)!r}; create a run with `ddpcheck run -- COMMAND`, or give a folder"
         )
     try:
-        runs = past_runs(where)
+        runs = past_runs(runs_folder)
     except OSError as error:
         raise RunNotFound(
-            f"the folder {str(where)!r} cannot be read: {(error.strerror or str(error)).lower()}"
+            f"the folder {str(runs_folder)!r} cannot be read: {(error.strerror or str(error)).lower()}"
         ) from None
     if as_json:
         typer.echo(json.dumps({"schema": LIST_SCHEMA, "runs": [asdict(run) for run in runs]}, indent=1))
@@ -49,4 +49,4 @@ def list_runs(
 
     from ddpcheck.reports.terminal.run_list import render_list
 
-    render_list(runs, str(where), Console())
+    render_list(runs, str(runs_folder), Console())

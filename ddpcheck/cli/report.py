@@ -1,26 +1,18 @@
-"""`ddpcheck report`: a stored run again, for people or for programs."""
+"""`ddpcheck report`: the report of a stored run, on the terminal or in a file."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ddpcheck.cli.report_options import (
-    Github,
-    Html,
-    Junit,
-    Markdown,
-    Tensorboard,
-    checked_output,
-    checked_page,
-    shown_by,
-)
+from ddpcheck.cli.options import OUTPUT_OPTIONS, requested_outputs, with_options
 from ddpcheck.cli.run_lookup import find_run
+from ddpcheck.config import Config
 from ddpcheck.errors import UsageError
-from ddpcheck.reports.outputs import Outputs, page_of, write_outputs
+from ddpcheck.reports.outputs import page_of, write_outputs
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.report import Report
@@ -28,15 +20,18 @@ if TYPE_CHECKING:
 TIMELINE = "timeline.json.gz"
 
 
+@with_options(*OUTPUT_OPTIONS)
 def report(
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN]", help="Run folder, or (part of) its name in ddpcheck-runs [default: latest]."
+            metavar="[RUN]",
+            help="Run folder, or the beginning of its name in ddpcheck-runs [default: latest].",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Argument(metavar="[OUT]", help="File for --trace, or folder for --tensorboard.")
+        Path | None,
+        typer.Argument(metavar="[OUT]", help="Output file of --trace, or output folder of --tensorboard."),
     ] = None,
     gradients: Annotated[
         int | None,
@@ -46,17 +41,13 @@ def report(
         bool,
         typer.Option(
             "--trace",
-            help=f"Write one timeline of all profiled ranks, for Perfetto, to OUT or {TIMELINE} in the run folder.",
+            help=f"Write one Perfetto timeline of all profiled ranks to OUT, or to {TIMELINE} in the run folder.",
         ),
     ] = False,
-    html: Html = None,
-    junit: Junit = None,
-    markdown: Markdown = None,
-    github: Github = False,
-    tensorboard: Tensorboard = False,
     json: Annotated[bool, typer.Option("--json", help="Print report.json instead.")] = False,
+    **settings: Any,
 ) -> None:
-    """Show the report of a run again.
+    """Show the report of a stored run.
 
     \b
     Examples:
@@ -65,44 +56,36 @@ def report(
       ddpcheck report --html            (report.html in the run folder)
       ddpcheck report --gradients 10    (after run --save-gradients 10)
       ddpcheck report --trace all-ranks.json.gz    (after run --profile)
-      ddpcheck report RUN --tensorboard events     (without a folder: tensorboard in the run folder)
+      ddpcheck report RUN --tensorboard events     (default: tensorboard in the run folder)
     """
-    if trace and out is None and run is not None and _names_a_timeline(run):
+    if trace and out is None and run is not None and _is_timeline_name(run):
         out, run = Path(run), None
-    if out is not None and trace == tensorboard:
-        which = "one of --trace and --tensorboard" if trace else "--trace or --tensorboard"
-        raise UsageError(f"{out}: a second name is where --trace or --tensorboard writes to; give {which}")
+    if out is not None and trace == settings["tensorboard"]:
+        missing = "only one of --trace and --tensorboard" if trace else "--trace or --tensorboard"
+        raise UsageError(f"{out}: OUT is the output of --trace or --tensorboard; give {missing}")
     path = find_run(run)
     if trace:
         _write_timeline(path, out or path / TIMELINE)
         return
-    asked = Outputs(
-        html=checked_page(html),
-        junit=checked_output("--junit", junit),
-        markdown=checked_output("--markdown", markdown),
-        github=github,
-        tensorboard=str(out or "") if tensorboard else None,
-    )
-    if tensorboard:
-        from ddpcheck.reports.tensorboard.presence import require_tensorboard
-
-        require_tensorboard()
+    config = Config.from_options(settings)
+    outputs = requested_outputs(config, out)
     if gradients is not None:
         _show_gradients(path, gradients)
         return
     from ddpcheck.analysis.report_builder import analyse_run
 
-    result = analyse_run(path, course=tensorboard)
+    result = analyse_run(path, course=config.tensorboard)
     if json:
         from ddpcheck.reports.json_report import to_json
 
         typer.echo(to_json(result), nl=False)
     else:
-        _show(result, page_of(asked, path))
-    if not write_outputs(result, asked, path, sys.stderr if json else sys.stdout):
+        _show(result, page_of(outputs, path))
+    if not write_outputs(result, outputs, path, sys.stderr if json else sys.stdout):
         raise typer.Exit(1)
-    if tensorboard:
-        typer.echo(shown_by(path, out), err=json)
+    if config.tensorboard:
+        command = f"ddpcheck view {path}" if out is None else f"tensorboard --logdir {out}"
+        typer.echo(f"Next: `{command}` shows it in TensorBoard.", err=json)
 
 
 def _show(result: Report, page: Path | None) -> None:
@@ -122,12 +105,12 @@ def _show_gradients(path: Path, step: int) -> None:
     render_gradients(saved_gradients(path, step), Console())
 
 
-def _names_a_timeline(text: str) -> bool:
+def _is_timeline_name(text: str) -> bool:
     return text.endswith((".json", ".json.gz")) and not Path(text).is_dir()
 
 
 def _write_timeline(path: Path, out: Path) -> None:
-    if not _names_a_timeline(str(out)):
+    if not _is_timeline_name(str(out)):
         raise UsageError(f"--trace {out}: the name must end in .json or .json.gz")
     from ddpcheck.analysis.overlap.build import traces_of_run
     from ddpcheck.traces.analyse import analyse
@@ -135,6 +118,8 @@ def _write_timeline(path: Path, out: Path) -> None:
 
     traces, left_out = traces_of_run(path)
     write_merged(traces, analyse(traces), out)
-    for said in left_out:
-        typer.echo(f"left out: {said}", err=True)
-    typer.echo(f"One timeline of {len(traces)} ranks is in {out}; open it in Perfetto or chrome://tracing.")
+    for reason in left_out:
+        typer.echo(f"left out: {reason}", err=True)
+    typer.echo(
+        f"Wrote one timeline of {len(traces)} ranks to {out}. Open it in Perfetto or chrome://tracing."
+    )

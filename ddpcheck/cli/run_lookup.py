@@ -1,67 +1,62 @@
-"""Which run folder the user means."""
+"""Finds the run folder that the user refers to."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from ddpcheck.errors import RunNotFound, UsageError
-from ddpcheck.launcher.run_folder import RUNS_FOLDER
+from ddpcheck.records.run_folder import RUNS_FOLDER, is_run_folder
 
-_MOST_SHOWN = 5
+_MAX_LISTED = 5
 
 
 def find_run(given: str | None, runs: Path = Path(RUNS_FOLDER)) -> Path:
-    """A folder as it is, a name or the beginning of one inside `runs`, or the latest run there."""
+    """A run folder given by its path, by its name or the beginning of it in `runs`, or the latest run there."""
     if given is None:
         return _latest(runs)
-    if given and is_run(Path(given)):
+    if given and is_run_folder(Path(given)):
         return Path(given)
-    found = _named(given, runs)
-    if len(found) == 1:
-        return found[0]
-    if found:
+    matches = _named(given, runs)
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
         raise UsageError(
-            f"{given!r} means {len(found)} runs in {runs}: {_listed(found)}; say more of the name"
+            f"{given!r} matches {len(matches)} runs in {runs}: {_listed(matches)}; give more of the name"
         )
     if given and Path(given).exists():
-        raise RunNotFound(f"{given!r} is not a run folder: there is neither run.json nor rank-*.jsonl in it")
+        raise RunNotFound(f"{given!r} is not a run folder: it contains neither run.json nor rank-*.jsonl")
     raise RunNotFound(f"there is no run {given!r}, neither as a folder nor in {runs}{_available(runs)}")
 
 
-def is_run(path: Path) -> bool:
-    """Whether something was recorded in this folder, however little."""
-    return path.is_dir() and ((path / "run.json").exists() or any(path.glob("rank-*.jsonl")))
-
-
 def _latest(runs: Path) -> Path:
-    found = _all(runs)
-    if not found:
+    matches = _all(runs)
+    if not matches:
         raise RunNotFound(
-            f"there is no run in {runs}: make one with `ddpcheck run -- COMMAND`, or name a run folder"
+            f"there is no run in {runs}; create one with `ddpcheck run -- COMMAND`, or give a run folder"
         )
-    return found[-1]
+    return matches[-1]
 
 
 def _named(given: str, runs: Path) -> list[Path]:
     if not given:
         return []
-    every = _all(runs)
-    # Folder names begin with the time, so people remember what comes after it.
-    exact = [run for run in every if given == run.name or run.name.endswith(f"-{given}")]
-    return exact or [run for run in every if run.name.startswith(given)]
+    all_runs = _all(runs)
+    # Folder names begin with the time; users remember the name that follows.
+    exact = [run for run in all_runs if given == run.name or run.name.endswith(f"-{given}")]
+    return exact or [run for run in all_runs if run.name.startswith(given)]
 
 
 def _all(runs: Path) -> list[Path]:
     """Oldest first: names begin with the time they started."""
-    return sorted((path for path in runs.glob("*") if is_run(path)), key=lambda path: path.name)
+    return sorted((path for path in runs.glob("*") if is_run_folder(path)), key=lambda path: path.name)
 
 
 def _available(runs: Path) -> str:
-    found = _all(runs)
-    return f", which holds {_listed(found)}" if found else ""
+    matches = _all(runs)
+    return f", which contains {_listed(matches)}" if matches else ""
 
 
-def _listed(found: list[Path]) -> str:
-    latest = [path.name for path in reversed(found)][:_MOST_SHOWN]
-    more = len(found) - len(latest)
+def _listed(matches: list[Path]) -> str:
+    latest = [path.name for path in reversed(matches)][:_MAX_LISTED]
+    more = len(matches) - len(latest)
     return ", ".join(latest) + (f" and {more} more" if more else "")

@@ -1,4 +1,4 @@
-"""`ddpcheck trace`: overlap, waiting and stragglers of profiler traces that people already have."""
+"""`ddpcheck trace`: overlap, waiting times and stragglers in existing torch.profiler traces."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ def trace(
         list[Path],
         typer.Argument(
             metavar="FILE",
-            help="Traces of torch.profiler, one a rank: .json, .json.gz, a .tar of them, or a folder.",
+            help="torch.profiler traces, one per rank: .json, .json.gz, a .tar of them, or a folder.",
             show_default=False,
         ),
     ],
-    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     merged: Annotated[
         Path | None,
         typer.Option(
             metavar="OUT",
-            help="Write one timeline of all ranks (.json or .json.gz), for Perfetto.",
+            help="Write one Perfetto timeline of all ranks (.json or .json.gz).",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Show how much communication is hidden behind compute, who waits and for whom.
+    """Show communication overlap, waiting times and stragglers in profiler traces.
 
-    Reads what torch.profiler exported, with NCCL, RCCL or gloo. No run is needed.
-    A file that cannot be used is named, and the exit status is 1.
+    Reads traces that torch.profiler exported, with NCCL, RCCL or gloo. No run
+    is needed. Files that cannot be used are listed, and the exit status is 1.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`ddpcheck view`: TensorBoard on a run."""
+"""`ddpcheck view`: show a run in TensorBoard."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ def view(
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN]", help="Run folder, or (part of) its name in ddpcheck-runs [default: latest]."
+            metavar="[RUN]",
+            help="Run folder, or the beginning of its name in ddpcheck-runs [default: latest].",
         ),
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(
-            min=1, max=65535, metavar="N", help="Port to listen on [default: the first free one from 6006]."
-        ),
+        typer.Option(min=1, max=65535, metavar="N", help="Port [default: the first free one from 6006]."),
     ] = None,
 ) -> None:
-    """Show a run in TensorBoard: agreement, gradients, time, memory and links of all ranks over the steps.
+    """Show a run in TensorBoard: replicas, gradients, time, memory and links per step.
 
-    What TensorBoard reads lies in the folder `tensorboard` of the run, and is
-    made where it is missing or older than the records. Ctrl-C ends it.
+    Writes the folder `tensorboard` in the run folder if it is missing or older
+    than the records. Press Ctrl-C to stop.
 
     \b
     Examples:
@@ -39,20 +38,21 @@ def view(
     from ddpcheck.reports.tensorboard.presence import INSTALL, has_profiler_plugin, require_tensorboard
 
     require_tensorboard()
-    from ddpcheck.launcher.viewer import free_port, show
+    from ddpcheck.launcher.viewer import free_port, run_tensorboard
 
     chosen = free_port(port)
-    with tempfile.TemporaryDirectory(prefix="ddpcheck-view-") as spare:
-        events = _events(path, Path(spare))
+    with tempfile.TemporaryDirectory(prefix="ddpcheck-view-") as temporary:
+        events = _events_folder(path, Path(temporary))
         if any(events.glob("*/*.pt.trace.json*")) and not has_profiler_plugin():
             typer.echo(
-                f"ddpcheck: torch-tb-profiler, which shows the traces, is missing: `{INSTALL}`", err=True
+                f"ddpcheck: traces are not shown: torch-tb-profiler is not installed. Next: `{INSTALL}`",
+                err=True,
             )
-        raise typer.Exit(show(events, path.absolute().name, chosen))
+        raise typer.Exit(run_tensorboard(events, path.absolute().name, chosen))
 
 
-def _events(run: Path, spare: Path) -> Path:
-    """The folder that TensorBoard is to read, made where needed; in `spare` where the run folder cannot be written."""
+def _events_folder(run: Path, temporary: Path) -> Path:
+    """The folder for TensorBoard, written if needed; in `temporary` if the run folder is not writable."""
     from ddpcheck.reports.outputs import TENSORBOARD
     from ddpcheck.reports.tensorboard.folder import is_current
 
@@ -66,7 +66,7 @@ def _events(run: Path, spare: Path) -> Path:
     try:
         write_tensorboard(report, run, out)
     except OSError as error:
-        out = spare / TENSORBOARD
+        out = temporary / TENSORBOARD
         write_tensorboard(report, run, out)
-        typer.echo(f"ddpcheck: {run} cannot be written ({error.strerror}); {out} is used meanwhile", err=True)
+        typer.echo(f"ddpcheck: cannot write to {run} ({error.strerror}); using {out} instead", err=True)
     return out

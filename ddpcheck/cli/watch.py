@@ -12,24 +12,25 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ddpcheck.analysis.live.state import LiveState
-    from ddpcheck.launcher.multi_node.remote_follow import RemoteFollow
+    from ddpcheck.launcher.multi_node.remote_follow import RunFollower
 
-_INTERRUPTED = 130
+_INTERRUPTED_STATUS = 130
 
 
 def watch(
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN]", help="Run folder, or (part of) its name in ddpcheck-runs [default: latest]."
+            metavar="[RUN]",
+            help="Run folder, or the beginning of its name in ddpcheck-runs [default: latest].",
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print how it stands now, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the current state and exit.")] = False,
 ) -> None:
-    """Follow a run that is under way, until it ends; then say how it came out.
+    """Follow a run until it ends, then print its verdict.
 
-    Reads the run folder and nothing else, so it works from any machine that
-    sees the folder. Without a terminal it prints how the run stands, once.
+    Reads only the run folder, so it works on any machine with access to the
+    folder. Without a terminal, it prints the current state once.
 
     \b
     Examples:
@@ -39,26 +40,26 @@ def watch(
     """
     from rich.console import Console
 
-    from ddpcheck.launcher.multi_node.remote_follow import RemoteFollow
+    from ddpcheck.launcher.multi_node.remote_follow import RunFollower
 
     console = Console()
-    following = RemoteFollow(find_run(run))
+    follower = RunFollower(find_run(run))
     try:
-        state = following.look() if once or not console.is_terminal else _follow(following, console)
+        state = follower.read_state() if once or not console.is_terminal else _follow(follower, console)
     except KeyboardInterrupt:
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(_INTERRUPTED_STATUS) from None
     _show(state, console)
     if state.ended or state.abandoned:
-        _conclude(following, console)
+        _show_verdict(follower, console)
 
 
-def _follow(following: RemoteFollow, console: Console) -> LiveState:
+def _follow(follower: RunFollower, console: Console) -> LiveState:
     from rich.live import Live
 
     from ddpcheck.reports.terminal.live import live_view
 
     with Live(console=console, screen=True, auto_refresh=False) as screen:
-        for state in following:
+        for state in follower:
             screen.update(live_view(state, console), refresh=True)
     return state
 
@@ -70,9 +71,9 @@ def _show(state: LiveState, console: Console) -> None:
     ReportConsole(console).put(live_view(state, console))
 
 
-def _conclude(following: RemoteFollow, console: Console) -> None:
+def _show_verdict(follower: RunFollower, console: Console) -> None:
     from ddpcheck.analysis.report_builder import build_report
     from ddpcheck.analysis.run_reader import read_description
     from ddpcheck.reports.terminal.report import render_outcome
 
-    render_outcome(build_report(following.run, read_description(following.run.path)), console)
+    render_outcome(build_report(follower.run, read_description(follower.run.path)), console)

@@ -1,4 +1,4 @@
-"""Compares two runs within what rounding explains: for runs that cannot be equal to the bit, as on other ranks."""
+"""Comparison within rounding error, for runs that cannot be bitwise equal, such as on another number of ranks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ddpcheck.diff.initial_parameters import compare_starts
-from ddpcheck.diff.model import AFTERMATH, ORDER, DifferenceGrowth, DiffSource, FirstDifference, Value
-from ddpcheck.diff.record_diff import about_norm
+from ddpcheck.diff.initial_parameters import compare_initial_parameters
+from ddpcheck.diff.model import FOLLOWING_STEPS, ORDER, DifferenceGrowth, DiffSource, FirstDifference, Value
+from ddpcheck.diff.record_diff import approximate_norm
 from ddpcheck.diff.run_input import RunInput, RunSummary
 from ddpcheck.diff.run_steps import RunStep, run_steps
 from ddpcheck.records.kinds.modules import ModuleRecord
@@ -26,41 +26,45 @@ _ROUNDOFF = {
     "complex32": 2.0**-11,
     "bfloat16": 2.0**-8,
 }
-# Roundings that a gradient may be off by after one step. Sums and depth alone need some dozens; the rest is for
-# units that stand at a threshold, where one rounding turns a ReLU on or off and the gradient jumps, and for autocast
-# to bfloat16, which no record shows: for float32 this is one rounding of bfloat16. docs/diff.md tells what sound
-# jobs were measured at.
+# Rounding errors that a gradient may accumulate in one step. Sums and depth need some dozens. The rest is for units
+# at a threshold, where one rounding switches a ReLU and the gradient jumps, and for autocast to bfloat16, which is
+# not recorded: for float32 this is one rounding of bfloat16. docs/diff.md lists the values of measured jobs.
 _ROUNDINGS = 2.0**16
 # Records hold sketches in steps of 2**-26 norms, whatever the dtype.
 _RESOLUTION = 2.0**-20
-# Beyond this, runs are not the same in any sense, however long they were.
+# Upper bound of the tolerance, for runs of any length.
 LARGEST = 0.1
+# A difference that exceeds the previous one by this factor is sudden; it did not grow.
+SUDDEN = 30.0
+# Precision of a ratio of two gradients that only float32 rounded.
+EXACTLY = 1e-4
+_MOST_VALUES = 64
 
 
 class Tolerance:
     """The relative difference that is allowed at a step."""
 
     def __init__(self, fixed: float | None, dtypes: Iterable[str], half: bool) -> None:
-        """`fixed` is what the user asked for; `half`: a GradScaler tells that fp16 is computed in."""
+        """`fixed` is the user's tolerance; `half`: a GradScaler is used, so gradients are computed in fp16."""
         self._fixed = fixed
         roundoffs = [_ROUNDOFF.get(dtype, 2.0**-8) for dtype in dtypes] + [2.0**-11] * half
-        # What a step may add.
-        self._a_step = max(_RESOLUTION, _ROUNDINGS * max(roundoffs, default=2.0**-24))
+        # Tolerance added by each step.
+        self._per_step = max(_RESOLUTION, _ROUNDINGS * max(roundoffs, default=2.0**-24))
 
     @property
     def roughly(self) -> float:
-        """Within this, a gradient is a multiple of another one, whatever the user allows."""
-        return min(LARGEST, self._a_step)
+        """Tolerance for the ratio of two gradients, independent of the user's."""
+        return min(LARGEST, self._per_step)
 
     def at(self, step: int) -> float:
-        """It grows with the steps: each adds roundings of its own to parameters that are off already."""
+        """Grows with the step, because every step adds rounding errors."""
         if self._fixed is not None:
             return self._fixed
-        return min(LARGEST, self._a_step * (step + 1))
+        return min(LARGEST, self._per_step * (step + 1))
 
 
 class Ratio(NamedTuple):
-    """B over A, and what that number is, where it is a simple one."""
+    """B / A, and the quantity of the job that it equals, if any."""
 
     value: float
     meaning: str
@@ -71,7 +75,7 @@ class Ratio(NamedTuple):
 
 
 def common_ratio(pairs: Sequence[tuple[Packed, Packed]], slack: float) -> float | None:
-    """The one factor by which all of B's gradients are A's, within `slack`; None where there is none."""
+    """The common factor between all gradients of B and A within `slack`; None if there is none."""
     known = [(a, b) for a, b in pairs if a.known and b.known]
     squares = math.fsum(a.value**2 for a, _ in known)
     if not squares or len(known) < len(pairs):
@@ -89,8 +93,8 @@ def common_ratio(pairs: Sequence[tuple[Packed, Packed]], slack: float) -> float 
     return ratio
 
 
-def named(ratio: float, quantities: Mapping[str, float], slack: float) -> Ratio:
-    """`ratio` with the quantity of the job that it equals, or one over it; else rounded to a small number."""
+def explain_ratio(ratio: float, quantities: Mapping[str, float], slack: float) -> Ratio:
+    """`ratio` with the quantity of the job that it, or its inverse, equals; else rounded to a small integer."""
     size = abs(ratio)
     for name, quantity in quantities.items():
         if quantity <= 1:
@@ -108,7 +112,7 @@ def named(ratio: float, quantities: Mapping[str, float], slack: float) -> Ratio:
 
 
 def ratio_of(a: object, b: object) -> float | None:
-    """Of two numbers, where they are numbers that have one."""
+    """b / a, if both are finite and not zero."""
     if isinstance(a, bool) or isinstance(b, bool):
         return None
     if not isinstance(a, (int, float)) or not isinstance(b, (int, float)) or not a or not b:
@@ -120,49 +124,44 @@ def _equal(a: float, b: float, slack: float) -> bool:
     return abs(a - b) <= slack * b
 
 
-# A difference that is this many times the last one did not grow, it came.
-SUDDEN = 30.0
-# How well a ratio of two gradients is known where only float32 rounded them.
-EXACTLY = 1e-4
-_MOST_VALUES = 64
-
-
 @dataclass
 class RoundingResult:
-    """All partings in order, and how far apart the gradients were at each step."""
+    """All divergences in order, and the relative difference of the gradients at each step."""
 
-    partings: list[FirstDifference] = field(default_factory=list)
+    divergences: list[FirstDifference] = field(default_factory=list)
     growth: list[DifferenceGrowth] = field(default_factory=list)
     compared: Counter[str] = field(default_factory=Counter)
     common: int = -1
 
 
 def compare_within_rounding(
-    a: RunInput, b: RunInput, outlines: tuple[RunSummary, RunSummary], rtol: float | None
+    a: RunInput, b: RunInput, summaries: tuple[RunSummary, RunSummary], rtol: float | None
 ) -> RoundingResult:
-    """Modules by the order in which they were wrapped."""
+    """Compare module by module, in the order of wrapping."""
     result = RoundingResult()
     if a.header().algorithm == b.header().algorithm:
-        result.partings, compared = compare_starts(a, b, len(outlines[0].modules))
+        result.divergences, compared = compare_initial_parameters(a, b, len(summaries[0].modules))
         result.compared[DiffSource.INIT.value] = compared
-    half = outlines[0].scaled or outlines[1].scaled
-    for one, other in zip(outlines[0].modules.values(), outlines[1].modules.values(), strict=True):
+    half = summaries[0].scaled or summaries[1].scaled
+    for one, other in zip(summaries[0].modules.values(), summaries[1].modules.values(), strict=True):
         dtypes = {str(row[1]) for row in (*one.parameters, *other.parameters)}
-        walk = _Walk(one, other, Tolerance(rtol, dtypes, half))
-        walk.through(run_steps(a, one), run_steps(b, other))
-        result.partings += walk.partings
-        result.growth += walk.growth
-        result.compared.update(walk.compared)
-        result.common = max(result.common, walk.common)
-    result.partings.sort(key=lambda parting: (parting.step, ORDER[parting.stage], parting.module))
+        comparison = _ModuleComparison(one, other, Tolerance(rtol, dtypes, half))
+        comparison.compare(run_steps(a, one), run_steps(b, other))
+        result.divergences += comparison.divergences
+        result.growth += comparison.growth
+        result.compared.update(comparison.compared)
+        result.common = max(result.common, comparison.common)
+    result.divergences.sort(
+        key=lambda divergence: (divergence.step, ORDER[divergence.stage], divergence.module)
+    )
     return result
 
 
-class _Walk:
-    """One module through both runs, step by step."""
+class _ModuleComparison:
+    """Comparison of one module in both runs."""
 
     def __init__(self, a: ModuleRecord, b: ModuleRecord, tolerance: Tolerance) -> None:
-        self.partings: list[FirstDifference] = []
+        self.divergences: list[FirstDifference] = []
         self.growth: list[DifferenceGrowth] = []
         self.compared: Counter[str] = Counter()
         self.common = -1
@@ -170,21 +169,21 @@ class _Walk:
         self._names = [str(row[0]) for row in a.parameters]
         self._groups = (a.group, b.group)
         self._tolerance = tolerance
-        # The last step at which gradients, and hyperparameters, were found equal.
+        # The last step in which each stage was equal.
         self._agreed: dict[DiffSource, int] = {}
 
-    def through(self, a: Iterator[RunStep], b: Iterator[RunStep]) -> None:
+    def compare(self, a: Iterator[RunStep], b: Iterator[RunStep]) -> None:
         for one, other in _paired(a, b):
             self.common = one.step
-            first = min((parting.step for parting in self.partings), default=None)
-            telling = first is None or one.step <= first + AFTERMATH
-            for where, parting in (
+            first = min((divergence.step for divergence in self.divergences), default=None)
+            reported = first is None or one.step <= first + FOLLOWING_STEPS
+            for where, divergence in (
                 (DiffSource.REWRITTEN, self._rewritten(one, other)),
                 (DiffSource.REDUCED, self._gradients(one, other)),
                 (DiffSource.HYPER, self._hyper(one, other)),
             ):
-                if parting is not None and telling:
-                    self.partings.append(replace(parting, agreed_until=self._agreed.get(where)))
+                if divergence is not None and reported:
+                    self.divergences.append(replace(divergence, agreed_until=self._agreed.get(where)))
                 elif first is None:
                     self._agreed[where] = one.step
 
@@ -194,26 +193,26 @@ class _Walk:
             return None
         which = "A" if wrote[0] else "B"
         text = f"parameters were written before this step in run {which} only"
-        return self._parting(a, DiffSource.REWRITTEN, text)
+        return self._divergence(a, DiffSource.REWRITTEN, text)
 
     def _gradients(self, a: RunStep, b: RunStep) -> FirstDifference | None:
         names = [name for name in self._names if name in a.reduced and name in b.reduced]
         if not names:
             return None
         self.compared[DiffSource.REDUCED.value] += 1
-        apart = {name: _apart(a, b, name) for name in names}
+        distances = {name: _distance(a, b, name) for name in names}
         size = math.hypot(*(max(a.size(name), b.size(name)) for name in names))
-        relative = math.hypot(*apart.values()) / size if size else 0.0
+        relative = math.hypot(*distances.values()) / size if size else 0.0
         before = self.growth[-1] if self.growth else None
         allowed = self._tolerance.at(a.step)
         self.growth.append(DifferenceGrowth(a.step, self._module, relative, allowed))
         if relative <= allowed:
             return None
-        off = [name for name in names if apart[name] > allowed * size / math.sqrt(len(names))]
-        off.sort(key=lambda name: -apart[name])
-        return self._apart_by(a, b, off or names[:1], len(names), relative, before)
+        off = [name for name in names if distances[name] > allowed * size / math.sqrt(len(names))]
+        off.sort(key=lambda name: -distances[name])
+        return self._gradient_divergence(a, b, off or names[:1], len(names), relative, before)
 
-    def _apart_by(
+    def _gradient_divergence(
         self,
         a: RunStep,
         b: RunStep,
@@ -226,7 +225,9 @@ class _Walk:
         sudden = before is None or relative > SUDDEN * before.relative
         worst = off[0]
         values = [
-            Value("reduced norm, about", about_norm(a.reduced[worst]), about_norm(b.reduced[worst])),
+            Value(
+                "reduced norm, about", approximate_norm(a.reduced[worst]), approximate_norm(b.reduced[worst])
+            ),
             Value("reduced sketch", a.reduced[worst].value, b.reduced[worst].value),
         ]
         ranks = sorted(a.local.get(worst, {}).keys() | b.local.get(worst, {}).keys())
@@ -238,13 +239,13 @@ class _Walk:
         elif math.isinf(relative):
             text = "gradients are not finite in one run only"
         else:
-            text = f"gradients are apart by {relative:.2g} of their size"
+            text = f"gradients differ by {relative:.2g} of their size"
             if before is not None and not sudden:
                 text += f", after {before.relative:.2g} at step {before.step}"
             else:
-                text += ", all at once"
+                text += ", suddenly"
         return replace(
-            self._parting(a, DiffSource.REDUCED, text),
+            self._divergence(a, DiffSource.REDUCED, text),
             parameter=worst,
             differing=len(off),
             tensors=count,
@@ -254,18 +255,18 @@ class _Walk:
         )
 
     def _ratio(self, a: RunStep, b: RunStep, off: list[str]) -> Ratio | None:
-        # One parameter has a ratio to anything: of a few only a telling one is worth a word, and an exact one.
+        # One parameter has a ratio to anything: of a few only a reported one is worth a word, and an exact one.
         few = len(off) < 3
         slack = EXACTLY if few else max(EXACTLY, self._tolerance.roughly)
         ratio = common_ratio([(a.reduced[name], b.reduced[name]) for name in off], slack)
         if ratio is None:
             return None
-        found = named(ratio, self._quantities(a, b), slack)
+        found = explain_ratio(ratio, self._quantities(a, b), slack)
         simple = found.meaning or found.value.is_integer() or (1 / found.value).is_integer()
         return found if simple or not few else None
 
     def _quantities(self, a: RunStep, b: RunStep) -> dict[str, float]:
-        """Numbers of the two jobs that people multiply or divide a loss by."""
+        """Quantities of the two jobs by which a loss may be multiplied or divided."""
         sizes = [len(group) for group in self._groups]
         rows = [step.rows() for step in (a, b)]
         forwards = [max((rank.forwards for rank in step.ranks.values()), default=0) for step in (a, b)]
@@ -303,27 +304,27 @@ class _Walk:
         if not values:
             return None
         text = ", ".join(self._changed(value, a, b) for value in values[:3])
-        return replace(self._parting(a, DiffSource.HYPER, text), values=tuple(values[:_MOST_VALUES]))
+        return replace(self._divergence(a, DiffSource.HYPER, text), values=tuple(values[:_MOST_VALUES]))
 
     def _changed(self, value: Value, a: RunStep, b: RunStep) -> str:
         text = f"{value.what} is {value.a} in run A and {value.b} in run B"
         ratio = ratio_of(value.a, value.b)
-        found = named(ratio, self._quantities(a, b), 1e-6) if ratio is not None else None
+        found = explain_ratio(ratio, self._quantities(a, b), 1e-6) if ratio is not None else None
         return f"{text}, ratio {found}" if found is not None and found.meaning else text
 
-    def _parting(self, step: RunStep, where: DiffSource, text: str) -> FirstDifference:
+    def _divergence(self, step: RunStep, where: DiffSource, text: str) -> FirstDifference:
         ranks = tuple(sorted({rank for group in self._groups for rank in group}))
         return FirstDifference(step.step, where, self._module, None, 0, len(self._names), ranks, text)
 
 
 def _norm(step: RunStep, name: str, rank: int) -> float | None:
-    """None: that run has no such rank."""
+    """None if the run does not have the rank."""
     sketches = step.local.get(name, {})
-    return about_norm(sketches[rank]) if rank in sketches else None
+    return approximate_norm(sketches[rank]) if rank in sketches else None
 
 
-def _apart(a: RunStep, b: RunStep, name: str) -> float:
-    """By how much the sketches of one parameter differ for sure; infinite where one is not finite."""
+def _distance(a: RunStep, b: RunStep, name: str) -> float:
+    """Lower bound of the difference of two sketches; infinite if only one is finite."""
     one, other = a.reduced[name], b.reduced[name]
     if not one.known or not other.known:
         return 0.0 if one.known == other.known else math.inf
@@ -331,7 +332,7 @@ def _apart(a: RunStep, b: RunStep, name: str) -> float:
 
 
 def _paired(a: Iterator[RunStep], b: Iterator[RunStep]) -> Iterator[tuple[RunStep, RunStep]]:
-    """Steps that both runs took."""
+    """Pairs of equal steps."""
     one, other = next(a, None), next(b, None)
     while one is not None and other is not None:
         if one.step == other.step:

@@ -1,4 +1,4 @@
-"""One rank's records as moments that can be found again in another run, each with its place in time."""
+"""The records of one rank as events with keys by which another run's events are matched."""
 
 from __future__ import annotations
 
@@ -15,70 +15,70 @@ from ddpcheck.records.registry import Record
 from ddpcheck.records.sketch_shares import shares
 
 Comparable = DigestRecord | AppliedRecord | BackwardRecord | BatchRecord | SkipRecord
-# Steps whose turn is remembered for records that come late.
-MOST_TURNS = 256
+# Steps whose position is kept for records that are written late.
+MAX_POSITIONS = 256
 Key = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
 class DiffEvent:
-    """Something that happened; in two runs of one job it has the same key."""
+    """One recorded event; it has the same key in two runs of one job."""
 
     key: Key
     step: int
-    # How many optimizer steps, of whatever optimizer, came before: orders what several modules do.
-    turn: int
+    # Number of earlier optimizer steps of any optimizer: orders the events of several modules.
+    position: int
     module: int
     record: Comparable
     # Names of the tensors that the record is about.
     names: tuple[str, ...]
     # By rank, which of the reduced gradients it sketches.
     shares: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    # Of the step's own backward, where it was sketched.
+    # The backward of this step, if it was sketched.
     backward: BackwardRecord | None = None
     hyper: Mapping[str, Any] = field(default_factory=dict)
-    # The parameters as they were looked at before this moment.
+    # The previous parameter digest.
     before: DigestRecord | None = None
 
 
 class Timeline:
-    """Goes through the records of one rank in the order in which they were written."""
+    """Iterates over the records of one rank in the order in which they were written."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._records = iter(records)
-        # By module, the last step that was finished, and its turn.
+        # By module, the last step that was finished, and its position.
         self.reached: dict[int, tuple[int, int]] = {}
         self.over = False
-        self._turn = 0
-        self._turns: dict[tuple[int, int], int] = {}
-        # By module: names of its parameters and of its buffers, and who sketches which of the reduced gradients.
+        self._position = 0
+        self._positions: dict[tuple[int, int], int] = {}
+        # By module: names of parameters and buffers, and the share of reduced gradients that each rank sketches.
         self._names: dict[tuple[int, bool], tuple[str, ...]] = {}
         self._shares: dict[int, dict[int, tuple[int, ...]]] = {}
         self._backwards: dict[int, BackwardRecord] = {}
         self._params: dict[int, DigestRecord] = {}
-        # Never changed in place: moments keep them.
+        # Never changed in key: events keep them.
         self._hyper: dict[int, dict[str, Any]] = {}
 
     @property
     def step(self) -> int:
         return max((step for step, _ in self.reached.values()), default=-1)
 
-    def passed(self, moment: DiffEvent) -> bool:
-        """Whether that moment would have been met by now, had it happened here."""
-        return self.reached.get(moment.module, (-1, 0))[0] > moment.step
+    def passed(self, event: DiffEvent) -> bool:
+        """True if this run is past the position of the event."""
+        return self.reached.get(event.module, (-1, 0))[0] > event.step
 
     def __iter__(self) -> Iterator[DiffEvent]:
         return self
 
     def __next__(self) -> DiffEvent:
         for record in self._records:
-            moment = self._take(record)
-            if moment is not None:
-                return moment
+            event = self._handle(record)
+            if event is not None:
+                return event
         self.over = True
         raise StopIteration
 
-    def _take(self, record: Record) -> DiffEvent | None:
+    def _handle(self, record: Record) -> DiffEvent | None:
         match record:
             case ModuleRecord():
                 self._describe(record)
@@ -90,15 +90,15 @@ class Timeline:
                 return self._digest(record)
             case BackwardRecord():
                 self._backwards[record.module] = record
-                return self._moment(("backward", record.module, record.number), record.step, record)
+                return self._event(("backward", record.module, record.number), record.step, record)
             case AppliedRecord():
                 key = ("applied", record.module, record.optimizer, record.step)
-                return self._moment(key, record.step, record)
+                return self._event(key, record.step, record)
             case BatchRecord():
                 step = record.forward if record.step is None else record.step
-                return self._moment(("batch", record.module, record.forward), step, record)
+                return self._event(("batch", record.module, record.forward), step, record)
             case SkipRecord() if record.module is not None:
-                return self._moment(("skip", record.module, record.forward), record.step, record)
+                return self._event(("skip", record.module, record.forward), record.step, record)
         return None
 
     def _describe(self, record: ModuleRecord) -> None:
@@ -114,34 +114,34 @@ class Timeline:
         key: Key = (record.stage, record.of, record.module, optimizer, record.step)
         step = record.step
         if record.stage == Stage.BUFFERS.value:
-            # Its own number counts synchronisations; both lists are written in the order of events.
+            # Its own number counts synchronizations; the position follows from the order of the records.
             step = self.reached.get(record.module, (-1, 0))[0] + 1
         if record.stage == Stage.STATE.value:
-            # Which parameters have a state here: a sharded optimizer holds others on other ranks.
+            # Part of the key: a sharded optimizer holds the state of different parameters on each rank.
             key = (*key, record.hyper)
-        moment = self._moment(key, step, record, self._hyper.get(optimizer))
+        event = self._event(key, step, record, self._hyper.get(optimizer))
         if record.of == TensorKind.PARAMETERS.value:
             self._params[record.module] = record
         if record.stage == Stage.PARAMS.value:
-            self.reached[record.module] = (record.step, self._turn)
-            self._turns[record.module, record.step] = self._turn
-            if len(self._turns) > MOST_TURNS:
-                del self._turns[next(iter(self._turns))]
-            self._turn += 1
-        return moment
+            self.reached[record.module] = (record.step, self._position)
+            self._positions[record.module, record.step] = self._position
+            if len(self._positions) > MAX_POSITIONS:
+                del self._positions[next(iter(self._positions))]
+            self._position += 1
+        return event
 
-    def _moment(
+    def _event(
         self, key: Key, step: int, record: Comparable, hyper: Mapping[str, Any] | None = None
     ) -> DiffEvent:
         module = int(record.module or 0)
-        # A batch is written down after the step that it led to, and gradients come late from a device.
-        turn = self._turns.get((module, step), self._turn)
+        # Batches are recorded after their step, and gradients of a device arrive late.
+        position = self._positions.get((module, step), self._position)
         backward = self._backwards.get(module)
         buffers = isinstance(record, DigestRecord) and record.of == TensorKind.BUFFERS.value
         return DiffEvent(
             key=key,
             step=step,
-            turn=turn,
+            position=position,
             module=module,
             record=record,
             names=self._names.get((module, buffers), ()),

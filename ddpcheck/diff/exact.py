@@ -1,4 +1,4 @@
-"""Compares two runs of the same job rank by rank, to the bit, and finds the first moment at which they differ."""
+"""Bitwise comparison of two runs, rank by rank: finds the first event in which they differ."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from ddpcheck.diff.events import DiffEvent, Key, Timeline
-from ddpcheck.diff.model import AFTERMATH, ORDER, DiffSource, FirstDifference, Value
-from ddpcheck.diff.record_diff import DiffLocation, RecordDiff, compare, written
+from ddpcheck.diff.model import FOLLOWING_STEPS, ORDER, DiffSource, FirstDifference, Value
+from ddpcheck.diff.record_diff import RankContext, RecordDiff, compare, written
 from ddpcheck.diff.run_input import RunInput
 from ddpcheck.records.kinds.digests import DigestRecord, Stage
 from ddpcheck.records.kinds.optimizers import SkipRecord
 
-# Steps by which one run may be read ahead of the other before a moment counts as missing there.
+# Steps by which one run may be read ahead of the other before an event counts as missing there.
 MOST_AHEAD = 64
 _MOST_VALUES = 64
 
 
 @dataclass(frozen=True)
-class Difference:
-    """One rank's part in a parting."""
+class RankDifference:
+    """One rank's part in a divergence."""
 
-    turn: int
-    moment: DiffEvent
+    position: int
+    event: DiffEvent
     outcome: RecordDiff
     rank: int
     message: str = ""
@@ -31,138 +31,144 @@ class Difference:
 
 @dataclass
 class ExactResult:
-    """All partings in order, and how often each stage was compared."""
+    """All divergences in order, and how often each stage was compared."""
 
-    partings: list[FirstDifference] = field(default_factory=list)
+    divergences: list[FirstDifference] = field(default_factory=list)
     compared: Counter[str] = field(default_factory=Counter)
-    # Last step that both runs reached, on the rank that came furthest.
+    # The last step that both runs reached, on the most advanced rank.
     common: int = -1
 
 
 def compare_exactly(a: RunInput, b: RunInput) -> ExactResult:
-    """Ranks one after the other; what is read of a rank ends soon after the first difference of all."""
+    """Compare rank by rank; reading stops soon after the earliest difference of all ranks."""
     result = ExactResult()
-    differences: list[Difference] = []
+    differences: list[RankDifference] = []
     agreed: dict[tuple[int, DiffSource], int] = {}
     same_version = a.recorded_by == b.recorded_by
     for rank in sorted(a.headers.keys() & b.headers.keys()):
-        walk = RankWalk(a, b, DiffLocation(rank, same_version))
-        earliest = min((difference.moment.step for difference in differences), default=None)
-        differences += walk.differences(earliest)
-        result.compared.update(walk.compared)
-        result.common = max(result.common, walk.common)
-        for place, step in walk.agreed.items():
-            agreed[place] = min(agreed.get(place, step), step)
-    result.partings = _partings(differences, agreed)
+        comparison = RankComparison(a, b, RankContext(rank, same_version))
+        earliest = min((difference.event.step for difference in differences), default=None)
+        differences += comparison.differences(earliest)
+        result.compared.update(comparison.compared)
+        result.common = max(result.common, comparison.common)
+        for key, step in comparison.agreed.items():
+            agreed[key] = min(agreed.get(key, step), step)
+    result.divergences = _divergences(differences, agreed)
     return result
 
 
-class RankWalk:
-    """One rank through both runs, side by side."""
+class RankComparison:
+    """Comparison of one rank in both runs."""
 
-    def __init__(self, a: RunInput, b: RunInput, seat: DiffLocation) -> None:
-        self._sides = (Timeline(a.records(seat.rank)), Timeline(b.records(seat.rank)))
+    def __init__(self, a: RunInput, b: RunInput, location: RankContext) -> None:
+        self._timelines = (Timeline(a.records(location.rank)), Timeline(b.records(location.rank)))
         self.waiting: tuple[dict[Key, DiffEvent], dict[Key, DiffEvent]] = ({}, {})
-        self._seat = seat
+        self._location = location
         self.compared: Counter[str] = Counter()
         # By module and stage, the last step before the first difference at which the runs agreed.
         self.agreed: dict[tuple[int, DiffSource], int] = {}
         self.common = -1
-        self._forgotten = 0
-        self._found: list[Difference] = []
+        self._cleaned_at = 0
+        self._differences: list[RankDifference] = []
 
-    def differences(self, earliest: int | None) -> list[Difference]:
-        last = None if earliest is None else earliest + AFTERMATH
-        for side, moment in self._moments():
-            other = self.waiting[1 - side].pop(moment.key, None)
+    def differences(self, earliest: int | None) -> list[RankDifference]:
+        last = None if earliest is None else earliest + FOLLOWING_STEPS
+        for run, event in self._events():
+            other = self.waiting[1 - run].pop(event.key, None)
             if other is None:
-                self.waiting[side][moment.key] = moment
+                self.waiting[run][event.key] = event
             else:
-                self._compare(*((moment, other) if side == 0 else (other, moment)))
-            if self._found and last is None:
-                last = min(difference.moment.step for difference in self._found) + AFTERMATH
-            if last is not None and min(timeline.step for timeline in self._sides) > last:
+                self._compare(*((event, other) if run == 0 else (other, event)))
+            if self._differences and last is None:
+                last = min(difference.event.step for difference in self._differences) + FOLLOWING_STEPS
+            if last is not None and min(timeline.step for timeline in self._timelines) > last:
                 break
-            self._forget()
-        self._settle_missing(list(self.waiting[0].values()), 0)
-        self._settle_missing(list(self.waiting[1].values()), 1)
-        self.common = min(timeline.step for timeline in self._sides)
-        return [difference for difference in self._found if last is None or difference.moment.step <= last]
+            self._drop_old()
+        self._report_missing(list(self.waiting[0].values()), 0)
+        self._report_missing(list(self.waiting[1].values()), 1)
+        self.common = min(timeline.step for timeline in self._timelines)
+        return [
+            difference for difference in self._differences if last is None or difference.event.step <= last
+        ]
 
-    def _moments(self) -> Iterator[tuple[int, DiffEvent]]:
-        """From whichever run is behind, so that few moments wait for their counterpart."""
-        while not all(timeline.over for timeline in self._sides):
-            behind = min((n for n in (0, 1) if not self._sides[n].over), key=lambda n: self._sides[n].step)
-            moment = next(self._sides[behind], None)
-            if moment is not None:
-                yield behind, moment
+    def _events(self) -> Iterator[tuple[int, DiffEvent]]:
+        """Events of whichever run is behind, so that few events are buffered."""
+        while not all(timeline.over for timeline in self._timelines):
+            behind = min(
+                (n for n in (0, 1) if not self._timelines[n].over), key=lambda n: self._timelines[n].step
+            )
+            event = next(self._timelines[behind], None)
+            if event is not None:
+                yield behind, event
 
-    def _forget(self) -> None:
-        """Not at every moment: looking through all that waits would take longer than reading."""
-        step = min(timeline.step for timeline in self._sides)
-        if step < self._forgotten + MOST_AHEAD:
+    def _drop_old(self) -> None:
+        """Drop old buffered events. Not at every event, because that would be slower than reading."""
+        step = min(timeline.step for timeline in self._timelines)
+        if step < self._cleaned_at + MOST_AHEAD:
             return
-        self._forgotten = step
-        for side, waiting in enumerate(self.waiting):
-            old = [moment for moment in waiting.values() if moment.step + MOST_AHEAD < step]
-            self._settle_missing(old, side)
-            for moment in old:
-                del waiting[moment.key]
+        self._cleaned_at = step
+        for run, waiting in enumerate(self.waiting):
+            old = [event for event in waiting.values() if event.step + MOST_AHEAD < step]
+            self._report_missing(old, run)
+            for event in old:
+                del waiting[event.key]
 
     def _compare(self, a: DiffEvent, b: DiffEvent) -> None:
-        for outcome in compare(a, b, self._seat):
+        for outcome in compare(a, b, self._location):
             self.compared[outcome.where.value] += 1
             if outcome.differ:
-                self._found.append(Difference(a.turn, a, outcome, self._seat.rank))
-            elif not any(found.outcome.where is outcome.where for found in self._found):
-                place = (a.module, outcome.where)
-                self.agreed[place] = max(self.agreed.get(place, a.step), a.step)
+                self._differences.append(RankDifference(a.position, a, outcome, self._location.rank))
+            elif not any(found.outcome.where is outcome.where for found in self._differences):
+                key = (a.module, outcome.where)
+                self.agreed[key] = max(self.agreed.get(key, a.step), a.step)
 
-    def _settle_missing(self, moments: list[DiffEvent], side: int) -> None:
-        """Of most records one run may rightly have fewer; a write or a step left out is a difference."""
-        for moment in moments:
-            if not self._sides[1 - side].passed(moment):
+    def _report_missing(self, events: list[DiffEvent], run: int) -> None:
+        """Report events of one run only. Only writes and skipped steps count; other records may be missing."""
+        for event in events:
+            if not self._timelines[1 - run].passed(event):
                 continue
-            which = "AB"[side]
-            if isinstance(moment.record, SkipRecord):
+            which = "AB"[run]
+            if isinstance(event.record, SkipRecord):
                 outcome = RecordDiff(DiffSource.FORWARDS, True)
-                text = f"run {which} left out an optimizer step (GradScaler), the other run did not"
-            elif isinstance(moment.record, DigestRecord) and moment.record.stage == Stage.REWRITTEN.value:
-                outcome = RecordDiff(DiffSource.REWRITTEN, True, written(moment))
+                text = f"run {which} skipped an optimizer step (GradScaler), the other run did not"
+            elif isinstance(event.record, DigestRecord) and event.record.stage == Stage.REWRITTEN.value:
+                outcome = RecordDiff(DiffSource.REWRITTEN, True, written(event))
                 text = f"parameters were written before this step in run {which} only"
             else:
                 continue
-            self._found.append(Difference(moment.turn, moment, outcome, self._seat.rank, text))
+            self._differences.append(
+                RankDifference(event.position, event, outcome, self._location.rank, text)
+            )
 
 
-def _partings(
-    differences: list[Difference], agreed: dict[tuple[int, DiffSource], int]
+def _divergences(
+    differences: list[RankDifference], agreed: dict[tuple[int, DiffSource], int]
 ) -> list[FirstDifference]:
-    groups: dict[tuple[int, int, DiffSource], list[Difference]] = {}
+    groups: dict[tuple[int, int, DiffSource], list[RankDifference]] = {}
     for difference in differences:
-        moment, where = difference.moment, difference.outcome.where
-        groups.setdefault((moment.module, moment.step, where), []).append(difference)
+        event, where = difference.event, difference.outcome.where
+        groups.setdefault((event.module, event.step, where), []).append(difference)
     ordered = sorted(
-        groups.items(), key=lambda item: (min(d.turn for d in item[1]), ORDER[item[0][2]], item[0][0])
+        groups.items(), key=lambda item: (min(d.position for d in item[1]), ORDER[item[0][2]], item[0][0])
     )
-    partings = [_parting(*key, found) for key, found in ordered]
-    partings = _with_names(partings)
-    return [replace(p, agreed_until=_until(p, agreed)) for p in partings]
+    divergences = [_divergence(*key, found) for key, found in ordered]
+    divergences = _with_names(divergences)
+    return [replace(p, agreed_until=_until(p, agreed)) for p in divergences]
 
 
-def _parting(module: int, step: int, where: DiffSource, found: list[Difference]) -> FirstDifference:
-    order = found[0].moment.names
+def _divergence(module: int, step: int, where: DiffSource, found: list[RankDifference]) -> FirstDifference:
+    order = found[0].event.names
     differing = {name for one in found for name in one.outcome.names or ()}
     names = [name for name in order if name in differing]
     name = names[0] if names else None
     values: list[Value] = []
     for one in found:
         by_name = one.outcome.values or {}
-        values += by_name.get(name, ()) if name is not None else one.outcome.said
+        values += by_name.get(name, ()) if name is not None else one.outcome.values_without_name
     messages = [one.message for one in found if one.message]
     if where is DiffSource.HYPER:
-        told = {f"{value.what} is {value.a} in run A and {value.b} in run B": None for value in values}
-        messages = [", ".join(list(told)[:3])]
+        texts = {f"{value.what} is {value.a} in run A and {value.b} in run B": None for value in values}
+        messages = [", ".join(list(texts)[:3])]
     return FirstDifference(
         step=step,
         stage=where,
@@ -176,26 +182,28 @@ def _parting(module: int, step: int, where: DiffSource, found: list[Difference])
     )
 
 
-def _with_names(partings: list[FirstDifference]) -> list[FirstDifference]:
-    """Applied gradients come without names: the parameters after the step tell."""
+def _with_names(divergences: list[FirstDifference]) -> list[FirstDifference]:
+    """Applied gradients have no names; take them from the parameters after the step."""
     after = {
-        (parting.module, parting.step): parting for parting in partings if parting.stage is DiffSource.PARAMS
+        (divergence.module, divergence.step): divergence
+        for divergence in divergences
+        if divergence.stage is DiffSource.PARAMS
     }
     named = []
-    for parting in partings:
-        told = after.get((parting.module, parting.step))
-        if parting.parameter is None and parting.stage is DiffSource.APPLIED and told is not None:
-            norms = tuple(value for value in told.values if value.what != "digest")
-            parting = replace(
-                parting,
-                parameter=told.parameter,
-                differing=told.differing,
-                values=(parting.values + norms)[:_MOST_VALUES],
+    for divergence in divergences:
+        params = after.get((divergence.module, divergence.step))
+        if divergence.parameter is None and divergence.stage is DiffSource.APPLIED and params is not None:
+            norms = tuple(value for value in params.values if value.what != "digest")
+            divergence = replace(
+                divergence,
+                parameter=params.parameter,
+                differing=params.differing,
+                values=(divergence.values + norms)[:_MOST_VALUES],
             )
-        named.append(parting)
+        named.append(divergence)
     return named
 
 
-def _until(parting: FirstDifference, agreed: dict[tuple[int, DiffSource], int]) -> int | None:
-    step = agreed.get((parting.module, parting.stage))
-    return step if step is not None and step < parting.step else None
+def _until(divergence: FirstDifference, agreed: dict[tuple[int, DiffSource], int]) -> int | None:
+    step = agreed.get((divergence.module, divergence.stage))
+    return step if step is not None and step < divergence.step else None

@@ -1,49 +1,49 @@
-"""Compares the parameters that two runs start from, to the bit: rounding has not begun yet."""
+"""Bitwise comparison of the initial parameters of two runs."""
 
 from __future__ import annotations
 
 from ddpcheck.diff.events import DiffEvent, Key, Timeline
 from ddpcheck.diff.model import DiffSource, FirstDifference
-from ddpcheck.diff.record_diff import DiffLocation, RecordDiff, compare
+from ddpcheck.diff.record_diff import RankContext, RecordDiff, compare
 from ddpcheck.diff.run_input import RunInput
 from ddpcheck.records.kinds.digests import DigestRecord, Stage
 
 
-def compare_starts(a: RunInput, b: RunInput, modules: int) -> tuple[list[FirstDifference], int]:
-    """What the first rank of each run held after wrapping: partings, and how many comparisons were made."""
-    starts = [_starts(side, modules) for side in (a, b)]
-    partings: list[FirstDifference] = []
+def compare_initial_parameters(a: RunInput, b: RunInput, modules: int) -> tuple[list[FirstDifference], int]:
+    """Compare the first rank of each run after wrapping. Returns divergences and the number of comparisons."""
+    starts = [_starts(run, modules) for run in (a, b)]
+    divergences: list[FirstDifference] = []
     compared = 0
-    for key, moment in starts[0].items():
+    for key, event in starts[0].items():
         other = starts[1].get(key)
-        for outcome in compare(moment, other, DiffLocation(a.first_rank)) if other is not None else ():
+        for outcome in compare(event, other, RankContext(a.first_rank)) if other is not None else ():
             compared += 1
             if outcome.differ:
-                partings.append(_parting(moment, outcome, a.first_rank))
-    return partings, compared
+                divergences.append(_divergence(event, outcome, a.first_rank))
+    return divergences, compared
 
 
-def _parting(moment: DiffEvent, outcome: RecordDiff, rank: int) -> FirstDifference:
+def _divergence(event: DiffEvent, outcome: RecordDiff, rank: int) -> FirstDifference:
     names = outcome.names or ()
     return FirstDifference(
         step=-1,
         stage=DiffSource.INIT,
-        module=moment.module,
+        module=event.module,
         parameter=names[0] if names else None,
         differing=len(names),
-        tensors=len(moment.names),
+        tensors=len(event.names),
         ranks=(rank,),
         message="",
-        values=(outcome.values or {}).get(names[0], ()) if names else outcome.said,
+        values=(outcome.values or {}).get(names[0], ()) if names else outcome.values_without_name,
     )
 
 
-def _starts(side: RunInput, modules: int) -> dict[Key, DiffEvent]:
+def _starts(run: RunInput, modules: int) -> dict[Key, DiffEvent]:
     found: dict[Key, DiffEvent] = {}
-    for moment in Timeline(side.records(side.first_rank)):
-        record = moment.record
+    for event in Timeline(run.records(run.first_rank)):
+        record = event.record
         if isinstance(record, DigestRecord) and record.stage == Stage.INIT_AFTER.value:
-            found[moment.key] = moment
-        if len({start.module for start in found.values()}) == modules and moment.step >= 0:
+            found[event.key] = event
+        if len({start.module for start in found.values()}) == modules and event.step >= 0:
             break
     return found

@@ -1,4 +1,4 @@
-"""What comes of comparing two runs: plain data, ready to be shown."""
+"""The result of comparing two runs, as reports and `ddpcheck diff --json` show it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ DIFF_SCHEMA = 1
 
 
 class DiffVerdict(str, Enum):
-    """Whether the runs are the same, as far as both were recorded."""
+    """Whether the runs are equal as far as both were recorded. Values are stored."""
 
     AGREE = "agree"
-    PARTED = "parted"
+    DIVERGED = "parted"
 
 
 class Method(str, Enum):
-    """How two runs were compared: to the bit, or within what rounding explains."""
+    """How two runs were compared: bitwise, or within rounding error."""
 
     EXACT = "exact"
     ROUNDING = "rounding"
 
 
 class DiffSource(str, Enum):
-    """The stages of a step, in the order in which one leads to the next."""
+    """The stages of a step, in order of execution."""
 
     INIT = "init.after"
     FORWARDS = "forwards"
@@ -42,13 +42,13 @@ class DiffSource(str, Enum):
     PARAMS = "params"
 
 
-# Steps after the first parting that are told of as well.
-AFTERMATH = 2
+# Steps after the first divergence that are reported as well.
+FOLLOWING_STEPS = 2
 ORDER = {where: number for number, where in enumerate(DiffSource)}
 
 
 @dataclass(frozen=True)
-class RunSide:
+class RunInfo:
     """One of the two runs."""
 
     path: str
@@ -62,7 +62,7 @@ class RunSide:
 
 @dataclass(frozen=True)
 class Value:
-    """One thing on both sides; `rank` is None where it is no single rank's."""
+    """One value in both runs; `rank` is None if it is not a single rank's."""
 
     what: str
     a: Any
@@ -72,13 +72,13 @@ class Value:
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """A moment at which the runs are not the same."""
+    """A stage of a step in which the runs differ."""
 
     # -1: at wrapping, before the first step.
     step: int
     stage: DiffSource
     module: int
-    # The first that differs, in the order of the model; for gradients within rounding, the one furthest off.
+    # The first differing tensor in model order; for gradients within rounding, the one that differs most.
     parameter: str | None
     # How many differ, and of how many.
     differing: int
@@ -86,17 +86,17 @@ class FirstDifference:
     ranks: tuple[int, ...]
     message: str
     values: tuple[Value, ...] = ()
-    # B over A, where all gradients that are off are off by one factor.
+    # B / A, if all differing gradients differ by one factor.
     ratio: float | None = None
-    # Whether the difference came from one step to the next, and did not grow; None: not known.
+    # True if the difference appeared in one step, False if it grew; None: not known.
     sudden: bool | None = None
-    # The last earlier step at which this stage was compared and found equal; None: there is none.
+    # The last earlier step in which this stage was compared and equal; None: there is none.
     agreed_until: int | None = None
 
 
 @dataclass(frozen=True)
 class DifferenceGrowth:
-    """How far apart the reduced gradients of one step are, over their size, and how far they may be."""
+    """Relative difference of the reduced gradients of one step, and its tolerance."""
 
     step: int
     module: int
@@ -105,26 +105,26 @@ class DifferenceGrowth:
 
     @property
     def beyond(self) -> bool:
-        """Whether rounding is no excuse any more."""
+        """True if rounding does not explain the difference."""
         return self.relative > self.tolerance
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs side by side. Made once; reports show it and compute nothing."""
+    """Two runs side by side."""
 
     verdict: DiffVerdict
     method: Method
-    a: RunSide
-    b: RunSide
+    a: RunInfo
+    b: RunInfo
     first: FirstDifference | None
-    # What the first parting says of its cause.
+    # Probable cause of the first divergence.
     cause: str
-    # Other partings, in order, up to two steps later.
+    # Later divergences, up to two steps after the first.
     then: tuple[FirstDifference, ...]
-    # What is not the same about the two runs from the outside.
+    # Differences in software, machine, command line and settings.
     suspects: tuple[Value, ...]
-    # How often each stage was compared.
+    # Number of comparisons by stage.
     compared: dict[str, int] = field(default_factory=dict)
     growth: tuple[DifferenceGrowth, ...] = ()
     notes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What differs between the same moment of two runs, on one rank."""
+"""Differences between the same event of two runs, on one rank."""
 
 from __future__ import annotations
 
@@ -15,42 +15,10 @@ from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
 from ddpcheck.records.sketch_codec import Packed, unpack
 
-
-def local_sketches(record: BackwardRecord, names: Sequence[str]) -> dict[str, Packed]:
-    """Of the gradients as this rank computed them; none where the record is damaged or was not sketched."""
-    return dict(zip(names, _unpacked(record.local), strict=False))
-
-
-def reduced_sketches(record: BackwardRecord, names: Sequence[str], share: Sequence[int]) -> dict[str, Packed]:
-    """Of the reduced gradients, the share that this rank writes down."""
-    absent = set(record.absent)
-    found = zip(share, _unpacked(record.reduced), strict=False)
-    return {names[place]: one for place, one in found if place not in absent}
-
-
-def same(a: Packed, b: Packed) -> bool:
-    """Equal gradients give equal sketches to the bit, and what is not finite is counted."""
-    if not a.known or not b.known:
-        return a.known == b.known and a.nonfinite == b.nonfinite
-    return (a.value, a.norm) == (b.value, b.norm)
-
-
-def about_norm(one: Packed) -> float:
-    """A norm is known between two bounds, not far from each other: the middle of them, in two digits."""
-    return float(f"{math.sqrt(one.norm * one.norm_low):.2g}") if one.known else math.nan
-
-
-def _unpacked(text: str) -> list[Packed]:
-    try:
-        return unpack(text)
-    except ValueError:
-        return []
-
-
-# What causes are told by.
+# Names of values from which causes are derived.
 MOVED = "written after the reduction"
 SKETCHED = "reduced gradients' sketches"
-# Of a digest, for people to compare.
+# Digits of a digest that reports show.
 _DIGITS = 16
 _STAGES = {
     Stage.INIT_AFTER.value: DiffSource.INIT,
@@ -63,52 +31,55 @@ _STAGES = {
 
 @dataclass(frozen=True)
 class RecordDiff:
-    """One stage of a moment: whether the runs differ there, in which tensors, and what each says."""
+    """The result for one stage of an event: whether the runs differ, in which tensors, and both values."""
 
     where: DiffSource
     differ: bool
-    # None: it is not about single tensors, or cannot be told of which.
+    # None: not about single tensors, or unknown.
     names: tuple[str, ...] | None = None
     values: Mapping[str, tuple[Value, ...]] | None = None
-    said: tuple[Value, ...] = ()
+    values_without_name: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True)
-class DiffLocation:
-    """The rank whose moments are compared."""
+class RankContext:
+    """The rank whose events are compared."""
 
     rank: int
-    # Sketches of different versions of ddpcheck may have nothing in common.
+    # False if the sketches are of different versions of ddpcheck and cannot be compared.
     sketches: bool = True
 
 
-def compare(a: DiffEvent, b: DiffEvent, seat: DiffLocation) -> Iterator[RecordDiff]:
-    """One outcome for each thing that both moments tell of."""
+def compare(a: DiffEvent, b: DiffEvent, location: RankContext) -> Iterator[RecordDiff]:
+    """One result for each stage that both events contain."""
     one, other = a.record, b.record
     if isinstance(one, DigestRecord) and isinstance(other, DigestRecord):
-        yield from _digests(a, b, one, other, seat)
+        yield from _digests(a, b, one, other, location)
     elif isinstance(one, AppliedRecord) and isinstance(other, AppliedRecord):
-        said: tuple[Value, ...] = (_roots(one, other, seat.rank),)
+        shown: tuple[Value, ...] = (_roots(one, other, location.rank),)
         if one.moved != other.moved:
-            said = (*said, Value(MOVED, one.moved, other.moved, seat.rank))
-        if seat.sketches and a.backward is not None and b.backward is not None:
-            said = (*said, Value(SKETCHED, a.backward.root, b.backward.root, seat.rank))
-        yield RecordDiff(DiffSource.APPLIED, one.root != other.root, None, None, said)
+            shown = (*shown, Value(MOVED, one.moved, other.moved, location.rank))
+        if location.sketches and a.backward is not None and b.backward is not None:
+            shown = (
+                *shown,
+                Value(SKETCHED, a.backward.root, b.backward.root, location.rank),
+            )
+        yield RecordDiff(DiffSource.APPLIED, one.root != other.root, None, None, shown)
     elif isinstance(one, BackwardRecord) and isinstance(other, BackwardRecord):
-        if seat.sketches and one.local and other.local:
-            yield from _gradients(a, b, one, other, seat)
+        if location.sketches and one.local and other.local:
+            yield from _gradients(a, b, one, other, location)
     elif isinstance(one, BatchRecord) and isinstance(other, BatchRecord):
-        yield from _batches(one, other, seat.rank)
+        yield from _batches(one, other, location.rank)
 
 
 def _digests(
-    a: DiffEvent, b: DiffEvent, one: DigestRecord, other: DigestRecord, seat: DiffLocation
+    a: DiffEvent, b: DiffEvent, one: DigestRecord, other: DigestRecord, location: RankContext
 ) -> Iterator[RecordDiff]:
     if one.stage == Stage.PARAMS.value:
         if one.forward is not None and other.forward is not None:
-            counts = Value("training forwards so far", one.forward, other.forward, seat.rank)
+            counts = Value("training forwards so far", one.forward, other.forward, location.rank)
             yield RecordDiff(DiffSource.FORWARDS, one.forward != other.forward, None, None, (counts,))
-        yield RecordDiff(DiffSource.HYPER, *_hyper(a.hyper, b.hyper, seat.rank))
+        yield RecordDiff(DiffSource.HYPER, *_hyper(a.hyper, b.hyper, location.rank))
     where = _STAGES.get(one.stage)
     if where is None:
         return
@@ -124,13 +95,13 @@ def _digests(
     differ = bool(names) or not reordered
     values = {
         name: (
-            Value("digest", leaves[0][name].hex(), leaves[1][name].hex(), seat.rank),
-            *_norms(a, b, name, seat),
+            Value("digest", leaves[0][name].hex(), leaves[1][name].hex(), location.rank),
+            *_norms(a, b, name, location),
         )
         for name in names
     }
-    said = (_roots(one, other, seat.rank), *_sets(a.names, b.names))
-    yield RecordDiff(where, differ, names or None, values, said)
+    shown = (_roots(one, other, location.rank), *_sets(a.names, b.names))
+    yield RecordDiff(where, differ, names or None, values, shown)
 
 
 def _roots(a: DigestRecord | AppliedRecord, b: DigestRecord | AppliedRecord, rank: int) -> Value:
@@ -138,19 +109,19 @@ def _roots(a: DigestRecord | AppliedRecord, b: DigestRecord | AppliedRecord, ran
 
 
 def _sets(a: Sequence[str], b: Sequence[str]) -> tuple[Value, ...]:
-    """Buffers that only one version of a model has."""
+    """Buffers that only one of the models has."""
     only = [", ".join(sorted(set(one) - set(other))) for one, other in ((a, b), (b, a))]
     return (Value("only in this run", only[0], only[1]),) if any(only) else ()
 
 
-def written(moment: DiffEvent) -> tuple[str, ...] | None:
-    """Which parameters were written before a step; None where the step before was not looked at."""
-    record, before = moment.record, moment.before
+def written(event: DiffEvent) -> tuple[str, ...] | None:
+    """Parameters that were written before a step; None if the previous step was not recorded."""
+    record, before = event.record, event.before
     if not isinstance(record, DigestRecord) or before is None or before.step != record.step - 1:
         return None
     leaves = [unpack_leaves(one.leaves, one.width) for one in (before, record)]
     width = min(before.width, record.width)
-    short = [dict(zip(moment.names, (leaf[:width] for leaf in one), strict=False)) for one in leaves]
+    short = [dict(zip(event.names, (leaf[:width] for leaf in one), strict=False)) for one in leaves]
     return _differing(short[0], short[1]) or None
 
 
@@ -158,9 +129,9 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name, one in a.items() if name in b and one != b[name])
 
 
-def _norms(a: DiffEvent, b: DiffEvent, name: str, seat: DiffLocation) -> tuple[Value, ...]:
-    """How large this rank's own gradient was in that step, where it was sketched."""
-    if a.backward is None or b.backward is None or not seat.sketches:
+def _norms(a: DiffEvent, b: DiffEvent, name: str, location: RankContext) -> tuple[Value, ...]:
+    """The norm of this rank's local gradient in that step, if it was sketched."""
+    if a.backward is None or b.backward is None or not location.sketches:
         return ()
     if isinstance(a.record, DigestRecord) and a.record.of == TensorKind.BUFFERS.value:
         return ()
@@ -168,27 +139,29 @@ def _norms(a: DiffEvent, b: DiffEvent, name: str, seat: DiffLocation) -> tuple[V
     other = local_sketches(b.backward, b.names).get(name)
     if one is None or other is None:
         return ()
-    return (Value("gradient norm, about", about_norm(one), about_norm(other), seat.rank),)
+    return (Value("gradient norm, about", approximate_norm(one), approximate_norm(other), location.rank),)
 
 
 def _hyper(
     a: Mapping[str, Any], b: Mapping[str, Any], rank: int
 ) -> tuple[bool, tuple[str, ...] | None, None, tuple[Value, ...]]:
-    """Only what both know: versions of torch add options, with defaults that change nothing."""
-    said = tuple(
+    """Compare options that both runs have: newer versions of torch add options with neutral defaults."""
+    shown = tuple(
         Value(name, value, b[name], rank) for name, value in a.items() if name in b and value != b[name]
     )
-    return bool(said), None, None, said
+    return bool(shown), None, None, shown
 
 
 def _gradients(
-    a: DiffEvent, b: DiffEvent, one: BackwardRecord, other: BackwardRecord, seat: DiffLocation
+    a: DiffEvent, b: DiffEvent, one: BackwardRecord, other: BackwardRecord, location: RankContext
 ) -> Iterator[RecordDiff]:
     own = (local_sketches(one, a.names), local_sketches(other, b.names))
-    yield _sketches(DiffSource.LOCAL, *own, seat.rank)
-    shares = [reduced_sketches(r, m.names, m.shares.get(seat.rank, ())) for m, r in ((a, one), (b, other))]
-    found = _sketches(DiffSource.REDUCED, shares[0], shares[1], seat.rank)
-    # The other shares are with the other ranks; the root is over all of them.
+    yield _sketches(DiffSource.LOCAL, *own, location.rank)
+    shares = [
+        reduced_sketches(r, m.names, m.shares.get(location.rank, ())) for m, r in ((a, one), (b, other))
+    ]
+    found = _sketches(DiffSource.REDUCED, shares[0], shares[1], location.rank)
+    # Other ranks sketch the other shares; the root covers all of them.
     differ = found.differ or (one.root != other.root and a.names == b.names)
     yield RecordDiff(DiffSource.REDUCED, differ, found.names, found.values)
 
@@ -202,7 +175,7 @@ def _sketches(where: DiffSource, a: Mapping[str, Packed], b: Mapping[str, Packed
 
 def _pair(a: Packed, b: Packed, rank: int) -> tuple[Value, ...]:
     values = [
-        Value("norm, about", about_norm(a), about_norm(b), rank),
+        Value("norm, about", approximate_norm(a), approximate_norm(b), rank),
         Value("sketch", a.value, b.value, rank),
     ]
     if a.nonfinite or b.nonfinite:
@@ -212,10 +185,41 @@ def _pair(a: Packed, b: Packed, rank: int) -> tuple[Value, ...]:
 
 def _batches(a: BatchRecord, b: BatchRecord, rank: int) -> Iterator[RecordDiff]:
     if a.digest and b.digest:
-        said: Sequence[Value] = [Value("batch", a.digest, b.digest, rank)]
+        shown: Sequence[Value] = [Value("batch", a.digest, b.digest, rank)]
         if a.rows != b.rows:
-            said = [*said, Value("rows", a.rows, b.rows, rank)]
-        yield RecordDiff(DiffSource.DATA, a.digest != b.digest, None, None, tuple(said))
+            shown = [*shown, Value("rows", a.rows, b.rows, rank)]
+        yield RecordDiff(DiffSource.DATA, a.digest != b.digest, None, None, tuple(shown))
     if a.drew or b.drew:
-        said = (Value("generators", a.drew or "nothing drawn", b.drew or "nothing drawn", rank),)
-        yield RecordDiff(DiffSource.RANDOM, a.drew != b.drew, None, None, tuple(said))
+        shown = (Value("generators", a.drew or "nothing drawn", b.drew or "nothing drawn", rank),)
+        yield RecordDiff(DiffSource.RANDOM, a.drew != b.drew, None, None, tuple(shown))
+
+
+def local_sketches(record: BackwardRecord, names: Sequence[str]) -> dict[str, Packed]:
+    """Sketches of the local gradients; empty if the record is damaged or was not sketched."""
+    return dict(zip(names, _unpacked(record.local), strict=False))
+
+
+def reduced_sketches(record: BackwardRecord, names: Sequence[str], share: Sequence[int]) -> dict[str, Packed]:
+    """Sketches of the reduced gradients in this rank's share."""
+    absent = set(record.absent)
+    found = zip(share, _unpacked(record.reduced), strict=False)
+    return {names[key]: one for key, one in found if key not in absent}
+
+
+def same(a: Packed, b: Packed) -> bool:
+    """Equal gradients give bitwise equal sketches; non-finite values are counted."""
+    if not a.known or not b.known:
+        return a.known == b.known and a.nonfinite == b.nonfinite
+    return (a.value, a.norm) == (b.value, b.norm)
+
+
+def approximate_norm(one: Packed) -> float:
+    """The geometric mean of the bounds of a norm, to two digits."""
+    return float(f"{math.sqrt(one.norm * one.norm_low):.2g}") if one.known else math.nan
+
+
+def _unpacked(text: str) -> list[Packed]:
+    try:
+        return unpack(text)
+    except ValueError:
+        return []

@@ -1,4 +1,4 @@
-"""One of two runs: which attempt is meant, and its ranks' records from beginning to end."""
+"""One of the two runs: its attempt, record files and summary; checks that both train the same model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ddpcheck.records.registry import RANK_FILES, Record
 
 @dataclass(frozen=True)
 class RunInput:
-    """One start of a job; `files` and `headers` by rank."""
+    """One attempt of a job; `files` and `headers` by rank."""
 
     label: str
     folder: Path
@@ -36,20 +36,20 @@ class RunInput:
 
     @property
     def first_rank(self) -> int:
-        """The rank that speaks for the run: 0, unless its file is gone."""
+        """The rank that represents the run: 0, unless its file is missing."""
         return min(self.headers)
 
     def header(self) -> RankHeader:
         return self.headers[self.first_rank]
 
     def records(self, rank: int) -> Iterator[Record]:
-        """A chunk of the file in memory at a time."""
+        """All records; the file is read in chunks."""
         file = RecordFile(self.files[rank])
         while records := file.read():
             yield from records
 
     def setting(self, name: str, default: Any) -> Any:
-        """An option of `ddpcheck run`, as that run was made with."""
+        """An option of the `ddpcheck run` that recorded the run."""
         config = self.description.get("config")
         return config.get(name, default) if isinstance(config, dict) else default
 
@@ -58,26 +58,26 @@ class RunInput:
         return str(self.description.get("ddpcheck", ""))
 
 
-def read_side(label: str, folder: Path, attempt: int | None) -> RunInput:
-    """The attempt that was asked for; without one the last, which is what reports are about as well."""
+def read_run(label: str, folder: Path, attempt: int | None) -> RunInput:
+    """Read an attempt; by default the last one, as in reports."""
     description = read_description(folder)
     attempts = _attempts(folder)
     if not attempts:
         raise NotComparable(
-            f"no rank reported in {folder}: there is nothing to compare. A job on one rank is watched as well, if it "
-            "makes a process group and wraps its model in DDP (torchrun --nproc-per-node 1)"
+            f"no rank reported in {folder}: there is nothing to compare. A job with one rank is recorded as well, "
+            "if it creates a process group and wraps its model in DDP (torchrun --nproc-per-node 1)"
         )
     number = len(attempts) - 1 if attempt is None else attempt
     if number >= len(attempts):
         known = "only attempt 0" if len(attempts) == 1 else f"attempts 0 to {len(attempts) - 1}"
-        raise NotComparable(f"{folder} has no attempt {number}: it holds {known}")
+        raise NotComparable(f"{folder} has no attempt {number}: it has {known}")
     headers = {rank: header for rank, (_, header) in sorted(attempts[number].items())}
     files = {rank: path for rank, (path, _) in attempts[number].items()}
     return RunInput(label, folder, number, description, files, headers)
 
 
 def _attempts(folder: Path) -> list[dict[int, tuple[Path, RankHeader]]]:
-    """Files by start of the job, the oldest first; told apart as a report tells them."""
+    """Files by attempt, the oldest first; attempts are separated as in reports."""
     found: dict[str, dict[int, tuple[Path, RankHeader]]] = {}
     for path in sorted(folder.glob(RANK_FILES), key=by_start):
         header = _header(path)
@@ -96,7 +96,7 @@ def _header(path: Path) -> RankHeader | None:
 
 @dataclass
 class RunSummary:
-    """All of it from the first rank."""
+    """Modules, optimizers, loaders and counts, from the first rank."""
 
     # As wrapped, by number.
     modules: dict[int, ModuleRecord] = field(default_factory=dict)
@@ -105,15 +105,15 @@ class RunSummary:
     hooks: list[str] = field(default_factory=list)
     steps: int = 0
     sketched: bool = False
-    # Whether a GradScaler is at work: gradients are then computed in half precision.
+    # Whether a GradScaler is used: gradients are then computed in half precision.
     scaled: bool = False
     # Whether random numbers are drawn in training: dropout, noise.
     draws: bool = False
 
 
-def outline(side: RunInput) -> RunSummary:
+def summarize(run: RunInput) -> RunSummary:
     found = RunSummary()
-    for record in side.records(side.first_rank):
+    for record in run.records(run.first_rank):
         match record:
             case ModuleRecord():
                 found.modules.setdefault(record.module, record)
@@ -135,7 +135,7 @@ def outline(side: RunInput) -> RunSummary:
 
 
 def check_models(a: RunSummary, b: RunSummary) -> None:
-    """NotComparable, with the first thing in which the models are not the same."""
+    """Raise NotComparable with the first difference between the models."""
     if not a.modules or not b.modules:
         which = "A" if not a.modules else "B"
         raise NotComparable(f"no DDP module was wrapped in run {which}: there is nothing to compare")
@@ -151,11 +151,11 @@ def _check_parameters(number: int, a: ModuleRecord, b: ModuleRecord) -> None:
     shapes_a = {str(row[0]): row[2] for row in a.parameters}
     shapes_b = {str(row[0]): row[2] for row in b.parameters}
     for name in [*shapes_a, *shapes_b]:
-        said = [_shape(shapes.get(name)) for shapes in (shapes_a, shapes_b)]
-        if said[0] != said[1]:
+        texts = [_shape(shapes.get(name)) for shapes in (shapes_a, shapes_b)]
+        if texts[0] != texts[1]:
             raise NotComparable(
                 f"the runs train different models: parameter {name} of module {number} "
-                f"is {said[0]} in run A and {said[1]} in run B"
+                f"is {texts[0]} in run A and {texts[1]} in run B"
             )
 
 

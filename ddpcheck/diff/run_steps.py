@@ -1,4 +1,4 @@
-"""One run step by step, all ranks together: reduced gradients, what went into them, and what steered the step."""
+"""The steps of one run over all ranks: gradients, batches and hyperparameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord
 from ddpcheck.records.sketch_codec import Packed
 from ddpcheck.records.sketch_shares import shares
 
-# Steps for which records of an earlier one may still come.
+# Records of a step may be written up to this many steps later.
 LATE = 16
 ModuleKey = tuple[tuple[int, ...], int]
 
@@ -37,7 +37,7 @@ class RankStepRecord:
 
 @dataclass(frozen=True)
 class RunStep:
-    """One step over all ranks that told of it."""
+    """One step over all ranks that recorded it."""
 
     step: int
     ranks: Mapping[int, RankStepRecord]
@@ -46,7 +46,7 @@ class RunStep:
     local: Mapping[str, Mapping[int, Packed]]
 
     def size(self, name: str) -> float:
-        """The mean of the ranks' norms: what the rounding of the mean is to be measured by."""
+        """The mean of the ranks' norms, to which rounding is relative."""
         parts = [one.norm for one in self.local.get(name, {}).values() if one.known]
         return sum(parts) / len(parts) if parts else 0.0
 
@@ -54,16 +54,16 @@ class RunStep:
         return sum(one.rows for one in self.ranks.values())
 
 
-def run_steps(side: RunInput, module: ModuleRecord) -> Iterator[RunStep]:
-    """In order; of each file only a few steps are in memory."""
+def run_steps(run: RunInput, module: ModuleRecord) -> Iterator[RunStep]:
+    """Steps in order; only a few steps of each file are in memory."""
     key = (tuple(module.group), module.ordinal)
     names = [str(row[0]) for row in module.parameters]
-    streams = {rank: _rank_steps(side, rank, key) for rank in module.group if rank in side.files}
+    streams = {rank: _rank_steps(run, rank, key) for rank in module.group if rank in run.files}
     heads = {rank: step for rank, stream in streams.items() if (step := next(stream, None)) is not None}
     while heads:
         number = min(head.step for head in heads.values())
         taking = {rank: head for rank, head in heads.items() if head.step == number}
-        yield _together(number, taking, names, shares(module))
+        yield _combined(number, taking, names, shares(module))
         for rank in taking:
             following = next(streams[rank], None)
             if following is None:
@@ -72,20 +72,20 @@ def run_steps(side: RunInput, module: ModuleRecord) -> Iterator[RunStep]:
                 heads[rank] = following
 
 
-def _together(
-    step: int, ranks: dict[int, RankStepRecord], names: list[str], dealt: dict[int, tuple[int, ...]]
+def _combined(
+    step: int, ranks: dict[int, RankStepRecord], names: list[str], shares_by_rank: dict[int, tuple[int, ...]]
 ) -> RunStep:
     reduced: dict[str, Packed] = {}
     local: dict[str, dict[int, Packed]] = {}
     for rank, one in ranks.items():
         if one.backward is not None:
-            reduced.update(reduced_sketches(one.backward, names, dealt.get(rank, ())))
+            reduced.update(reduced_sketches(one.backward, names, shares_by_rank.get(rank, ())))
             for name, sketch in local_sketches(one.backward, names).items():
                 local.setdefault(name, {})[rank] = sketch
     return RunStep(step, ranks, reduced, local)
 
 
-def _rank_steps(side: RunInput, rank: int, key: ModuleKey) -> Iterator[RankStepRecord]:
+def _rank_steps(run: RunInput, rank: int, key: ModuleKey) -> Iterator[RankStepRecord]:
     number = -1
     hyper: dict[int, dict[str, Any]] = {}
     steps: dict[int, RankStepRecord] = {}
@@ -93,7 +93,7 @@ def _rank_steps(side: RunInput, rank: int, key: ModuleKey) -> Iterator[RankStepR
     def at(step: int) -> RankStepRecord:
         return steps.setdefault(step, RankStepRecord(step))
 
-    for record in side.records(rank):
+    for record in run.records(rank):
         match record:
             case ModuleRecord() if (tuple(record.group), record.ordinal) == key:
                 number = record.module
@@ -102,7 +102,7 @@ def _rank_steps(side: RunInput, rank: int, key: ModuleKey) -> Iterator[RankStepR
             case HyperRecord():
                 hyper[record.optimizer] = {**hyper.get(record.optimizer, {}), **record.changed}
             case BackwardRecord() if record.module == number and record.local:
-                # The last backward of a step holds what all of them came to.
+                # The last backward of a step holds the accumulated gradients.
                 at(record.step).backward = record
             case AppliedRecord() if record.module == number:
                 at(record.step).moved = record.moved
@@ -115,7 +115,7 @@ def _rank_steps(side: RunInput, rank: int, key: ModuleKey) -> Iterator[RankStepR
             case DigestRecord() if record.module == number and record.stage == Stage.PARAMS.value:
                 if record.optimizer is not None:
                     at(record.step).hyper[record.optimizer] = hyper.get(record.optimizer, {})
-                # A batch is written down after its step; gradients come late from a device.
+                # Batches are recorded after their step, and gradients of a device arrive late.
                 for done in sorted(step for step in steps if step < record.step - LATE):
                     yield steps.pop(done)
     for done in sorted(steps):

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ddpcheck.analysis.finding import Finding, Severity
 
-# `--json` calls an error a problem: the job would fail or hang, or ddpcheck could not record it.
-LEVELS = {
-    Severity.ERROR: "problem",
-    Severity.WARNING: "warning",
-    Severity.NOTE: "note",
-    Severity.OK: "ok",
-}
-_SEVERITIES = {level: severity for severity, level in LEVELS.items()}
+# Names of the severities in `--json`, where a check that passed is "ok".
+LEVELS = {Severity.ERROR: "problem", Severity.WARNING: "warning", Severity.NOTE: "note"}
+_OK = "ok"
+_SEVERITIES = {level: severity for severity, level in LEVELS.items()} | {_OK: Severity.NOTE}
 
 
 @dataclass(frozen=True)
@@ -26,10 +22,11 @@ class Diagnosis(Finding):
     """
 
     hosts: tuple[str, ...] = ()
+    passed: bool = False
 
     @property
     def level(self) -> str:
-        return LEVELS[self.severity]
+        return _OK if self.passed else LEVELS[self.severity]
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -55,6 +52,7 @@ class Diagnosis(Finding):
             hosts=tuple(raw["hosts"]),
             ranks=tuple(raw["ranks"]),
             evidence=raw["evidence"],
+            passed=raw["level"] == _OK,
         )
 
 
@@ -99,4 +97,4 @@ def note(message: str, cause: str, fix: str, **about: Any) -> Diagnosis:
 
 def ok(message: str, **about: Any) -> Diagnosis:
     """The check passed."""
-    return diagnosis(Severity.OK, message, **about)
+    return replace(diagnosis(Severity.NOTE, message, **about), passed=True)

@@ -20,16 +20,16 @@ DOCTOR_SCHEMA = 1
 def diagnose(context: DoctorContext) -> tuple[Diagnosis, ...]:
     """The diagnoses of all checks, the most severe first."""
     diagnoses = [each for check in all_checks() for each in _merged(check.run(context))]
-    return tuple(sorted(diagnoses, key=lambda each: -each.severity.weight))
+    return tuple(sorted(diagnoses, key=lambda each: (each.passed, -each.severity.weight)))
 
 
 def _merged(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
     """Diagnoses of one check: equal ones of several hosts become one; "ok" is dropped if anything is wrong."""
-    merged: dict[tuple[Severity, str, str], Diagnosis] = {}
+    merged: dict[tuple[str, str, str], Diagnosis] = {}
     for each in diagnoses:
-        key = (each.severity, each.message, each.fix)
+        key = (each.level, each.message, each.fix)
         merged[key] = _joined(merged[key], each) if key in merged else each
-    not_ok = [each for each in merged.values() if each.severity is not Severity.OK]
+    not_ok = [each for each in merged.values() if not each.passed]
     return not_ok or list(merged.values())
 
 

@@ -1,1 +1,1 @@
-"""Starts the user's command, stays out of its way, and sees to it that nothing of it is left behind."""
+"""Starts the user's command, monitors the ranks of this node, and ends every process that the job leaves behind."""

@@ -1,4 +1,4 @@
-"""The environment of the user's command: theirs, plus the two variables through which ddpcheck gets in."""
+"""The environment of the user's command: unchanged except for PYTHONPATH and the settings variable."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import ddpcheck
 from ddpcheck.config import Config
 
-# Not resolved: a rank removes the folder from sys.path by the very name it was given.
+# Not resolved: a rank removes exactly this entry from sys.path.
 BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(ddpcheck.__file__)), "bootstrap")
 
 
 def command_environment(config: Config, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """`environ` (default: this process's), with the bootstrap first on PYTHONPATH and the configuration."""
+    """`environ` (default: of this process), with the bootstrap folder first on PYTHONPATH and the settings."""
     result = dict(os.environ if environ is None else environ)
     result["PYTHONPATH"] = prefixed_python_path(result.get("PYTHONPATH", ""))
     result.update(config.to_environment())
@@ -22,10 +22,9 @@ def command_environment(config: Config, environ: Mapping[str, str] | None = None
 
 
 def prefixed_python_path(python_path: str, folder: str | Path = BOOTSTRAP) -> str:
-    """`python_path` with `folder` first, and nowhere else (a run inside a run).
+    """`python_path` with `folder` first and only once, also for a run inside a run.
 
-    An empty value means "nothing", but an empty entry means "the current folder": one is dropped, the other
-    kept.
+    An empty value means "no entries" and is dropped. An empty entry means "the current folder" and is kept.
     """
     if not python_path:
         return str(folder)

@@ -1,4 +1,4 @@
-"""Follows the records of a run while it is under way: who vanished, whether ranks part, whether they hang."""
+"""Monitors a running job through its records: exits, divergence and hangs of the ranks of this node."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ddpcheck.launcher.process.supervise import StopRequest
 from ddpcheck.records.node_log import NodeLog
 from ddpcheck.sampling.sampler import Sampler
 
-# Reading may take so long at a time, and, where it takes long at all, so much of a core; what is left is read when the
-# job is over.
-MOST_SECONDS, LONG_SECONDS = 0.5, 0.05
-MOST_OF_A_CORE = 0.5
-# How often the records are read where nobody looks on and a disagreement stops nothing. The job's own processors do it.
-QUIET_SECONDS = 1.0
-# And for how long they are read at every turn once a file has come: a new rank is to be met before it can vanish.
-ALERT_SECONDS = 2.0
+# Maximum duration of one read. After a read that is slower than SLOW_POLL_SECONDS, the monitor pauses so that reading
+# takes at most MAX_CPU_SHARE of a core. The rest is read after the job has ended.
+MAX_POLL_SECONDS, SLOW_POLL_SECONDS = 0.5, 0.05
+MAX_CPU_SHARE = 0.5
+# Read interval without a live view and without --fail-fast. Reading takes processor time from the job.
+IDLE_POLL_SECONDS = 1.0
+# After a new file, records are read at every tick for this time: a new rank must be known before it can exit.
+NEW_FILE_SECONDS = 2.0
 
 
 class RunMonitor:
-    """Called a few times a second by the supervisor."""
+    """The supervisor calls `tick` several times per second."""
 
     def __init__(
         self,
@@ -33,92 +33,93 @@ class RunMonitor:
         node_log: NodeLog,
         config: Config,
         sampler: Sampler | None = None,
-        show: LiveView | None = None,
+        view: LiveView | None = None,
     ) -> None:
         self._run = run
         self._node_log = node_log
         self._fail_fast = config.fail_fast
         self._exits = ExitWatch()
-        # Ranks are asked through the board.
-        watched = config.board and config.hang_timeout
-        self._hangs = HangDetector(run, node_log, config) if watched else None
+        # The detector requests stacks through the shared-memory file.
+        detect = config.board and config.hang_timeout
+        self._hangs = HangDetector(run, node_log, config) if detect else None
         self._known: set[tuple[str, int]] = set()
         self._next_poll = 0.0
-        self._read_at = -QUIET_SECONDS
-        self._folder_changed: tuple[int, float] = (-1, 0.0)
+        self._last_read = -IDLE_POLL_SECONDS
+        self._folder_change: tuple[int, float] = (-1, 0.0)
         self._sampler = sampler
-        self._show = show
-        self.stumbled = False
+        self._view = view
+        # Reading has raised an exception: from then on only exits are logged.
+        self.failed = False
 
     def tick(self) -> StopRequest | None:
         if self._sampler is not None:
             self._sampler.start()
-        if not self.stumbled:
-            self._follow()
-        self._note_exits()
-        if not self.stumbled:
-            self._show_state()
+        if not self.failed:
+            self._read_records()
+        self._log_exits()
+        if not self.failed:
+            self._update_view()
         if self._fail_fast and any(attempt.diverged() for attempt in self._run.attempts.values()):
-            return StopRequest("ranks disagree and --fail-fast was given")
-        if self._hangs is not None and not self.stumbled:
+            return StopRequest("replicas diverged and --fail-fast is set")
+        if self._hangs is not None and not self.failed:
             return self._hangs.tick()
         return None
 
-    def _follow(self) -> None:
+    def _read_records(self) -> None:
         began = time.monotonic()
         if began < self._next_poll or not self._is_due(began):
             return
-        self._read_at = began
+        self._last_read = began
         try:
-            if self._run.poll(MOST_SECONDS):
-                self._meet_new_ranks()
+            if self._run.poll(MAX_POLL_SECONDS):
+                self._add_new_ranks()
         except Exception:
-            # The supervisor writes it down; from here on only exits are noted.
-            self.stumbled = True
+            # The supervisor logs the exception.
+            self.failed = True
             raise
-        took = time.monotonic() - began
-        if took > LONG_SECONDS:
-            self._next_poll = began + took / MOST_OF_A_CORE
+        seconds = time.monotonic() - began
+        if seconds > SLOW_POLL_SECONDS:
+            self._next_poll = began + seconds / MAX_CPU_SHARE
 
     def _is_due(self, now: float) -> bool:
-        if self._fail_fast or now - self._read_at >= QUIET_SECONDS:
+        if self._fail_fast or now - self._last_read >= IDLE_POLL_SECONDS:
             return True
-        if self._show is not None and now - self._read_at >= REFRESH_SECONDS:
+        if self._view is not None and now - self._last_read >= REFRESH_SECONDS:
             return True
-        # A folder changes when a file comes into it, not with what is written to the file. One that is gone does not.
+        # The modification time of a folder changes when files are added, not when files grow.
         with contextlib.suppress(OSError):
             changed = self._run.path.stat().st_mtime_ns
-            if changed != self._folder_changed[0]:
-                self._folder_changed = (changed, now)
-        return now - self._folder_changed[1] < ALERT_SECONDS
+            if changed != self._folder_change[0]:
+                self._folder_change = (changed, now)
+        return now - self._folder_change[1] < NEW_FILE_SECONDS
 
-    def _show_state(self) -> None:
-        show, self._show = self._show, None
-        if show is not None:
-            # What raises is written down by the supervisor, and not shown again.
-            show.tick()
-            self._show = show
+    def _update_view(self) -> None:
+        view, self._view = self._view, None
+        if view is not None:
+            # After an exception, which the supervisor logs, the view stays off.
+            view.tick()
+            self._view = view
 
     def close(self) -> None:
-        self._note_exits()
+        self._log_exits()
         self._exits.close()
         if self._sampler is not None:
             self._sampler.close()
 
-    def _meet_new_ranks(self) -> None:
+    def _add_new_ranks(self) -> None:
         for attempt in self._run.attempts.values():
             for number, rank in attempt.ranks.items():
                 header = rank.header
                 if header.host == self._node_log.host and (attempt.session, number) not in self._known:
                     self._known.add((attempt.session, number))
                     if number == 0:
-                        # The launcher that has rank 0 reports: what it has read by the end, nobody waits for then.
+                        # The launcher of rank 0 reports: reading all ranks now shortens the wait at the end.
                         self._run.follow_all()
                     self._exits.add(header.pid, number, header.ticks or None)
                     if self._sampler is not None:
-                        self._sampler.meet(number, header.pid)
+                        self._sampler.add_rank(number, header.pid)
 
-    def _note_exits(self) -> None:
+    def _log_exits(self) -> None:
         for rank, pid, when in self._exits.poll():
             signal = self._exits.signals.pop(pid, None)
             late = {"found_gone": True} if pid in self._exits.found_gone else {}

@@ -1,4 +1,4 @@
-"""What is known of the runs in a folder without reading their records."""
+"""Lists the runs in a folder by their run.json and report.json, without reading records."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from typing import Any
 
 import msgspec
 
-from ddpcheck.launcher.multi_node.coordination import REPORT_FILE
-from ddpcheck.launcher.multi_node.remote_follow import launcher_is_gone
-from ddpcheck.launcher.run_folder import RUN_FILE, read_run_file
+from ddpcheck.launcher.multi_node.remote_follow import launcher_has_ended
 from ddpcheck.records.registry import RANK_FILES
+from ddpcheck.records.run_folder import REPORT_FILE, RUN_FILE, read_run_file
 
 
 @dataclass(frozen=True)
 class PastRun:
-    """One folder. `state` is the verdict, or the one word for why there is none."""
+    """One run folder. `state` is the verdict, or why there is none: torn, unreported, foreign, unfinished, running."""
 
     folder: str
     state: str
     name: str = ""
-    # ISO 8601, and seconds since 1970 for the order.
+    # ISO 8601; `began` is the same in seconds since 1970, for sorting.
     started: str = ""
     began: float = 0.0
     world_size: int | None = None
@@ -39,7 +38,7 @@ class _Finding(msgspec.Struct):
 
 
 class _Report(msgspec.Struct):
-    """The few keys of report.json that are needed; the rest, which may be long, is passed over."""
+    """The keys of report.json that the list needs. The decoder skips all others."""
 
     verdict: str
     world_size: int
@@ -48,22 +47,22 @@ class _Report(msgspec.Struct):
 
 
 def past_runs(folder: Path) -> list[PastRun]:
-    """All that is in `folder`, the newest first."""
-    found = [_past_run(path) for path in folder.iterdir() if path.is_dir()]
-    return sorted(found, key=lambda run: (run.began, run.folder), reverse=True)
+    """All runs in `folder`, newest first."""
+    runs = [_past_run(path) for path in folder.iterdir() if path.is_dir()]
+    return sorted(runs, key=lambda run: (run.began, run.folder), reverse=True)
 
 
 def _past_run(path: Path) -> PastRun:
     description = read_run_file(path)
-    report, torn = _report(path)
+    report, damaged = _read_report(path)
     seconds = description.get("seconds")
     started = str(description.get("started") or "")
     return PastRun(
         folder=path.name,
-        state=report.verdict if report is not None else _why_not(path, description, torn),
+        state=report.verdict if report is not None else _state_without_report(path, description, damaged),
         name=str(description.get("name") or ""),
         started=started,
-        began=_time(started, path),
+        began=_start_time(started, path),
         world_size=report.world_size if report is not None else None,
         steps=report.steps if report is not None else None,
         seconds=float(seconds) if isinstance(seconds, int | float) else None,
@@ -72,8 +71,8 @@ def _past_run(path: Path) -> PastRun:
     )
 
 
-def _report(path: Path) -> tuple[_Report | None, bool]:
-    """And whether there is one that cannot be read."""
+def _read_report(path: Path) -> tuple[_Report | None, bool]:
+    """The report, and whether there is one that cannot be read."""
     try:
         return msgspec.json.decode((path / REPORT_FILE).read_bytes(), type=_Report), False
     except FileNotFoundError:
@@ -82,24 +81,24 @@ def _report(path: Path) -> tuple[_Report | None, bool]:
         return None, True
 
 
-def _why_not(path: Path, description: dict[str, Any], torn: bool) -> str:
-    if torn or (not description and (path / RUN_FILE).exists()):
+def _state_without_report(path: Path, description: dict[str, Any], damaged: bool) -> str:
+    if damaged or (not description and (path / RUN_FILE).exists()):
         return "torn"
     if not description:
         return "unreported" if any(path.glob(RANK_FILES)) else "foreign"
     if "ended" in description:
         return "unreported"
-    return "unfinished" if launcher_is_gone(description) else "running"
+    return "unfinished" if launcher_has_ended(description) else "running"
 
 
 def _codes(report: _Report | None) -> tuple[str, ...]:
-    """Those that matter first, each once."""
+    """Errors and warnings before notes, each code once."""
     findings = report.findings if report is not None else []
-    graver = [finding.code for finding in findings if finding.severity != "note"]
-    return tuple(dict.fromkeys([*graver, *(finding.code for finding in findings)]))
+    important = [finding.code for finding in findings if finding.severity != "note"]
+    return tuple(dict.fromkeys([*important, *(finding.code for finding in findings)]))
 
 
-def _time(started: str, path: Path) -> float:
+def _start_time(started: str, path: Path) -> float:
     try:
         return datetime.fromisoformat(started).timestamp()
     except ValueError:
@@ -111,7 +110,7 @@ def _time(started: str, path: Path) -> float:
 
 
 def _size(path: Path) -> int:
-    """Of all files in it that can be looked at."""
+    """Total bytes of all readable files."""
     total = 0
     for parent, _, names in os.walk(path, onerror=None):
         for name in names:

@@ -1,4 +1,4 @@
-"""Asks this machine, or the ranks that the user's launcher starts, for their facts."""
+"""Runs `ddpcheck links` and `ddpcheck doctor` on the ranks that the user's launcher starts, or on this machine."""
 
 from __future__ import annotations
 
@@ -20,43 +20,47 @@ from ddpcheck.launcher.environment import BOOTSTRAP, command_environment
 from ddpcheck.links.heat_map import render_links
 from ddpcheck.links.model import LinksReport
 
-SLOW = 10
-# Launchers that start Python by themselves.
+SLOW_LINK_STATUS = 10
+# Launchers that start Python themselves.
 _PYTHON_LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
 
 
 def measure_links(command: Sequence[str], arguments: Sequence[str], out: Path, backend: str) -> int:
-    """The exit status of `ddpcheck links`."""
-    # What an earlier measurement left must not be taken for this one's.
+    """Measure links with the user's launcher; the exit status of `ddpcheck links`."""
+    # The result of an earlier measurement must not be taken for this one.
     out.unlink(missing_ok=True)
-    asked = [*arguments, "--json", str(out), "--quiet", "--exit-zero"]
-    asked += ["--backend", backend] if backend else []
+    options = [*arguments, "--json", str(out), "--quiet", "--exit-zero"]
+    options += ["--backend", backend] if backend else []
     try:
-        status = subprocess.run(rank_command(command, asked), check=False).returncode
+        status = subprocess.run(rank_command(command, options), check=False).returncode
     except OSError as error:
-        raise CommandNotStarted(f"{command[0]} could not be started: {error.strerror}", 127) from error
+        raise CommandNotStarted(
+            f"cannot start {command[0]}: {error.strerror}; check its name", 127
+        ) from error
     if status:
         return status if status > 0 else 128 - status
     try:
         report = LinksReport.from_json(out.read_text())
     except (OSError, ValueError, KeyError) as error:
-        sys.stderr.write(f"ddpcheck: no rank of this node has written {out} ({error})\n")
+        sys.stderr.write(
+            f"ddpcheck: no rank of this node has written {out} ({error}); check the launcher's output\n"
+        )
         return 1
     encoding = (sys.stdout.encoding or "").lower()
     sys.stdout.write(render_links(report, ascii_only=not encoding.startswith("utf")))
-    return SLOW if report.slow else 0
+    return SLOW_LINK_STATUS if report.slow else 0
 
 
 def rank_command(command: Sequence[str], arguments: Sequence[str], name: str = "ddpcheck.links") -> list[str]:
-    """The launcher with our module behind it, in the way that kind of launcher wants it."""
+    """The launcher followed by our module. Launchers that do not start Python get the interpreter first."""
     module = ["-m", name, *arguments]
     if any(PurePath(word).name in _PYTHON_LAUNCHERS for word in command):
         return [*command, *module]
     return [*command, sys.executable, *module]
 
 
-def look_at_machine(python: str, out: Path) -> DoctorReport:
-    """`python` is the one that ranks would run with."""
+def check_machine(python: str, out: Path) -> DoctorReport:
+    """Check this machine with `python`, the interpreter that ranks would use."""
     with tempfile.TemporaryDirectory(prefix="ddpcheck-doctor-") as folder:
         facts = collect(
             out,
@@ -67,44 +71,46 @@ def look_at_machine(python: str, out: Path) -> DoctorReport:
     return DoctorReport.of(DoctorContext((facts,)))
 
 
-def look_at_job(command: Sequence[str], out: Path, wait: float) -> DoctorReport:
-    """What the first rank of this machine wrote."""
+def check_job(command: Sequence[str], out: Path, wait: float) -> DoctorReport:
+    """Check all ranks that the launcher starts; the report that the first rank of this machine writes."""
     with ExitStack() as stack:
         folder = _shared_folder(stack)
         result = Path(folder, "report.json")
-        asked = ["--result", str(result), "--wait", f"{wait:g}", "--folder", str(out.absolute())]
+        options = ["--result", str(result), "--wait", f"{wait:g}", "--folder", str(out.absolute())]
         try:
             status = subprocess.run(
-                rank_command(command, asked, "ddpcheck.doctor"), env=_environment(folder), check=False
+                rank_command(command, options, "ddpcheck.doctor"), env=_environment(folder), check=False
             ).returncode
         except OSError as error:
-            raise CommandNotStarted(f"{command[0]} could not be started: {error.strerror}", 127) from error
+            raise CommandNotStarted(
+                f"cannot start {command[0]}: {error.strerror}; check its name", 127
+            ) from error
         if status:
             raise LauncherFailed(
-                f"{command[0]} ended with status {status} before the ranks had reported: see what it printed",
+                f"{command[0]} exited with status {status} before all ranks had reported; check its output above",
                 status if status > 0 else 128 - status,
             )
         try:
             return DoctorReport.from_json(result.read_text())
         except (OSError, ValueError, KeyError) as error:
             raise LauncherFailed(
-                f"no rank has left its report in {folder}: if they ran on other machines that do not share this "
-                f"folder, start `{command[0]} ... python -m ddpcheck.doctor`, which prints by itself ({error})",
+                f"no rank has written its report to {folder} ({error}). If the ranks run on machines that do not share "
+                f"this folder, run `{command[0]} ... python -m ddpcheck.doctor`: it prints the report itself",
                 1,
             ) from error
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """As `ddpcheck run` would set it, for a run that is never made."""
+    """The environment that `ddpcheck run` would set, without a run."""
     environ = command_environment(Config(run_dir=folder, run_id="doctor"))
     return {**environ, ENV_TRIAL: BOOTSTRAP}
 
 
 def _shared_folder(stack: ExitStack) -> str:
-    """Here rather than in /tmp: ranks that a scheduler starts elsewhere often share the working folder."""
-    for place in (os.getcwd(), None):
+    """Prefer the working folder to /tmp: ranks on other machines often share it."""
+    for parent in (os.getcwd(), None):
         try:
-            return stack.enter_context(tempfile.TemporaryDirectory(prefix=".ddpcheck-doctor-", dir=place))
+            return stack.enter_context(tempfile.TemporaryDirectory(prefix=".ddpcheck-doctor-", dir=parent))
         except OSError:
             continue
-    raise LauncherFailed("neither the working folder nor the temporary one can be written", 1)
+    raise LauncherFailed("neither the working folder nor the temporary folder is writable", 1)

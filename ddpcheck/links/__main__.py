@@ -15,7 +15,7 @@ SLOW = 10
 
 
 def main() -> int:
-    """10 where a link is slow; under torchrun that becomes its own 1."""
+    """Returns 10 if a link is slow; torchrun itself then exits with 1."""
     options = _options()
     import torch
 
@@ -43,7 +43,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--backend", default="")
     parser.add_argument("--json", default="links.json", help="written by the first rank of each node")
     parser.add_argument("--quiet", action="store_true", help="print nothing")
-    parser.add_argument("--exit-zero", action="store_true", help="leave the verdict to links.json")
+    parser.add_argument("--exit-zero", action="store_true", help="exit with 0 even if a link is slow")
     return parser.parse_args()
 
 
@@ -58,11 +58,11 @@ def _checked(parse: Any) -> Any:
 
 
 def _begin(backend: str) -> str:
-    """Join the process group; the device that messages live on."""
+    """Join the process group. Returns the device of the messages."""
     import torch
 
     distributed: Any = torch.distributed
-    # Launchers other than torchrun have names of their own for these.
+    # Set the variables of torchrun from those of other launchers.
     for name, number in rank_numbers(os.environ).items():
         if number is not None:
             os.environ[name.upper()] = str(number)
@@ -81,7 +81,7 @@ def _is_first_here(nodes: Any) -> bool:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all: others may wait for it."""
+    """Write atomically: other processes may wait for the file."""
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
     temporary.write_text(text)
     os.replace(temporary, path)

@@ -1,9 +1,9 @@
-"""Finds what explains a matrix of bandwidths: a few causes, each of which slows a set of links by one factor.
+"""Explains a matrix of bandwidths by a few causes, each of which slows a set of links by one factor.
 
 The model is additive in logarithms: the rate of a link is the usual rate of its class, divided by the factor of every
-cause that touches it, times noise. Noise is taken as Laplace's, whose best fit is the median: a few odd figures do not
-move it. Sets of causes are weighed against each other and against none; a cause is told where almost all the weight
-is on sets that it belongs to.
+cause that affects it, times noise. Noise is Laplace distributed, so the best fit is the median, which outliers do not
+move. Sets of causes are compared by posterior weight; a cause is reported if the sets that contain it have nearly all
+the weight.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Cell = tuple[int, int]  # from, to
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A cause with the cells it slows down. `family`: how many of its kind are tried, this one included."""
+    """A cause with the links it slows down. `family`: number of hypotheses of this kind."""
 
     kind: str
     units: tuple[int, ...]
@@ -29,13 +29,13 @@ class Hypothesis:
 
 
 def between_nodes(rates: Mapping[Cell, float]) -> list[Hypothesis]:
-    """For a matrix in which everybody is measured with everybody."""
+    """Hypotheses for a complete matrix."""
     units = _units(rates)
     return _distinct([*_of_units(units, rates), *_of_pairs(rates), *_islands(units, rates)], rates)
 
 
 def within_nodes(rates: Mapping[Cell, float], groups: Sequence[Sequence[int]]) -> list[Hypothesis]:
-    """For links inside several nodes, which are of one class."""
+    """Hypotheses for links inside several nodes, which form one class."""
     inside = [
         Hypothesis("slow inside", (number,), frozenset(c for c in rates if set(c) <= set(group)), len(groups))
         for number, group in enumerate(groups)
@@ -62,14 +62,14 @@ def _of_pairs(cells: Iterable[Cell]) -> Iterator[Hypothesis]:
 
 
 def _islands(units: Sequence[int], rates: Mapping[Cell, float]) -> Iterator[Hypothesis]:
-    """Partings of all into two groups of two or more: those that cutting the fastest tree in one place gives.
+    """Partitions into two groups of at least two: those obtained by cutting one edge of the fastest tree.
 
     Inside an island links are fast, so the tree of fastest links crosses between two islands only once.
     """
     for small in _cuts(units, rates):
         if 2 <= len(small) <= len(units) - 2:
             crossing = frozenset(cell for cell in rates if (cell[0] in small) != (cell[1] in small))
-            # Cuts are chosen by looking at the rates: that is worth as much as having tried all of them.
+            # Cuts are selected from the rates, so the family counts all possible partitions.
             yield Hypothesis("islands", tuple(sorted(small)), crossing, 2 ** (len(units) - 1))
 
 
@@ -81,12 +81,12 @@ def _cuts(units: Sequence[int], rates: Mapping[Cell, float]) -> Iterator[set[int
             if (a, b) != left_out:
                 neighbours[a].add(b)
                 neighbours[b].add(a)
-        side, frontier = {left_out[0]}, [left_out[0]]
+        reached, frontier = {left_out[0]}, [left_out[0]]
         while frontier:
-            fresh = neighbours[frontier.pop()] - side
-            side |= fresh
+            fresh = neighbours[frontier.pop()] - reached
+            reached |= fresh
             frontier.extend(fresh)
-        yield side if 2 * len(side) <= len(units) else set(units) - side
+        yield reached if 2 * len(reached) <= len(units) else set(units) - reached
 
 
 def _fastest_tree(units: Sequence[int], rates: Mapping[Cell, float]) -> list[Cell]:
@@ -110,30 +110,30 @@ def _units(cells: Iterable[Cell]) -> list[int]:
 
 
 def _distinct(found: Sequence[Hypothesis], cells: Iterable[Cell]) -> list[Hypothesis]:
-    """Of causes that touch the same links the last, which is the most modest; none that touches all or none."""
+    """Of causes with the same links keep the last, the most specific; drop those with all links or none."""
     every = frozenset(cells)
     by_cells = {one.cells: one for one in found if one.cells and one.cells != every}
     return list(by_cells.values())
 
 
-# Links are never known better than this, whatever their figures say: a share of the rate.
+# Lower bound of the noise of a link, relative to its rate.
 LEAST_NOISE = 0.05
-# A cause is told from here on.
+# Confidence from which a cause is reported.
 LEAST_CONFIDENCE = 0.95
-# Of sets of no, one and two causes, so many are built upon, by so many further causes each.
-_GROWTH = ((1, 48), (3, 16), (2, 12))
-_SETTLING_TURNS = 4
-# With so many links the noise is taken for twice what repetitions show, with many for what they show.
+# Beam search: number of sets of zero, one and two causes to extend, and of causes to try with each.
+_BEAM = ((1, 48), (3, 16), (2, 12))
+_FIT_ITERATIONS = 4
+# With this many links the noise is doubled; with many more it is what repetitions show.
 _FEW_LINKS = 4
-# What speaks against every cause beyond the first, before anything is measured: such jobs are one in twenty.
-_PRICE_OF_ANOTHER = log(20)
-# Sets that are less likely than the best by this much, in logarithms, lead nowhere.
+# Prior penalty of each cause beyond the first: one job in twenty has another one.
+_PENALTY_OF_ANOTHER = log(20)
+# Sets with a log weight this far below the best are dropped.
 _FAR_BEHIND = 30.0
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A hypothesis that holds, with the factor by which it slows its links."""
+    """An accepted hypothesis, with the factor by which it slows its links."""
 
     hypothesis: Hypothesis
     factor: float
@@ -144,7 +144,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class _Model:
-    """A set of causes, the slowdown of each in logarithms, and how much speaks for it."""
+    """A set of causes, the log slowdown of each, and the log weight of the set."""
 
     causes: tuple[Hypothesis, ...]
     slowdowns: tuple[float, ...]
@@ -159,18 +159,18 @@ def explain(
     tolerance: float,
     noise: float = LEAST_NOISE,
 ) -> list[Cause]:
-    """The causes by which links are slower than `tolerance` allows, the strongest first.
+    """The causes that slow links by more than `tolerance`, the strongest first.
 
-    `noise`: how far repeated measurements of one link are apart, as a share.
+    `noise`: relative spread of repeated measurements of one link.
     """
     if len(rates) < 2:
         return []
     levels = {cell: log(rate) for cell, rate in rates.items()}
-    # Repetitions of one message do not show all the noise there is, and a few links do not either.
+    # Repetitions of one message, and few links, underestimate the noise.
     floor = max(noise, LEAST_NOISE) * (1 + _FEW_LINKS / len(levels))
     models = _search(levels, hypotheses, floor)
     best = max(models, key=lambda model: model.weight)
-    told = [
+    candidates = [
         Cause(
             one,
             exp(slowdown),
@@ -180,21 +180,21 @@ def explain(
         )
         for one, slowdown in zip(best.causes, best.slowdowns, strict=True)
     ]
-    sure = [one for one in told if one.confidence >= LEAST_CONFIDENCE and one.factor >= tolerance]
+    sure = [one for one in candidates if one.confidence >= LEAST_CONFIDENCE and one.factor >= tolerance]
     return sorted(sure, key=lambda cause: -cause.factor)
 
 
 def _confidence(cause: Hypothesis, models: Sequence[_Model], best: float) -> float:
-    """The share of all weight that is on sets with this cause."""
+    """The share of the weight of sets that contain this cause."""
     weights = [(exp(model.weight - best), cause in model.causes) for model in models]
     return sum(weight for weight, has in weights if has) / sum(weight for weight, _ in weights)
 
 
 def _search(levels: Mapping[Cell, float], hypotheses: Sequence[Hypothesis], floor: float) -> list[_Model]:
-    """From no cause to a few, always from the best sets of the size before."""
+    """Beam search: extend the best sets by one cause at a time."""
     beam = [_fit(levels, (), floor)]
     models = {frozenset[Hypothesis](): beam[0]}
-    for most_sets, most_tried in _GROWTH:
+    for most_sets, most_tried in _BEAM:
         grown: list[_Model] = []
         for model in beam[:most_sets]:
             for one in _promising(levels, model, hypotheses)[:most_tried]:
@@ -211,7 +211,7 @@ def _search(levels: Mapping[Cell, float], hypotheses: Sequence[Hypothesis], floo
 def _promising(
     levels: Mapping[Cell, float], model: _Model, hypotheses: Sequence[Hypothesis]
 ) -> list[Hypothesis]:
-    """Those first whose links are slowest beyond what the model says: only they are worth a fit."""
+    """Hypotheses sorted by how much slower their links are than the model predicts."""
     left = _residuals(levels, model.causes, model.slowdowns, model.usual)
 
     def promise(one: Hypothesis) -> float:
@@ -222,22 +222,22 @@ def _promising(
 
 
 def _fit(levels: Mapping[Cell, float], causes: tuple[Hypothesis, ...], floor: float) -> _Model:
-    """Each cause in turn takes what the others leave, until all have settled."""
+    """Fit the slowdown of each cause to the residuals of the others, iteratively."""
     slowdowns = [0.0] * len(causes)
     usual = median(levels.values())
-    for _ in range(_SETTLING_TURNS if len(causes) > 1 else 1):
-        for place, cause in enumerate(causes):
-            others = [0.0 if n == place else slowdown for n, slowdown in enumerate(slowdowns)]
+    for _ in range(_FIT_ITERATIONS if len(causes) > 1 else 1):
+        for index, cause in enumerate(causes):
+            others = [0.0 if n == index else slowdown for n, slowdown in enumerate(slowdowns)]
             left = _residuals(levels, causes, others, 0.0)
             usual = median(value for cell, value in left.items() if cell not in cause.cells)
-            slowdowns[place] = max(0.0, usual - median(left[cell] for cell in cause.cells))
+            slowdowns[index] = max(0.0, usual - median(left[cell] for cell in cause.cells))
     if causes and min(slowdowns) <= 0:
         return _Model(causes, tuple(slowdowns), usual, float("-inf"))
     residuals = list(_residuals(levels, causes, slowdowns, usual).values())
-    # Each cause is one more number to fit, and of its kind many were tried: a good fit is less of a surprise.
-    price = sum(log(len(levels)) / 2 + log(cause.family) for cause in causes)
-    price += _PRICE_OF_ANOTHER * max(0, len(causes) - 1)
-    return _Model(causes, tuple(slowdowns), usual, _log_likelihood(residuals, floor) - price)
+    # Penalize each cause for its parameter and for the number of hypotheses of its kind.
+    penalty = sum(log(len(levels)) / 2 + log(cause.family) for cause in causes)
+    penalty += _PENALTY_OF_ANOTHER * max(0, len(causes) - 1)
+    return _Model(causes, tuple(slowdowns), usual, _log_likelihood(residuals, floor) - penalty)
 
 
 def _residuals(
@@ -251,31 +251,33 @@ def _residuals(
 
 
 def _log_likelihood(residuals: Sequence[float], floor: float) -> float:
-    """Of Laplace's distribution with the scale that fits best, but not below the noise that is known."""
+    """Of a Laplace distribution with the best scale, at least the known noise."""
     scale = max(fmean(map(abs, residuals)), floor)
     return -sum(map(abs, residuals)) / scale - len(residuals) * log(2 * scale)
 
 
 def is_uneven(links: Sequence[MeasuredLink], tolerance: float) -> bool:
-    """Whether the slowest link of a class is slower than the tolerance allows, whatever the reason."""
+    """True if the slowest link of a class is slower than the tolerance allows."""
     rates = [[link.bandwidth for link in links if link.group == group] for group in (BETWEEN, WITHIN)]
     return any(max(each) > tolerance * min(each) for each in rates if each)
 
 
-def judge(nodes: Sequence[Node], links: Sequence[MeasuredLink], tolerance: float) -> list[Explanation]:
-    """What makes links slower than `tolerance` times their class, the worst first."""
-    told: list[Explanation] = []
+def find_slow_links(
+    nodes: Sequence[Node], links: Sequence[MeasuredLink], tolerance: float
+) -> list[Explanation]:
+    """Causes of links that are slower than their class by more than `tolerance`, the worst first."""
+    explanations: list[Explanation] = []
     for group in (BETWEEN, WITHIN):
         chosen = [link for link in links if link.group == group]
         if len(chosen) < 2:
             continue
         rates = {(link.source, link.target): link.bandwidth for link in chosen}
         causes = between_nodes(rates) if group == BETWEEN else within_nodes(rates, [n.ranks for n in nodes])
-        # A quartile of many messages is known better than the messages scatter.
+        # A quartile of many messages is more precise than single messages.
         noise = median(link.spread for link in chosen) / 2
         found = explain(rates, causes, tolerance=tolerance, noise=noise)
-        told += [_explanation(cause, group, nodes) for cause in found]
-    return told
+        explanations += [_explanation(cause, group, nodes) for cause in found]
+    return explanations
 
 
 def _explanation(cause: Cause, group: str, nodes: Sequence[Node]) -> Explanation:
@@ -292,7 +294,7 @@ def _explanation(cause: Cause, group: str, nodes: Sequence[Node]) -> Explanation
 
 
 def _name(hypothesis: Hypothesis, unit: object, group: str, nodes: Sequence[Node]) -> str:
-    """Between nodes a rank stands for its host."""
+    """Between nodes a rank represents its host."""
     if hypothesis.kind == "slow inside":
         return next(node.host for number, node in enumerate(nodes) if number == unit)
     host = next(node.host for node in nodes if unit in node.ranks)

@@ -1,4 +1,4 @@
-"""What was measured, as text: a heat map of the links, the AllReduce sweep, and what explains the map."""
+"""The result as text: slow links, heat maps, and the AllReduce sweep."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from statistics import median
 
 from ddpcheck.links.model import BETWEEN, WITHIN, LinksReport, MeasuredLink, megabits
 
-# From as fast as the others to far slower; the second of each is how much slower it may be at the most.
+# Shades with the largest slowdown that each stands for.
 _SHADES = ((" ", 1.2), ("░", 1.5), ("▒", 2.5), ("▓", 5.0), ("█", float("inf")))
 _ASCII = str.maketrans("░▒▓█", ".:*#")
-_MOST_FIGURES = 8
-_NAME = 14
+_MAX_NUMERIC_UNITS = 8
+_NAME_WIDTH = 14
 
 
 def render_links(report: LinksReport, *, ascii_only: bool = False) -> str:
@@ -39,21 +39,22 @@ def _map(links: Sequence[MeasuredLink], group: str, hosts: dict[int, str]) -> st
     units = sorted({link.source for link in links} | {link.target for link in links})
     usual = median(link.bandwidth for link in links)
     cells = {(link.source, link.target): link.bandwidth for link in links}
-    names = {unit: (hosts[unit] if group == BETWEEN else f"rank {unit}")[:_NAME] for unit in units}
+    names = {unit: (hosts[unit] if group == BETWEEN else f"rank {unit}")[:_NAME_WIDTH] for unit in units}
     latencies = sorted(link.latency for link in links)
     head = (
         f"Links {group}: median {megabits(usual)}, latency {median(latencies) * 1e6:.0f} us "
         f"({latencies[0] * 1e6:.0f} to {latencies[-1] * 1e6:.0f})"
     )
-    if len(units) > _MOST_FIGURES:
+    if len(units) > _MAX_NUMERIC_UNITS:
         rows = [
-            f"  {names[a]:<{_NAME}} {''.join(_shade(cells.get((a, b)), usual) for b in units)}" for a in units
+            f"  {names[a]:<{_NAME_WIDTH}} {''.join(_shade(cells.get((a, b)), usual) for b in units)}"
+            for a in units
         ]
-        return "\n".join([head, "  from the row's to the column's; darker is slower", *rows])
+        return "\n".join([head, "  from row to column; darker is slower", *rows])
     unit, scale = ("Gbit/s", 1e9) if usual * 8 >= 1e9 else ("Mbit/s", 1e6)
-    title = f"  {f'{unit} from/to':<{_NAME}}" + "".join(f"{names[b][-7:]:>8}" for b in units)
+    title = f"  {f'{unit} from/to':<{_NAME_WIDTH}}" + "".join(f"{names[b][-7:]:>8}" for b in units)
     rows = [
-        f"  {names[a]:<{_NAME}}" + "".join(_figure(cells.get((a, b)), usual, scale) for b in units)
+        f"  {names[a]:<{_NAME_WIDTH}}" + "".join(_figure(cells.get((a, b)), usual, scale) for b in units)
         for a in units
     ]
     return "\n".join([head, title, *rows])

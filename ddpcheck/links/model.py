@@ -1,4 +1,4 @@
-"""What `ddpcheck links` found, as it is written to links.json and read back."""
+"""The result of `ddpcheck links`, and its JSON."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class MeasuredLink:
     target: int
     # Class of links it is compared with: `BETWEEN` or `WITHIN`.
     group: str
-    # Seconds one way, and bytes a second.
+    # Seconds one way, and bytes per second.
     latency: float
     bandwidth: float
-    # How much repeated measurements scatter, as a share of the bandwidth.
+    # Spread of repeated measurements, relative to the bandwidth.
     spread: float
-    # Bytes of the messages that the bandwidth was measured with, and how many there were.
+    # Size in bytes and number of the messages that the bandwidth was measured with.
     size: int
     messages: int
 
 
 @dataclass(frozen=True)
 class AllReduce:
-    """An AllReduce of so many bytes over all ranks; bandwidths in bytes a second."""
+    """An AllReduce of `size` bytes over all ranks; bandwidths in bytes per second."""
 
     size: int
     seconds: float
@@ -44,7 +44,7 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class Node:
-    """A host and its ranks; the first of them measures for it."""
+    """A host and its ranks; the first one measures links between nodes."""
 
     host: str
     ranks: tuple[int, ...]
@@ -52,16 +52,16 @@ class Node:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a set of slow links has in common."""
+    """The common cause of a set of slow links."""
 
     kind: str
     group: str
     # Hosts, or ranks within a node, that it is about; for islands, those of the smaller one.
     names: tuple[str, ...]
-    # How many times slower than the other links of its class, and how sure that is among all explanations.
+    # Slowdown relative to the other links of the class, and posterior probability.
     factor: float
     confidence: float
-    # Bytes a second: of the links that it explains, and of the others.
+    # Bytes per second: of the slow links, and of the others.
     bandwidth: float
     usual: float
     links: int
@@ -69,18 +69,18 @@ class Explanation:
     def sentence(self) -> str:
         what = _WORDS[self.kind].format(*self.names, all=", ".join(self.names))
         return (
-            f"{what}: {self.factor:.1f} times slower than the other links {self.group} "
-            f"({megabits(self.bandwidth)} against {megabits(self.usual)}), confidence {self.confidence:.0%}"
+            f"{what}: {self.factor:.1f} times slower than other links {self.group} "
+            f"({megabits(self.bandwidth)} vs. {megabits(self.usual)}), confidence {self.confidence:.0%}"
         )
 
 
 _WORDS = {
-    "slow node": "{0} is slow, to and from everybody",
-    "slow sending": "{0} sends slowly, to everybody",
-    "slow receiving": "{0} receives slowly, from everybody",
-    "slow link": "the link between {0} and {1} is slow, both ways",
-    "slow direction": "the link from {0} to {1} is slow, one way",
-    "islands": "there are two islands, with slow links between them; one is {all}",
+    "slow node": "{0} is slow in both directions, to all others",
+    "slow sending": "{0} sends slowly to all others",
+    "slow receiving": "{0} receives slowly from all others",
+    "slow link": "the link between {0} and {1} is slow in both directions",
+    "slow direction": "the link from {0} to {1} is slow in this direction",
+    "islands": "two groups of nodes have slow links between them; one group is {all}",
     "slow inside": "links inside {0} are slow",
 }
 
@@ -96,7 +96,7 @@ class LinksReport:
     explanations: tuple[Explanation, ...]
     tolerance: float
     seconds: float
-    # Twice where the first look was uneven, three times where a cause was found by then.
+    # Number of measurements: 2 if the first was uneven, 3 if a cause was found.
     looks: int = 1
     slow: bool = field(default=False)
     schema: int = LINKS_SCHEMA
@@ -129,7 +129,7 @@ class LinksReport:
 
 
 def megabits(bytes_per_second: float) -> str:
-    """As networks are sold: `940 Mbit/s`, `12.5 Gbit/s`."""
+    """In bits per second: `940 Mbit/s`, `12.5 Gbit/s`."""
     bits = bytes_per_second * 8
     return f"{bits / 1e9:.3g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mbit/s"
 

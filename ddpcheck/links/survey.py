@@ -1,4 +1,4 @@
-"""The whole measurement as every rank goes through it: nodes, then ranks within a node, then AllReduce."""
+"""The measurement on all ranks: links between nodes, links within nodes, AllReduce."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ddpcheck.links.evaluate import is_uneven, judge
+from ddpcheck.links.evaluate import find_slow_links, is_uneven
 from ddpcheck.links.measure import Transport, measure_pair, sweep_allreduce
 from ddpcheck.links.model import BETWEEN, WITHIN, LinksReport, MeasuredLink, Node
 
@@ -18,9 +18,9 @@ Unit = TypeVar("Unit")
 
 
 def rounds(units: Sequence[Unit]) -> list[list[tuple[Unit, Unit]]]:
-    """A round-robin by the circle method: N - 1 rounds of N / 2 pairs, N rounds where N is odd.
+    """Round robin by the circle method: N - 1 rounds of N / 2 pairs, or N rounds if N is odd.
 
-    Nobody shares a cable with another pair of its round, and time grows with N, not with the number of pairs.
+    Pairs of a round are disjoint, and the time grows with N, not with the number of pairs.
     """
     if len(units) < 2:
         return []
@@ -30,14 +30,14 @@ def rounds(units: Sequence[Unit]) -> list[list[tuple[Unit, Unit]]]:
     for _ in range(len(circle) - 1):
         facing = zip(circle[:half], reversed(circle[half:]), strict=True)
         result.append([(a, b) for a, b in facing if a is not None and b is not None])
-        # The first stays, all others move on by one place.
+        # The first stays, all others move by one position.
         circle = [circle[0], circle[-1], *circle[1:-1]]
     return result
 
 
 @dataclass(frozen=True)
 class SurveyOptions:
-    """Bytes of the messages, ascending; seconds for a pair; how many times slower a link may be."""
+    """Message sizes in bytes, ascending; seconds per pair; slowdown factor that is tolerated."""
 
     sizes: tuple[int, ...] = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
     seconds: float = 2.0
@@ -48,22 +48,22 @@ def survey(options: SurveyOptions, device: str) -> LinksReport:
     """Called by all ranks of a process group; all get the same report."""
     distributed: Any = torch.distributed
     started = time.monotonic()
-    courier = Transport(device)
+    transport = Transport(device)
     nodes = _nodes()
-    links = _look(courier, nodes, options)
+    links = _measure_all(transport, nodes, options)
     looks = 1
-    if _agreed(is_uneven(links, options.tolerance)):
-        # Something else that ran on a machine for a moment is no slow link.
+    if _from_rank_zero(is_uneven(links, options.tolerance)):
+        # Measure again: other load on a machine for a short time is not a slow link.
         looks = 2
-        links = _better(links, _look(courier, nodes, options))
-    causes = _agreed(judge(nodes, links, options.tolerance))
+        links = _faster_of(links, _measure_all(transport, nodes, options))
+    causes = _from_rank_zero(find_slow_links(nodes, links, options.tolerance))
     world_size = distributed.get_world_size()
-    swept = sweep_allreduce(courier, options.sizes, options.seconds, world_size) if world_size > 1 else []
+    swept = sweep_allreduce(transport, options.sizes, options.seconds, world_size) if world_size > 1 else []
     if causes:
-        # A process that gets no processor for some seconds looks like a slow link too: ask again, later.
+        # A process without a CPU for some seconds also looks like a slow link: measure again later.
         looks = 3
-        links = _better(links, _look(courier, nodes, options))
-        causes = _agreed(judge(nodes, links, options.tolerance))
+        links = _faster_of(links, _measure_all(transport, nodes, options))
+        causes = _from_rank_zero(find_slow_links(nodes, links, options.tolerance))
     report = LinksReport(
         backend=str(distributed.get_backend()),
         nodes=tuple(nodes),
@@ -75,7 +75,7 @@ def survey(options: SurveyOptions, device: str) -> LinksReport:
         looks=looks,
         slow=bool(causes),
     )
-    return LinksReport.from_json(_agreed(report.to_json()))
+    return LinksReport.from_json(_from_rank_zero(report.to_json()))
 
 
 def _nodes() -> list[Node]:
@@ -86,11 +86,11 @@ def _nodes() -> list[Node]:
     ]
 
 
-def _look(courier: Transport, nodes: Sequence[Node], options: SurveyOptions) -> list[MeasuredLink]:
-    """Every pair once. Ranks that have no part in a round wait at its end."""
+def _measure_all(transport: Transport, nodes: Sequence[Node], options: SurveyOptions) -> list[MeasuredLink]:
+    """Measure every pair once. Ranks without a partner wait at the end of the round."""
     distributed: Any = torch.distributed
     me: int = distributed.get_rank()
-    found: list[MeasuredLink] = []
+    links: list[MeasuredLink] = []
     across = [[(a.ranks[0], b.ranks[0]) for a, b in pairs] for pairs in rounds(nodes)]
     inside = [rounds(node.ranks) for node in nodes]
     within = [
@@ -101,36 +101,36 @@ def _look(courier: Transport, nodes: Sequence[Node], options: SurveyOptions) -> 
         for pairs in turns:
             partner = next((a + b - me for a, b in pairs if me in (a, b)), None)
             if partner is not None:
-                way = measure_pair(courier, me, partner, options.sizes, options.seconds)
-                found.append(
+                way = measure_pair(transport, me, partner, options.sizes, options.seconds)
+                links.append(
                     MeasuredLink(
                         me, partner, group, way.latency, way.bandwidth, way.spread, way.size, way.messages
                     )
                 )
             distributed.barrier()
-    return sorted((link for links in _gathered(found) for link in links), key=_place)
+    return sorted((link for links in _gathered(links) for link in links), key=_link_key)
 
 
-def _better(first: Sequence[MeasuredLink], second: Sequence[MeasuredLink]) -> list[MeasuredLink]:
-    """Of two looks at each link the one at which it was faster."""
-    others = {_place(link): link for link in second}
-    return [max(link, others[_place(link)], key=lambda one: one.bandwidth) for link in first]
+def _faster_of(first: Sequence[MeasuredLink], second: Sequence[MeasuredLink]) -> list[MeasuredLink]:
+    """The faster of two measurements of each link."""
+    others = {_link_key(link): link for link in second}
+    return [max(link, others[_link_key(link)], key=lambda one: one.bandwidth) for link in first]
 
 
-def _place(link: MeasuredLink) -> tuple[str, int, int]:
+def _link_key(link: MeasuredLink) -> tuple[str, int, int]:
     return link.group, link.source, link.target
 
 
 def _gathered(mine: Any) -> list[Any]:
     distributed: Any = torch.distributed
-    everyone: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(everyone, mine)
-    return everyone
+    gathered: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(gathered, mine)
+    return gathered
 
 
-def _agreed(mine: Any) -> Any:
-    """What rank 0 says: figures that were rounded elsewhere must not lead ranks different ways."""
+def _from_rank_zero(mine: Any) -> Any:
+    """The value of rank 0, so that all ranks take the same decision."""
     distributed: Any = torch.distributed
-    said = [mine]
-    distributed.broadcast_object_list(said, src=0)
-    return said[0]
+    value = [mine]
+    distributed.broadcast_object_list(value, src=0)
+    return value[0]

@@ -1,1 +1,1 @@
-"""Records: what ranks write down, as typed, versioned JSON lines, and how they are read back."""
+"""Records: the typed, versioned JSON lines that ranks and launchers write, and their readers."""

@@ -1,4 +1,4 @@
-"""The packed leaves and samples of a record, unpacked."""
+"""Unpacks the leaves and samples of digest and detail records."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import binascii
 
 
 def unpack_leaves(text: str, width: int) -> list[bytes]:
-    """One digest a tensor, each `width` bytes; what cannot be decoded gives an empty list."""
+    """The digests of all tensors, `width` bytes each; an empty list where `text` cannot be decoded."""
     data = _decode(text)
     if width <= 0 or len(data) % width:
         return []
-    return [data[at : at + width] for at in range(0, len(data), width)]
+    return [data[offset : offset + width] for offset in range(0, len(data), width)]
 
 
 def unpack_samples(text: str) -> list[bytes]:
     """The first bytes of each tensor."""
     data = _decode(text)
     samples: list[bytes] = []
-    at = 0
-    while at < len(data):
-        size = data[at]
-        samples.append(data[at + 1 : at + 1 + size])
-        at += 1 + size
+    offset = 0
+    while offset < len(data):
+        size = data[offset]
+        samples.append(data[offset + 1 : offset + 1 + size])
+        offset += 1 + size
     return samples
 
 

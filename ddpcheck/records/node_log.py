@@ -1,4 +1,4 @@
-"""The launcher's own records of a run: one append-only file per node."""
+"""The node log: records of the launchers, one append-only file per node. `node_kinds` decodes them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-
-def node_lines(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Each with the name of its file; one that cannot be read has none."""
-    for path in sorted(folder.glob("node-*.jsonl")):
-        try:
-            with path.open("rb") as file:
-                for line in file:
-                    yield path.name, line
-        except OSError:
-            continue
-
-
 # Version of node-*.jsonl. 1 (2026-11): first version.
 NODE_SCHEMA = 1
 
 
 class NodeLog:
-    """Appends records, each in one write, so that launchers of one host can share a file."""
+    """Appends each record in one write, so that launchers of one host can share a file."""
 
     def __init__(self, run_dir: str | Path, host: str | None = None) -> None:
         self.host = host or os.uname().nodename
@@ -37,7 +25,7 @@ class NodeLog:
         self._descriptor: int | None = None
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Append a record; a full or vanished disk costs the record, never the job."""
+        """Append a record. If that fails the record is lost and counted; the job is not affected."""
         record = {"kind": kind, "time": time.time(), **fields}
         try:
             self._append(json.dumps(record, separators=(",", ":"), default=str).encode() + b"\n")
@@ -60,6 +48,17 @@ class NodeLog:
             os.fchmod(self._descriptor, 0o600)
         written = os.write(self._descriptor, line)
         if written < len(line):
-            # A torn line must not swallow the next record as well.
+            # End the incomplete line, so that the next record starts on a new one.
             os.write(self._descriptor, b"\n")
             self.lost += 1
+
+
+def node_lines(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """The lines of all node logs, each with the name of its file. Files that cannot be read are skipped."""
+    for path in sorted(folder.glob("node-*.jsonl")):
+        try:
+            with path.open("rb") as file:
+                for line in file:
+                    yield path.name, line
+        except OSError:
+            continue

@@ -1,4 +1,4 @@
-"""The name of a session: one start of a job, with a mark that all starts of an elastic job share.
+"""The name of a session, which is one launch of a job. All launches of an elastic job have the same suffix.
 
 Standard library only: this is imported inside ranks.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 _JOB_DIGITS = 16
 
 
-def session_name(start: str, job: str) -> str:
-    """From two names of 32 digits: what is special comes first, since files are named by the beginning."""
-    return start[:-_JOB_DIGITS] + job[-_JOB_DIGITS:]
+def session_name(launch: str, job: str) -> str:
+    """Combine two names of 32 digits. The part of the launch comes first: file names use the beginning."""
+    return launch[:-_JOB_DIGITS] + job[-_JOB_DIGITS:]
 
 
-def of_one_job(session: str, other: str) -> bool:
+def is_same_job(session: str, other: str) -> bool:
     return session[-_JOB_DIGITS:] == other[-_JOB_DIGITS:]

@@ -1,4 +1,4 @@
-"""Sketches as text for records: five bytes each, in base 85; needs no torch to read."""
+"""Packs sketches as text for records: five bytes each, in base 85. Needs no torch."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def _masks(words: int) -> tuple[int, int, int]:
 
 
 def decode85(text: str) -> bytes:
-    """As `base64.b85decode`; ValueError for what is no base 85."""
+    """Like `base64.b85decode`, but faster. ValueError where `text` is not base 85."""
     given = text.encode("ascii")
     missing = -len(given) % 5
     digits = (given + b"~" * missing).translate(_DIGITS)
     if _NO_DIGIT in digits:
-        raise ValueError("not base85: a character of another alphabet")
+        raise ValueError("not base85: invalid character")
     words = len(digits) // 5
     singles, pairs, last = _masks(words)
     # In each lane the first digit is the lowest byte: two digits become one number, then four, then all five.
@@ -51,14 +51,14 @@ def decode85(text: str) -> bytes:
     fours = (twos & pairs) * 85**2 + ((twos >> 16) & pairs)
     numbers = (fours * 85 + ((lanes >> 32) & last)).to_bytes(5 * words, "little")
     if any(numbers[4::5]):
-        raise ValueError("not base85: five characters beyond four bytes")
+        raise ValueError("not base85: a group of five characters exceeds four bytes")
     data = bytearray(4 * words)
     for byte in range(4):
         data[byte::4] = numbers[3 - byte :: 5]
     return bytes(data[: len(data) - missing])
 
 
-# Half octaves where gradients live, coarser steps out to the ends of float64.
+# Scales of norms: half octaves in the range of gradients, coarser steps up to the limits of float64.
 _HALF_OCTAVES = (
     *range(-2 * 1074, -2 * 150, 2 * 84),
     *range(-2 * 150, -2 * 60, 2 * 3),
@@ -67,10 +67,10 @@ _HALF_OCTAVES = (
     *range(2 * 130, 2 * 1024, 2 * 80),
 )
 _SCALES = (0.0, *(math.ldexp((1.0, math.sqrt(2.0))[half % 2], half // 2) for half in _HALF_OCTAVES))
-# A norm as sketched may be off by this much.
+# Relative error of a sketched norm.
 _NORM_SLACK = 1 + 2.0**-12
 
-# A signed sum is within a few norms: larger ones have a probability of 1e-12 even under the weakest bound.
+# A signed sum is at most a few norms: the probability of a larger ratio is below 1e-12 under the weakest bound.
 LARGEST_RATIO = 32
 _STEPS = 2**31 // LARGEST_RATIO
 
@@ -82,7 +82,7 @@ _CODES = bytes(range(len(_SCALES))) + bytes([_NO_NUMBER])
 
 
 class Packed(NamedTuple):
-    """A sketch as it comes back: the value to within `error`, the norm between two bounds."""
+    """An unpacked sketch: the value to within `error`, and bounds of the norm."""
 
     value: float
     error: float
@@ -92,12 +92,12 @@ class Packed(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """False where values were non-finite, or too large for a sketch."""
+        """False where values were not finite, or too large for a sketch."""
         return math.isfinite(self.norm)
 
 
 class SketchOfCode(NamedTuple):
-    """What the first byte of a sketch tells: the norm's bounds, the value's error, and the value of one step."""
+    """The meaning of the first byte of a sketch: bounds of the norm, error of the value, and value of one step."""
 
     norm: float
     error: float
@@ -116,30 +116,30 @@ OF_CODE = tuple(map(_of_code, range(len(_SCALES))))
 
 
 def pack(sketches: Iterable[Sketch]) -> str:
-    """Sketches in their order as text without quotes, backslashes or spaces."""
+    """Pack sketches in order, as text without quotes, backslashes or spaces."""
     return base64.b85encode(b"".join(map(_pack_one, sketches))).decode("ascii")
 
 
 def unpack(text: str) -> list[Packed]:
-    """What `pack` was given, rounded; ValueError for a text that is none of its own."""
+    """Unpack the text of `pack`, with rounded values. ValueError where `text` is not valid."""
     data = unwrap(text)
-    return [unpack_one(data[at : at + ITEM_BYTES]) for at in range(0, len(data), ITEM_BYTES)]
+    return [unpack_one(data[offset : offset + ITEM_BYTES]) for offset in range(0, len(data), ITEM_BYTES)]
 
 
 def unwrap(text: str) -> bytes:
-    """The bytes behind a text of sketches, known to be sound: `ITEM_BYTES` each."""
+    """Decode the text of `pack` to bytes, `ITEM_BYTES` per sketch. ValueError where they are not valid."""
     data = decode85(text)
     if len(data) % ITEM_BYTES:
-        raise ValueError(f"{len(data)} bytes hold no whole number of sketches")
-    if strange := data[::ITEM_BYTES].translate(None, _CODES):
-        raise ValueError(f"{strange[0]} is no code of a norm")
+        raise ValueError(f"{len(data)} bytes are not a multiple of a sketch")
+    if unknown := data[::ITEM_BYTES].translate(None, _CODES):
+        raise ValueError(f"{unknown[0]} is not a code of a norm")
     return data
 
 
 def _pack_one(sketch: Sketch) -> bytes:
     if sketch.nonfinite or not math.isfinite(sketch.value):
         return _ITEM.pack(_NO_NUMBER, min(sketch.nonfinite, 2**32 - 1))
-    # Squares of the smallest float64 vanish and take the norm with them.
+    # The square of a tiny float64 underflows to 0, and so does the norm.
     norm = max(sketch.norm, abs(sketch.value)) if sketch.norm < 1e-150 else sketch.norm
     code = bisect_left(_SCALES, norm * _NORM_SLACK)
     if code >= len(_SCALES):
@@ -152,7 +152,7 @@ def _pack_one(sketch: Sketch) -> bytes:
 
 
 def unpack_one(item: bytes) -> Packed:
-    """One sketch of those behind a text."""
+    """Unpack one sketch of the bytes of `unwrap`."""
     code, steps = _SIGNED_ITEM.unpack(item)
     if code == _NO_NUMBER:
         return Packed(math.nan, math.inf, math.inf, 0.0, _ITEM.unpack(item)[1])

@@ -1,4 +1,4 @@
-"""Which rank sketches which of the reduced gradients: they are the same on all, so the work is dealt out."""
+"""Distributes the reduced gradients over ranks for sketching: they are equal on all ranks, so each sketches a share."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from ddpcheck.records.kinds.modules import ModuleRecord
 
 
 @lru_cache(maxsize=64)
-def deal(sizes: tuple[int, ...], hands: int) -> tuple[tuple[int, ...], ...]:
-    """Places by hand, the largest first: everybody gets about as much, since the slowest rank holds up the others.
+def distribute(sizes: tuple[int, ...], ranks: int) -> tuple[tuple[int, ...], ...]:
+    """The parameter indices of each rank, with about equal total sizes: the slowest rank delays the others.
 
-    Weights and biases take turns, so that dealing by place alone would give all the work to one of two ranks.
+    Sizes must be considered: weights and biases alternate, so that every second index would give one of two ranks all
+    the work.
     """
-    dealt: list[list[int]] = [[] for _ in range(hands)]
-    by_size = sorted(range(len(sizes)), key=lambda place: -sizes[place])
-    for turn, place in enumerate(by_size):
-        lap, seat = divmod(turn, hands)
-        # Back and forth: who took the largest of one lap takes the smallest of the next.
-        dealt[hands - 1 - seat if lap % 2 else seat].append(place)
-    return tuple(tuple(sorted(hand)) for hand in dealt)
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    by_size = sorted(range(len(sizes)), key=lambda index: -sizes[index])
+    for turn, index in enumerate(by_size):
+        round_number, position = divmod(turn, ranks)
+        # Alternating direction: the rank with the largest of one round gets the smallest of the next.
+        shares[ranks - 1 - position if round_number % 2 else position].append(index)
+    return tuple(tuple(sorted(share)) for share in shares)
 
 
 def shares(module: ModuleRecord) -> dict[int, tuple[int, ...]]:
-    """By rank."""
+    """The parameter indices of each rank of the group."""
     sizes = tuple(math.prod(row[2]) for row in module.parameters)
-    return dict(zip(module.group, deal(sizes, len(module.group)), strict=True))
+    return dict(zip(module.group, distribute(sizes, len(module.group)), strict=True))
 
 
-def share_of(sizes: Sequence[int], part: int, of: int) -> tuple[int, ...]:
-    return deal(tuple(sizes), of)[part]
+def share_of(sizes: Sequence[int], rank: int, ranks: int) -> tuple[int, ...]:
+    """The parameter indices of one rank. `rank`: its position in the group."""
+    return distribute(tuple(sizes), ranks)[rank]

@@ -1,4 +1,7 @@
-"""The fixed weights of a sketch: a sign for every position of a block, a signed weight for every block."""
+"""Constants of digests and sketches: seeds, keys, a sign for each position of a block, and a weight for each block.
+
+They follow from fixed seeds, so that digests and sketches of all versions are comparable.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ MIX_2 = 0x94D049BB133111EB
 
 
 def _seed(name: str) -> int:
-    """A seed nobody chose: it follows from its name."""
+    """A seed that follows from its name."""
     return int.from_bytes(hashlib.blake2b(f"ddpcheck {name}".encode(), digest_size=8).digest(), "little")
 
 
@@ -50,13 +53,13 @@ def signed64(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-# Elements worked on at once. Below 32768, where torch would wake its OpenMP threads; a multiple of 64 keeps
-# every piece of the signs aligned for vector instructions.
+# Elements per operation. From 32768 elements on, torch uses its OpenMP threads. A multiple of 64 keeps every piece of
+# the signs aligned for vector instructions.
 PIECE = 32704
 PIECES_PER_BLOCK = 4
-# Signs are independent within a block and come again in the next one.
+# Signs are independent within a block and repeat in the next.
 BLOCK = PIECE * PIECES_PER_BLOCK
-# No weight is larger. Block 0, the only one of most parameters, weighs 1.
+# Upper bound of all weights. Block 0, the only one of most parameters, has weight 1.
 LARGEST_WEIGHT = 1.5
 
 _SIGN_SEED = int.from_bytes(b"ddpcheck", "little")
@@ -69,7 +72,7 @@ def signs() -> list[float]:
 
 
 def sign_bits() -> bytes:
-    """The same as one bit for each position, from the lowest of the first byte on: set for +1."""
+    """The signs as one bit per position, starting with the lowest bit of the first byte: set for +1."""
     return b"".join(word.to_bytes(8, "little") for word in _sign_words())
 
 
@@ -81,8 +84,8 @@ def _sign_words() -> list[int]:
 def weight(block: int) -> float:
     """1 for block 0, else a number in [0.5, 1.5) with a random sign.
 
-    The magnitudes make swapped blocks show. The signs keep an error that is the same in every block, as that
-    of a constant gradient is, from adding up.
+    The magnitudes make swapped blocks visible. The signs prevent errors that are equal in every block, as those of a
+    constant gradient, from accumulating.
     """
     if block == 0:
         return 1.0
@@ -92,6 +95,4 @@ def weight(block: int) -> float:
 
 
 def _random_word(seed: int, index: int) -> int:
-    # Its package imports torch, and those who only want the constants above may not have it.
-
     return splitmix64(seed, index)

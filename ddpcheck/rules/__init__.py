@@ -1,1 +1,1 @@
-"""The rules, one a file: each looks at a run's data and returns findings."""
+"""The rules, one per file: each examines the data of a run and returns findings."""

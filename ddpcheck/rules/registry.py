@@ -1,65 +1,45 @@
-"""All rules, in the order in which their findings are listed."""
+"""Finds the rules: every module `ddpNNN` in a package below `ddpcheck.rules`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 
-from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.finding import Finding
-from ddpcheck.rules.data import ddp301, ddp302, ddp303, ddp304, ddp305, ddp306
-from ddpcheck.rules.divergence import (
-    ddp201,
-    ddp202,
-    ddp203,
-    ddp204,
-    ddp205,
-    ddp206,
-    ddp207,
-    ddp208,
-    ddp209,
-    ddp210,
-)
-from ddpcheck.rules.job import ddp601, ddp602, ddp603, ddp604, ddp605
-from ddpcheck.rules.memory import ddp501, ddp502
-from ddpcheck.rules.performance import ddp401, ddp402, ddp403, ddp404, ddp405
-from ddpcheck.rules.wrapping import ddp101, ddp102, ddp103, ddp104
+from ddpcheck import rules as package
+from ddpcheck.rules.rule import Need, Rule
 
-Rule = Callable[[RuleContext], list[Finding]]
 
-RULES: tuple[Rule, ...] = tuple(
-    rule.find
-    for rule in (
-        ddp103,
-        ddp101,
-        ddp104,
-        ddp202,
-        ddp203,
-        ddp205,
-        ddp204,
-        ddp206,
-        ddp207,
-        ddp208,
-        ddp201,
-        ddp210,
-        ddp304,
-        ddp209,
-        ddp301,
-        ddp302,
-        ddp303,
-        ddp305,
-        ddp306,
-        ddp405,
-        ddp403,
-        ddp402,
-        ddp602,
-        ddp603,
-        ddp601,
-        ddp604,
-        ddp501,
-        ddp102,
-        ddp502,
-        ddp605,
-        ddp401,
-        ddp404,
-    )
-)
+@cache
+def rules() -> tuple[Rule, ...]:
+    """All rules, sorted by code."""
+    return tuple(sorted(_discovered(), key=lambda rule: rule.code))
+
+
+def in_report_order() -> tuple[Rule, ...]:
+    """All rules, causes before their effects."""
+    return tuple(sorted(rules(), key=lambda rule: rule.position))
+
+
+def rule_of(code: str) -> Rule | None:
+    """None for a code of another version of ddpcheck."""
+    return next((rule for rule in rules() if rule.code == code), None)
+
+
+def is_about(code: str, need: Need) -> bool:
+    """Whether the findings of `code` are based on `need`, for example on the memory section of a report."""
+    rule = rule_of(code)
+    return rule is not None and need in rule.needs
+
+
+def _discovered() -> Iterator[Rule]:
+    for group in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if not group.ispkg:
+            continue
+        folder = importlib.import_module(group.name)
+        for file in pkgutil.iter_modules(folder.__path__, f"{group.name}."):
+            if file.name.rpartition(".")[2].startswith("ddp"):
+                module = importlib.import_module(file.name)
+                yield replace(module.RULE, find=module.find)

@@ -1,1 +1,1 @@
-"""Samples what a node does while the job runs: processors, interfaces, GPUs. Runs in the launcher, never in ranks."""
+"""Samples processors, network interfaces and GPUs of a node while the job runs. Runs in the launcher only."""

@@ -1,4 +1,4 @@
-"""Counters that grow, wrap around and start again, turned into totals."""
+"""Converts counters that wrap around or are reset into totals."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ BITS = 64
 
 
 class CounterTotals:
-    """What each of many counters has counted since its first reading."""
+    """Totals of many counters since their first readings."""
 
     def __init__(self) -> None:
         self._last: dict[Hashable, int] = {}
         self._total: dict[Hashable, int] = {}
 
     def add(self, key: Hashable, reading: int, bits: int = BITS) -> int:
-        """Take a reading of a counter that is `bits` wide; the total so far, 0 at the first reading."""
+        """Add a reading of a counter with `bits` bits; the total so far, 0 at the first reading."""
         last = self._last.get(key)
         self._last[key] = reading
-        self._total[key] = self._total.get(key, 0) + (0 if last is None else growth(last, reading, bits))
+        self._total[key] = self._total.get(key, 0) + (0 if last is None else increase(last, reading, bits))
         return self._total[key]
 
     def total(self, key: Hashable) -> int:
         return self._total.get(key, 0)
 
 
-def growth(last: int, reading: int, bits: int = BITS) -> int:
-    """How far a counter has come between two readings.
+def increase(last: int, reading: int, bits: int = BITS) -> int:
+    """The increase of a counter between two readings.
 
-    One that goes back has wrapped around, or was set to 0 by a reset of its device. A wrap leaves it not far
-    from where it was, as the counter sees it; after a reset, what it shows is what came since.
+    A smaller reading means a wrap-around, or a reset of the device to 0. If a wrap-around would mean an increase of
+    less than half the range, it is one. Otherwise it is a reset, and the reading is the increase since then.
     """
     if reading >= last:
         return reading - last

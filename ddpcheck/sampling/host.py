@@ -1,4 +1,4 @@
-"""Memory and input/output of the ranks of this node, as /proc shows them."""
+"""Processor and memory use of the node, and memory and storage I/O of its ranks, from /proc."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from typing import Any
 
 _CPU_TIMES = "/proc/stat"
 _MEMORY = "/proc/meminfo"
-# Of the numbers behind "cpu": user nice system idle iowait irq softirq steal; guest time is in user already.
-_COUNTED = 8
-_IDLE = (3, 4)
+# The columns after "cpu": user nice system idle iowait irq softirq steal. Guest time is part of user.
+_CPU_COLUMNS = 8
+_IDLE_COLUMNS = (3, 4)
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+# Bytes transferred from and to storage, without those that the page cache served.
+_STORAGE_FIELDS = ("read_bytes", "write_bytes")
 
 
 class Cpu:
-    """The share of all processors' time that was used between two readings."""
+    """The share of all processor time that was used between two readings."""
 
     def __init__(self) -> None:
         self._busy, self._all = _times()
 
     def read(self) -> float:
-        """In percent, 100 for all processors at work."""
+        """In percent; 100 if all processors are busy."""
         busy, total = _times()
         share = (busy - self._busy) / (total - self._all) if total > self._all else 0.0
         self._busy, self._all = busy, total
@@ -31,7 +34,7 @@ def describe() -> dict[str, Any]:
 
 
 def memory_used() -> int:
-    """Bytes that no program could have any more without others giving way."""
+    """Bytes that are not available to programs."""
     memory = _memory()
     return memory.get("MemTotal", 0) - memory.get("MemAvailable", 0)
 
@@ -39,63 +42,58 @@ def memory_used() -> int:
 def _times() -> tuple[int, int]:
     try:
         with open(_CPU_TIMES) as file:
-            times = [int(number) for number in file.readline().split()[1 : _COUNTED + 1]]
+            times = [int(number) for number in file.readline().split()[1 : _CPU_COLUMNS + 1]]
     except (OSError, ValueError):
         return 0, 0
-    return sum(times) - sum(times[place] for place in _IDLE if place < len(times)), sum(times)
+    return sum(times) - sum(times[column] for column in _IDLE_COLUMNS if column < len(times)), sum(times)
 
 
 def _memory() -> dict[str, int]:
-    found = {}
+    memory = {}
     try:
         with open(_MEMORY) as file:
             for line in file:
                 name, _, value = line.partition(":")
                 if name in ("MemTotal", "MemAvailable"):
-                    found[name] = int(value.split()[0]) * 1024
-                if len(found) == 2:
+                    memory[name] = int(value.split()[0]) * 1024
+                if len(memory) == 2:
                     break
     except (OSError, ValueError, IndexError):
         return {}
-    return found
-
-
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-# Bytes that came from or went to storage: what the page cache served is not in them.
-_STORAGE = ("read_bytes", "write_bytes")
+    return memory
 
 
 class RankProcesses:
-    """The ranks that the launcher has met so far."""
+    """The known ranks of this node."""
 
     def __init__(self) -> None:
         self._namespace = network_namespace()
         self._pids: dict[int, int] = {}
-        # Ranks arrive on the launcher's thread; a dictionary must not grow while it is gone through.
-        self._met: list[tuple[int, int]] = []
+        # Filled by the launcher's thread: the dictionary must not change while another thread iterates over it.
+        self._new: list[tuple[int, int]] = []
 
     def add(self, rank: int, pid: int) -> None:
-        self._met.append((rank, pid))
+        self._new.append((rank, pid))
 
     def read(self) -> dict[str, list[int]]:
         """By rank: process id, resident bytes, bytes read from storage, bytes written to it."""
-        while self._met:
-            rank, pid = self._met.pop(0)
-            # Two launchers on one host, as in a rehearsal of several nodes: each has its own namespace.
+        while self._new:
+            rank, pid = self._new.pop(0)
+            # Two launchers on one host, as in tests with several nodes, have their own network namespaces.
             if network_namespace(pid) in ("", self._namespace):
                 self._pids[rank] = pid
-        found = {}
+        result = {}
         for rank, pid in list(self._pids.items()):
             resident = _resident(pid)
             if resident is None:
                 del self._pids[rank]
                 continue
-            found[str(rank)] = [pid, resident, *_storage(pid)]
-        return found
+            result[str(rank)] = [pid, resident, *_storage(pid)]
+        return result
 
 
 def network_namespace(pid: int | None = None) -> str:
-    """Names the network namespace of a process; empty where that is not told."""
+    """Id of the network namespace of a process; empty if unknown."""
     try:
         return os.readlink(f"/proc/{'self' if pid is None else pid}/ns/net")
     except OSError:
@@ -114,6 +112,6 @@ def _storage(pid: int) -> list[int]:
     try:
         with open(f"/proc/{pid}/io") as file:
             numbers = dict(line.split(": ", 1) for line in file if ": " in line)
-        return [int(numbers[name]) for name in _STORAGE]
+        return [int(numbers[name]) for name in _STORAGE_FIELDS]
     except (OSError, ValueError, KeyError):
         return [0, 0]

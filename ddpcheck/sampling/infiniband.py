@@ -1,4 +1,4 @@
-"""Bytes, errors and waiting of every InfiniBand port, where there are any."""
+"""Bytes, errors and wait ticks of all InfiniBand ports."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from ddpcheck.sampling.counters import CounterTotals
 
 ROOT = Path("/sys/class/infiniband")
-# The data counters count words of four bytes.
+# The data counters count 4-byte words.
 _WORD = 4
 _ERRORS = ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "port_xmit_discards")
-# Many drivers give it with 32 bits, whatever the file could hold.
+# Many drivers provide only 32 bits of this counter.
 _WAIT, _WAIT_BITS = "port_xmit_wait", 32
 
 
 class InfinibandPorts:
-    """Totals since the first reading, by "device/port": received and sent bytes, errors, ticks of waiting."""
+    """Totals since the first reading, by "device/port": received and sent bytes, errors, ticks waited."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self._ports = {f"{port.parents[1].name}/{port.name}": port for port in sorted(root.glob("*/ports/*"))}

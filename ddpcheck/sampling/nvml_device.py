@@ -1,4 +1,4 @@
-"""One GPU: what it is, and what it does at a moment."""
+"""One GPU: its properties and its readings, through NVML."""
 
 from __future__ import annotations
 
@@ -10,16 +10,25 @@ from typing import Any
 
 from ddpcheck.sampling.counters import BITS, CounterTotals
 
-# The answers by which a device says that it will never tell; by their numbers, which are NVML's ABI.
+# NVML error codes (part of its ABI) after which a call is not repeated.
 _INVALID_ARGUMENT, _NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND = 2, 3, 4, 13
-_NEVER = {_INVALID_ARGUMENT, _NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND}
+_PERMANENT = {_INVALID_ARGUMENT, _NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND}
 _LOST = {15, 16, 28}  # GPU is lost, reset required, GPU not found
-# An answer such as "timeout" may be better the next time, but not for ever.
-_PATIENCE = 3
+# Other errors, such as a timeout, are retried until a call has failed this often in a row.
+_MAX_FAILURES = 3
+_SUCCESS = 0
+_UNSIGNED_INT = 1
+_SENT, _RECEIVED = 0, 1  # counters of nvmlDeviceGetPcieThroughput
+_KILO = 1000
+_NVLINK_BYTES, _PCIE_BYTES = "NVLink bytes", "PCIe bytes"
+_SM, _MEMORY = 1, 2  # clocks
+_CORRECTED, _UNCORRECTED, _SINCE_BOOT = 0, 1, 0  # memory errors
+_MIG_ON = 1
+_GPU_SENSOR = 0
 
 
 class Calls:
-    """All calls go through here, so that none raises and none is repeated in vain."""
+    """Calls NVML functions of one device. Calls do not raise, and unsupported ones are not repeated."""
 
     def __init__(self, nvml: ModuleType, handle: Any) -> None:
         self.handle = handle
@@ -29,45 +38,38 @@ class Calls:
         self._failed: Counter[str] = Counter()
 
     def ask(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        """What the device answers, or None. `name` is what the answer is about."""
+        """The result of the call, or None if it fails. `name` is the quantity that the call reads."""
         if self.lost or name in self.unsupported:
             return None
         try:
             answer = call(self.handle, *arguments)
         except self._error as error:
-            self.refused(name, getattr(error, "value", 0), str(error))
+            self.record_failure(name, getattr(error, "value", 0), str(error))
             return None
         self._failed.pop(name, None)
         return answer
 
-    def refused(self, name: str, code: int, told: str) -> None:
+    def record_failure(self, name: str, code: int, message: str) -> None:
         if code in _LOST:
-            self.lost = told
+            self.lost = message
             return
         self._failed[name] += 1
-        if code in _NEVER or self._failed[name] >= _PATIENCE:
+        if code in _PERMANENT or self._failed[name] >= _MAX_FAILURES:
             self.unsupported.add(name)
 
 
-_SUCCESS = 0
-_UNSIGNED_INT = 1
-_SENT, _RECEIVED = 0, 1  # counters of nvmlDeviceGetPcieThroughput
-_KILO = 1000
-_NVLINK_BYTES, _PCIE_BYTES = "NVLink bytes", "PCIe bytes"
-
-
 @dataclass(frozen=True)
-class _Pair:
-    """Two fields, what was sent and what was received, and the bytes that one unit of them stands for."""
+class _ByteFields:
+    """NVML fields for sent and received data, and the bytes per unit of these fields."""
 
     sent: int
     received: int
     unit: int
 
 
-# From NVLink 5 on in bytes; before that the data alone, without protocol, in KiB.
-_NVLINK = (_Pair(202, 204, 1), _Pair(138, 139, 1024))
-_PCIE = _Pair(197, 198, 1)
+# Since NVLink 5 in bytes; before that in KiB, without protocol overhead.
+_NVLINK = (_ByteFields(202, 204, 1), _ByteFields(138, 139, 1024))
+_PCIE = _ByteFields(197, 198, 1)
 
 
 class LinkBytes:
@@ -78,67 +80,71 @@ class LinkBytes:
         self._calls = calls
         self._links = links
         self._totals = CounterTotals()
-        self._pair: _Pair | None = None
-        for pair in _NVLINK if links else ():
-            answer = self._ask(pair)
+        self._fields: _ByteFields | None = None
+        for byte_fields in _NVLINK if links else ():
+            answer = self._read_fields(byte_fields)
             if answer is not None and all(value.nvmlReturn == _SUCCESS for value in answer):
-                self._pair = pair
+                self._fields = byte_fields
                 return
         if links:
             calls.unsupported.add(_NVLINK_BYTES)
 
     def read(self) -> list[list[int]] | None:
-        """Sent by each link, and received; None where the device does not count."""
-        if self._pair is None:
+        """Bytes sent and bytes received by each link; None if the device has no counters."""
+        if self._fields is None:
             return None
-        answer = self._ask(self._pair)
+        answer = self._read_fields(self._fields)
         if answer is None:
             return None
-        totals = [self._pair.unit * self._total(place, value) for place, value in enumerate(answer)]
+        totals = [self._fields.unit * self._total(index, value) for index, value in enumerate(answer)]
         return [totals[: len(self._links)], totals[len(self._links) :]]
 
-    def _total(self, place: int, value: Any) -> int:
-        """A link that is down answers for itself alone, and stays where it was."""
+    def _total(self, index: int, value: Any) -> int:
+        """The total of one counter. That of a link which is down does not change."""
         if value.nvmlReturn != _SUCCESS:
-            return self._totals.total(place)
-        return self._totals.add(place, number_in(value), width_of(value))
+            return self._totals.total(index)
+        return self._totals.add(index, number_in(value), width_of(value))
 
-    def _ask(self, pair: _Pair) -> Any:
-        # A bare field would be that of link 0.
-        fields = [(pair.sent, link) for link in self._links] + [(pair.received, link) for link in self._links]
+    def _read_fields(self, byte_fields: _ByteFields) -> Any:
+        # Without a link number, a field is that of link 0.
+        fields = [(byte_fields.sent, link) for link in self._links] + [
+            (byte_fields.received, link) for link in self._links
+        ]
         return self._calls.ask(_NVLINK_BYTES, self._nvml.nvmlDeviceGetFieldValues, fields)
 
 
 class PcieBytes:
-    """Bytes over PCIe since the first reading, or else the rate of the last 20 ms."""
+    """Bytes over PCIe since the first reading, or the rate over 20 ms if there are no counters."""
 
     def __init__(self, nvml: ModuleType, calls: Calls) -> None:
         self._nvml = nvml
         self._calls = calls
         self._totals = CounterTotals()
-        self._counts = True
+        self._has_counters = True
 
     def read(self) -> list[int] | None:
-        """Sent and received; None where the device does not count."""
-        if not self._counts:
+        """Bytes sent and received; None if the device has no counters."""
+        if not self._has_counters:
             return None
         fields = [_PCIE.sent, _PCIE.received]
         answer = self._calls.ask(_PCIE_BYTES, self._nvml.nvmlDeviceGetFieldValues, fields)
         for value in answer or ():
             if value.nvmlReturn != _SUCCESS:
-                self._calls.refused(_PCIE_BYTES, value.nvmlReturn, "PCIe bytes are not told")
+                self._calls.record_failure(
+                    _PCIE_BYTES, value.nvmlReturn, "PCIe byte counters are not available"
+                )
                 answer = None
                 break
         if answer is None:
-            self._counts = _PCIE_BYTES not in self._calls.unsupported
+            self._has_counters = _PCIE_BYTES not in self._calls.unsupported
             return None
         return [
-            self._totals.add(place, number_in(value), width_of(value)) for place, value in enumerate(answer)
+            self._totals.add(index, number_in(value), width_of(value)) for index, value in enumerate(answer)
         ]
 
     def read_rate(self) -> list[int] | None:
-        """Bytes a second. Only where nothing is counted: the device measures for 20 ms while we wait."""
-        if self._counts:
+        """Bytes per second; only without counters, since the call blocks for 20 ms."""
+        if self._has_counters:
             return None
         rates = []
         for which in (_SENT, _RECEIVED):
@@ -154,18 +160,12 @@ def number_in(value: Any) -> int:
 
 
 def width_of(value: Any) -> int:
-    """In bits, at which the counter begins again."""
+    """Width of the counter in bits."""
     return 32 if value.valueType == _UNSIGNED_INT else BITS
 
 
-_SM, _MEMORY = 1, 2  # clocks
-_CORRECTED, _UNCORRECTED, _SINCE_BOOT = 0, 1, 0  # memory errors
-_MIG_ON = 1
-_GPU_SENSOR = 0
-
-
 class Device:
-    """A GPU by its index. Totals count from the first reading."""
+    """A GPU by its index. Totals start at the first reading."""
 
     def __init__(self, nvml: ModuleType, index: int) -> None:
         self.index = index
@@ -192,7 +192,7 @@ class Device:
                 ask("PCIe width", nvml.nvmlDeviceGetMaxPcieLinkWidth),
             ],
             "nvlinks": self.links,
-            "mig": [_memory_of(self._nvml, calls) for calls in self._slices],
+            "mig": [_describe_slice(self._nvml, calls) for calls in self._slices],
             "unsupported": sorted(self.calls.unsupported),
         }
 
@@ -200,13 +200,13 @@ class Device:
         return bus_id(self.calls.ask("bus", self._nvml.nvmlDeviceGetPciInfo))
 
     def read(self) -> dict[str, Any]:
-        """Only what the device tells; a device that is lost tells that, and nothing any more."""
+        """The available readings. For a lost device, only the error."""
         if self.calls.lost:
             return {"lost": self.calls.lost}
         nvml, ask = self._nvml, self.calls.ask
         memory = ask("memory", nvml.nvmlDeviceGetMemoryInfo)
         used = ask("utilisation", nvml.nvmlDeviceGetUtilizationRates)
-        found = {
+        readings = {
             "memory": memory.used if memory else None,
             "busy": used.gpu if used else None,
             "memory_busy": used.memory if used else None,
@@ -221,13 +221,13 @@ class Device:
             "pcie_rate": self._pcie.read_rate(),
             "pcie_link": self._pcie_link(),
             "processes": self._processes(),
-            "mig": [_used_of(nvml, calls) for calls in self._slices] or None,
+            "mig": [_slice_memory_used(nvml, calls) for calls in self._slices] or None,
         }
-        told = {name: value for name, value in found.items() if value is not None}
-        return {**told, "lost": self.calls.lost} if self.calls.lost else told
+        available = {name: value for name, value in readings.items() if value is not None}
+        return {**available, "lost": self.calls.lost} if self.calls.lost else available
 
     def _throttled(self) -> int | None:
-        """A bit for each reason, under the name that drivers had before 535 as well."""
+        """A bit mask of reasons. Drivers before 535 have another function name for it."""
         nvml = self._nvml
         reasons = self.calls.ask("throttle reasons", nvml.nvmlDeviceGetCurrentClocksEventReasons)
         if reasons is None:
@@ -245,7 +245,7 @@ class Device:
         return counts
 
     def _pcie_link(self) -> list[int] | None:
-        """Generation and width now: both sink when the link is idle."""
+        """Current generation and width. Both decrease while the link is idle."""
         generation = self.calls.ask("PCIe generation now", self._nvml.nvmlDeviceGetCurrPcieLinkGeneration)
         width = self.calls.ask("PCIe width now", self._nvml.nvmlDeviceGetCurrPcieLinkWidth)
         return None if generation is None or width is None else [generation, width]
@@ -263,7 +263,7 @@ class Device:
             if state:
                 links.append(link)
         if links:
-            # The refusal came from beyond the last link.
+            # The failure came from the number after the last link.
             self.calls.unsupported.discard("NVLink")
         return links
 
@@ -272,22 +272,22 @@ class Device:
         mode = self.calls.ask("MIG", nvml.nvmlDeviceGetMigMode)
         if not mode or mode[0] != _MIG_ON:
             return []
-        found = []
-        for place in range(self.calls.ask("MIG slices", nvml.nvmlDeviceGetMaxMigDeviceCount) or 0):
+        slices = []
+        for index in range(self.calls.ask("MIG slices", nvml.nvmlDeviceGetMaxMigDeviceCount) or 0):
             try:
-                found.append(Calls(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex(self.calls.handle, place)))
-            except nvml.NVMLError:  # an empty place; the next one may be taken
+                slices.append(Calls(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex(self.calls.handle, index)))
+            except nvml.NVMLError:  # an unused index; the next one may be used
                 continue
-        return found
+        return slices
 
 
-def _memory_of(nvml: ModuleType, calls: Calls) -> dict[str, Any]:
+def _describe_slice(nvml: ModuleType, calls: Calls) -> dict[str, Any]:
     memory = calls.ask("memory", nvml.nvmlDeviceGetMemoryInfo)
     uuid = calls.ask("uuid", nvml.nvmlDeviceGetUUID)
     return {"uuid": uuid or "", "memory": memory.total if memory else None}
 
 
-def _used_of(nvml: ModuleType, calls: Calls) -> int | None:
+def _slice_memory_used(nvml: ModuleType, calls: Calls) -> int | None:
     memory = calls.ask("memory", nvml.nvmlDeviceGetMemoryInfo)
     return memory.used if memory else None
 

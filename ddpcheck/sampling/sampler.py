@@ -1,4 +1,4 @@
-"""The thread in the launcher that samples its node and writes what it sees to the node's log."""
+"""The launcher thread that samples the node and writes the samples to the node log."""
 
 from __future__ import annotations
 
@@ -14,99 +14,63 @@ from ddpcheck.records.node_log import NodeLog
 from ddpcheck.sampling.host import RankProcesses
 from ddpcheck.sampling.sources import Sources
 
-# Of several values the highest tells most; of clocks the lowest, and of throttling all reasons together.
-_LOWEST = {"clock", "memory_clock"}
-_HIGHEST = {"cpu", "memory", "busy", "memory_busy", "temperature", "power"}
-_ALL = {"throttled"}
-
-
-def merged(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
-    """The later sample, whose totals hold the earlier ones already, with what was notable in the earlier."""
-    # What the later one does not tell, as while a driver is silent, stays as it was.
-    return {**earlier, **_worst(earlier, later)}
-
-
-def _worst(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(later)
-    if "connections" in earlier:
-        result.setdefault("connections", earlier["connections"])  # they are not in every sample
-    for name, value in later.items():
-        before = earlier.get(name)
-        if before is None:
-            continue
-        if name in _LOWEST:
-            result[name] = min(before, value)
-        elif name in _HIGHEST:
-            result[name] = max(before, value)
-        elif name in _ALL:
-            result[name] = before | value
-        elif name == "gpus":
-            result[name] = [_worst(*pair) for pair in zip(before, value, strict=False)]
-        elif name == "ranks":
-            result[name] = {rank: _larger(before.get(rank), row) for rank, row in value.items()}
-    return result
-
-
-def _larger(before: list[int] | None, row: list[int]) -> list[int]:
-    """A rank's memory at its most; the process id and what it read and wrote as they are now."""
-    if before is None or before[0] != row[0]:
-        return row
-    return [row[0], max(before[1], row[1]), *row[2:]]
-
-
-# The share of one core that samples may take: one that costs more is followed by a longer pause. With what it takes
-# to begin, a driver's library above all, sampling stays below 1 % of a core over a minute or more.
-MOST_OF_A_CORE = 0.008
-# After so many lines, two samples make one line, then four, …: the log of a long job stays small.
-LINES_BEFORE_THINNING = 1200
-# What is left of a disk belongs to the ranks' records, and to the launcher's notes of how they ended.
-LEAST_ROOM = 4 << 20
-# A driver that hangs must not keep the launcher from ending.
-_PATIENCE_SECONDS = 2.0
+# Maximum share of one core for sampling: the pause after an expensive sample is longer. Including the start, mainly
+# the driver's library, sampling takes less than 1 % of a core over a minute or more.
+MAX_CPU_SHARE = 0.008
+# After this many lines, two samples are merged into one line, then four, …, so that the log of a long job stays small.
+LINES_BEFORE_DOWNSAMPLING = 1200
+# If less is free, no samples are written: the space is reserved for records and for the end of the ranks.
+MIN_FREE_BYTES = 4 << 20
+# A driver that hangs must not keep the launcher from exiting.
+_CLOSE_SECONDS = 2.0
+# How to merge several samples into one: clocks by their minimum, most others by their maximum, throttling reasons by
+# their union.
+_MERGED_BY_MIN = {"clock", "memory_clock"}
+_MERGED_BY_MAX = {"cpu", "memory", "busy", "memory_busy", "temperature", "power"}
+_MERGED_BY_UNION = {"throttled"}
 
 
 class Sampler:
-    """Samples between `start` and `close`. What fails here is written down, and the job goes on."""
+    """Samples between `start` and `close`. Errors are logged and do not affect the job."""
 
-    def __init__(self, run_dir: Path, hz: float, lines: int = LINES_BEFORE_THINNING) -> None:
+    def __init__(self, run_dir: Path, hz: float, lines: int = LINES_BEFORE_DOWNSAMPLING) -> None:
         self._hz = hz
         self._lines = lines
         self._ranks = RankProcesses()
-        self._over = threading.Event()
+        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._log = NodeLog(
-            run_dir
-        )  # of its own, on the same file: the launcher's belongs to its main thread
+        # A second log object on the same file: the launcher's is used by its main thread.
+        self._log = NodeLog(run_dir)
 
     @property
     def unwritten(self) -> int:
-        """Lines for which there was no room, or that could not be written."""
+        """Lines that were not written, because of an error or a full disk."""
         return self._log.lost
 
     def start(self) -> None:
-        """Once the command runs: nothing is to be forked off a process with threads."""
+        """Call after the command was started: a process with threads should not fork."""
         if self._thread is None and self._hz > 0:
-            # A daemon: the launcher ends whether or not the thread does.
+            # A daemon thread does not keep the launcher from exiting.
             self._thread = threading.Thread(target=self._run, name="ddpcheck-sampler", daemon=True)
             try:
                 self._thread.start()
-            except RuntimeError as error:  # no room for one more thread; the job's ranks come first
+            except RuntimeError as error:  # the thread limit is reached
                 self._thread, self._hz = None, 0.0
                 _fault(self._log, "thread", f"{type(error).__name__}: {error}")
 
-    def meet(self, rank: int, pid: int) -> None:
-        """A rank of this node has reported."""
+    def add_rank(self, rank: int, pid: int) -> None:
+        """Sample the process of this rank too."""
         self._ranks.add(rank, pid)
 
     def close(self) -> None:
-        """Take a last sample and end."""
-        self._over.set()
+        """Take a last sample and stop."""
+        self._stop.set()
         if self._thread is not None:
-            self._thread.join(_PATIENCE_SECONDS)
+            self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
         try:
-            _Sampling(self._log, self._hz, self._lines, self._ranks, self._over).run()
+            _Sampling(self._log, self._hz, self._lines, self._ranks, self._stop).run()
         except Exception as error:
             _fault(self._log, "sample", f"{type(error).__name__}: {error}")
         finally:
@@ -114,41 +78,41 @@ class Sampler:
 
 
 class _Sampling:
-    """What lives on the thread."""
+    """The loop of the sampling thread."""
 
     def __init__(
-        self, log: NodeLog, hz: float, lines: int, ranks: RankProcesses, over: threading.Event
+        self, log: NodeLog, hz: float, lines: int, ranks: RankProcesses, stop: threading.Event
     ) -> None:
         self._log = log
         self._hz = hz
         self._lines = lines
-        self._over = over
-        self._pid = os.getpid()  # launchers of one host share a log
+        self._stop = stop
+        self._pid = os.getpid()  # launchers on one host share a log
         self._sources = Sources(ranks, partial(_fault, log))
-        self._kept: dict[str, Any] | None = None  # read, but not written yet
-        self._unwritten = 0
+        self._pending: dict[str, Any] | None = None  # read but not yet written
+        self._pending_count = 0
         self._written = 0
-        self._each = 1  # samples that make a line
+        self._samples_per_line = 1
 
     def run(self) -> None:
         began = time.monotonic()
         first = self._sources.read()
         self._describe()
-        self._keep(first)
-        samples, spent, mark = 1, 0.0, self._cpu_seconds()  # opening NVML is paid once
-        while not self._over.wait(self._pause(spent)):
-            self._keep(self._sources.read())
+        self._add(first)
+        samples, spent, mark = 1, 0.0, self._cpu_seconds()  # without the start of NVML
+        while not self._stop.wait(self._pause(spent)):
+            self._add(self._sources.read())
             samples += 1
-            # From one sample to the next, so that waking up counts as well.
+            # Measured from sample to sample, including the wake-up.
             spent, mark = self._cpu_seconds() - mark, self._cpu_seconds()
-            if self._sources.news:  # a driver that took its time
+            if self._sources.has_new_facts:  # the driver has answered late
                 self._describe()
                 spent, mark = 0.0, self._cpu_seconds()
-        self._keep(self._sources.read())
+        self._add(self._sources.read())
         self._flush()
         self._sources.close()
-        seconds, effort = round(time.monotonic() - began, 3), round(self._cpu_seconds(), 4)
-        self._write("sampled", samples=samples + 1, seconds=seconds, cpu_seconds=effort)
+        seconds, cpu_seconds = round(time.monotonic() - began, 3), round(self._cpu_seconds(), 4)
+        self._write("sampled", samples=samples + 1, seconds=seconds, cpu_seconds=cpu_seconds)
 
     def _cpu_seconds(self) -> float:
         return time.thread_time() + self._sources.cpu_seconds
@@ -157,38 +121,72 @@ class _Sampling:
         self._write("hardware", hz=self._hz, **self._sources.describe())
 
     def _write(self, kind: str, **fields: Any) -> None:
-        if _room(self._log.path.parent) >= LEAST_ROOM:
+        if _free_bytes(self._log.path.parent) >= MIN_FREE_BYTES:
             self._log.write(kind, pid=self._pid, **fields)
         else:
             self._log.lost += 1
 
     def _pause(self, spent: float) -> float:
-        return max(1.0 / self._hz, min(spent, 1.0) / MOST_OF_A_CORE)
+        return max(1.0 / self._hz, min(spent, 1.0) / MAX_CPU_SHARE)
 
-    def _keep(self, sample: dict[str, Any]) -> None:
-        self._kept = sample if self._kept is None else merged(self._kept, sample)
-        self._unwritten += 1
-        if self._unwritten >= self._each:
+    def _add(self, sample: dict[str, Any]) -> None:
+        self._pending = sample if self._pending is None else merge_samples(self._pending, sample)
+        self._pending_count += 1
+        if self._pending_count >= self._samples_per_line:
             self._flush()
 
     def _flush(self) -> None:
-        if self._kept is None:
+        if self._pending is None:
             return
-        self._write("sample", **self._kept)
-        self._kept = None
-        self._unwritten = 0
+        self._write("sample", **self._pending)
+        self._pending = None
+        self._pending_count = 0
         self._written += 1
         if self._written >= self._lines:
-            self._each *= 2
+            self._samples_per_line *= 2
             self._written = 0
+
+
+def merge_samples(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """One sample for both: totals of the later one, extremes of both."""
+    # Values that are missing in the later sample, for example because the driver did not answer, are kept.
+    return {**earlier, **_merge_values(earlier, later)}
+
+
+def _merge_values(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(later)
+    if "connections" in earlier:
+        result.setdefault("connections", earlier["connections"])  # not part of every sample
+    for name, value in later.items():
+        before = earlier.get(name)
+        if before is None:
+            continue
+        if name in _MERGED_BY_MIN:
+            result[name] = min(before, value)
+        elif name in _MERGED_BY_MAX:
+            result[name] = max(before, value)
+        elif name in _MERGED_BY_UNION:
+            result[name] = before | value
+        elif name == "gpus":
+            result[name] = [_merge_values(*pair) for pair in zip(before, value, strict=False)]
+        elif name == "ranks":
+            result[name] = {rank: _merge_rank(before.get(rank), row) for rank, row in value.items()}
+    return result
+
+
+def _merge_rank(before: list[int] | None, row: list[int]) -> list[int]:
+    """The peak memory of a rank; process id and storage counters of the later sample."""
+    if before is None or before[0] != row[0]:
+        return row
+    return [row[0], max(before[1], row[1]), *row[2:]]
 
 
 def _fault(log: NodeLog, source: str, error: str) -> None:
     log.write("fault", probe="sampler", entry=source, host=log.host, error=error)
 
 
-def _room(folder: Path) -> int:
-    """Bytes that are left where the run is written."""
+def _free_bytes(folder: Path) -> int:
+    """Free bytes on the disk of the run folder."""
     try:
         disk = os.statvfs(folder)
     except OSError:

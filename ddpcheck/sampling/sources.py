@@ -1,4 +1,4 @@
-"""Everything that is sampled on a node, each source by itself: one that fails is left and keeps no other."""
+"""All sources that are sampled on a node. A source that fails does not affect the others."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from ddpcheck.sampling.infiniband import InfinibandPorts
 from ddpcheck.sampling.interfaces import Interfaces
 from ddpcheck.sampling.tcp import Connections
 
-Made = TypeVar("Made")
-# Told even where it is nothing or 0; a node without InfiniBand, GPUs or neighbours has no more to say of them.
+Value = TypeVar("Value")
+# Written even if empty or 0. Other sources are omitted if empty, for example without InfiniBand or GPUs.
 _ALWAYS = {"interfaces", "ranks", "cpu", "memory"}
 
 
 class Sources:
-    """`fault` is told the name of a source and what went wrong, once for each."""
+    """All sources of samples. A source that raises is reported to `fault(name, error)` and not read again."""
 
     def __init__(self, ranks: RankProcesses, fault: Callable[[str, str], None]) -> None:
         self._fault = fault
-        self._left: set[str] = set()
+        self._failed: set[str] = set()
         self._ranks = ranks
-        # The ranks' processes as they were last seen: whose connections to look at.
+        # The processes of ranks at the last reading: connections are filtered by them.
         self._pids: list[int] = []
         processors = self._try("cpu", host.Cpu)
         interfaces = self._try("interfaces", Interfaces)
         infiniband = self._try("infiniband", InfinibandPorts)
         connections = self._try("connections", Connections)
         self._gpus = self._try("gpus", GpuSource)
-        # In this order: the time of a sample is that of the interfaces' counters, and what follows takes longer.
+        # The interfaces come first: the time of a sample is that of their counters, and the others take longer.
         self._readers: dict[str, Callable[[], Any]] = {"memory": host.memory_used, "ranks": self._read_ranks}
         self._describers: dict[str, Callable[[], Any]] = {"interfaces": interface_facts.describe}
         if interfaces is not None:
@@ -50,30 +50,30 @@ class Sources:
 
     @property
     def cpu_seconds(self) -> float:
-        """Processor time spent on other threads than the one that reads."""
+        """Processor time of threads other than the reading thread."""
         return 0.0 if self._gpus is None else self._gpus.cpu_seconds
 
     @property
-    def news(self) -> bool:
-        """Whether there is more to describe than there was."""
-        return self._gpus is not None and self._gpus.news
+    def has_new_facts(self) -> bool:
+        """Whether `describe` returns more than at its last call."""
+        return self._gpus is not None and self._gpus.has_new_facts
 
     def read(self) -> dict[str, Any]:
-        """One sample, of what can be read."""
+        """One sample of all sources that can be read."""
         sample: dict[str, Any] = {"time": round(time.time(), 4)}
         for name, read in self._readers.items():
-            found = self._try(name, read)
-            if found is not None and (found or name in _ALWAYS):
-                sample[name] = found
+            value = self._try(name, read)
+            if value is not None and (value or name in _ALWAYS):
+                sample[name] = value
         return sample
 
     def describe(self) -> dict[str, Any]:
-        """What stays as it is."""
+        """Properties that do not change during the run."""
         facts: dict[str, Any] = {"namespace": network_namespace(), **host.describe()}
         for name, describe in self._describers.items():
             facts[name] = self._try(f"{name} described", describe) or []
         if self._gpus is not None:
-            self._gpus.news = False
+            self._gpus.has_new_facts = False
             facts["nvml"] = self._gpus.facts
         return facts
 
@@ -86,16 +86,16 @@ class Sources:
         self._try("gpus", self._gpus.close)
 
     def _read_ranks(self) -> dict[str, list[int]]:
-        found = self._ranks.read()
-        self._pids = [row[0] for row in found.values()]
-        return found
+        ranks = self._ranks.read()
+        self._pids = [row[0] for row in ranks.values()]
+        return ranks
 
-    def _try(self, name: str, call: Callable[[], Made]) -> Made | None:
-        if name in self._left:
+    def _try(self, name: str, call: Callable[[], Value]) -> Value | None:
+        if name in self._failed:
             return None
         try:
             return call()
         except Exception as error:
-            self._left.add(name)
+            self._failed.add(name)
             self._fault(name, f"{type(error).__name__}: {error}")
             return None

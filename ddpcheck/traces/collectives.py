@@ -1,4 +1,4 @@
-"""What one collective cost over ranks: who waited, who came last, and how long the transfer itself took."""
+"""Collectives matched across ranks: waits, last arrival and transfer time."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ddpcheck.traces.messages import Message
 from ddpcheck.traces.model import CollectiveResult, Part
 from ddpcheck.traces.rank_trace import Collective, RankTrace
 
-# Between two ranks only: their order says nothing about the other ranks.
+# Between two ranks only: cannot be matched across all ranks.
 _PAIRWISE = (CollectiveKind.SEND, CollectiveKind.RECV)
 # One collective, by rank.
 Match = Mapping[int, Collective]
 
 
 def matches(traces: Sequence[RankTrace]) -> list[Match]:
-    """By process group and sequence number; where traces have none, by group, kind and order within a step.
+    """By process group and sequence number; in traces without them, by group, kind and order within a step.
 
-    Where ranks show different counts, nobody can say which belong together: those are left out.
+    Collectives whose counts differ between ranks cannot be matched and are left out.
     """
     with_steps = _same_steps(traces)
     rows: dict[Any, dict[int, list[Collective]]] = {}
@@ -50,7 +50,7 @@ def _matched(row: Mapping[int, Sequence[Collective]], traces: Sequence[RankTrace
     if len(row) < 2 or len(counts) > 1:
         return
     first = next(iter(row.values()))[0]
-    # A kernel from before the recording: which operation it was is not known, so neither is its partner.
+    # A kernel launched before the recording: its operation is unknown, so it cannot be matched.
     unplaced = first.step is None and any(trace.steps for trace in traces)
     if first.message.sequence is None and unplaced and first.kind is CollectiveKind.UNKNOWN:
         return
@@ -61,12 +61,12 @@ def _matched(row: Mapping[int, Sequence[Collective]], traces: Sequence[RankTrace
 def compared(
     match: Match, compute: Mapping[int, Cover], world_size: int | None, origin: int
 ) -> CollectiveResult:
-    """One collective, over one rank or several; moments of all ranks are on one clock by now."""
+    """One collective, over one rank or several; moments of all ranks are on one clock."""
     alone = len(match) == 1
     first = next(iter(match.values()))
     latest = max(each.start for each in match.values())
     shortest = min(each.duration for each in match.values())
-    message = _told(match.values())
+    message = _combined_message(match.values())
     size = message.bytes_for(first.kind)
     group_size = message.group_size or world_size
     algorithm = algorithm_bandwidth(size, shortest)
@@ -106,7 +106,7 @@ def _part(rank: int, each: Collective, compute: Cover, latest: int | None, origi
     )
 
 
-def _told(collectives: Iterable[Collective]) -> Message:
+def _combined_message(collectives: Iterable[Collective]) -> Message:
     message = Message()
     for each in collectives:
         message = message.filled_from(each.message)
@@ -119,12 +119,12 @@ def _last(match: Match, latest: int) -> int | None:
 
 
 def last_arrivals(collectives: Iterable[CollectiveResult]) -> Counter[int]:
-    """How often each rank was the one that all others waited for."""
+    """How often each rank arrived last."""
     return Counter(each.last_rank for each in collectives if each.last_rank is not None)
 
 
 def waits(collectives: Iterable[CollectiveResult]) -> dict[int, int]:
-    """How long each rank waited for the last one, over all collectives that were matched."""
+    """Total time that each rank waited for the last one, over matched collectives."""
     total: dict[int, int] = {}
     for each in collectives:
         for part in each.parts:

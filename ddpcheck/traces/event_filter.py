@@ -1,4 +1,4 @@
-"""Keeps of all events the few kinds that tell about communication, compute and steps."""
+"""Keeps the events that show communication, compute and steps."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ from ddpcheck.traces.kernels import communicates
 from ddpcheck.traces.messages import Message, message_in
 
 Thread = tuple[Any, Any]
-# A kernel or a copy: start, end, and the id that leads to the call that started it. There are too many of them
-# for anything heavier than a tuple.
+# A kernel or a copy: start, end, and the correlation id of its launch. A tuple, because there are millions.
 DeviceWork = tuple[int, int, int | None]
-# Where on the processor a kernel was started: the thread, and when.
+# The CPU thread that launched a kernel, and the time.
 Launch = tuple[Thread, int]
 
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
-# Backends that communicate on the processor; NCCL's annotations only mark its launches.
+# Backends that communicate on the CPU; NCCL's annotations only mark its launches.
 _CPU_BACKENDS = ("gloo:", "mpi:", "ucc:")
 _LAUNCH_MARKS = ("nccl:", "record_param_comms", "c10d::", "_c10d_functional::")
 # DDP's reducer starts a bucket from the node that accumulates its last gradient.
 _ACCUMULATION = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
-# What ddpcheck did itself, in a profile that was made under it.
+# Spans of ddpcheck itself.
 _OWN = "ddpcheck"
-_LOOKED_AT = (*_CPU_BACKENDS, *_LAUNCH_MARKS, "ProfilerStep", _ACCUMULATION, _OWN)
-# Categories, as newer and as older versions of the profiler name them.
+_RELEVANT = (*_CPU_BACKENDS, *_LAUNCH_MARKS, "ProfilerStep", _ACCUMULATION, _OWN)
+# Categories of newer and older versions of the profiler.
 _KERNELS = ("kernel", "Kernel")
 _COPIES = ("gpu_memcpy", "gpu_memset", "Memcpy", "Memset")
 _RUNTIMES = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime")
 _OPERATORS = ("cpu_op", "Operator")
 _ANNOTATION = "user_annotation"
-# What traces are full of and nothing here depends on; by category and the beginning of the name.
-_PLENTIFUL = (
+# Frequent events that are not used, by category and prefix of the name.
+_FREQUENT = (
     ("python_function", ""),
     ("gpu_user_annotation", ""),
     ("cuda_runtime", "cudaEvent"),
@@ -44,12 +43,12 @@ _PLENTIFUL = (
     ("cuda_runtime", "cudaFunc"),
     ("cuda_runtime", "cudaOccupancy"),
 )
-_PLENTIFUL_OPERATIONS = (("cpu_op", "aten::"), ("cpu_op", "torch"))
+_FREQUENT_OPERATIONS = (("cpu_op", "aten::"), ("cpu_op", "torch"))
 _STARTS_DEVICE_WORK = re.compile("launch|memcpy|memset", re.IGNORECASE)
 
 
 class CollectiveWork(NamedTuple):
-    """A kernel of NCCL or RCCL, or a span of a backend that runs on the processor."""
+    """A kernel of NCCL or RCCL, or a span of a backend that runs on the CPU."""
 
     start: int
     end: int
@@ -60,7 +59,7 @@ class CollectiveWork(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A span on a thread of the processor that belongs to the launch of a collective."""
+    """A span on a CPU thread that belongs to the launch of a collective."""
 
     start: int
     end: int
@@ -69,7 +68,7 @@ class Mark(NamedTuple):
 
 
 class EventFilter:
-    """Takes events one by one, in any order; times stay as written, without the trace's base time."""
+    """Collects relevant events in any order; times do not include the trace's base time."""
 
     def __init__(self, with_operations: bool = False) -> None:
         self.kernels: list[DeviceWork] = []
@@ -81,7 +80,7 @@ class EventFilter:
         self.steps: list[tuple[int, int, int, Thread]] = []
         self.accumulations: dict[Thread, list[Interval]] = {}
         self.own: dict[Thread, list[Interval]] = {}
-        # Only where the processor did the computing; on a GPU's trace they would be most of the work.
+        # Only for CPU jobs; in the trace of a GPU job they would be most of the work.
         self.operations: dict[Thread, list[Interval]] = {}
         self.rank_in_args: int | None = None
         self._with_operations = with_operations
@@ -93,12 +92,12 @@ class EventFilter:
         }
 
     @property
-    def thinner(self) -> EventPrefilter:
-        """Leaves out the most frequent of what `take` would leave out."""
-        return EventPrefilter(_PLENTIFUL if self._with_operations else [*_PLENTIFUL, *_PLENTIFUL_OPERATIONS])
+    def prefilter(self) -> EventPrefilter:
+        """Drops the most frequent events that `add` ignores."""
+        return EventPrefilter(_FREQUENT if self._with_operations else [*_FREQUENT, *_FREQUENT_OPERATIONS])
 
-    def take(self, events: Iterable[Event]) -> None:
-        """Keep what matters of `events`."""
+    def add(self, events: Iterable[Event]) -> None:
+        """Keep the relevant ones of `events`."""
         by_category = self._by_category
         for event in events:
             if event.ph == "X" and (keep := by_category.get(event.cat)) and type(event.name) is str:
@@ -129,7 +128,7 @@ class EventFilter:
         name = event.name
         if self._with_operations and event.cat != _ANNOTATION and not name.startswith(_LAUNCH_MARKS):
             self._operation(event)
-        if not name.startswith(_LOOKED_AT):
+        if not name.startswith(_RELEVANT):
             return
         thread = event.pid, event.tid
         start, end = _times(event)
@@ -151,7 +150,7 @@ class EventFilter:
     def _operation(self, event: Event) -> None:
         start, end = _times(event)
         kept = self.operations.setdefault((event.pid, event.tid), [])
-        # Operations come with those they call: all but the outermost add nothing to what is covered.
+        # Nested operations add nothing to the time covered by the outermost one.
         if kept and kept[-1][0] <= start and end <= kept[-1][1]:
             return
         kept.append((start, end))

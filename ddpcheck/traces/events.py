@@ -1,4 +1,4 @@
-"""Events of a trace, read window by window: a file of gigabytes never stands in memory as a whole."""
+"""Reads the events of a trace in chunks, so that files of gigabytes need little memory."""
 
 from __future__ import annotations
 
@@ -14,15 +14,26 @@ import msgspec
 
 from ddpcheck.errors import TraceUnreadable
 
-# Between two events stand these lines. No string can hold them: in JSON a string has no line break.
-_THINNING_BETWEEN = b"\n  },\n  {\n"
+# Text between two events. It cannot occur in a string: JSON strings have no line breaks.
+_EVENT_SEPARATOR = b"\n  },\n  {\n"
 _PHASE = b'    "ph": "%s"'
-# Keys stand on one line in older files and on one each in newer ones.
+# Older files have all keys of an event on one line, newer ones have one per line.
 _OLDER, _NEWER = b", ", b",\n    "
+# Fits a processor's cache, which saves a fifth of the time.
+WINDOW = 512 << 10
+# Cut positions to try before reading on; in files of profilers the first one is right.
+_MAX_CUT_ATTEMPTS = 16
+_EVENTS_BEGIN = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
+_LONGEST_KEY = 64
+_BETWEEN = re.compile(rb"\}\s*,\s*\{")
+# Some profilers write NaN and Infinity, which are not JSON; none of them is used here.
+_NO_NUMBER = re.compile(rb"(?<=[:\[,])(\s*)-?(?:nan|inf|NaN|Infinity)(?=\s*[,\]}])")
+_NOTHING = msgspec.Raw(b"")
+T = TypeVar("T")
 
 
 class EventPrefilter:
-    """Drops arrows, and spans by their category and the beginning of their name."""
+    """Drops flow arrows, and spans by category and prefix of the name, before JSON is decoded."""
 
     def __init__(self, spans: Iterable[tuple[str, str]]) -> None:
         dropped = list(spans)
@@ -32,18 +43,18 @@ class EventPrefilter:
             for gap in (_OLDER, _NEWER)
         )
 
-    def thinned(self, events: bytes) -> bytes:
-        """`events`, objects with commas between them, without what is to be dropped.
+    def filtered(self, events: bytes) -> bytes:
+        """`events`, comma-separated objects, without the dropped ones.
 
-        The first and the last one always stay: whether the text was cut in the right places shows in them.
+        The first and the last one are always kept: they show whether the text was cut correctly.
         """
-        pieces = events.split(_THINNING_BETWEEN)
+        pieces = events.split(_EVENT_SEPARATOR)
         if len(pieces) < 3:
             return events
         after_phase = pieces[1][len(_PHASE % b"X") :]
         unwanted = self._newer if after_phase.startswith(_NEWER) else self._older
         kept = [piece for piece in pieces[1:-1] if not piece.startswith(unwanted)]
-        return _THINNING_BETWEEN.join([pieces[0], *kept, pieces[-1]])
+        return _EVENT_SEPARATOR.join([pieces[0], *kept, pieces[-1]])
 
 
 def _arrow(gap: bytes, phase: bytes) -> bytes:
@@ -56,9 +67,9 @@ def _span(gap: bytes, category: str, name: str) -> bytes:
 
 
 def nanoseconds(written: bytes) -> int:
-    """The number in `written`, quoted or not, times a thousand.
+    """The number of microseconds in `written`, quoted or not, in nanoseconds.
 
-    Never through a float: microseconds since 1970 with three decimals need more digits than a float holds.
+    Without floats: microseconds since 1970 with three decimals need more digits than a float has.
     """
     try:
         # Nearly all times have three decimals or none.
@@ -75,21 +86,8 @@ def _rounded(written: bytes) -> int:
         raise ValueError(f"{written!r} is not a time") from error
 
 
-# Small enough for a processor's cache, which is worth a fifth of the time.
-WINDOW = 512 << 10
-# How many places to try before reading on; in files that profilers write, the first one fits.
-_MOST_CUTS = 16
-_EVENTS_BEGIN = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
-_LONGEST_KEY = 64
-_BETWEEN = re.compile(rb"\}\s*,\s*\{")
-# Some profilers write numbers that JSON does not know; no figure here depends on one.
-_NO_NUMBER = re.compile(rb"(?<=[:\[,])(\s*)-?(?:nan|inf|NaN|Infinity)(?=\s*[,\]}])")
-_NOTHING = msgspec.Raw(b"")
-T = TypeVar("T")
-
-
 class Args(msgspec.Struct, frozen=True, gc=False):
-    """The arguments that matter; profilers write dozens more."""
+    """The arguments that are used; profilers write dozens more."""
 
     correlation: Any = None
     stream: Any = None
@@ -97,7 +95,7 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     collective_name: Any = msgspec.field(default=None, name="Collective name")
     elements_in: Any = msgspec.field(default=None, name="In msg nelems")
     elements_out: Any = msgspec.field(default=None, name="Out msg nelems")
-    # The same two in older traces; elements there too, whatever the name says.
+    # The same two in older traces; also numbers of elements, despite the name.
     size_in: Any = msgspec.field(default=None, name="In msg size")
     size_out: Any = msgspec.field(default=None, name="Out msg size")
     dtype: Any = None
@@ -113,7 +111,7 @@ NO_ARGS = Args()
 
 
 class Event(msgspec.Struct, gc=False):
-    """What is looked at of every event; times stay as written, because a float cannot hold them."""
+    """The fields that are used of every event; times stay raw, because a float is not precise enough."""
 
     ph: Any = None
     cat: Any = None
@@ -126,12 +124,12 @@ class Event(msgspec.Struct, gc=False):
 
 
 class Header(msgspec.Struct, rename="camel"):
-    """What a trace says of itself, before or after its events."""
+    """Metadata of a trace, before or after its events."""
 
     trace_events: list[Event]
     distributed_info: Any = None
     base_time_nanoseconds: Any = None
-    # Only in a timeline that ddpcheck itself wrote.
+    # Only in a merged timeline written by ddpcheck.
     ddpcheck: Any = None
 
 
@@ -140,13 +138,13 @@ _header = msgspec.json.Decoder(Header)
 
 
 class EventReader:
-    """Iterate once over the windows of a file; afterwards `facts` holds what stood around the events."""
+    """Iterate once over the chunks of a file; afterwards `facts` holds its metadata."""
 
-    def __init__(self, file: IO[bytes], name: str, thinner: EventPrefilter, window: int = WINDOW) -> None:
+    def __init__(self, file: IO[bytes], name: str, prefilter: EventPrefilter, window: int = WINDOW) -> None:
         self.facts: dict[str, Any] = {}
         self._file = file
         self._name = name
-        self._thinner = thinner
+        self._prefilter = prefilter
         self._window = window
 
     def __iter__(self) -> Iterator[list[Event]]:
@@ -161,7 +159,7 @@ class EventReader:
             raise TraceUnreadable(f"{self._name} cannot be read: {error.strerror or error}") from None
 
     def _find_events(self) -> tuple[bytes, bool]:
-        """What follows the bracket that opens the events, and whether nothing stands around them."""
+        """The text after the bracket that opens the events, and whether the file is a bare list of events."""
         head = self._file.read(self._window)
         opening = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
         if opening == b"[":
@@ -170,8 +168,7 @@ class EventReader:
             raise TraceUnreadable(f"{self._name} is not a trace: it does not begin like JSON")
         searched = 0
         while not (found := _EVENTS_BEGIN.search(head, searched)):
-            # Twice as much each time: what stands before the events may be long, and is not to be copied over
-            # and over. The key may lie across the seam.
+            # Double the size each time, to avoid quadratic copying. The key may span two chunks.
             searched = max(0, len(head) - _LONGEST_KEY)
             more = self._file.read(max(self._window, len(head)))
             if not more:
@@ -183,29 +180,29 @@ class EventReader:
     def _windows(self, rest: bytes, bare: bool) -> Iterator[list[Event]]:
         size = self._window
         while more := self._file.read(size):
-            # While nothing could be cut off, windows grow, so that no text is read over and over.
+            # If no event could be cut off, double the chunk, to avoid quadratic copying.
             events, left = self._cut(rest + more)
             size = self._window if len(left) < len(rest) + len(more) else max(self._window, 2 * len(left))
             rest = left
             if events:
                 yield events
-        whole = self._whole(b'{"traceEvents":[' + self._thinner.thinned(rest) + (b"}" if bare else b""))
+        whole = self._whole(b'{"traceEvents":[' + self._prefilter.filtered(rest) + (b"}" if bare else b""))
         self._keep(whole)
         yield whole.trace_events
 
     def _cut(self, text: bytes) -> tuple[list[Event], bytes]:
-        """The events that `text` surely holds whole, and what is left of it.
+        """The complete events in `text`, and the rest.
 
-        A cut between two objects could lie in a string or in a list inside an event. But then an unfinished
-        string or bracket stands before it. So a text that can be decoded was cut rightly.
+        A cut between two objects may lie in a string or in a list inside an event, but then the text before it has
+        an open string or bracket. So text that can be decoded was cut correctly.
         """
-        for position in _cuts(text):
+        for position in _cut_positions(text):
             try:
-                events = _decoded(_events, b"[" + self._thinner.thinned(text[:position]) + b"]")
+                events = _decoded(_events, b"[" + self._prefilter.filtered(text[:position]) + b"]")
             except msgspec.DecodeError as error:
-                if _is_cut(error):
+                if _is_truncated(error):
                     continue
-                if _goes_on(error):
+                if _has_trailing_data(error):
                     break
                 raise self._unreadable(error) from None
             return events, text[position:].lstrip(b" \t\r\n,")
@@ -219,10 +216,10 @@ class EventReader:
 
     def _unreadable(self, error: msgspec.DecodeError) -> TraceUnreadable:
         if isinstance(error, msgspec.ValidationError):
-            return TraceUnreadable(f"{self._name} is not a trace: its traceEvents are no events")
-        if _is_cut(error):
+            return TraceUnreadable(f"{self._name} is not a trace: its traceEvents are not events")
+        if _is_truncated(error):
             return TraceUnreadable(f"{self._name} is cut off: it ends before its events do")
-        return TraceUnreadable(f"{self._name} is not a trace that can be read: it is broken JSON")
+        return TraceUnreadable(f"{self._name} cannot be read: it is not valid JSON")
 
     def _no_events(self, head: bytes) -> TraceUnreadable:
         try:
@@ -238,30 +235,30 @@ class EventReader:
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], text: bytes) -> T:
-    """What `text` says; where it says it wrongly in a way that is known of profilers, that is set right."""
+    """Decode `text`; known errors of profilers are corrected."""
     try:
         return decoder.decode(text)
     except UnicodeDecodeError:
         pass
     except msgspec.DecodeError as error:
-        if isinstance(error, msgspec.ValidationError) or _is_cut(error) or _goes_on(error):
+        if isinstance(error, msgspec.ValidationError) or _is_truncated(error) or _has_trailing_data(error):
             raise
     return decoder.decode(_NO_NUMBER.sub(rb"\1null", text.decode("utf-8", "replace").encode()))
 
 
-def _is_cut(error: msgspec.DecodeError) -> bool:
+def _is_truncated(error: msgspec.DecodeError) -> bool:
     return "truncated" in str(error)
 
 
-def _goes_on(error: msgspec.DecodeError) -> bool:
-    """Whether the list of events ended, and something else follows."""
+def _has_trailing_data(error: msgspec.DecodeError) -> bool:
+    """True if something else follows the list of events."""
     return "trailing" in str(error)
 
 
-def _cuts(text: bytes) -> Iterator[int]:
-    """Places right after an object that another one follows, the last ones first."""
+def _cut_positions(text: bytes) -> Iterator[int]:
+    """Positions between two objects, the last first."""
     position = len(text)
-    for _ in range(_MOST_CUTS):
+    for _ in range(_MAX_CUT_ATTEMPTS):
         while (position := text.rfind(b"}", 0, position)) >= 0:
             if _BETWEEN.match(text, position):
                 yield position + 1

@@ -1,4 +1,4 @@
-"""Exposed communication told apart: what was transfer, and what was waiting for the last rank to come."""
+"""Exposed communication, split into transfer and waiting for the last rank."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ddpcheck.traces.rank_trace import RankTrace
 
 @dataclass(frozen=True)
 class Exposure:
-    """One step of one rank. Only collectives that other ranks show too tell waiting from transfer."""
+    """One step of one rank, from collectives matched across ranks."""
 
     rank: int
     step: int
-    # From the beginning of the step to that of the next, without what ddpcheck did in it.
+    # Duration of the step, without ddpcheck's own work.
     took_ns: int
-    # While nothing was computed: transfers, and waiting while no transfer went on.
+    # Without concurrent compute: transfers, and waiting without concurrent transfer.
     transfer_ns: int
     wait_ns: int
 
 
 def exposures(traces: Sequence[RankTrace], result: TraceResult) -> list[Exposure]:
-    """Every step that the profiler marked, on every rank."""
+    """Every marked step on every rank."""
     aligned = on_one_clock(traces, {rank.rank: rank.clock for rank in result.ranks})
     found: list[Exposure] = []
     for trace in aligned:

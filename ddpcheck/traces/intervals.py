@@ -1,4 +1,4 @@
-"""Sets of time covered by intervals, in whole nanoseconds, so that unions and overlaps are exact."""
+"""Unions of intervals in integer nanoseconds, so that overlaps are exact."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Interval = tuple[int, int]
 
 
 class Cover:
-    """What a heap of intervals covers: half open, in any order, overlapping or not."""
+    """The union of half-open intervals, given in any order."""
 
     __slots__ = ("_before", "ends", "starts")
 
@@ -28,7 +28,7 @@ class Cover:
                 reached = end
             elif end > reached:
                 self.ends[-1] = reached = end
-        # What lies before each piece, so that a question about a part needs no walk through the whole.
+        # Length before each piece, for lookups by binary search.
         self._before: list[int] = list(accumulate(map(sub, self.ends, self.starts), initial=0))
 
     def __iter__(self) -> Iterator[Interval]:
@@ -39,16 +39,16 @@ class Cover:
         return self._before[-1]
 
     def within(self, start: int, end: int) -> int:
-        """How much of `start` to `end` is covered."""
+        """The covered length between `start` and `end`."""
         return max(0, self._up_to(end) - self._up_to(start))
 
     def shared(self, other: Cover) -> int:
-        """How much both cover."""
+        """The length that both cover."""
         few, many = sorted((self, other), key=lambda cover: len(cover.starts))
         return sum(many.within(start, end) for start, end in few)
 
     def without(self, other: Cover) -> Cover:
-        """What this covers and `other` does not."""
+        """The part that `other` does not cover."""
         left: list[Interval] = []
         for start, end in self:
             at = start
@@ -64,8 +64,8 @@ class Cover:
                 return
             yield self.starts[index], self.ends[index]
 
-    def _up_to(self, moment: int) -> int:
-        index = bisect_right(self.starts, moment)
+    def _up_to(self, time: int) -> int:
+        index = bisect_right(self.starts, time)
         if not index:
             return 0
-        return self._before[index] - max(0, self.ends[index - 1] - moment)
+        return self._before[index] - max(0, self.ends[index - 1] - time)

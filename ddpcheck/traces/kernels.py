@@ -1,4 +1,4 @@
-"""Which GPU kernels communicate, and which operation a name tells of."""
+"""Names and bandwidths of collectives: which kernels communicate, and which operation a name means."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class CollectiveKind(str, Enum):
     SCATTER = "scatter"
     SEND = "send"
     RECV = "recv"
-    # A kernel of NCCL that sends and receives; which operation it belongs to shows only in its call.
+    # A kernel of NCCL that sends and receives; its operation is known only from the call.
     SEND_RECV = "send_recv"
     BARRIER = "barrier"
     UNKNOWN = "unknown"
 
 
-# The kernels themselves, never the annotations around them: an annotation spans gaps and other work too.
+# Only kernels, not annotations: an annotation also covers gaps and other work.
 _COMMUNICATES = re.compile(r"(?:void )?(?:nccl|rccl|msccl)", re.IGNORECASE)
 
 # Longer names first: a reduce_scatter is neither a reduce nor a scatter.
@@ -53,7 +53,7 @@ def communicates(kernel: str) -> bool:
 
 
 def kind_of(name: str) -> CollectiveKind:
-    """The operation that the name of a kernel, an annotation or an argument tells of."""
+    """The operation of a kernel, annotation or argument of this name."""
     plain = name.partition("(")[0].lower().replace("_", "")
     for word, kind in _BY_WORD:
         if word in plain:
@@ -74,7 +74,7 @@ def algorithm_bandwidth(size: int | None, duration_ns: int) -> float | None:
 
 
 def bus_bandwidth(kind: CollectiveKind, algorithm: float | None, ranks: int | None) -> float | None:
-    """What the links carried: comparable between operations and numbers of ranks."""
+    """Bandwidth on the links, comparable between operations and numbers of ranks."""
     if algorithm is None or not ranks:
         return None
     return round(algorithm * _factor(kind, ranks), 3)

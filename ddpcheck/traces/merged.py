@@ -20,8 +20,7 @@ JsonEvent = dict[str, Any]
 
 # Lanes of a rank from top to bottom; streams and buckets follow in their order.
 _STEPS, _COMPUTE, _COPIES, _FIRST_STREAM, _FIRST_BUCKET = 0, 1, 2, 100, 1000
-# Perfetto takes the thread whose id is its process's for the main one, and puts it on top: so steps get that id, and
-# no other lane of any rank may.
+# Perfetto shows the thread whose id equals its process id on top: steps get that id, and no other lane may.
 _OTHER_LANES = 1_000_000
 
 
@@ -100,7 +99,7 @@ def _reduction(collective: CollectiveResult, part: Part, lane: int) -> Iterator[
     }
     known = {name: value for name, value in args.items() if value is not None}
     yield _slice(part.rank, lane, _title(collective), part.start_ns, part.end_ns, **known)
-    # The part of it that was spent waiting lies inside it, as a slice of its own, and so does the rest.
+    # Waiting and transfer are slices inside it.
     if part.wait_ns and collective.last_rank is not None:
         until = min(part.start_ns + part.wait_ns, part.end_ns)
         yield _slice(part.rank, lane, f"waits for rank {collective.last_rank}", part.start_ns, until)
@@ -115,9 +114,9 @@ def _title(collective: CollectiveResult) -> str:
 def _bucket(
     collective: CollectiveResult, part: Part, done: dict[tuple[int, int], int]
 ) -> Iterator[JsonEvent]:
-    """When a bucket was ready and when it was reduced, on a lane of its own."""
+    """A lane per bucket: when it was ready and when it was reduced."""
     lane = _FIRST_BUCKET + (collective.bucket or 0)
-    # The processor may run ahead: a bucket is then ready before the same one of the step before is done.
+    # The CPU may run ahead: a bucket can be ready before that of the previous step is reduced.
     before = done.get((part.rank, lane), 0)
     if part.ready_ns is not None and max(part.ready_ns, before) < part.start_ns:
         since = {"ready since us": part.ready_ns / 1000}
@@ -129,9 +128,9 @@ def _bucket(
 def _arrows(
     collective: CollectiveResult, lanes: Mapping[int, Mapping[str, int]], numbers: Iterator[int]
 ) -> Iterator[JsonEvent]:
-    """From the one that came last to everybody who was still waiting for it: to where that one's transfer begins.
+    """Arrows from the rank that arrived last to each waiting rank, at the time its transfer begins.
 
-    Not to the waiting itself, which began earlier: Perfetto turns arrows round that lead back in time.
+    They do not point to the start of the wait: Perfetto reverses arrows that go back in time.
     """
     late = next((part for part in collective.parts if part.rank == collective.last_rank), None)
     if late is None:
@@ -140,10 +139,10 @@ def _arrows(
         if part.rank == late.rank or not part.start_ns < late.start_ns < part.end_ns:
             continue
         arrow = {"name": "arrives last", "cat": "wait", "id": next(numbers)}
-        moment = late.start_ns / 1000
+        time = late.start_ns / 1000
         for end, extra in ((late, {"ph": "s"}), (part, {"ph": "f", "bp": "e"})):
             thread = _thread(end.rank, lanes[end.rank][end.lane])
-            yield {**extra, "ts": moment, "pid": end.rank, "tid": thread, **arrow}
+            yield {**extra, "ts": time, "pid": end.rank, "tid": thread, **arrow}
 
 
 def _thread(rank: int, lane: int) -> int:

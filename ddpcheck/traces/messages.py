@@ -1,4 +1,4 @@
-"""What a collective carried, from the arguments of its events: elements, dtype, bytes, process group."""
+"""The message of a collective, from the arguments of its events: elements, dtype, bytes, process group."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _BYTES = {
 
 @dataclass(frozen=True)
 class Message:
-    """What arguments tell of a collective; where they are silent, None."""
+    """Size, dtype and process group of a collective; None if unknown."""
 
     kind: CollectiveKind = CollectiveKind.UNKNOWN
     elements_in: int | None = None
@@ -52,13 +52,13 @@ class Message:
     sequence: int | None = None
 
     def bytes_for(self, kind: CollectiveKind) -> int | None:
-        """The size S that bandwidths are reckoned with: of a gather the whole that is gathered."""
+        """The message size for bandwidths: for an all_gather the whole result."""
         elements = self.elements_out if kind is CollectiveKind.ALL_GATHER else self.elements_in
         size = _size_of(self.dtype)
         return None if elements is None or size is None else elements * size
 
     def filled_from(self, other: Message) -> Message:
-        """This message, with what it does not know taken from `other`."""
+        """This message, with unknown fields taken from `other`."""
         mine = {name: getattr(self, name) for name in self.__dataclass_fields__}
         unknown = [name for name, value in mine.items() if value is None or value is CollectiveKind.UNKNOWN]
         return Message(**{**mine, **{name: getattr(other, name) for name in unknown}})
@@ -79,7 +79,7 @@ def message_in(args: Args) -> Message:
 
 
 def _from_shapes(args: Args) -> Message:
-    """What `record_shapes=True` leaves on an annotation: sizes and type of its inputs."""
+    """From the input shapes and types that `record_shapes=True` adds to an annotation."""
     if not (args.shapes and args.types):
         return Message()
     shapes, types = msgspec.json.decode(args.shapes), msgspec.json.decode(args.types)
@@ -106,7 +106,7 @@ def _word(value: Any) -> str | None:
 
 
 def _number(*values: Any) -> int | None:
-    """The first that is a number, or text of one."""
+    """The first value that is a number or the text of one."""
     for value in values:
         if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
             return int(value)

@@ -1,4 +1,4 @@
-"""The finished analysis of traces, as reports receive it. Times are nanoseconds, moments count from `origin_ns`."""
+"""The result of analysing traces. Times are nanoseconds since `origin_ns`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TRACE_SCHEMA = 1
 
 @dataclass(frozen=True)
 class Shares:
-    """How a stretch of time was used, by exact unions of intervals."""
+    """How a time span was used, from exact unions of intervals."""
 
     span_ns: int
     comm_ns: int
@@ -34,7 +34,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class StepShares:
-    """One step of one rank; without marks of the profiler the whole file is one step, without a number."""
+    """One step of one rank; without step annotations the whole file is one step without a number."""
 
     step: int | None
     start_ns: int
@@ -43,13 +43,13 @@ class StepShares:
 
 @dataclass(frozen=True)
 class RankClockOffset:
-    """How a rank's clock stood to the others', by the ends of collectives that they share."""
+    """Clock offset of a rank, from the ends of common collectives."""
 
     offset_ns: int
     residual_ns: int
-    # How many collectives tell it.
+    # Number of collectives used.
     samples: int
-    # Whether the offset stood out of the scatter and was taken out of all moments of this rank.
+    # Whether the offset was significant and subtracted from all times of this rank.
     corrected: bool
 
 
@@ -63,7 +63,7 @@ class RankResult:
     shares: Shares
     steps: tuple[StepShares, ...]
     collectives: int
-    # Over collectives that could be matched with other ranks; None where none could.
+    # Over matched collectives; None if there are none.
     wait_ns: int | None
     last_arrivals: int | None
     clock: RankClockOffset | None
@@ -100,12 +100,12 @@ class CollectiveResult:
     elements: int | None
     dtype: str | None
     bytes: int | None
-    # The shortest duration on any rank: by then nobody waited for anybody. None for a rank alone.
+    # The shortest duration on any rank, which does not include waiting. None for a single rank.
     transfer_ns: int | None
     skew_ns: int | None
-    # Who came last; None for a rank alone, or where several came last together.
+    # The rank that arrived last; None for a single rank or a tie.
     last_rank: int | None
-    # GB/s (1e9 bytes) over the transfer; for a rank alone over its own duration, waiting included.
+    # GB/s (1e9 bytes) over the transfer; for a single rank over its duration, including waiting.
     algbw_gbps: float | None
     busbw_gbps: float | None
     parts: tuple[Part, ...]
@@ -135,7 +135,7 @@ class BucketSummary:
     bucket: int
     bytes: int | None
     count: int
-    # From the call on the processor to the start of the reduction.
+    # From the call on the CPU to the start of the reduction.
     queued_ns: int | None
     duration_ns: int
     transfer_ns: int | None
@@ -146,7 +146,7 @@ class BucketSummary:
 
 @dataclass(frozen=True)
 class Headline:
-    """The first sentence in figures; times are means over ranks."""
+    """The main figures; times are means over ranks."""
 
     comm_ns: int
     overlap_pct: float
@@ -154,7 +154,7 @@ class Headline:
     span_ns: int
     wait_ns: int | None
     transfer_ns: int | None
-    # None where no rank was last more often than all others.
+    # None if several ranks were last equally often.
     most_often_last: int | None
     times_last: int
     matched: int
@@ -162,14 +162,14 @@ class Headline:
 
 @dataclass(frozen=True)
 class TraceResult:
-    """Everything about a set of traces."""
+    """All results of a set of traces."""
 
     headline: Headline
     ranks: tuple[RankResult, ...]
     collectives: tuple[CollectiveResult, ...]
     operations: tuple[OperationSummary, ...]
     buckets: tuple[BucketSummary, ...]
-    # Sum over matched collectives; None where none was matched.
+    # Sum over matched collectives; None if none was matched.
     transfer_ns: int | None
     matched: int
     # Collectives that could not be matched, summed over ranks; 0 with one rank.

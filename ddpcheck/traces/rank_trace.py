@@ -1,4 +1,4 @@
-"""One rank's trace, ready for analysis: what communicated, what computed, and in which step."""
+"""The trace of one rank: communication, compute and copies by step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Work = tuple[int, int, int | None]
 
 @dataclass(frozen=True)
 class Collective:
-    """One operation between ranks, as this rank saw it."""
+    """One collective on this rank."""
 
     start: int
     end: int
@@ -23,10 +23,10 @@ class Collective:
     # The stream or thread it ran on.
     lane: str
     message: Message
-    # When the processor handed it over; None where the trace does not show it.
+    # When the CPU launched it; None if unknown.
     ready: int | None
     step: int | None
-    # Which bucket of DDP's this is, counted within its step; None for a collective of another origin.
+    # Index of the DDP bucket within its step; None for other collectives.
     bucket: int | None
 
     @property
@@ -36,7 +36,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class StepWindow:
-    """A step as the profiler marked it on the processor."""
+    """A step as the profiler marked it on the CPU."""
 
     number: int
     start: int
@@ -45,16 +45,16 @@ class StepWindow:
 
 @dataclass(frozen=True)
 class RankTrace:
-    """All that is known of one rank."""
+    """The trace of one rank."""
 
     rank: int
     file: str
-    # Where the figures come from, in words: "GPU kernels" or "spans of gloo".
+    # Source of the times: "GPU kernels" or "spans of gloo".
     source: str
     world_size: int | None
     collectives: tuple[Collective, ...]
     compute: tuple[Work, ...]
     copies: tuple[Work, ...]
     steps: tuple[StepWindow, ...]
-    # What ddpcheck itself did meanwhile, which is no compute of the job's.
+    # Intervals of ddpcheck's own work.
     own: tuple[Interval, ...] = ()

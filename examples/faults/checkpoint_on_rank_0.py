@@ -7,7 +7,7 @@ bug: 15
 seen in: speculators#926
 ranks: 3
 expect: DDP208
-cause: by rank 0 alone
+cause: by rank 0 only
 stage: rewritten
 step: 0
 odd ranks: 0

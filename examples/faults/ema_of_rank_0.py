@@ -7,7 +7,7 @@ bug: 17
 seen in: ema-pytorch#9
 ranks: 3
 expect: DDP208
-cause: by rank 0 alone
+cause: by rank 0 only
 stage: rewritten
 step: 3
 odd ranks: 0

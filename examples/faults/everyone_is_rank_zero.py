@@ -7,7 +7,7 @@ bug: 31
 seen in: icefall#1616
 ranks: 3
 expect: DDP301
-cause: takes itself for number 0 of 3
+cause: is configured as rank 0 of 3
 stage: forward
 step: 0
 odd ranks: 0 1 2

@@ -7,7 +7,7 @@ bug: 20
 seen in: OneTrainer#803
 ranks: 3
 expect: DDP101
-cause: told to ignore
+cause: configured to ignore
 stage: init.after
 step: none
 odd ranks: 0 1 2

@@ -7,7 +7,7 @@ bug: 35
 seen in: transformers#34242
 ranks: 2
 expect: DDP305
-cause: whatever the number of labelled tokens
+cause: regardless of the number of labelled tokens
 stage: forward
 step: 1
 odd ranks: 1

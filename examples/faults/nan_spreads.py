@@ -7,7 +7,7 @@ bug: 23
 seen in: WeatherGenerator#2724
 ranks: 3
 expect: DDP209
-cause: in all 3 of its gradients: it came with the loss or the inputs
+cause: in all 3 of its gradients: it comes from the loss or the inputs
 stage: local
 step: 4
 odd ranks: 1

@@ -7,7 +7,7 @@ bug: 16
 seen in: -
 ranks: 3
 expect: DDP206
-cause: optimizer state was loaded on rank 0 alone
+cause: optimizer state was loaded on rank 0 only
 stage: params
 step: 0
 odd ranks: 0

@@ -6,7 +6,7 @@ bug: 34
 seen in: transformers#31412
 ranks: 3
 expect: DDP306
-cause: seeded its generator alike
+cause: seeded its generator with the same number
 stage: forward
 step: 0
 odd ranks: 0 1 2

@@ -7,7 +7,7 @@ bug: 34
 seen in: Lightning#16166
 ranks: 2
 expect: DDP306
-cause: seeded its generator alike
+cause: seeded its generator with the same number
 stage: forward
 step: 0
 odd ranks: 0 1

@@ -7,7 +7,7 @@ bug: 22
 seen in: Lightning#5243
 ranks: 2
 expect: DDP207
-cause: a step was left out on rank 1
+cause: a step was skipped on rank 1
 stage: params
 step: 2
 odd ranks: 1

@@ -7,7 +7,7 @@ bug: 22
 seen in: fairseq#1359
 ranks: 3
 expect: DDP207
-cause: a step was left out on rank 2
+cause: a step was skipped on rank 2
 stage: params
 step: 3
 odd ranks: 2

@@ -7,7 +7,7 @@ bug: 18
 seen in: alf#1475
 ranks: 2
 expect: DDP208
-cause: between two steps, on all ranks but not alike
+cause: between two steps, on all ranks but differently
 stage: rewritten
 step: 2
 odd ranks: 0 1

@@ -7,7 +7,7 @@ bug: 35
 seen in: transformers#34242
 ranks: 3
 expect: DDP305
-cause: whatever the number of samples
+cause: regardless of the number of samples
 stage: forward
 step: 3
 odd ranks: 2

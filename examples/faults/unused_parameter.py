@@ -8,7 +8,7 @@ bug: 4
 seen in: pytorch#112152
 ranks: 2
 expect: DDP202
-cause: no gradient came for auxiliary.weight, auxiliary.bias
+cause: no gradient arrived for auxiliary.weight, auxiliary.bias
 stage: applied
 step: 3
 odd ranks: 0 1

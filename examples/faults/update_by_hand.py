@@ -7,7 +7,7 @@ bug: 12
 seen in: -
 ranks: 2
 expect: DDP208
-cause: from gradients that DDP did not reduce: no backward() came before it
+cause: from gradients that DDP did not reduce: no backward() ran before the update
 stage: params
 step: 0
 odd ranks: 0 1

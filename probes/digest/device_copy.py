@@ -1,4 +1,4 @@
-"""The lanes' way from a device to the host, beside the user's work and without waiting for it."""
+"""Copies results from a device to the host on a side stream, without waiting for the user's work."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _STREAM_INTERFACE = ("Stream", "Event", "current_stream", "stream")
 _side_streams: dict[torch.device, Any] = {}
 
 
-class Copy(Protocol):
-    """Lanes on their way."""
+class HostCopy(Protocol):
+    """Results that are being copied to the host."""
 
     def ready(self) -> bool: ...
 
@@ -20,7 +20,7 @@ class Copy(Protocol):
 
 
 class DirectCopy:
-    """Lanes on the CPU already, or on a device without streams, where reading them is the one way to wait."""
+    """Results that are on the CPU already, or on a device without streams, where reading them waits."""
 
     __slots__ = ("_lanes",)
 
@@ -36,9 +36,9 @@ class DirectCopy:
 
 
 class StreamCopy:
-    """Lanes copied to pinned memory on a side stream, with an event behind them.
+    """Results copied to pinned memory on a side stream, followed by an event.
 
-    The hash ran in order on the user's stream and saw the values of its moment; only the copy steps aside.
+    The hash runs in order on the user's stream and reads the values of that moment; only the copy uses the side stream.
     """
 
     __slots__ = ("_event", "_host")
@@ -53,7 +53,7 @@ class StreamCopy:
             self._host.copy_(lanes, non_blocking=True)
             self._event = streams.Event()
             self._event.record(side)
-        # The allocator must not hand the lanes to the user's stream before the copy has read them.
+        # The allocator must not reuse the memory on the user's stream before the copy has read it.
         lanes.record_stream(side)
 
     def ready(self) -> bool:
@@ -65,8 +65,8 @@ class StreamCopy:
         return rows
 
 
-def copy_to_host(lanes: torch.Tensor) -> Copy:
-    """Start the way to the host."""
+def copy_to_host(lanes: torch.Tensor) -> HostCopy:
+    """Start the copy to the host."""
     streams = getattr(torch, lanes.device.type, None)
     if lanes.is_cpu or not all(hasattr(streams, name) for name in _STREAM_INTERFACE):
         return DirectCopy(lanes)

@@ -1,4 +1,4 @@
-"""Any kind of tensor taken apart into plain ones: sparse, quantized, nested, subclasses, distributed."""
+"""Decomposes any kind of tensor into plain ones: sparse, quantized, nested, subclasses, distributed."""
 
 from __future__ import annotations
 
@@ -8,67 +8,68 @@ from dataclasses import dataclass
 
 import torch
 
-from ddpcheck.probes.digest.protocol import combine, label_of
+from ddpcheck import torch_compat
+from ddpcheck.probes.digest.protocol import combine, header_of
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, dense, has_memory, layout_of
 
 
 @dataclass(frozen=True, slots=True)
 class FlatTensor:
-    """A tensor's label with its strided memory, or with the outlines of its parts."""
+    """A tensor's header with its strided memory, or with its flattened parts."""
 
-    label: bytes
+    header: bytes
     memory: torch.Tensor | None = None
     parts: tuple[FlatTensor, ...] | None = None
 
-    def memories(self) -> Iterator[tuple[bytes, torch.Tensor]]:
-        """Every dense span to hash, with the label to start from; one at a time, since it may be a copy."""
+    def spans(self) -> Iterator[tuple[bytes, torch.Tensor]]:
+        """Every dense span to hash, with its header; one at a time, since a span may be a copy."""
         if self.memory is not None:
-            yield self.label, dense(self.memory)
+            yield self.header, dense(self.memory)
         for part in self.parts or ():
-            yield from part.memories()
+            yield from part.spans()
 
     def leaf(self, digests: Iterator[bytes]) -> bytes:
-        """The leaf, from the digests of `memories()` in their order."""
+        """The leaf, from the digests of `spans()` in their order."""
         if self.parts is None:
             return next(digests)
-        return combine([self.label, *(part.leaf(digests) for part in self.parts)])
+        return combine([self.header, *(part.leaf(digests) for part in self.parts)])
 
     def without_memory(self) -> FlatTensor:
-        """What `leaf` needs, keeping no tensor of the user's alive until the digests arrive."""
+        """What `leaf` needs; keeps no tensor of the user alive until the digests arrive."""
         parts = self.parts if self.parts is None else tuple(part.without_memory() for part in self.parts)
-        return FlatTensor(self.label, parts=parts)
+        return FlatTensor(self.header, parts=parts)
 
 
 class Unreadable(Exception):
-    """The tensor's bits are out of reach."""
+    """The tensor's bits cannot be read."""
 
 
-def outline(tensor: torch.Tensor) -> FlatTensor | None:
+def flatten(tensor: torch.Tensor) -> FlatTensor | None:
     """What to hash of `tensor`; None where its bits cannot be read."""
     try:
-        return _take_apart(tensor)
+        return _flatten(tensor)
     except Unreadable:
         return None
 
 
 def is_supported(tensor: torch.Tensor) -> bool:
-    """Whether `tensor` gets a leaf of its own rather than the fixed one of unreadable tensors."""
-    with torch._C.DisableTorchFunction(), torch.no_grad():
-        return outline(tensor) is not None
+    """Whether `tensor` gets a leaf of its own rather than the fixed leaf of unreadable tensors."""
+    with torch_compat.no_torch_function(), torch.no_grad():
+        return flatten(tensor) is not None
 
 
 def plain_memory(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The plain tensor in whose memory the elements of `tensor` lie; None where there is no such memory.
+    """The plain tensor whose memory holds the elements of `tensor`; None if there is no such memory.
 
-    Wrappers and fake tensors have a size, a device and strides like any other; whoever reads at their address
-    ends the process.
+    Wrappers and fake tensors have a size, a device and strides like any other tensor, but reading at their address
+    crashes the process.
     """
-    with torch._C.DisableTorchFunction(), torch.no_grad():
-        whole = outline(tensor)
-        return None if whole is None else whole.memory
+    with torch_compat.no_torch_function(), torch.no_grad():
+        flat = flatten(tensor)
+        return None if flat is None else flat.memory
 
 
-def _take_apart(tensor: torch.Tensor) -> FlatTensor:
+def _flatten(tensor: torch.Tensor) -> FlatTensor:
     if tensor.is_meta or torch.nn.parameter.is_lazy(tensor):
         raise Unreadable
     if type(tensor) not in PLAIN_TYPES and (inner := _subclass_parts(tensor)) is not None:
@@ -83,12 +84,12 @@ def _take_apart(tensor: torch.Tensor) -> FlatTensor:
 def _strided(tensor: torch.Tensor) -> FlatTensor:
     try:
         layout = layout_of(tensor)
-        # Fake tensors claim the device they stand for, but their storage tells.
+        # Fake tensors report the device they represent, but their storage is on another one.
         if tensor.untyped_storage().device.type != tensor.device.type or not _holds_span(tensor):
             raise Unreadable
     except RuntimeError as error:  # vmapped and functionalised tensors: no storage
         raise Unreadable from error
-    return FlatTensor(layout.label, memory=tensor if type(tensor) in PLAIN_TYPES else _bare(tensor))
+    return FlatTensor(layout.header, memory=tensor if type(tensor) in PLAIN_TYPES else _bare(tensor))
 
 
 def _bare(tensor: torch.Tensor) -> torch.Tensor:
@@ -114,12 +115,15 @@ def _by_layout(tensor: torch.Tensor) -> FlatTensor:
     kind = f"{tensor.layout} {tensor.dtype} {shape}"
     if tensor.layout is torch.sparse_coo:
         # As stored, not coalesced: coalescing adds values up, which is arithmetic and not what is in memory.
-        return _assemble(f"{kind} {tensor.is_coalesced()}", tensor._indices(), tensor._values())
+        parts = torch_compat.sparse_parts(tensor)
+        if parts is None:
+            raise Unreadable
+        return _assemble(f"{kind} {tensor.is_coalesced()}", *parts)
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return _assemble(kind, tensor.crow_indices(), tensor.col_indices(), tensor.values())
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return _assemble(kind, tensor.ccol_indices(), tensor.row_indices(), tensor.values())
-    if tensor.layout is torch._mkldnn:  # type: ignore[attr-defined]
+    if tensor.layout is torch_compat.lookup(torch_compat.MKLDNN):
         return _assemble(kind, tensor.to_dense())
     raise Unreadable
 
@@ -133,10 +137,10 @@ def _quantized(tensor: torch.Tensor) -> FlatTensor:
 
 
 def _subclass_parts(tensor: torch.Tensor) -> FlatTensor | None:
-    """A subclass's inner tensors; None where it is an ordinary tensor under another name."""
-    if _is_instance(tensor, "torch.distributed._functional_collectives", "AsyncCollectiveTensor"):
+    """A subclass's inner tensors; None if it is an ordinary tensor with another type."""
+    if isinstance(tensor, torch_compat.lookup(torch_compat.ASYNC_COLLECTIVE) or ()):
         raise Unreadable  # reading it would wait for the user's collective
-    # A ragged dimension has a symbol for a size, another in every tensor; its real sizes are in the parts.
+    # A ragged dimension has a symbolic size, different in every tensor; its real sizes are in the parts.
     sizes = [size if isinstance(size, int) else "ragged" for size in tensor.shape]
     kind = f"{type(tensor).__qualname__} {tensor.dtype} {sizes}"
     if _is_instance(tensor, "torch.distributed.tensor", "DTensor"):
@@ -157,4 +161,4 @@ def _is_instance(tensor: torch.Tensor, module: str, name: str) -> bool:
 
 
 def _assemble(description: str, *parts: torch.Tensor) -> FlatTensor:
-    return FlatTensor(label_of(description), parts=tuple(_take_apart(part) for part in parts))
+    return FlatTensor(header_of(description), parts=tuple(_flatten(part) for part in parts))

@@ -1,4 +1,4 @@
-"""The multilinear-128 digester: tensors sorted by device, hashed there, their leaves finished on the host."""
+"""The multilinear-128 digester: groups tensors by device, hashes them there, completes the leaves on the host."""
 
 from __future__ import annotations
 
@@ -7,48 +7,49 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ddpcheck.probes.digest.device_copy import Copy, copy_to_host
-from ddpcheck.probes.digest.flatten import FlatTensor, outline
+from ddpcheck import torch_compat
+from ddpcheck.probes.digest.device_copy import HostCopy, copy_to_host
+from ddpcheck.probes.digest.flatten import FlatTensor, flatten
 from ddpcheck.probes.digest.multilinear_torch import lane_sums
-from ddpcheck.probes.digest.protocol import UNSUPPORTED, DigestFuture, ReadyDigests, finish
+from ddpcheck.probes.digest.protocol import UNSUPPORTED, DigestFuture, ReadyDigests, finish_leaf
 from ddpcheck.probes.digest.tensor_bytes import direct_span
 from ddpcheck.probes.digest.triton_launch import FusedHash, fused_hash
 
 
 @dataclass(slots=True)
 class _Batch:
-    """One submission: the spans to hash by device, and where each leaf's digests are to be found."""
+    """One submission: the spans to hash by device, and where to find the digests of each leaf."""
 
-    outlines: list[FlatTensor | None] = field(default_factory=list)
-    # Per span, in order: its label, its device, its row among that device's lanes.
-    places: list[tuple[bytes, torch.device, int]] = field(default_factory=list)
-    memories: dict[torch.device, list[torch.Tensor]] = field(default_factory=dict)
+    flattened: list[FlatTensor | None] = field(default_factory=list)
+    # Per span, in order: its header, its device, its row among the lanes of that device.
+    rows: list[tuple[bytes, torch.device, int]] = field(default_factory=list)
+    spans: dict[torch.device, list[torch.Tensor]] = field(default_factory=dict)
 
     def add(self, tensor: torch.Tensor) -> None:
         span = direct_span(tensor) if not tensor.is_meta else None
         if span is not None:
-            self.outlines.append(FlatTensor(span[0].label))
-            self._place(span[0].label, tensor)
+            self.flattened.append(FlatTensor(span[0].header))
+            self._add_span(span[0].header, tensor)
             return
-        whole = outline(tensor)
-        self.outlines.append(whole and whole.without_memory())
-        if whole is not None:
-            for label, memory in whole.memories():
-                self._place(label, memory)
+        flat = flatten(tensor)
+        self.flattened.append(flat and flat.without_memory())
+        if flat is not None:
+            for header, memory in flat.spans():
+                self._add_span(header, memory)
 
-    def _place(self, label: bytes, memory: torch.Tensor) -> None:
-        rows = self.memories.setdefault(memory.device, [])
-        self.places.append((label, memory.device, len(rows)))
-        rows.append(memory)
+    def _add_span(self, header: bytes, memory: torch.Tensor) -> None:
+        spans = self.spans.setdefault(memory.device, [])
+        self.rows.append((header, memory.device, len(spans)))
+        spans.append(memory)
 
 
 class MultilinearFuture:
-    """Lanes under way from one or more devices. Holds no tensor of the user's."""
+    """Lanes that are being copied from one or more devices. Holds no tensor of the user."""
 
-    __slots__ = ("_copies", "_leaves", "_outlines", "_places")
+    __slots__ = ("_copies", "_flattened", "_leaves", "_rows")
 
-    def __init__(self, batch: _Batch, copies: dict[torch.device, Copy]) -> None:
-        self._outlines, self._places, self._copies = batch.outlines, batch.places, copies
+    def __init__(self, batch: _Batch, copies: dict[torch.device, HostCopy]) -> None:
+        self._flattened, self._rows, self._copies = batch.flattened, batch.rows, copies
         self._leaves: list[bytes] | None = None
 
     def ready(self) -> bool:
@@ -57,17 +58,17 @@ class MultilinearFuture:
     def result(self) -> list[bytes]:
         if self._leaves is None:
             digests = self._digests()
-            self._leaves = [UNSUPPORTED if each is None else each.leaf(digests) for each in self._outlines]
+            self._leaves = [UNSUPPORTED if each is None else each.leaf(digests) for each in self._flattened]
         return self._leaves
 
     def _digests(self) -> Iterator[bytes]:
         rows = {device: copy.rows() for device, copy in self._copies.items()}
-        for label, device, row in self._places:
-            yield finish(label, rows[device][row])
+        for header, device, row in self._rows:
+            yield finish_leaf(header, rows[device][row])
 
 
 class MultilinearDigester:
-    """Works on every device; the same bits give the same leaf on all of them."""
+    """Works on every device; the same bits give the same leaf on all devices."""
 
     algorithm = "multilinear-128"
 
@@ -75,19 +76,19 @@ class MultilinearDigester:
         self._fused: dict[torch.device, FusedHash | None] = {}
 
     def submit(self, tensors: Sequence[torch.Tensor]) -> DigestFuture:
-        # A default device is a torch-function mode: it would make each look at a tensor ten times slower.
-        with torch._C.DisableTorchFunction(), torch.no_grad():
+        # A default device is a torch-function mode: it would make each tensor attribute ten times slower.
+        with torch_compat.no_torch_function(), torch.no_grad():
             if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-                # Under graph capture kernels are recorded, not run: there are no values to hash yet.
+                # During graph capture kernels are recorded, not run: there are no values to hash yet.
                 return ReadyDigests([UNSUPPORTED] * len(tensors))
             batch = _Batch()
             for tensor in tensors:
                 batch.add(tensor)
-            lanes = {device: self._lanes(device, memories) for device, memories in batch.memories.items()}
+            lanes = {device: self._lanes(device, memories) for device, memories in batch.spans.items()}
             return MultilinearFuture(batch, {device: copy_to_host(rows) for device, rows in lanes.items()})
 
-    def read_along(self, tensor: torch.Tensor) -> None:
-        """Its kernels read for themselves."""
+    def incremental_hash(self, tensor: torch.Tensor) -> None:
+        """Not supported: the kernels read the tensors themselves."""
 
     def _lanes(self, device: torch.device, memories: list[torch.Tensor]) -> torch.Tensor:
         if device.type == "cuda":

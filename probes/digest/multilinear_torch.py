@@ -19,8 +19,8 @@ from ddpcheck.records.sketch_signs import (
     signed64,
 )
 
-# Blocks worked on at once: on CPU few enough to stay on one thread and in its cache, elsewhere enough to fill
-# a device, at the price of 32 MB of scratch.
+# Blocks per operation: on CPU few enough to stay on one thread and in its cache, elsewhere enough to fill a
+# device, at the cost of 32 MB of scratch memory.
 CPU_ROWS = SERIAL_ELEMENTS // BLOCK_WORDS
 DEVICE_ROWS = 2048
 
@@ -29,7 +29,7 @@ _block_keys: dict[torch.device, torch.Tensor] = {}
 
 
 def lane_sums(memories: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """The lanes of each dense tensor, without its label: int64, one row per tensor, on `device`."""
+    """The lanes of each dense tensor, without its header: int64, one row per tensor, on `device`."""
     if not memories:
         return torch.empty((0, LANES), dtype=torch.int64, device=device)
     words = [as_words(memory) for memory in memories]
@@ -43,7 +43,7 @@ def lane_sums(memories: Sequence[torch.Tensor], device: torch.device) -> torch.T
 
 
 def as_words(memory: torch.Tensor) -> torch.Tensor:
-    """A dense tensor's span as int32 words: in place where size and address allow, else in a padded copy."""
+    """A dense tensor's span as int32 words: in place if size and address allow, else in a padded copy."""
     nbytes = memory.numel() * memory.element_size()
     offset = memory.storage_offset() * memory.element_size()
     if nbytes % 4 == 0 and offset % 4 == 0 and memory.data_ptr() % 4 == 0:
@@ -55,12 +55,12 @@ def as_words(memory: torch.Tensor) -> torch.Tensor:
 
 
 class _BlockSums:
-    """Level 1, filled chunk by chunk; small tensors share a chunk, since every operation has its price."""
+    """Level 1, filled chunk by chunk; small tensors share a chunk, since every operation has a fixed cost."""
 
     def __init__(self, device: torch.device, blocks: int) -> None:
         self._rows = min(blocks, CPU_ROWS if device.type == "cpu" else DEVICE_ROWS)
         self.sums = torch.empty((LANES, blocks), dtype=torch.int64, device=device)
-        # Zeros, and zeroed again by every flush: the last block of a tensor is seldom full.
+        # Zeros, and zeroed again by every flush: the last block of a tensor is rarely full.
         self._words = torch.zeros((self._rows, BLOCK_WORDS), dtype=torch.int64, device=device)
         self._flat = self._words.view(-1)
         self._products = torch.empty_like(self._words)
@@ -92,7 +92,7 @@ class _BlockSums:
 
 
 def _keys_in_order(device: torch.device, blocks: Sequence[int]) -> torch.Tensor:
-    """Level 2's keys for the blocks of several tensors in a row; each tensor counts its blocks from 0."""
+    """Level 2's keys for the blocks of several tensors in sequence; each tensor counts its blocks from 0."""
     table = block_keys(device, max(blocks))
     keys = torch.empty((LANES, 2, sum(blocks)), dtype=torch.int64, device=device)
     for part in torch.split(keys, list(blocks), 2):
@@ -101,7 +101,7 @@ def _keys_in_order(device: torch.device, blocks: Sequence[int]) -> torch.Tensor:
 
 
 def _terms(sums: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Level 2 before its last addition: one term per lane and block."""
+    """Level 2 before its final sum: one term per lane and block."""
     terms = torch.empty_like(sums)
     for start, stop in _pieces(sums.shape[1], LANES):
         piece = sums[:, start:stop]
@@ -115,7 +115,7 @@ def word_keys(device: torch.device) -> torch.Tensor:
     keys = _word_keys.get(device)
     if keys is None:
         keys = torch.stack([_splitmix64(seed, BLOCK_WORDS, device) for seed in WORD_SEEDS])
-        _word_keys[device] = _settled(keys)
+        _word_keys[device] = _synchronized(keys)
     return keys
 
 
@@ -125,12 +125,12 @@ def block_keys(device: torch.device, blocks: int) -> torch.Tensor:
     if keys is None or keys.shape[2] < blocks:
         count = 1 << max(blocks - 1, 63).bit_length()
         keys = torch.stack([_splitmix64(seed, 2 * count, device).view(count, 2).t() for seed in BLOCK_SEEDS])
-        _block_keys[device] = _settled(keys)
+        _block_keys[device] = _synchronized(keys)
     return keys
 
 
-def _settled(keys: torch.Tensor) -> torch.Tensor:
-    """Keys are made on one stream and read on any: waiting once here spares an event at every use."""
+def _synchronized(keys: torch.Tensor) -> torch.Tensor:
+    """Keys are made on one stream and read on any: one wait here saves an event at every use."""
     synchronize = getattr(getattr(torch, keys.device.type, None), "synchronize", None)
     if synchronize is not None:
         synchronize()
@@ -149,7 +149,7 @@ def _splitmix64(seed: int, count: int, device: torch.device) -> torch.Tensor:
 
 
 def _shift(z: torch.Tensor, bits: int) -> torch.Tensor:
-    """Right shift that brings in zeros; torch's own brings in the sign."""
+    """Logical right shift; the shift of torch is arithmetic."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 

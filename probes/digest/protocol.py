@@ -1,4 +1,4 @@
-"""The 16 bytes that stand for a tensor's dtype, shape and strides: where its leaf starts before any data."""
+"""What all digest algorithms share: the header of a tensor, the future of its leaf, the root over all leaves."""
 
 from __future__ import annotations
 
@@ -10,19 +10,56 @@ import torch
 
 from ddpcheck.records.sketch_signs import LANES, MASK64
 
+DIGEST_SIZE = 16
+
+# The leaf of a tensor whose bits cannot be read: the same on all ranks, and never the leaf of a readable tensor.
+UNSUPPORTED = b"\xff" * DIGEST_SIZE
+
+
+def describe(dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> str:
+    """Dtype, shape and strides as text.
+
+    The stride of a dimension of size 0 or 1 has no effect, and torch may report any value. Two replicas that
+    differ only there hold the same memory, so such strides are left out.
+    """
+    empty = 0 in shape
+    meaningful = [0 if empty or size == 1 else stride for size, stride in zip(shape, strides, strict=True)]
+    return f"{dtype} {list(shape)} {meaningful}"
+
+
+def header_of(description: str) -> bytes:
+    """16 bytes for dtype, shape and strides: the initial state of a leaf."""
+    return hashlib.blake2b(description.encode(), digest_size=DIGEST_SIZE, person=b"ddpcheck label").digest()
+
+
+def lane_starts(header: bytes) -> list[int]:
+    """The initial value of each lane of multilinear-128; it may be added last, which is the same modulo 2**64."""
+    return [int.from_bytes(header[8 * lane : 8 * lane + 8], "little") for lane in range(LANES)]
+
+
+def seed_of(header: bytes) -> int:
+    """The initial state of xxh3, whose seed has 64 bits."""
+    return int.from_bytes(header[:8], "little")
+
+
+def finish_leaf(header: bytes, lanes: Sequence[int]) -> bytes:
+    """The leaf, from the lane sums (int64) and the header, which they do not include yet."""
+    pairs = zip(lanes, lane_starts(header), strict=True)
+    return b"".join(((lane + start) & MASK64).to_bytes(8, "little") for lane, start in pairs)
+
 
 class DigestFuture(Protocol):
-    """Digests under way."""
+    """Digests that may still be computed on a device."""
 
     def ready(self) -> bool:
         """Whether `result` would return without waiting; never waits itself."""
 
     def result(self) -> list[bytes]:
-        """One leaf per tensor, in the order they were submitted; waits for the device where it has to."""
+        """One leaf per tensor, in the order they were submitted; waits for the device if necessary."""
 
 
 class ReadyDigests:
-    """Digests that were finished before the ticket was written."""
+    """A future whose digests were complete when it was made."""
 
     __slots__ = ("_leaves",)
 
@@ -36,45 +73,7 @@ class ReadyDigests:
         return self._leaves
 
 
-digest_size = 16
-
-
-def describe(dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> str:
-    """Dtype, shape and strides as text.
-
-    The stride of a dimension of size 0 or 1 moves nothing, and torch is free to report any: two replicas that
-    differ only there hold the same memory, so it is left out.
-    """
-    empty = 0 in shape
-    meaningful = [0 if empty or size == 1 else stride for size, stride in zip(shape, strides, strict=True)]
-    return f"{dtype} {list(shape)} {meaningful}"
-
-
-def label_of(description: str) -> bytes:
-    return hashlib.blake2b(description.encode(), digest_size=digest_size, person=b"ddpcheck label").digest()
-
-
-def lane_starts(label: bytes) -> list[int]:
-    """What each lane of multilinear-128 starts from; added at the end, which is the same modulo 2**64."""
-    return [int.from_bytes(label[8 * lane : 8 * lane + 8], "little") for lane in range(LANES)]
-
-
-def seed_of(label: bytes) -> int:
-    """The same for xxh3, whose seed has 64 bits."""
-    return int.from_bytes(label[:8], "little")
-
-
-def finish(label: bytes, lanes: Sequence[int]) -> bytes:
-    """The leaf, from the lanes' sums as int64 and the label they were not started from."""
-    pairs = zip(lanes, lane_starts(label), strict=True)
-    return b"".join(((lane + start) & MASK64).to_bytes(8, "little") for lane, start in pairs)
-
-
-# The leaf of a tensor whose bits cannot be read: the same everywhere, and never the leaf of one that can.
-UNSUPPORTED = b"\xff" * digest_size
-
-
 def combine(leaves: Sequence[bytes]) -> bytes:
     """The root of `leaves`; depends on each of them, on their order and on their number."""
-    # A running hash of equal-sized items: no two lists give the same input, so no separators are needed.
-    return hashlib.blake2b(b"".join(leaves), digest_size=digest_size, person=b"ddpcheck tree").digest()
+    # All items have the same size: no two lists give the same input, so no separators are needed.
+    return hashlib.blake2b(b"".join(leaves), digest_size=DIGEST_SIZE, person=b"ddpcheck tree").digest()

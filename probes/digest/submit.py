@@ -1,4 +1,4 @@
-"""Hands tensors to the digester of their device, and puts mixed ones back in order."""
+"""Sends tensors to the digester of their device, and merges the results of several devices in order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from ddpcheck.probes.digest import ReadyDigests, make_digester
 
 if TYPE_CHECKING:
-    from ddpcheck.probes.digest import Digester, DigestFuture, Reading
+    from ddpcheck.probes.digest import Digester, DigestFuture, IncrementalHash
 
 
 @functools.cache
@@ -20,42 +20,44 @@ def _digester(device_type: str) -> Digester:
 
 
 class MixedFuture:
-    """Digests of tensors that went different ways, as those on several kinds of devices do."""
+    """Digests from several sources, such as digesters of different device types."""
 
-    def __init__(self, places: list[list[int]], tickets: list[DigestFuture]) -> None:
-        self._places = places
-        self._tickets = tickets
+    def __init__(self, indices: list[list[int]], futures: list[DigestFuture]) -> None:
+        self._indices = indices
+        self._futures = futures
 
     def ready(self) -> bool:
-        return all(ticket.ready() for ticket in self._tickets)
+        return all(future.ready() for future in self._futures)
 
     def result(self) -> list[bytes]:
-        leaves = [b""] * sum(map(len, self._places))
-        for places, ticket in zip(self._places, self._tickets, strict=True):
-            for place, leaf in zip(places, ticket.result(), strict=True):
-                leaves[place] = leaf
+        leaves = [b""] * sum(map(len, self._indices))
+        for indices, future in zip(self._indices, self._futures, strict=True):
+            for index, leaf in zip(indices, future.result(), strict=True):
+                leaves[index] = leaf
         return leaves
 
 
-def read_along(tensor: torch.Tensor) -> Reading | None:
-    """For hashing `tensor` in the course of a reading; None: submit it."""
-    return _digester(tensor.device.type).read_along(tensor)
+def incremental_hash(tensor: torch.Tensor) -> IncrementalHash | None:
+    """Hashes `tensor` while it is read for another purpose; None: use `submit`."""
+    return _digester(tensor.device.type).incremental_hash(tensor)
 
 
 def submit_rest(tensors: Sequence[torch.Tensor], known: Mapping[int, bytes]) -> DigestFuture:
-    """All but those whose leaves are known already, by their place."""
+    """Submit all tensors except those whose leaves are known already (by index)."""
     if not known:
         return submit(tensors)
-    rest = [place for place in range(len(tensors)) if place not in known]
-    submitted = submit([tensors[place] for place in rest])
+    rest = [index for index in range(len(tensors)) if index not in known]
+    submitted = submit([tensors[index] for index in rest])
     return MixedFuture([list(known), rest], [ReadyDigests(list(known.values())), submitted])
 
 
 def submit(tensors: Sequence[torch.Tensor]) -> DigestFuture:
     kinds: dict[str, list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        kinds.setdefault(tensor.device.type, []).append(place)
+    for index, tensor in enumerate(tensors):
+        kinds.setdefault(tensor.device.type, []).append(index)
     if len(kinds) <= 1:
         return _digester(next(iter(kinds), "cpu")).submit(tensors)
-    tickets = [_digester(kind).submit([tensors[p] for p in places]) for kind, places in kinds.items()]
-    return MixedFuture(list(kinds.values()), tickets)
+    futures = [
+        _digester(kind).submit([tensors[index] for index in indices]) for kind, indices in kinds.items()
+    ]
+    return MixedFuture(list(kinds.values()), futures)

@@ -1,4 +1,4 @@
-"""The bytes of a strided tensor as one dense span of memory, without a copy wherever it is one already."""
+"""The bytes of a strided tensor as one dense span of memory, without a copy where possible."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from ddpcheck.probes.digest.protocol import describe, label_of, lane_starts, seed_of
+from ddpcheck.probes.digest.protocol import describe, header_of, lane_starts, seed_of
 
 # at::parallel_for stays on the calling thread up to this many elements. A digest may run on a thread of its
 # own, where a parallel region would start a second pool of OpenMP workers beside the user's.
 SERIAL_ELEMENTS = 32767
 
-# Subclasses may hide their data behind __torch_dispatch__; these two never do. torch.nn.Buffer makes tensors.
+# Subclasses may hide their data behind __torch_dispatch__; these two never do. torch.nn.Buffer makes plain tensors.
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 
 _LAYOUTS_KEPT = 8192
@@ -22,7 +22,7 @@ _LAYOUTS_KEPT = 8192
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """All that follows from dtype, shape and strides alone, computed once for each combination."""
+    """Everything that follows from dtype, shape and strides alone, computed once for each combination."""
 
     dtype: torch.dtype
     numel: int
@@ -30,9 +30,9 @@ class TensorLayout:
     itemsize: int
     # Whether the span at data_ptr() is the whole tensor, bit for bit.
     direct: bool
-    # And its elements come row by row.
+    # Whether its elements are also in row-major order.
     by_rows: bool
-    label: bytes
+    header: bytes
     lane_starts: list[int]
     seed: int
     # Views `nbytes` bytes at an address; ctypes reads every dtype, numpy does not.
@@ -45,12 +45,12 @@ _layouts: dict[_Key, TensorLayout] = {}
 
 def layout_of(tensor: torch.Tensor) -> TensorLayout:
     key = (tensor.dtype, tensor.size(), tensor.stride())
-    return _layouts.get(key) or _remember(key, tensor)
+    return _layouts.get(key) or _cache_layout(key, tensor)
 
 
-def _remember(key: _Key, tensor: torch.Tensor) -> TensorLayout:
+def _cache_layout(key: _Key, tensor: torch.Tensor) -> TensorLayout:
     if len(_layouts) >= _LAYOUTS_KEPT:
-        _layouts.clear()  # shapes that change with every batch must not pile up
+        _layouts.clear()  # bounds memory when shapes change with every batch
     layout = _layouts[key] = _make_layout(tensor)
     return layout
 
@@ -58,8 +58,8 @@ def _remember(key: _Key, tensor: torch.Tensor) -> TensorLayout:
 def _make_layout(tensor: torch.Tensor) -> TensorLayout:
     itemsize = tensor.element_size()
     nbytes = tensor.numel() * itemsize
-    label = label_of(describe(tensor.dtype, tensor.shape, tensor.stride()))
-    # Complex tensors may carry a conjugate bit, quantized ones a scale: neither shows in dtype or strides.
+    header = header_of(describe(tensor.dtype, tensor.shape, tensor.stride()))
+    # Complex tensors may carry a conjugate bit, quantized ones a scale: neither is part of dtype or strides.
     ordinary = not tensor.dtype.is_complex and not tensor.is_quantized
     return TensorLayout(
         dtype=tensor.dtype,
@@ -68,15 +68,15 @@ def _make_layout(tensor: torch.Tensor) -> TensorLayout:
         itemsize=itemsize,
         direct=ordinary and is_dense(tensor.shape, tensor.stride()),
         by_rows=ordinary and tensor.is_contiguous(),
-        label=label,
-        lane_starts=lane_starts(label),
-        seed=seed_of(label),
+        header=header,
+        lane_starts=lane_starts(header),
+        seed=seed_of(header),
         buffer_at=(ctypes.c_char * nbytes).from_address,
     )
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether the elements fill one span, each byte of it once: contiguous, transposed, channels_last, …"""
+    """Whether the elements fill one span, each byte once: contiguous, transposed, channels_last, …"""
     if 0 in shape:
         return True
     expected = 1
@@ -91,26 +91,26 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 def has_memory(tensor: torch.Tensor, nbytes: int, itemsize: int) -> bool:
     """Whether the storage still holds the span.
 
-    A freed storage (FSDP and offloading resize it to 0) leaves views with a data_ptr() of null plus their
-    offset: reading there would end the process.
+    A freed storage (FSDP and offloading resize it to 0) leaves views with a data_ptr() of null plus their offset:
+    reading there crashes the process.
     """
     storage = tensor.untyped_storage()
     return storage.nbytes() >= tensor.storage_offset() * itemsize + nbytes
 
 
 def direct_span(tensor: torch.Tensor) -> tuple[TensorLayout, int] | None:
-    """Layout and address of a tensor whose memory can be hashed as it lies; None sends it the long way round.
+    """Layout and address of a tensor that can be hashed in place; None: it must be flattened first.
 
-    Nothing is remembered about a tensor from one step to the next, since users replace `.data` under the same
-    object and allocators give the same address again: all depends on what the tensor says of itself now.
+    Nothing about a tensor is cached from one step to the next, since users replace `.data` under the same object and
+    allocators reuse addresses: only the current attributes of the tensor count.
     """
     if type(tensor) not in PLAIN_TYPES or tensor.layout is not torch.strided:
         return None
     try:
-        # layout_of and has_memory written out: this runs for every tensor of every step, and calls would be a
-        # fifth of it.
+        # layout_of and has_memory inlined: this runs for every tensor of every step, and the calls would take a
+        # fifth of the time.
         key = (tensor.dtype, tensor.size(), tensor.stride())
-        layout = _layouts.get(key) or _remember(key, tensor)
+        layout = _layouts.get(key) or _cache_layout(key, tensor)
         end = tensor.storage_offset() * layout.itemsize + layout.nbytes
         if not layout.direct or tensor.is_neg() or tensor.untyped_storage().nbytes() < end:
             return None
@@ -125,7 +125,7 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach().resolve_conj().resolve_neg()
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:
-            # An expanded dimension repeats one slice; copying it out could need any amount of memory.
+            # An expanded dimension repeats one slice; copying it could need any amount of memory.
             tensor = tensor.narrow(dim, 0, 1)
     if is_dense(tensor.shape, tensor.stride()):
         return tensor
@@ -135,7 +135,7 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def copy_serially(target: torch.Tensor, source: torch.Tensor) -> None:
-    """copy_ in pieces that stay on the calling thread."""
+    """copy_ in pieces small enough to stay on the calling thread."""
     if source.numel() <= SERIAL_ELEMENTS or source.device.type != "cpu":
         target.copy_(source)
         return
@@ -146,7 +146,7 @@ def copy_serially(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def span_view(dense_tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A dense tensor's span as a flat tensor of another dtype, whose size must divide its size and place."""
+    """A dense tensor's span as a flat tensor of another dtype, whose size must divide its size and offset."""
     nbytes = dense_tensor.numel() * dense_tensor.element_size()
     offset = dense_tensor.storage_offset() * dense_tensor.element_size()
     view = torch.empty(0, dtype=dtype, device=dense_tensor.device)

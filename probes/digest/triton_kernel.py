@@ -1,4 +1,4 @@
-"""multilinear-128 as one Triton launch over any number of tensors; imported only where triton is wanted."""
+"""multilinear-128 as one Triton launch over any number of tensors; imported only if triton is used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import triton.language as tl
 from ddpcheck.probes.digest.multilinear_torch import word_keys
 from ddpcheck.records.sketch_signs import BLOCK_SEEDS, BLOCK_WORDS, GAMMA, LANES, MIX_1, MIX_2
 
-# A program hashes TILES x ROWS blocks of one tensor (128 KB) and keeps level 1's keys in registers meanwhile.
+# A program hashes TILES x ROWS blocks of one tensor (128 KB) and keeps the keys of level 1 in registers.
 ROWS = 4
 TILES = 8
 PROGRAM_BLOCKS = ROWS * TILES
@@ -75,7 +75,7 @@ def _hash_all(  # type: ignore[no-untyped-def]
     for tile in range(TILES):
         block = first_block + tile * ROWS + tl.arange(0, ROWS)
         position = block[:, None] * WORDS + column[None, :]
-        # Blocks past the end read as zeros and add nothing, so the last program needs no case of its own.
+        # Blocks past the end read as zeros and add nothing, so the last program needs no special case.
         words = tl.load(data + position, mask=position < count, other=0).to(tl.int64)
         index = block.to(tl.uint64)
         lane_0 += _lane_term(words, keys_0, index, SEED_0, GAMMA, MIX_1, MIX_2)
@@ -110,7 +110,7 @@ def launch(table: torch.Tensor, tensors: int) -> torch.Tensor:
             WORDS=BLOCK_WORDS,
             ROWS=ROWS,
             TILES=TILES,
-            # No floating point here; left unsaid, Triton 3.9 would warn the user about its default.
+            # No floating point here; without this option Triton 3.9 warns the user about its default.
             enable_fp_fusion=False,
         )
     return lanes

@@ -1,4 +1,4 @@
-"""The CUDA side of the Triton kernel: its table of addresses, and whether to trust it on this machine."""
+"""Launches the Triton kernel on CUDA: builds its table of addresses, and verifies it on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from ddpcheck.probes.digest.multilinear_torch import as_words, lane_sums
 
-# Parameters, gradients and buffers of a few modules; each entry is one small tensor on the device.
+# Enough for parameters, gradients and buffers of a few modules; each entry is one small tensor on the device.
 _TABLES_KEPT = 16
 
 
@@ -22,7 +22,7 @@ class FusedHash:
         self._tables: dict[tuple[int, tuple[tuple[int, int], ...]], torch.Tensor] = {}
 
     def lanes(self, memories: Sequence[torch.Tensor]) -> torch.Tensor:
-        # Padded copies must live until the launch; the allocator reuses them only behind it in the stream.
+        # Padded copies must live until the launch; the allocator reuses them only after it in stream order.
         words = [memory if _readable_in_place(memory) else as_words(memory) for memory in memories]
         spans = tuple((each.data_ptr(), each.numel() * each.element_size() // 4) for each in words)
         with torch.cuda.device(self._device):
@@ -30,7 +30,7 @@ class FusedHash:
         return result
 
     def _table(self, spans: tuple[tuple[int, int], ...]) -> torch.Tensor:
-        # A table is uploaded in order on one stream and not known to be complete on another.
+        # A table is uploaded in order on one stream; another stream might read it before it is complete.
         key = (torch.cuda.current_stream(self._device).cuda_stream, spans)
         table = self._tables.get(key)
         if table is None:
@@ -47,7 +47,7 @@ def _readable_in_place(memory: torch.Tensor) -> bool:
 
 
 def fused_hash(device: torch.device) -> FusedHash | None:
-    """The fused hash where Triton is installed, compiles, and agrees with the torch version right here."""
+    """The fused hash if Triton is installed, compiles, and gives the same result as the torch version here."""
     try:
         from ddpcheck.probes.digest import triton_kernel
 
@@ -57,7 +57,7 @@ def fused_hash(device: torch.device) -> FusedHash | None:
         if torch.equal(fused.lanes(samples), lane_sums(samples, device)):
             return fused
     except Exception:
-        # No compiler, an unknown GPU, another Triton: each raises types of its own, and none of them matters,
-        # since torch operations give the same digests.
+        # No compiler, an unknown GPU, another Triton: each raises its own types. None of them matters, since the torch
+        # operations give the same digests.
         pass
     return None

@@ -1,4 +1,4 @@
-"""xxh3-128 on CPU: the tensors' own memory hashed in place, at the speed it can be read."""
+"""xxh3-128 on CPU: hashes the memory of tensors in place, at memory speed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from ddpcheck.probes.digest.flatten import outline
+from ddpcheck import torch_compat
+from ddpcheck.probes.digest.flatten import flatten
 from ddpcheck.probes.digest.protocol import UNSUPPORTED, ReadyDigests, seed_of
 from ddpcheck.probes.digest.tensor_bytes import TensorLayout, direct_span, layout_of
 
 
-class Reading:
-    """A tensor that is hashed while somebody else reads it, piece by piece from its first element on."""
+class IncrementalHash:
+    """Hashes a tensor while another reader passes over it, piece by piece from its first element."""
 
     __slots__ = ("_address", "_layout", "_leaf", "_memory", "_state", "_xxhash")
 
@@ -23,8 +24,8 @@ class Reading:
         self._state: Any = None
         self._leaf = b""
 
-    def take(self, start: int, size: int) -> None:
-        """The next `size` elements, which are in the processor's cache by now."""
+    def update(self, start: int, size: int) -> None:
+        """Hash the next `size` elements, which are in the processor's cache at this point."""
         layout = self._layout
         if size == layout.numel:
             self._leaf = self._xxhash.xxh3_128_digest(layout.buffer_at(self._address), layout.seed)
@@ -39,7 +40,7 @@ class Reading:
 
 
 class Xxh3Digester:
-    """Hashes at once, on the calling thread; xxhash releases the interpreter lock for large tensors."""
+    """Hashes immediately, on the calling thread; xxhash releases the GIL for large tensors."""
 
     algorithm = "xxh3-128"
 
@@ -49,8 +50,8 @@ class Xxh3Digester:
 
     def submit(self, tensors: Sequence[torch.Tensor]) -> ReadyDigests:
         leaves = []
-        # A default device is a torch-function mode: it would make each look at a tensor ten times slower.
-        with torch._C.DisableTorchFunction():
+        # A default device is a torch-function mode: it would make each tensor attribute ten times slower.
+        with torch_compat.no_torch_function():
             for tensor in tensors:
                 span = direct_span(tensor) if tensor.is_cpu else None
                 if span is None:
@@ -60,22 +61,22 @@ class Xxh3Digester:
                     leaves.append(self._hash(layout.buffer_at(address), layout.seed))
         return ReadyDigests(leaves)
 
-    def read_along(self, tensor: torch.Tensor) -> Reading | None:
-        # Elements in any other order than that of their memory are not read as they are hashed.
-        with torch._C.DisableTorchFunction():
+    def incremental_hash(self, tensor: torch.Tensor) -> IncrementalHash | None:
+        # The reader goes row by row, the hash in memory order: both must be the same.
+        with torch_compat.no_torch_function():
             span = direct_span(tensor) if tensor.is_cpu else None
         if span is None or not span[0].by_rows:
             return None
-        return Reading(self._xxhash, *span)
+        return IncrementalHash(self._xxhash, *span)
 
     def _leaf_of_parts(self, tensor: torch.Tensor) -> bytes:
         with torch.no_grad():
-            whole = outline(tensor)
-            if whole is None:
+            flat = flatten(tensor)
+            if flat is None:
                 return UNSUPPORTED
-            return whole.leaf(iter([self._digest(label, memory) for label, memory in whole.memories()]))
+            return flat.leaf(iter([self._digest(header, memory) for header, memory in flat.spans()]))
 
-    def _digest(self, label: bytes, memory: torch.Tensor) -> bytes:
-        # A tensor from another device among CPU ones: slow, but one algorithm for the whole list.
+    def _digest(self, header: bytes, memory: torch.Tensor) -> bytes:
+        # A tensor of another device among CPU tensors: slow, but one algorithm for the whole list.
         memory = memory if memory.is_cpu else memory.cpu()
-        return self._hash(layout_of(memory).buffer_at(memory.data_ptr()), seed_of(label))
+        return self._hash(layout_of(memory).buffer_at(memory.data_ptr()), seed_of(header))

@@ -1,4 +1,4 @@
-"""Compares this rank's looks with those of its neighbours on the board, and keeps the evidence."""
+"""Compares snapshots of this rank with those of its peers on the node, and records the evidence of a mismatch."""
 
 from __future__ import annotations
 
@@ -16,149 +16,152 @@ if TYPE_CHECKING:
     from ddpcheck.probes.live_compare.store import StoreCompare
     from ddpcheck.probes.probe import ProbeContext
 
+# Bytes of each leaf that ranks exchange.
 LEAF = 8
-# One exact, and two more for ranks that run apart and have to meet at a later step.
-MOST_CAPTURES = 3
-MOST_DETAILS = 6
+# One of the mismatch itself, and two more for ranks that are not in the same step and match at a later one.
+MAX_CAPTURES = 3
+MAX_DETAILS = 6
 HOLD_SECONDS = 5.0
 
-# A rewrite may be made good before the step; at the end there is nothing left to stop.
-_NO_REASON_TO_STOP = (Stage.REWRITTEN, Stage.BUFFERS_END)
+# A rewrite may be reverted before the step; at the end of the job there is nothing left to stop.
+_NOT_FATAL = (Stage.REWRITTEN, Stage.BUFFERS_END)
 
 
 class NodeCompare:
-    """Nobody waits: a rank that is ahead learns of a disagreement late, and shows what it still remembers."""
+    """Never waits: a rank that is ahead sees a mismatch late, and records what it still has."""
 
-    def __init__(self, context: ProbeContext, board: ShmExchange, across: StoreCompare | None = None) -> None:
+    def __init__(
+        self, context: ProbeContext, exchange: ShmExchange, store_compare: StoreCompare | None = None
+    ) -> None:
         self._context = context
-        self._board = board
-        self._across = across
-        self._mine: RecentSnapshots[Snapshot] = RecentSnapshots(64)
-        self._theirs: RecentSnapshots[dict[int, Entry]] = RecentSnapshots(256)
-        # The most that ever spoke of one moment: ranks on other nodes are not on this board.
-        self._neighbours = 0
-        # Parameters, buffers and gradients each have their own: one must not use up the others'.
+        self._exchange = exchange
+        self._store_compare = store_compare
+        self._own: RecentSnapshots[Snapshot] = RecentSnapshots(64)
+        self._received: RecentSnapshots[dict[int, Entry]] = RecentSnapshots(256)
+        # The largest number of peers with the same key: ranks on other nodes are not in this exchange.
+        self._peers = 0
+        # Parameters, buffers and gradients have separate limits.
         self._details: Counter[TensorKind] = Counter()
         self._captures: Counter[TensorKind] = Counter()
-        # Modules whose next look is to be kept whole, since an earlier disagreement was seen too late.
-        self._due: set[tuple[int, TensorKind]] = set()
+        # Modules whose next snapshot is dumped, since an earlier mismatch was seen too late.
+        self._capture_next: set[tuple[int, TensorKind]] = set()
         self._held = False
 
-    def publish(self, look: Snapshot) -> None:
-        look.number = self._board.publish(look.key, look.root, look.leaves)
-        self._mine.put(look.key, look)
-        if _whose(look) in self._due:
-            self._capture(look, None)
-        for entry in (self._theirs.get(look.key) or {}).values():
-            self._check(look, entry)
-        if self._across is not None:
-            self._across.offer(look)
+    def publish(self, snapshot: Snapshot) -> None:
+        snapshot.number = self._exchange.publish(snapshot.key_hash, snapshot.root, snapshot.leaves)
+        self._own.put(snapshot.key_hash, snapshot)
+        if _tensors(snapshot) in self._capture_next:
+            self._capture(snapshot, None)
+        for entry in (self._received.get(snapshot.key_hash) or {}).values():
+            self._check(snapshot, entry)
+        if self._store_compare is not None:
+            self._store_compare.publish(snapshot)
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Look at what the others have published since the last time."""
-        for entry in self._board.news():
-            known = self._theirs.get(entry.key)
-            if known is None:
-                known = {}
-                self._theirs.put(entry.key, known)
-            known[entry.slot] = entry
-            self._neighbours = max(self._neighbours, len(known))
-            look = self._mine.get(entry.key)
-            if look is not None:
-                self._check(look, entry)
-        for key in self._across.news() if self._across is not None else ():
-            look = self._mine.get(key)
-            if look is not None:
-                self._keep(look, None)
+        """Compare with everything that peers have published since the last call."""
+        for entry in self._exchange.news():
+            received = self._received.get(entry.key)
+            if received is None:
+                received = {}
+                self._received.put(entry.key, received)
+            received[entry.slot] = entry
+            self._peers = max(self._peers, len(received))
+            snapshot = self._own.get(entry.key)
+            if snapshot is not None:
+                self._check(snapshot, entry)
+        for key_hash in self._store_compare.take_mismatches() if self._store_compare is not None else ():
+            snapshot = self._own.get(key_hash)
+            if snapshot is not None:
+                self._record(snapshot, None)
 
-    def linger(self, look: Snapshot, deadline: float) -> None:
-        """At the very end, give neighbours a moment to reach the last look: the training loop is over."""
+    def wait_for_peers(self, snapshot: Snapshot, deadline: float) -> None:
+        """After the training loop, give peers a moment to publish their last snapshot."""
         while time.monotonic() < deadline:
             self.catch_up()
-            if len(self._theirs.get(look.key) or {}) >= self._neighbours:
+            if len(self._received.get(snapshot.key_hash) or {}) >= self._peers:
                 return
             time.sleep(0.01)
 
-    def part(self, deadline: float) -> None:
-        """After the last look of all: hear what other nodes say of it, for a moment."""
-        if self._across is not None:
-            self._across.linger(deadline)
+    def wait_for_nodes(self, deadline: float) -> None:
+        """After the last snapshot, give other nodes a moment to compare it."""
+        if self._store_compare is not None:
+            self._store_compare.finish(deadline)
             self.catch_up()
 
-    def _check(self, look: Snapshot, entry: Entry) -> None:
-        if entry.root != look.root:
-            self._keep(look, entry)
+    def _check(self, snapshot: Snapshot, entry: Entry) -> None:
+        if entry.root != snapshot.root:
+            self._record(snapshot, entry)
 
-    def _keep(self, look: Snapshot, entry: Entry | None) -> None:
-        """The evidence of a disagreement; without an entry it is with another node."""
-        self._detail(look)
-        if look.current:
-            self._capture(look, entry)
+    def _record(self, snapshot: Snapshot, entry: Entry | None) -> None:
+        """Record the evidence of a mismatch; without an entry it is with another node."""
+        self._write_detail(snapshot)
+        if snapshot.current:
+            self._capture(snapshot, entry)
         else:
-            self._due.add(_whose(look))
-        if self._context.config.fail_fast and look.moment.stage not in _NO_REASON_TO_STOP:
+            self._capture_next.add(_tensors(snapshot))
+        if self._context.config.fail_fast and snapshot.key.stage not in _NOT_FATAL:
             self._hold()
 
     def _hold(self) -> None:
-        """The launcher has been asked to stop the job here: give it the time to, once."""
+        """The launcher stops the job at this step: give it time to, once."""
         if not self._held:
             self._held = True
             time.sleep(HOLD_SECONDS)
 
-    def _detail(self, look: Snapshot) -> None:
-        if look.detailed or self._details[look.moment.of] >= MOST_DETAILS:
+    def _write_detail(self, snapshot: Snapshot) -> None:
+        key = snapshot.key
+        if snapshot.detailed or self._details[key.of] >= MAX_DETAILS:
             return
-        look.detailed = True
-        self._details[look.moment.of] += 1
-        moment = look.moment
+        snapshot.detailed = True
+        self._details[key.of] += 1
         self._context.write(
             DetailRecord(
-                module=moment.tracked.index,
-                stage=moment.stage.value,
-                step=moment.step,
-                of=moment.of.value,
-                optimizer=moment.optimizer,
-                leaves=_text(b"".join(leaf[:LEAF] for leaf in look.leaves)),
+                module=key.tracked.index,
+                stage=key.stage.value,
+                step=key.step,
+                of=key.of.value,
+                optimizer=key.optimizer,
+                leaves=_base64(b"".join(leaf[:LEAF] for leaf in snapshot.leaves)),
                 width=LEAF,
-                samples=_text(look.samples),
+                samples=_base64(snapshot.samples),
             )
         )
 
-    def _capture(self, look: Snapshot, entry: Entry | None) -> None:
-        """Write the differing tensors to a file of their own, while they still are what the digests say."""
-        if look.captured or self._captures[look.moment.of] >= MOST_CAPTURES:
+    def _capture(self, snapshot: Snapshot, entry: Entry | None) -> None:
+        """Write the differing tensors to a file while they still match the digests."""
+        key = snapshot.key
+        if snapshot.captured or self._captures[key.of] >= MAX_CAPTURES:
             return
-        if not look.moment.tracked.parameters:
-            return  # word came after the model had gone
-        look.captured = True
-        self._captures[look.moment.of] += 1
-        self._due.discard(_whose(look))
-        self._detail(look)
-        moment = look.moment
-        others = self._board.leaves_of(entry.slot, look.key) if entry is not None else None
-        places = list(range(len(look.leaves)))
-        if others is not None and len(others) == len(look.leaves):
-            places = [p for p in places if look.leaves[p][:LEAF] != others[p]]
-        file, whole, cut = dump_tensors(self._context, moment, places)
-        self._board.mark_captured(look.number, look.key, look.root)
+        if not key.tracked.parameters:
+            return  # the mismatch was reported after the model was deleted
+        snapshot.captured = True
+        self._captures[key.of] += 1
+        self._capture_next.discard(_tensors(snapshot))
+        self._write_detail(snapshot)
+        others = self._exchange.leaves_of(entry.slot, snapshot.key_hash) if entry is not None else None
+        indices = list(range(len(snapshot.leaves)))
+        if others is not None and len(others) == len(snapshot.leaves):
+            indices = [index for index in indices if snapshot.leaves[index][:LEAF] != others[index]]
+        file, complete, truncated = dump_tensors(self._context, key, indices)
+        self._exchange.mark_captured(snapshot.number, snapshot.key_hash, snapshot.root)
         self._context.write(
             CaptureRecord(
-                module=moment.tracked.index,
-                stage=moment.stage.value,
-                step=moment.step,
-                of=moment.of.value,
-                optimizer=moment.optimizer,
+                module=key.tracked.index,
+                stage=key.stage.value,
+                step=key.step,
+                of=key.of.value,
+                optimizer=key.optimizer,
                 file=file,
-                tensors=whole,
-                cut=cut,
+                tensors=complete,
+                cut=truncated,
             )
         )
 
 
-def _whose(look: Snapshot) -> tuple[int, TensorKind]:
-    return look.moment.tracked.index, look.moment.of
+def _tensors(snapshot: Snapshot) -> tuple[int, TensorKind]:
+    return snapshot.key.tracked.index, snapshot.key.of
 
 
-def _text(data: bytes) -> str:
+def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()

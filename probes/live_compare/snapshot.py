@@ -1,4 +1,4 @@
-"""A look: the digests of one module's tensors at one moment, and the memory of the last few."""
+"""A snapshot: the digests of one module's tensors at one stage of a step, and a bounded cache of recent ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class SnapshotKey:
-    """What is looked at and when; the same on all ranks for the same moment of the job."""
+    """Which tensors a snapshot covers, and when it was taken; all ranks make the same keys."""
 
     tracked: TrackedModule
     stage: Stage
@@ -25,39 +25,40 @@ class SnapshotKey:
     step: int
     optimizer: int | None = None
 
-    def key(self, session: str) -> bytes:
+    def hash(self, session: str) -> bytes:
+        """Eight bytes that identify the key on all ranks of a session."""
         text = f"{session}|{self.tracked.key}|{self.stage}|{self.of}|{self.optimizer}|{self.step}"
         return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
 @dataclass(eq=False)
 class Snapshot:
-    """A moment with its digests."""
+    """The digests of the tensors that `key` describes."""
 
-    moment: SnapshotKey
-    key: bytes
+    key: SnapshotKey
+    key_hash: bytes
     root: bytes
     leaves: list[bytes]
     samples: bytes
-    # Place on the board; -1: not published.
+    # Sequence number in the exchange; -1: not published.
     number: int = -1
-    # Whether the tensors still are as they were looked at.
+    # Whether the tensors still have the values of the snapshot.
     current: bool = True
     detailed: bool = False
     captured: bool = False
 
 
 class RecentSnapshots(Generic[Value]):
-    """A dict that forgets its oldest entries: memory does not grow with steps."""
+    """A dict by key hash that drops its oldest entries: memory does not grow with steps."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._items: OrderedDict[bytes, Value] = OrderedDict()
 
-    def get(self, key: bytes) -> Value | None:
-        return self._items.get(key)
+    def get(self, key_hash: bytes) -> Value | None:
+        return self._items.get(key_hash)
 
-    def put(self, key: bytes, value: Value) -> None:
-        self._items[key] = value
-        if len(self._items) > self._most:
+    def put(self, key_hash: bytes, value: Value) -> None:
+        self._items[key_hash] = value
+        if len(self._items) > self._limit:
             self._items.popitem(last=False)

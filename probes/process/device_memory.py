@@ -1,4 +1,4 @@
-"""Memory on a device by torch's own statistics: kept on the host, so that asking waits for nothing."""
+"""Memory on a device by the statistics of torch, which are kept on the host: reading them waits for nothing."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 
 
 class DeviceMemory(NamedTuple):
-    """Bytes that torch's allocator holds on one device."""
+    """Bytes that the allocator of torch holds on one device."""
 
     allocated: int = 0
     reserved: int = 0
     peak: int = 0
 
 
-def awake() -> bool:
-    """Whether this process uses a device; one that does not must not get a context from us."""
+def is_initialized() -> bool:
+    """Whether this process uses a device; if not, reading must not create a context on it."""
     cuda: Any = torch.cuda
     return "torch.cuda" in sys.modules and bool(cuda.is_initialized())
 
 
 def device_memory(device: int | None = None) -> DeviceMemory:
-    """Of the current device, where none is given. The nested form spares torch the sorting of 100 names."""
-    if not awake():
+    """Of the current device by default. The nested form is faster: torch does not sort 100 names."""
+    if not is_initialized():
         return DeviceMemory()
     cuda: Any = torch.cuda
     return from_statistics(cuda.memory_stats_as_nested_dict(device))
@@ -37,10 +37,10 @@ def from_statistics(raw: Mapping[str, Any]) -> DeviceMemory:
     return DeviceMemory(allocated.get("current", 0), reserved.get("current", 0), allocated.get("peak", 0))
 
 
-def held_elsewhere(own: torch.device) -> dict[str, int]:
-    """What this process holds on devices that are not its own, as a load without `map_location` leaves it."""
-    if not awake():
+def memory_on_other_devices(own: torch.device) -> dict[str, int]:
+    """What this process holds on devices that are not its own, as after a load without `map_location`."""
+    if not is_initialized():
         return {}
-    others = [number for number in range(torch.cuda.device_count()) if number != own.index]
-    held = {f"{own.type}:{number}": device_memory(number).allocated for number in others}
-    return {name: size for name, size in held.items() if size}
+    others = [index for index in range(torch.cuda.device_count()) if index != own.index]
+    allocated = {f"{own.type}:{index}": device_memory(index).allocated for index in others}
+    return {name: size for name, size in allocated.items() if size}

@@ -1,4 +1,4 @@
-"""Whether anybody else profiles in this process: torch has one profiler only, and the user's goes first."""
+"""Detects other profilers in this process: torch supports one at a time, and the user's has priority."""
 
 from __future__ import annotations
 
@@ -8,51 +8,54 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ddpcheck.agent.guard import GUARD
-from ddpcheck.agent.patches import Patches, calling
+from ddpcheck import torch_compat
+from ddpcheck.guard import GUARD
+from ddpcheck.patches import Patches, calling
 
-# Every way to switch torch's profiler on, by module and class. A profiler that is prepared and not yet switched
-# on counts too: torch crashes where another one comes in between.
+# Every entry point that starts the profiler of torch, by module and class. A profiler that is prepared and not yet
+# started counts too: torch crashes if another one starts in between.
 _SWITCHES = (
-    ("torch.autograd.profiler", "profile", ("_prepare_trace", "_start_trace")),
-    ("torch.autograd.profiler", "emit_nvtx", ("__enter__",)),
-    ("torch.autograd.profiler", "emit_itt", ("__enter__",)),
-    ("torch.autograd.profiler_legacy", "profile", ("_start_trace",)),
+    torch_compat.PREPARE_TRACE,
+    torch_compat.START_TRACE,
+    torch_compat.START_LEGACY_TRACE,
 )
+_CONTEXTS = ("emit_nvtx", "emit_itt")
 
 
 class ProfilerConflict:
-    """Told of every profiler that is switched on, and of every trace that is exported; ours do not count."""
+    """Notified of every profiler that starts and of every trace that is exported, except our own."""
 
     def __init__(self) -> None:
         # Whether the user's program has profiled, or is about to.
-        self.of_the_user = False
-        self.step_aside: Callable[[], object] | None = None
-        self.exported: Callable[[str], object] | None = None
-        # Whether a recording of ours is under way.
+        self.user_profiles = False
+        self.on_conflict: Callable[[], object] | None = None
+        self.on_export: Callable[[str], object] | None = None
+        # Whether our own session is recording.
         self.recording = False
         self._ours = 0
 
     def watch_switches(self, patches: Patches) -> None:
-        """As early as torch is there: the user's program may profile before it makes a process group."""
-        told = GUARD.protect("profile", "switched_on", self._switched_on)
-        for name, kind, methods in _SWITCHES:
-            owner = getattr(sys.modules.get(name), kind, None)
-            for method in methods if owner is not None else ():
-                patches.replace(owner, method, lambda original: calling(original, told, None))
+        """Call as soon as torch is imported: the user's program may profile before it makes a process group."""
+        guarded = GUARD.protect("profile", "switched_on", self._switched_on)
+        for private in _SWITCHES:
+            torch_compat.patch(patches, private, lambda original: calling(original, guarded, None))
+        for name in _CONTEXTS:
+            context = getattr(sys.modules.get("torch.autograd.profiler"), name, None)
+            if context is not None:
+                patches.replace(context, "__enter__", lambda original: calling(original, guarded, None))
 
     def watch_exports(self, patches: Patches) -> None:
-        """Once torch is imported as a whole."""
-        from torch.profiler import profiler
+        """Call once torch is imported completely."""
+        import torch.profiler  # noqa: F401
 
-        told = GUARD.protect("profile", "exported", self._exported)
-        patches.replace(
-            profiler._KinetoProfile, "export_chrome_trace", lambda original: calling(original, None, told)
-        )
+        guarded = GUARD.protect("profile", "exported", self._exported)
+        owner = torch_compat.lookup(torch_compat.KINETO)
+        if owner is not None:
+            patches.replace(owner, "export_chrome_trace", lambda original: calling(original, None, guarded))
 
     @contextmanager
     def ours(self) -> Iterator[None]:
-        """What is switched on or exported in here is our own."""
+        """Profilers started and traces exported inside this context are our own."""
         self._ours += 1
         try:
             yield
@@ -60,24 +63,25 @@ class ProfilerConflict:
             self._ours -= 1
 
     def forked(self) -> None:
-        """A child of this process, most often a data-loader worker, would go on recording until it is gone."""
+        """Stops recording in a forked child, usually a data loader worker, which would record until it exits."""
         if not self.recording:
             return
         self.recording = False
-        autograd: Any = sys.modules["torch"]._C._autograd
-        # Stopping it would ask for threads that a fork leaves behind; nothing to record is enough.
-        autograd._enable_record_function(False)
+        enable = torch_compat.lookup(torch_compat.RECORD_FUNCTION)
+        # Stopping the profiler would need threads that do not survive a fork; disabling its callbacks is enough.
+        if enable is not None:
+            enable(False)
 
     def _switched_on(self, *args: Any, **kwargs: Any) -> None:
         if self._ours:
             return
-        self.of_the_user = True
-        if self.step_aside is not None:
-            self.step_aside()
+        self.user_profiles = True
+        if self.on_conflict is not None:
+            self.on_conflict()
 
     def _exported(self, profiler: Any, path: Any, *args: Any, **kwargs: Any) -> None:
-        if not self._ours and self.exported is not None:
-            self.exported(os.path.abspath(os.fspath(path)))
+        if not self._ours and self.on_export is not None:
+            self.on_export(os.path.abspath(os.fspath(path)))
 
 
 PROFILERS = ProfilerConflict()

@@ -1,6 +1,6 @@
-"""The parts of a step as a device went through them: events that are recorded now and read late.
+"""Times the phases of a step: on the host with its clock, on a device with events that are read later.
 
-Nothing here waits for the device. Not run on a GPU so far: tests put other events in the place of CUDA's.
+Nothing here waits for the device. Not yet run on a GPU: tests replace CUDA events.
 """
 
 from __future__ import annotations
@@ -10,107 +10,102 @@ from typing import Any, NamedTuple
 
 import torch
 
-# What begins and ends. Buffers are synchronised inside a forward, a reduction is finished inside a backward.
+# Buffers are synchronised inside a forward, a reduction is finished inside a backward.
 DATA, FORWARD, BUFFERS, BACKWARD, FINISH, OPTIMIZER = range(6)
-PARTS = 6
+PHASES = 6
+
+# Steps whose events may be pending; if a device is further behind, the oldest are dropped.
+MAX_PENDING = 64
 
 
 class PhaseTimes(NamedTuple):
-    """One optimizer step, in microseconds; `total` is without the time that ddpcheck itself took."""
+    """One optimizer step, in microseconds; `total` excludes the time that ddpcheck itself took."""
 
     step: int
     total: int
     data: int
     forward: int
     backward: int
-    # For communication: the parts of forward and backward in which DDP synchronises.
+    # Communication: the parts of forward and backward in which DDP synchronises.
     wait: int
     optimizer: int
     watching: int
-    # In line for a processor; -1: not known.
+    # Runnable without a CPU; -1: unknown.
     queued: int
-    # Page faults of the training thread, and the kernel's time; -1: not known.
+    # Page faults of the training thread, and its system time; -1: unknown.
     faults: int = -1
     kernel: int = -1
 
 
 class HostPhaseTimer:
-    """Told of the begin and end of parts in nanoseconds; several of one part in a step are added up."""
+    """Sums the phases of a step from their begin and end times in nanoseconds."""
 
     def __init__(self) -> None:
-        self._since = [0] * PARTS
-        self._spent = [0] * PARTS
-        # Batches that were fetched and not yet trained on.
+        self._begun = [0] * PHASES
+        self._spent = [0] * PHASES
+        # Time spent on batches that no training forward has used yet.
         self._fetched = 0
-        self._began = 0
-        self._watched = 0
+        self._step_begun = 0
+        self._own = 0
 
-    def begin(self, part: int, now: int) -> None:
-        self._since[part] = now
+    def begin(self, phase: int, now: int) -> None:
+        self._begun[phase] = now
 
-    def end(self, part: int, now: int) -> None:
-        """An end without a begin, as after an exception, says nothing."""
-        since = self._since[part]
-        if since:
-            self._since[part] = 0
-            self._spent[part] += now - since
+    def end(self, phase: int, now: int) -> None:
+        """An end without a begin, as after an exception, has no effect."""
+        begun = self._begun[phase]
+        if begun:
+            self._begun[phase] = 0
+            self._spent[phase] += now - begun
 
-    def under_way(self, part: int) -> bool:
-        return self._since[part] != 0
+    def is_open(self, phase: int) -> bool:
+        return self._begun[phase] != 0
 
-    def got_batch(self, now: int) -> None:
-        since = self._since[DATA]
-        if since:
-            self._since[DATA] = 0
-            self._fetched += now - since
+    def batch_received(self, now: int) -> None:
+        begun = self._begun[DATA]
+        if begun:
+            self._begun[DATA] = 0
+            self._fetched += now - begun
 
-    def ran_out(self) -> None:
-        """A loader came to its end: what was fetched since the last forward was no training data."""
-        self._since[DATA] = 0
+    def loader_exhausted(self) -> None:
+        """The batches that this loader yielded since the last forward were not training data."""
+        self._begun[DATA] = 0
         self._fetched = 0
 
-    def feed(self) -> None:
-        """A training forward: what was fetched before it counts."""
+    def count_batches(self) -> None:
+        """A training forward begins: the batches fetched before it belong to the step."""
         self._spent[DATA] += self._fetched
         self._fetched = 0
 
     def close(
-        self, step: int, now: int, tracked: int, queued: int, faults: int = -1, kernel: int = -1
+        self, step: int, now: int, own: int, queued: int, faults: int = -1, kernel: int = -1
     ) -> PhaseTimes | None:
-        """A step is done and the next begins; None for the first, whose begin nobody saw."""
-        began, self._began = self._began, now
-        before, self._watched = self._watched, tracked
-        spent, self._spent = self._spent, [0] * PARTS
-        self._since = [0] * PARTS
-        if not began:
+        """End a step and begin the next; None for the first, whose begin is unknown."""
+        step_begun, self._step_begun = self._step_begun, now
+        own_before, self._own = self._own, own
+        spent, self._spent = self._spent, [0] * PHASES
+        self._begun = [0] * PHASES
+        if not step_begun:
             return None
         forward = max(0, spent[FORWARD] - spent[BUFFERS])
         backward = max(0, spent[BACKWARD] - spent[FINISH])
         return PhaseTimes(
             step=step,
-            total=_step_clock_micro(now - began),
-            data=_step_clock_micro(spent[DATA]),
-            forward=_step_clock_micro(forward),
-            backward=_step_clock_micro(backward),
-            wait=_step_clock_micro(spent[BUFFERS] + spent[FINISH]),
-            optimizer=_step_clock_micro(spent[OPTIMIZER]),
-            watching=_step_clock_micro(tracked - before),
+            total=_from_nanoseconds(now - step_begun),
+            data=_from_nanoseconds(spent[DATA]),
+            forward=_from_nanoseconds(forward),
+            backward=_from_nanoseconds(backward),
+            wait=_from_nanoseconds(spent[BUFFERS] + spent[FINISH]),
+            optimizer=_from_nanoseconds(spent[OPTIMIZER]),
+            watching=_from_nanoseconds(own - own_before),
             queued=queued,
             faults=faults,
             kernel=kernel,
         )
 
 
-def _step_clock_micro(nanoseconds: int) -> int:
-    return (nanoseconds + 500) // 1000
-
-
-# Steps whose events may be on their way; of a device that is further behind the oldest are given up.
-MOST_PENDING = 64
-
-
 class DevicePhaseTimes(NamedTuple):
-    """One optimizer step, in microseconds."""
+    """One optimizer step on the device, in microseconds."""
 
     total: int
     forward: int
@@ -131,26 +126,26 @@ class PhaseEvents:
         self.spans = spans
 
     def ready(self) -> bool:
-        """The last event first: most often it is the one that is missing. The others may lie on other streams."""
+        """Queries the last event first: it is usually the pending one. The others may be on other streams."""
         return bool(self.ended.query()) and all(event.query() for event in self.events())
 
     def read(self) -> DevicePhaseTimes:
         try:
             return self._read()
         except (RuntimeError, ValueError):
-            # Between events of two devices there is no time to be had.
+            # The time between events of two devices is undefined.
             return UNKNOWN
 
     def _read(self) -> DevicePhaseTimes:
-        spent = [0.0] * PARTS
-        for part, begin, end in self.spans:
-            spent[part] += begin.elapsed_time(end)
+        spent = [0.0] * PHASES
+        for phase, begin, end in self.spans:
+            spent[phase] += begin.elapsed_time(end)
         return DevicePhaseTimes(
-            total=_micro(self.began.elapsed_time(self.ended)),
-            forward=_micro(spent[FORWARD] - spent[BUFFERS]),
-            backward=_micro(spent[BACKWARD] - spent[FINISH]),
-            wait=_micro(spent[BUFFERS] + spent[FINISH]),
-            optimizer=_micro(spent[OPTIMIZER]),
+            total=_from_milliseconds(self.began.elapsed_time(self.ended)),
+            forward=_from_milliseconds(spent[FORWARD] - spent[BUFFERS]),
+            backward=_from_milliseconds(spent[BACKWARD] - spent[FINISH]),
+            wait=_from_milliseconds(spent[BUFFERS] + spent[FINISH]),
+            optimizer=_from_milliseconds(spent[OPTIMIZER]),
         )
 
     def events(self) -> list[Any]:
@@ -159,47 +154,47 @@ class PhaseEvents:
 
 
 class DevicePhaseTimer:
-    """Told of the same begins and ends as the host's clock."""
+    """Records an event at each begin and end that the host timer also measures."""
 
     def __init__(self, make_event: Callable[[], Any], capturing: Callable[[], bool]) -> None:
         self._make_event = make_event
         self._capturing = capturing
         self._free: list[Any] = []
-        self._since: list[Any] = [None] * PARTS
+        self._begun: list[Any] = [None] * PHASES
         self._spans: list[tuple[int, Any, Any]] = []
-        self._began: Any = None
+        self._step_begun: Any = None
 
-    def begin(self, part: int) -> None:
-        self._let_go(self._since[part])
-        self._since[part] = self._event()
+    def begin(self, phase: int) -> None:
+        self._release(self._begun[phase])
+        self._begun[phase] = self._event()
 
-    def end(self, part: int) -> None:
-        begin, self._since[part] = self._since[part], None
+    def end(self, phase: int) -> None:
+        begin, self._begun[phase] = self._begun[phase], None
         end = self._event() if begin is not None else None
         if end is not None:
-            self._spans.append((part, begin, end))
+            self._spans.append((phase, begin, end))
 
     def close(self) -> PhaseEvents | None:
-        began, self._began = self._began, self._event()
+        step_begun, self._step_begun = self._step_begun, self._event()
         spans, self._spans = self._spans, []
-        for event in self._since:
-            self._let_go(event)
-        self._since = [None] * PARTS
-        if began is None or self._began is None:
+        for event in self._begun:
+            self._release(event)
+        self._begun = [None] * PHASES
+        if step_begun is None or self._step_begun is None:
             return None
-        return PhaseEvents(began, self._began, spans)
+        return PhaseEvents(step_begun, self._step_begun, spans)
 
-    def done_with(self, marks: PhaseEvents) -> None:
-        """Events are used again: making them is what costs."""
-        self._free += marks.events()
+    def recycle(self, events: PhaseEvents) -> None:
+        """Events are reused, since making them is expensive."""
+        self._free += events.events()
 
-    def _let_go(self, event: Any) -> None:
-        """Of a part that never ended: a forward without buffers, a backward that raised."""
+    def _release(self, event: Any) -> None:
+        """For a phase that never ended: a forward without buffers, a backward that raised."""
         if event is not None:
             self._free.append(event)
 
     def _event(self) -> Any:
-        # An event recorded while a graph is being captured would become a part of it.
+        # An event recorded during graph capture would become part of the graph.
         if self._capturing():
             return None
         event = self._free.pop() if self._free else self._make_event()
@@ -207,13 +202,17 @@ class DevicePhaseTimer:
         return event
 
 
-def clock_for(tensors: list[torch.Tensor]) -> DevicePhaseTimer | None:
-    """A clock for the device that these tensors live on; None where the host's own is all there is."""
+def device_timer(tensors: list[torch.Tensor]) -> DevicePhaseTimer | None:
+    """A timer for the device of these tensors; None if they are on the CPU."""
     if not any(tensor.is_cuda for tensor in tensors):
         return None
     cuda: Any = torch.cuda
     return DevicePhaseTimer(lambda: cuda.Event(enable_timing=True), cuda.is_current_stream_capturing)
 
 
-def _micro(milliseconds: float) -> int:
+def _from_nanoseconds(nanoseconds: int) -> int:
+    return (nanoseconds + 500) // 1000
+
+
+def _from_milliseconds(milliseconds: float) -> int:
     return max(0, round(milliseconds * 1000))

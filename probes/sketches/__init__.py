@@ -1,4 +1,1 @@
-"""Sketches of gradients: a few bytes that are linear in the tensor, so that means can be checked without it.
-
-Nothing is imported here: `packing` and `weights` serve readers that have no torch.
-"""
+"""Sketches of gradients: a few bytes that are linear in the tensor, so that means can be checked without it."""

@@ -1,4 +1,4 @@
-"""Sketches on a device, queued on the user's stream: three numbers a tensor that stay there until fetched."""
+"""Sketches of many tensors; on a device they are queued on the user's stream and fetched later."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from ddpcheck.probes.digest.device_copy import Copy, copy_to_host
+from ddpcheck.probes.digest.device_copy import HostCopy, copy_to_host
 from ddpcheck.probes.sketches.sketch import (
     Sketch,
     as_real,
@@ -16,35 +16,35 @@ from ddpcheck.probes.sketches.sketch import (
     can_sketch,
     sign_table,
     sketch,
-    sketch_where_it_lies,
+    sketch_in_place,
 )
 from ddpcheck.records.sketch_signs import BLOCK, weight
 
 if TYPE_CHECKING:
-    from ddpcheck.probes.digest import Reading
+    from ddpcheck.probes.digest import IncrementalHash
 
 
-# Blocks worked on at once: enough to fill a device, for 17 MB of scratch.
+# Blocks per operation: enough to fill a device, with 17 MB of scratch memory.
 _BLOCKS = 8
-# What the kernel can read; others are made wider first.
+# The dtypes that the kernel reads; others are widened first.
 _KERNEL_DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 
 
 class DeviceSketches:
-    """The sketches of one device's tensors, in the order they were taken."""
+    """The sketches of one device's tensors, in the order in which they were added."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._rows: list[torch.Tensor] = []
-        self._places: list[tuple[int, int]] = []
-        self._copy: Copy | None = None
+        self._indices: list[tuple[int, int]] = []
+        self._copy: HostCopy | None = None
 
-    def add(self, place: int, tensor: torch.Tensor) -> None:
+    def add(self, index: int, tensor: torch.Tensor) -> None:
         self._rows.append(sketch_row(as_real(bare(tensor).detach())))
-        self._places.append((place, tensor.numel()))
+        self._indices.append((index, tensor.numel()))
 
     def send(self) -> None:
-        """Start the way to the host, once for all that was added."""
+        """Start one copy to the host for everything that was added."""
         self._copy = copy_to_host(torch.stack(self._rows))
         self._rows.clear()
 
@@ -52,20 +52,20 @@ class DeviceSketches:
         return self._copy is not None and self._copy.ready()
 
     def sketches(self) -> dict[int, Sketch]:
-        """By place; waits for the device if need be."""
+        """By index; waits for the device if necessary."""
         if self._copy is None:
             self.send()
-        rows = cast("list[list[float]]", cast("Copy", self._copy).rows())
+        rows = cast("list[list[float]]", cast("HostCopy", self._copy).rows())
         return {
-            place: Sketch(value, squares**0.5, int(nonfinite), numel)
-            for (place, numel), (value, squares, nonfinite) in zip(self._places, rows, strict=True)
+            index: Sketch(value, squares**0.5, int(nonfinite), numel)
+            for (index, numel), (value, squares, nonfinite) in zip(self._indices, rows, strict=True)
         }
 
 
 def sketch_row(tensor: torch.Tensor) -> torch.Tensor:
-    """Value, sum of squares and count of non-finite values as a float64 tensor beside the real `tensor`.
+    """Value, sum of squares and count of non-finite values of the real `tensor`, as a float64 tensor on its device.
 
-    The count is taken always: by the time anybody sees that it is needed, the values are gone.
+    The count is always taken: when it turns out to be needed, the values are gone.
     """
     kernel = fused_kernel(tensor.device) if tensor.device.type == "cuda" else None
     if kernel is None or not tensor.numel():
@@ -104,7 +104,7 @@ def _weight_table(blocks: int, device: torch.device) -> torch.Tensor:
 
 @functools.cache
 def fused_kernel(device: torch.device) -> ModuleType | None:
-    """The kernel where Triton is installed, compiles, and agrees with the torch version right here."""
+    """The kernel if Triton is installed, compiles, and gives the same result as the torch version here."""
     try:
         from ddpcheck.probes.sketches import triton_kernel
 
@@ -112,61 +112,61 @@ def fused_kernel(device: torch.device) -> ModuleType | None:
         if torch.allclose(_row_by_kernel(triton_kernel, sample), row_by_torch(sample), rtol=1e-9, atol=1e-9):
             return triton_kernel
     except Exception:
-        # As for digests: whatever it is, torch operations do the same, only slower.
+        # As for digests: whatever the reason, the torch operations do the same, only slower.
         pass
     return None
 
 
-def can_keep(tensor: torch.Tensor) -> bool:
-    """Not what is sparse on a device: how many entries it has could only be known by waiting."""
+def can_add(tensor: torch.Tensor) -> bool:
+    """False for sparse tensors on a device: their number of entries is only known after a wait."""
     return can_sketch(tensor) and (tensor.is_cpu or not tensor.is_sparse)
 
 
 class SketchBatch:
-    """Never waits for a device before `sketches` is asked for."""
+    """Never waits for a device before `sketches` is called."""
 
     def __init__(self) -> None:
-        self._here: dict[int, Sketch] = {}
-        self._away: dict[torch.device, DeviceSketches] = {}
+        self._on_cpu: dict[int, Sketch] = {}
+        self._on_devices: dict[torch.device, DeviceSketches] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._here or self._away)
+        return bool(self._on_cpu or self._on_devices)
 
-    def add(self, place: int, tensor: torch.Tensor, reading: Reading | None = None) -> bool:
-        """Sketch `tensor` as it is at this moment, in one go with `reading`; False where it cannot be done."""
-        along = None if reading is None else reading.take
-        found = sketch_where_it_lies(tensor, along)
-        if found is None and not can_keep(tensor):
+    def add(self, index: int, tensor: torch.Tensor, hasher: IncrementalHash | None = None) -> bool:
+        """Sketch `tensor` as it is now, and update `hasher` in the same pass; False if it cannot be sketched."""
+        on_read = None if hasher is None else hasher.update
+        in_place = sketch_in_place(tensor, on_read)
+        if in_place is None and not can_add(tensor):
             return False
         if tensor.is_cpu:
-            self._here[place] = found or sketch(tensor, along)
+            self._on_cpu[index] = in_place or sketch(tensor, on_read)
             return True
-        page = self._away.get(tensor.device)
-        if page is None:
-            page = self._away[tensor.device] = DeviceSketches(tensor.device)
-        page.add(place, tensor)
+        queued = self._on_devices.get(tensor.device)
+        if queued is None:
+            queued = self._on_devices[tensor.device] = DeviceSketches(tensor.device)
+        queued.add(index, tensor)
         return True
 
     def send(self) -> None:
-        """Nothing more will come: let what is on devices set out for the host."""
-        for page in self._away.values():
-            page.send()
+        """Nothing more is added: start the copies from the devices to the host."""
+        for queued in self._on_devices.values():
+            queued.send()
 
     def ready(self) -> bool:
         """Whether `sketches` would return without waiting."""
-        return all(page.ready() for page in self._away.values())
+        return all(queued.ready() for queued in self._on_devices.values())
 
     def holds_nonfinite(self) -> bool:
-        """As far as it is known here and now."""
-        return any(found.nonfinite for found in self._here.values())
+        """Whether a sketch that is on the host already counts non-finite values."""
+        return any(each.nonfinite for each in self._on_cpu.values())
 
     def may_hold_nonfinite(self) -> bool:
-        """True also where it is not known yet."""
-        return bool(self._away) or self.holds_nonfinite()
+        """True also if it is not known yet."""
+        return bool(self._on_devices) or self.holds_nonfinite()
 
     def sketches(self) -> dict[int, Sketch]:
-        """By place."""
-        found = dict(self._here)
-        for page in self._away.values():
-            found.update(page.sketches())
-        return found
+        """By index; waits for devices if necessary."""
+        sketches = dict(self._on_cpu)
+        for queued in self._on_devices.values():
+            sketches.update(queued.sketches())
+        return sketches

@@ -1,9 +1,8 @@
 /* The weighted sum of the signed pieces of a tensor and its sum of squares, in one pass over its memory.
  *
- * Both are added in double, in sixteen lanes that are joined in a fixed order: the result does not depend on what the
- * processor can do. Squares of floats are exact in double, so that it makes no difference whether a processor rounds
- * between multiplying and adding. Nothing of Python is used, so that the library can be loaded into whatever
- * interpreter a job runs under.
+ * Both are summed in double, in sixteen lanes that are joined in a fixed order: the result does not depend on the
+ * instruction set. Squares of floats are exact in double, so it makes no difference whether a processor rounds between
+ * multiplication and addition. The library does not use Python, so any interpreter can load it.
  */
 #include <math.h>
 #include <stddef.h>
@@ -16,27 +15,27 @@ typedef struct {
     double sum[LANES], square[LANES];
 } lanes;
 
-/* Adds up `count` elements, a multiple of LANES. `signs`: one bit an element, from the lowest of the first byte on. */
-typedef void kernel(const void *data, const uint8_t *signs, size_t count, lanes *found);
+/* Sums `count` elements, a multiple of LANES. `signs`: one bit per element, from the lowest bit of the first byte. */
+typedef void kernel(const void *data, const uint8_t *signs, size_t count, lanes *result);
 
-/* A page ahead: the processor's own foresight ends at the page. Reading beyond the end this way does no harm. */
-#define FORESIGHT 4096
-#define LOOK_AHEAD(data, at, type) __builtin_prefetch((const char *)(data) + (at) * SIZE_OF_##type + FORESIGHT)
+/* One page ahead: the hardware prefetcher stops at the page boundary. Prefetching past the end is harmless. */
+#define PREFETCH_BYTES 4096
+#define PREFETCH(data, at, type) __builtin_prefetch((const char *)(data) + (at) * SIZE_OF_##type + PREFETCH_BYTES)
 #define SIZE_OF_float32 4
 #define SIZE_OF_bfloat16 2
 
-/* For each byte of sign bits, what turns the signs of eight floats: a bit that is set leaves its float alone. */
+/* For each byte of sign bits, the masks that flip the signs of eight floats: a set bit keeps the sign. */
 typedef uint32_t words __attribute__((vector_size(32)));
-static words turned[256];
+static words sign_masks[256];
 
-static void fill_turned(void)
+static void fill_sign_masks(void)
 {
     for (int byte = 0; byte < 256; byte++)
         for (int bit = 0; bit < 8; bit++)
-            turned[byte][bit] = byte >> bit & 1 ? 0 : UINT32_C(0x80000000);
+            sign_masks[byte][bit] = byte >> bit & 1 ? 0 : UINT32_C(0x80000000);
 }
 
-/* Any processor: vectors as the compiler makes them. */
+/* Any processor: vector types of the compiler. */
 
 typedef uint16_t halves __attribute__((vector_size(16)));
 typedef float floats __attribute__((vector_size(16)));
@@ -44,9 +43,9 @@ typedef double doubles __attribute__((vector_size(32)));
 
 static inline words words_of_float32(const void *data, size_t at)
 {
-    words found;
-    memcpy(&found, (const float *)data + at, sizeof found);
-    return found;
+    words result;
+    memcpy(&result, (const float *)data + at, sizeof result);
+    return result;
 }
 
 /* A bfloat16 is the upper half of a float. */
@@ -58,14 +57,14 @@ static inline words words_of_bfloat16(const void *data, size_t at)
 }
 
 #define FOR_ANY(type)                                                                                  \
-    static void any_##type(const void *data, const uint8_t *signs, size_t count, lanes *found)         \
+    static void any_##type(const void *data, const uint8_t *signs, size_t count, lanes *result)        \
     {                                                                                                  \
         doubles sum[4] = {{0}}, square[4] = {{0}};                                                     \
         for (size_t at = 0; at < count; at += LANES) {                                                 \
             floats part[4];                                                                            \
-            LOOK_AHEAD(data, at, type);                                                                \
-            const words low = words_of_##type(data, at) ^ turned[signs[at / 8]];                       \
-            const words high = words_of_##type(data, at + 8) ^ turned[signs[at / 8 + 1]];              \
+            PREFETCH(data, at, type);                                                                  \
+            const words low = words_of_##type(data, at) ^ sign_masks[signs[at / 8]];                   \
+            const words high = words_of_##type(data, at + 8) ^ sign_masks[signs[at / 8 + 1]];          \
             memcpy(part, &low, sizeof low);                                                            \
             memcpy(part + 2, &high, sizeof high);                                                      \
             for (int four = 0; four < 4; four++) {                                                     \
@@ -74,8 +73,8 @@ static inline words words_of_bfloat16(const void *data, size_t at)
                 square[four] += wide * wide;                                                           \
             }                                                                                          \
         }                                                                                              \
-        memcpy(found->sum, sum, sizeof sum);                                                           \
-        memcpy(found->square, square, sizeof square);                                                  \
+        memcpy(result->sum, sum, sizeof sum);                                                          \
+        memcpy(result->square, square, sizeof square);                                                 \
     }
 
 FOR_ANY(float32)
@@ -83,7 +82,7 @@ FOR_ANY(bfloat16)
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-/* The same written out: of conversions to double in vectors of its own the compiler makes half the speed. */
+/* The same with intrinsics: the compiler's own conversion to double is half as fast. */
 
 #include <immintrin.h>
 
@@ -103,15 +102,15 @@ WITH_AVX2 static inline __m256 eight_of_bfloat16(const void *data, size_t at)
 
 #define FOR_AVX2(type)                                                                                 \
     WITH_AVX2 static void avx2_##type(const void *data, const uint8_t *signs, size_t count,            \
-                                      lanes *found)                                                    \
+                                      lanes *result)                                                   \
     {                                                                                                  \
         __m256d sum[4], square[4];                                                                     \
         for (int four = 0; four < 4; four++)                                                           \
             sum[four] = square[four] = _mm256_setzero_pd();                                            \
         for (size_t at = 0; at < count; at += LANES) {                                                 \
-            LOOK_AHEAD(data, at, type);                                                                \
+            PREFETCH(data, at, type);                                                                  \
             for (int half = 0; half < 2; half++) {                                                     \
-                const __m256 turn = _mm256_load_ps((const float *)&turned[signs[at / 8 + half]]);      \
+                const __m256 turn = _mm256_load_ps((const float *)&sign_masks[signs[at / 8 + half]]);  \
                 const __m256 eight = _mm256_xor_ps(eight_of_##type(data, at + 8 * half), turn);        \
                 const __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(eight));                    \
                 const __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(eight, 1));                 \
@@ -122,8 +121,8 @@ WITH_AVX2 static inline __m256 eight_of_bfloat16(const void *data, size_t at)
             }                                                                                          \
         }                                                                                              \
         for (int four = 0; four < 4; four++) {                                                         \
-            _mm256_storeu_pd(found->sum + 4 * four, sum[four]);                                        \
-            _mm256_storeu_pd(found->square + 4 * four, square[four]);                                  \
+            _mm256_storeu_pd(result->sum + 4 * four, sum[four]);                                       \
+            _mm256_storeu_pd(result->square + 4 * four, square[four]);                                 \
         }                                                                                              \
     }
 
@@ -143,18 +142,18 @@ WITH_AVX512 static inline __m512i sixteen_of_bfloat16(const void *data, size_t a
 
 #define FOR_AVX512(type)                                                                               \
     WITH_AVX512 static void avx512_##type(const void *data, const uint8_t *signs, size_t count,        \
-                                          lanes *found)                                                \
+                                          lanes *result)                                               \
     {                                                                                                  \
         const __m512i sign = _mm512_set1_epi32((int)UINT32_C(0x80000000));                             \
         __m512d sum[2], square[2];                                                                     \
         for (int half = 0; half < 2; half++)                                                           \
             sum[half] = square[half] = _mm512_setzero_pd();                                            \
         for (size_t at = 0; at < count; at += LANES) {                                                 \
-            uint16_t left_alone;                                                                       \
-            LOOK_AHEAD(data, at, type);                                                                \
-            memcpy(&left_alone, signs + at / 8, sizeof left_alone);                                    \
+            uint16_t keep_sign;                                                                        \
+            PREFETCH(data, at, type);                                                                  \
+            memcpy(&keep_sign, signs + at / 8, sizeof keep_sign);                                      \
             __m512i all = sixteen_of_##type(data, at);                                                 \
-            all = _mm512_mask_xor_epi32(all, (__mmask16)~left_alone, all, sign);                       \
+            all = _mm512_mask_xor_epi32(all, (__mmask16)~keep_sign, all, sign);                        \
             const __m256i upper = _mm512_extracti64x4_epi64(all, 1);                                   \
             const __m512d low = _mm512_cvtps_pd(_mm256_castsi256_ps(_mm512_castsi512_si256(all)));     \
             const __m512d high = _mm512_cvtps_pd(_mm256_castsi256_ps(upper));                          \
@@ -164,8 +163,8 @@ WITH_AVX512 static inline __m512i sixteen_of_bfloat16(const void *data, size_t a
             square[1] = _mm512_fmadd_pd(high, high, square[1]);                                        \
         }                                                                                              \
         for (int half = 0; half < 2; half++) {                                                         \
-            _mm512_storeu_pd(found->sum + 8 * half, sum[half]);                                        \
-            _mm512_storeu_pd(found->square + 8 * half, square[half]);                                  \
+            _mm512_storeu_pd(result->sum + 8 * half, sum[half]);                                       \
+            _mm512_storeu_pd(result->square + 8 * half, square[half]);                                 \
         }                                                                                              \
     }
 
@@ -196,11 +195,11 @@ static int level;
 
 __attribute__((constructor)) static void prepare(void)
 {
-    fill_turned();
+    fill_sign_masks();
     level = best_level();
 }
 
-/* For comparison: use no more than that from now on. Returns what is used. */
+/* For tests: limits the instruction set from now on. Returns the level in use. */
 int ddpcheck_sketch_level(int most)
 {
     level = most < best_level() ? most : best_level();
@@ -228,12 +227,12 @@ static inline double one_of_bfloat16(const void *data, size_t at)
     return value;
 }
 
-/* What has been added up so far: weighted signed sums, what rounding took from them, sums of squares. */
+/* The running totals: weighted signed sum, its rounding error, sum of squares. */
 typedef struct {
     double value, lost, square;
 } totals;
 
-/* Neumaier's way: of two numbers, the sum shows what has become of the larger one. */
+/* Neumaier summation: the rounding error is computed from the larger of the two numbers. */
 static void add(totals *all, double value, double square)
 {
     const double sum = all->value + value;
@@ -245,9 +244,9 @@ static void add(totals *all, double value, double square)
     all->square += square;
 }
 
-/* Adds the sums of `count` elements, piece by piece of `size` elements; the last one may be shorter. `first` is the
- * place of the first element in its tensor, a multiple of `size`, which is one of 8. The signs of `known` elements
- * follow `signs`, then they come again; each time there is another one of `weights`.
+/* Adds the sums of `count` elements in pieces of `size` elements; the last piece may be shorter. `first` is the index
+ * of the first element in its tensor, a multiple of `size`, which is a multiple of 8. `signs` holds the signs of
+ * `known` elements and then repeats; each repetition has its own entry in `weights`.
  */
 #define SKETCH(type)                                                                                   \
     void ddpcheck_sketch_add_##type(const void *data, size_t count, size_t size, const uint8_t *signs, \
@@ -259,9 +258,9 @@ static void add(totals *all, double value, double square)
             const uint8_t *turns = signs + (first + start) % known / 8;                                \
             const size_t here = count - start < size ? count - start : size;                           \
             size_t at = here / LANES * LANES;                                                          \
-            lanes found;                                                                               \
-            kernels[level](piece, turns, at, &found);                                                  \
-            double sum = joined(found.sum), square = joined(found.square);                             \
+            lanes result;                                                                              \
+            kernels[level](piece, turns, at, &result);                                                 \
+            double sum = joined(result.sum), square = joined(result.square);                           \
             for (; at < here; at++) {                                                                  \
                 const double value = one_of_##type(piece, at);                                         \
                 sum += turns[at / 8] >> at % 8 & 1 ? value : -value;                                   \

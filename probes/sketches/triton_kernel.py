@@ -1,4 +1,4 @@
-"""The sketch of one tensor as a Triton kernel; imported only where triton is wanted."""
+"""The sketch of one tensor as a Triton kernel; imported only if triton is used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpcheck.records.sketch_signs import BLOCK
 # A program reads TILES x TILE elements of one tensor: 64 KB of float32.
 TILE = 1024
 TILES = 16
-# Value, sum of squares, count of elements that are not finite.
+# Value, sum of squares, count of non-finite elements.
 COLUMNS = 3
 
 
@@ -39,7 +39,7 @@ def _sketch(  # type: ignore[no-untyped-def]
         weight = tl.load(weights + position // BLOCK, mask=inside, other=0)
         value += x * sign * weight
         squares += x * x
-        # The difference of an infinity, and of NaN, with itself is NaN.
+        # Infinity minus infinity, and NaN minus NaN, is NaN.
         nonfinite += tl.where(x - x == 0, 0.0, 1.0)
     row = partials + program * COLUMNS
     tl.store(row, tl.sum(value, axis=0))
@@ -48,10 +48,10 @@ def _sketch(  # type: ignore[no-untyped-def]
 
 
 def launch(flat: torch.Tensor, signs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Three numbers of a flat tensor, in order on the current stream of its device.
+    """The three numbers of a flat tensor, computed in order on the current stream of its device.
 
-    Each program writes a row of its own, and the rows are added in a fixed order: atomics would give other bits
-    at every run.
+    Each program writes its own row, and the rows are added in a fixed order: atomics would give different bits in
+    every run.
     """
     programs = triton.cdiv(flat.numel(), TILE * TILES)
     partials = torch.empty((programs, COLUMNS), dtype=torch.float64, device=flat.device)

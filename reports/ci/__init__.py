@@ -1,1 +1,1 @@
-"""ci"""
+"""Reports for CI systems: JUnit XML, Markdown and GitHub Actions."""

@@ -1,4 +1,4 @@
-"""JUnit XML, which Jenkins, GitLab and most CI systems show: one test case for each thing that ddpcheck can find."""
+"""JUnit XML, which Jenkins, GitLab and most CI systems show: one test case for each finding code."""
 
 from __future__ import annotations
 
@@ -9,58 +9,30 @@ from xml.etree import ElementTree
 
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import Report, Verdict
-from ddpcheck.explanations import codes, title
 from ddpcheck.reports.finding_text import finding_text
 from ddpcheck.reports.safe_text import safe_line
 from ddpcheck.reports.verdict import in_order, verdict_sentence
-
-# The check, as the report names it, without which a code cannot be raised.
-_AFTER_STEP = "parameters after each step"
-_APPLIED = "gradients as applied"
-_MEAN = "reduced gradients against the mean"
-_CHECKS = {
-    "DDP101": "parameters after wrapping",
-    "DDP103": "parameters after wrapping",
-    "DDP201": _AFTER_STEP,
-    "DDP202": _APPLIED,
-    "DDP203": _MEAN,
-    "DDP204": _MEAN,
-    "DDP205": _APPLIED,
-    "DDP206": "optimizer hyperparameters, scale and step counts",
-    "DDP208": _AFTER_STEP,
-    "DDP304": _MEAN,
-}
-_BUFFERS = ("buffers after wrapping", "buffers after each synchronisation")
-# These tell of what was not recorded, and can always be raised.
-_ABOUT_THE_RUN = "DDP60"
-# Parts of the report that hold the figures behind these.
-_PARTS = {
-    "DDP302": "data",
-    "DDP303": "data",
-    "DDP401": "overlap",
-    "DDP402": "time",
-    "DDP403": "links",
-    "DDP404": "overlap",
-    "DDP405": "traffic",
-    "DDP501": "memory",
-    "DDP502": "memory",
-}
+from ddpcheck.rules.registry import rule_of, rules
+from ddpcheck.rules.rule import Need
 
 
 def why_not_looked_at(report: Report, code: str) -> str:
-    """The reason in words; empty where it was looked at."""
-    if code.startswith(_ABOUT_THE_RUN):
+    """Why the rule of `code` could not report; empty if it could."""
+    rule = rule_of(code)
+    if rule is None or not rule.needs:
         return ""
     if not report.checks:
         return "too little was recorded"
-    if code == "DDP210":
-        return "" if any(_compared(report, name) for name in _BUFFERS) else "no buffers were compared"
-    if code in _CHECKS:
-        return (
-            "" if _compared(report, _CHECKS[code]) else f"{_CHECKS[code]}: {_detail(report, _CHECKS[code])}"
-        )
-    part = _PARTS.get(code)
-    return f"nothing about {part} was recorded" if part and not getattr(report, part, None) else ""
+    missing = [_why_missing(report, need) for need in rule.needs]
+    return missing[0] if all(missing) else ""
+
+
+def _why_missing(report: Report, need: Need) -> str:
+    if need is Need.RECORDS:
+        return ""
+    if need.is_section:
+        return "" if getattr(report, need.value, None) else f"nothing about {need.value} was recorded"
+    return "" if _compared(report, need.value) else f"{need.value}: {_detail(report, need.value)}"
 
 
 def _compared(report: Report, name: str) -> bool:
@@ -73,12 +45,12 @@ def _detail(report: Report, name: str) -> str:
     )
 
 
-# What XML 1.0 has no place for, even escaped.
+# Characters that XML 1.0 does not allow, even escaped.
 _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def to_junit(report: Report, fail_on: str = "error") -> str:
-    """The document; findings below `fail_on` are told of in test cases that pass."""
+    """The document; findings below `fail_on` are in the output of test cases that pass."""
     suite = ElementTree.Element("testsuite", {"name": "ddpcheck"})
     _properties(suite, report)
     cases = [_command_case(report), *(_case(report, code, fail_on) for code in _codes(report))]
@@ -91,7 +63,7 @@ def to_junit(report: Report, fail_on: str = "error") -> str:
     }
     suite.attrib |= {key: str(value) for key, value in counts.items()}
     suite.set("skipped", str(sum(case.find("skipped") is not None for case in cases)))
-    _when_and_where(suite, report)
+    _set_time_and_host(suite, report)
     root = ElementTree.Element("testsuites", {"name": "ddpcheck", **{k: str(v) for k, v in counts.items()}})
     root.append(suite)
     ElementTree.indent(root)
@@ -101,22 +73,22 @@ def to_junit(report: Report, fail_on: str = "error") -> str:
 
 
 def _codes(report: Report) -> list[str]:
-    """All that have a page, and whatever else was found."""
-    return sorted({*codes(), *(finding.code for finding in report.findings)})
+    """The codes of all rules, and of findings of other versions."""
+    return sorted({*(rule.code for rule in rules()), *(finding.code for finding in report.findings)})
 
 
 def _case(report: Report, code: str, fail_on: str) -> ElementTree.Element:
-    known = title(code) if code in codes() else ""
-    case = _named(f"ddpcheck.{code}", f"{code} {known}".strip())
-    found = [finding for finding in in_order(report) if finding.code == code]
-    failing = [finding for finding in found if _fails(finding, fail_on)]
+    rule = rule_of(code)
+    case = _named(f"ddpcheck.{code}", code if rule is None else f"{code} {rule.title}")
+    findings = [finding for finding in in_order(report) if finding.code == code]
+    failing = [finding for finding in findings if _fails(finding, fail_on)]
     if failing:
         failure = ElementTree.SubElement(
             case, "failure", {"type": code, "message": _legal(_headline(failing[0]))}
         )
-        failure.text = _legal(_told(failing))
-    elif found:
-        ElementTree.SubElement(case, "system-out").text = _legal(_told(found))
+        failure.text = _legal(_text(failing))
+    elif findings:
+        ElementTree.SubElement(case, "system-out").text = _legal(_text(findings))
     elif reason := why_not_looked_at(report, code):
         ElementTree.SubElement(case, "skipped", {"message": _legal(reason)})
     return case
@@ -129,12 +101,12 @@ def _fails(finding: Finding, fail_on: str) -> bool:
 def _command_case(report: Report) -> ElementTree.Element:
     case = _named("ddpcheck.command", "the command ends with status 0")
     if report.verdict is Verdict.FAILED:
-        said = f"{verdict_sentence(report)}: {shlex.join(report.command)}"
+        message = f"{verdict_sentence(report)}: {shlex.join(report.command)}"
         ElementTree.SubElement(
-            case, "error", {"type": f"status {report.exit_code}", "message": _legal(safe_line(said))}
+            case, "error", {"type": f"status {report.exit_code}", "message": _legal(safe_line(message))}
         )
     elif report.exit_code is None:
-        ElementTree.SubElement(case, "skipped", {"message": "how the command ended is not known"})
+        ElementTree.SubElement(case, "skipped", {"message": "the exit status of the command is unknown"})
     return case
 
 
@@ -155,13 +127,13 @@ def _properties(suite: ElementTree.Element, report: Report) -> None:
         ElementTree.SubElement(properties, "property", {"name": name, "value": _legal(safe_line(value))})
 
 
-def _when_and_where(suite: ElementTree.Element, report: Report) -> None:
+def _set_time_and_host(suite: ElementTree.Element, report: Report) -> None:
     seconds, started = report.run.get("seconds"), str(report.run.get("started") or "")
     hosts = report.run.get("hosts") or ()
     if isinstance(seconds, (int, float)):
         suite.set("time", f"{seconds:.3f}")
     if started:
-        # The common schema has no place for an offset from UTC.
+        # The common schema does not allow an offset from UTC.
         suite.set("timestamp", _legal(safe_line(started.partition("+")[0])))
     if hosts:
         suite.set("hostname", _legal(safe_line(next(iter(hosts)))))
@@ -171,7 +143,7 @@ def _headline(finding: Finding) -> str:
     return safe_line(finding.message or finding.title)
 
 
-def _told(findings: Iterable[Finding]) -> str:
+def _text(findings: Iterable[Finding]) -> str:
     return "\n\n".join(map(finding_text, findings))
 
 
@@ -181,4 +153,4 @@ def _checked(report: Report) -> str:
 
 
 def _legal(text: str) -> str:
-    return _ILLEGAL.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+    return _ILLEGAL.sub(lambda match: f"\\u{ord(match.group()):04x}", text)

@@ -12,7 +12,6 @@ from ddpcheck.analysis.report import Report
 from ddpcheck.reports.html.markup import Html, joined, tag
 from ddpcheck.reports.html.sections import (
     findings,
-    links,
     memory,
     nodes,
     overlap,
@@ -66,12 +65,12 @@ _SECTIONS: tuple[tuple[str, Callable[[Report], Html | None]], ...] = (
     ("Overlap", overlap.section),
     ("Memory", memory.section),
     ("Traffic", nodes.traffic),
-    ("Links", links.section),
+    ("Links", nodes.links),
     ("Hardware", nodes.hardware),
     ("Start-up", startup.section),
     ("Ranks", _ranks),
     ("Data", _data),
-    ("Checks", _checks),
+    ("Checked", _checks),
     ("Environment", _environment),
 )
 _STYLES = ("uplot.min.css", "page.css")

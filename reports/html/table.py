@@ -14,44 +14,46 @@ MOST_CHART_ROWS = 48
 _MOST_PAGES = 64
 
 
-def view(view: Table | None, heading: bool = False, most: int = _MOST_SHOWN) -> Html | None:
+def view(table_view: Table | None, heading: bool = False, most: int = _MOST_SHOWN) -> Html | None:
     """A view with its legend and notes; rows beyond `most` are folded. Nothing for None."""
-    if view is None:
+    if table_view is None:
         return None
-    shown = heaviest(view.rows, most)
-    title = ", ".join(filter(None, (view.title, view.subtitle)))
+    shown = heaviest(table_view.rows, most)
+    title = ", ".join(filter(None, (table_view.title, table_view.subtitle)))
     return joined(
         [
             tag("h3", title) if heading else None,
-            tag("p", view.legend, class_="quiet") if view.legend else None,
-            _excerpt(view, len(shown)),
-            rows_table(view, shown) if shown else None,
-            _folded(view) if len(shown) < len(view.rows) else None,
-            folded(view.every),
-            *(tag("p", note) for note in view.notes),
+            tag("p", table_view.legend, class_="quiet") if table_view.legend else None,
+            _excerpt(table_view, len(shown)),
+            rows_table(table_view, shown) if shown else None,
+            _folded(table_view) if len(shown) < len(table_view.rows) else None,
+            folded(table_view.every),
+            *(tag("p", note) for note in table_view.notes),
         ]
     )
 
 
-def folded(view: Table | None) -> Html | None:
+def folded(table_view: Table | None) -> Html | None:
     """A view behind its title."""
-    if view is None or not view.rows:
+    if table_view is None or not table_view.rows:
         return None
-    return tag("details", tag("summary", view.title), rows_table(view, view.rows[:_MOST_FOLDED]))
+    return tag(
+        "details", tag("summary", table_view.title), rows_table(table_view, table_view.rows[:_MOST_FOLDED])
+    )
 
 
-def rows_table(view: Table, rows: Sequence[Row]) -> Html:
+def rows_table(table_view: Table, rows: Sequence[Row]) -> Html:
     """These rows of a view, with all its columns."""
-    numbers = [index for index, column in enumerate(view.columns) if column.number]
-    headers = [column.full_label for column in view.columns]
+    numbers = [index for index, column in enumerate(table_view.columns) if column.number]
+    headers = [column.full_label for column in table_view.columns]
     cells = [
         [
             _cell(cell, column, heading=index == 0)
-            for index, (cell, column) in enumerate(zip(row.cells, view.columns, strict=True))
+            for index, (cell, column) in enumerate(zip(row.cells, table_view.columns, strict=True))
         ]
         for row in rows
     ]
-    label = ", ".join(filter(None, (view.title.rstrip(":"), view.subtitle)))
+    label = ", ".join(filter(None, (table_view.title.rstrip(":"), table_view.subtitle)))
     return table(headers, cells, label, numbers)
 
 

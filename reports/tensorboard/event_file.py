@@ -1,4 +1,4 @@
-"""One event file: records of TensorBoard, written with its own protocol buffers, without torch or TensorFlow."""
+"""One event file, written with TensorBoard's protocol buffers, without torch or TensorFlow."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from ddpcheck.analysis.timeseries.model import NamedSeries
 from ddpcheck.reports.tensorboard.tags import SHOWN, tag_of
 
-# Made when a tag is first written, and not for every value.
+# Created when a tag is first written, not for every value.
 Metadata = Callable[[], SummaryMetadata]
 
 
 class EventFile:
-    """One of TensorBoard's runs; steps of one tag are to come in order."""
+    """One run of TensorBoard; the steps of a tag must be in order."""
 
     def __init__(self, folder: Path, began: float) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard looks for the word `tfevents`, and orders files of one folder by their names.
+        # TensorBoard finds files by the word `tfevents` and orders those of one folder by name.
         self._records = RecordWriter((folder / f"events.out.tfevents.{int(began):010d}.ddpcheck").open("wb"))
         self._began = began
         self._known: set[str] = set()
@@ -55,7 +55,7 @@ class EventFile:
     def scalars(
         self, step: int, moment: float, values: Mapping[str, float], descriptions: Mapping[str, str]
     ) -> None:
-        """All figures of one step at once."""
+        """All values of one step in one record."""
         summary = Summary(
             value=[
                 self._value(
@@ -106,7 +106,7 @@ class EventFile:
         self._write(Event(wall_time=moment or self._began, step=step, summary=summary))
 
     def _value(self, tag: str, tensor: TensorProto, data_class: int, metadata: Metadata) -> Summary.Value:
-        """What a tag is, is told once."""
+        """A value; its metadata is written once for each tag."""
         if tag in self._known:
             return Summary.Value(tag=tag, tensor=tensor)
         self._known.add(tag)
@@ -123,7 +123,7 @@ def _shape(*sizes: int) -> TensorShapeProto:
 
 
 def write_lines(file: EventFile, lines: Iterable[NamedSeries], when: Callable[[float], float]) -> None:
-    """All figures of a step go into one record, with the time at which the step was over."""
+    """Write all values of a step as one record, with the time at the end of the step."""
     by_step: dict[int, dict[str, float]] = {}
     about: dict[str, str] = {}
     for line in lines:

@@ -22,17 +22,17 @@ from ddpcheck.reports.tensorboard.texts import overlap_text, rank_text, verdict_
 from ddpcheck.version import VERSION
 
 MARK = "ddpcheck.json"
-_MADE_FROM = ("run.json", "rank-*.jsonl", "node-*.jsonl", "links.json", "gradients/*.safetensors", "traces/*")
+_SOURCES = ("run.json", "rank-*.jsonl", "node-*.jsonl", "links.json", "gradients/*.safetensors", "traces/*")
 
 
 def mark_of(run: Path) -> dict[str, Any]:
-    """How many files there are, how large they are together, and the latest time one was written."""
-    found = [path.stat() for pattern in _MADE_FROM for path in run.glob(pattern)]
+    """The number of files, their total size and the latest time of modification."""
+    stats = [path.stat() for pattern in _SOURCES for path in run.glob(pattern)]
     return {
         "ddpcheck": VERSION,
-        "files": len(found),
-        "bytes": sum(each.st_size for each in found),
-        "latest": max((each.st_mtime_ns for each in found), default=0),
+        "files": len(stats),
+        "bytes": sum(each.st_size for each in stats),
+        "latest": max((each.st_mtime_ns for each in stats), default=0),
     }
 
 
@@ -44,18 +44,18 @@ def is_current(run: Path, folder: Path) -> bool:
     return bool(written == mark_of(run))
 
 
-# A worker, an optional number, and the ending: what the plugin takes for a trace.
+# Names that the profiler plugin recognises as traces: worker, number and extension.
 _WORKER = re.compile(r".+\.\d+\.pt\.trace\.json(\.gz)?")
 
 
-def link_traces(overlap: Overlap | None, run: Path, into: Path, stands_at: Path) -> int:
-    """Links to the traces of the profiled attempt, made in `into`, which will stand at `stands_at`; how many."""
+def link_traces(overlap: Overlap | None, run: Path, into: Path, final: Path) -> int:
+    """Link the traces of the profiled attempt in `into`, which is moved to `final` later; return their number."""
     count = 0
     for rank in overlap.ranks if overlap else ():
         source = (run / rank.file).absolute()
         if source.is_file():
             into.mkdir(parents=True, exist_ok=True)
-            _link(source, into, stands_at, _name(source, rank.rank))
+            _link(source, into, final, _name(source, rank.rank))
             count += 1
     return count
 
@@ -67,10 +67,10 @@ def _name(source: Path, rank: int) -> str:
     return f"rank{rank}.{source.stat().st_mtime_ns}.pt.trace.{ending}"
 
 
-def _link(source: Path, into: Path, stands_at: Path, name: str) -> None:
-    """By a path from one to the other, so that a run folder may be moved; where links are not to be had, a copy."""
+def _link(source: Path, into: Path, final: Path, name: str) -> None:
+    """A relative link, so that a run folder can be moved; a copy where links are not supported."""
     try:
-        (into / name).symlink_to(os.path.relpath(source, stands_at.absolute()))
+        (into / name).symlink_to(os.path.relpath(source, final.absolute()))
     except OSError:
         shutil.copyfile(source, into / name)
 
@@ -79,23 +79,21 @@ JOB = "job"
 
 
 def write_tensorboard(report: Report, run: Path, out: Path) -> None:
-    """Under another name first, then in the place of what an earlier report left there."""
+    """Write under another name and rename; replaces the folder of an earlier report."""
     if out.exists() and not _is_ours(out):
-        raise UsageError(
-            f"{out} is there already and ddpcheck did not make it: name a folder that is not there"
-        )
+        raise UsageError(f"{out} exists and was not created by ddpcheck: name a folder that does not exist")
     mark = mark_of(run)
-    made = out.with_name(f".{out.name}.{os.uname().nodename}.{os.getpid()}")
-    shutil.rmtree(made, ignore_errors=True)
+    temporary = out.with_name(f".{out.name}.{os.uname().nodename}.{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
     try:
-        _write(report, report.course or RunTimeSeries(), made)
-        link_traces(report.overlap, run, made / JOB, out / JOB)
-        (made / MARK).write_text(json.dumps(mark), encoding="utf-8")
+        _write(report, report.course or RunTimeSeries(), temporary)
+        link_traces(report.overlap, run, temporary / JOB, out / JOB)
+        (temporary / MARK).write_text(json.dumps(mark), encoding="utf-8")
         if out.exists():
             shutil.rmtree(out)
-        made.replace(out)
+        temporary.replace(out)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _is_ours(out: Path) -> bool:
@@ -113,9 +111,9 @@ def _write(report: Report, course: RunTimeSeries, folder: Path) -> None:
         _write_histograms(file, histograms.get(None, []), course)
     for rank, lines in course.ranks.items():
         with EventFile(folder / f"rank-{rank:04d}", began) as file:
-            said = rank_text(report, rank)
-            if said:
-                file.text("report/findings_about_this_rank", said)
+            findings = rank_text(report, rank)
+            if findings:
+                file.text("report/findings_about_this_rank", findings)
             write_lines(file, lines, course.when)
             _write_histograms(file, histograms.get(rank, []), course)
     for name, lines in course.spread.items():
@@ -124,8 +122,8 @@ def _write(report: Report, course: RunTimeSeries, folder: Path) -> None:
 
 
 def _write_job(file: EventFile, report: Report, course: RunTimeSeries) -> None:
-    everyones = (course.job, *course.ranks.values(), *course.spread.values())
-    file.layout(layout_of({line.figure for lines in everyones for line in lines}))
+    all_series = (course.job, *course.ranks.values(), *course.spread.values())
+    file.layout(layout_of({line.figure for lines in all_series for line in lines}))
     file.text("report/verdict", verdict_text(report))
     overlap = overlap_text(report)
     if overlap:

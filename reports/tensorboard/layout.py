@@ -1,4 +1,4 @@
-"""TensorBoard's custom scalars: figures that belong together, all ranks in one chart."""
+"""TensorBoard's custom scalars: related series of all ranks in one chart."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _CHARTS: tuple[tuple[str, tuple[tuple[str, tuple[SeriesKind, ...]], ...]], ...] 
     (
         "Do the replicas agree?",
         (
-            ("Each rank with the majority, and all of them: 1 yes, 0 no", (SeriesKind.AGREEMENT,)),
+            ("Each rank with the majority, and all ranks: 1 agree, 0 differ", (SeriesKind.AGREEMENT,)),
             ("Parameters that differ", (SeriesKind.DIFFERING,)),
             (
-                "Gradient norms: each rank's own, and the one after AllReduce",
+                "Gradient norms: local, and after AllReduce",
                 (SeriesKind.NORM_BEFORE, SeriesKind.NORM_AFTER),
             ),
-            ("Mean check: error over what rounding explains (above 1: wrong)", (SeriesKind.OFF_MEAN,)),
+            ("AllReduce error / rounding bound (above 1: wrong)", (SeriesKind.OFF_MEAN,)),
             ("Loss of each rank, and the mean", (SeriesKind.LOSS,)),
         ),
     ),
     (
-        "Where does a step's time go?",
+        "Step time",
         (
             ("Step, ms", (SeriesKind.STEP,)),
             ("Waiting for data, ms", (SeriesKind.DATA,)),
@@ -35,13 +35,13 @@ _CHARTS: tuple[tuple[str, tuple[tuple[str, tuple[SeriesKind, ...]], ...]], ...] 
             ("Optimizer, ms", (SeriesKind.OPTIMIZER,)),
             ("Waiting for communication, ms", (SeriesKind.WAIT,)),
             (
-                "Of it: exposed communication, and waiting for others, ms",
+                "Exposed communication, and waiting for stragglers, ms",
                 (SeriesKind.EXPOSED, SeriesKind.FOR_OTHERS),
             ),
         ),
     ),
     (
-        "What do the profiled steps hide?",
+        "Overlap in the profiled steps",
         (
             ("Overlap, %", (SeriesKind.OVERLAP,)),
             (
@@ -54,7 +54,7 @@ _CHARTS: tuple[tuple[str, tuple[tuple[str, tuple[SeriesKind, ...]], ...]], ...] 
         "Memory",
         (
             ("After each step, MiB", (SeriesKind.MEMORY,)),
-            ("At its most, MiB", (SeriesKind.MEMORY_HIGH,)),
+            ("Peak, MiB", (SeriesKind.MEMORY_HIGH,)),
             ("GPU, MiB", (SeriesKind.GPU_MEMORY,)),
         ),
     ),
@@ -72,7 +72,7 @@ _CHARTS: tuple[tuple[str, tuple[tuple[str, tuple[SeriesKind, ...]], ...]], ...] 
 
 
 def layout_of(figures: Collection[SeriesKind]) -> Any:
-    """Charts of the figures that this job has."""
+    """Charts of the series that this job has."""
     categories = [
         Category(title=title, chart=[_chart(*chart) for chart in charts if set(chart[1]) & set(figures)])
         for title, charts in _CHARTS
@@ -81,6 +81,6 @@ def layout_of(figures: Collection[SeriesKind]) -> Any:
 
 
 def _chart(title: str, figures: Sequence[SeriesKind]) -> Any:
-    # Matched from the beginning of a tag; what may follow it is a module, an optimizer or a host.
+    # Matched from the beginning of a tag; a module, an optimizer or a host may follow.
     tags = [f"{re.escape(SHOWN[figure].tag)}(/.*)?$" for figure in figures]
     return Chart(title=title, multiline=MultilineChartContent(tag=tags))

@@ -11,7 +11,7 @@ INSTALL = "pip install 'ddpcheck[tensorboard]'"
 
 def require_tensorboard() -> None:
     if find_spec("tensorboard") is None:
-        raise PackageMissing(f"TensorBoard is not installed beside ddpcheck: `{INSTALL}` installs it")
+        raise PackageMissing(f"TensorBoard is not installed: install it with `{INSTALL}`")
 
 
 def has_profiler_plugin() -> bool:

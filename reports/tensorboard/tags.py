@@ -1,4 +1,4 @@
-"""The tag under which TensorBoard shows each figure, its unit, and what it means."""
+"""The TensorBoard tag of each series, its unit and its description."""
 
 from __future__ import annotations
 
@@ -14,111 +14,112 @@ _MB = 1e6
 
 @dataclass(frozen=True)
 class TagInfo:
-    """How a figure is shown."""
+    """The tag and description of a series."""
 
     tag: str
     about: str
-    # What a figure is divided by to come to the unit that its tag names.
+    # Values are divided by this to get the unit in the tag.
     unit: float = 1.0
 
 
 def tag_of(line: NamedSeries) -> str:
-    """With the module, optimizer or host behind it where there are several."""
+    """The tag, with the module, optimizer or host appended where there are several."""
     tag = SHOWN[line.figure].tag
     return f"{tag}/{safe_name(line.of)}" if line.of else tag
 
 
 def safe_name(name: str) -> str:
-    """Names of the job's as part of a tag; slashes would make folders of them."""
+    """A name of the job as part of a tag; slashes would create groups."""
     return re.sub(r"[^\w.-]", "_", name)
 
 
 def _rate(tag: str, way: str, what: str) -> TagInfo:
     return TagInfo(
-        f"{tag}/{way}_MB_per_s", f"{what}, {way}, in 1e6 bytes a second since the sample before.", _MB
+        f"{tag}/{way}_MB_per_s", f"{what}, {way}, in 1e6 bytes per second since the previous sample.", _MB
     )
 
 
-def _part(name: str, about: str) -> TagInfo:
+def _phase(name: str, about: str) -> TagInfo:
     return TagInfo(f"step_time/{name}_ms", about, _MILLISECONDS)
 
 
 SHOWN: dict[SeriesKind, TagInfo] = {
     SeriesKind.AGREEMENT: TagInfo(
         "agreement/agree",
-        "1: parameters are the same to the bit after this step. In a rank's run: the same as the majority's.",
+        "1: parameters are bit-identical on all ranks after this step. In a rank's run: identical to the majority.",
     ),
     SeriesKind.DIFFERING: TagInfo(
         "agreement/parameters_that_differ",
-        "Parameters that are not the same to the bit on all ranks after this step.",
+        "Number of parameters that differ between ranks after this step.",
     ),
     SeriesKind.NORM_BEFORE: TagInfo(
         "gradients/norm_before_allreduce",
-        "Norm of this rank's own gradients, from sketches: right to within a fifth.",
+        "Norm of this rank's local gradients, estimated from sketches (accurate to 20 %).",
     ),
     SeriesKind.NORM_AFTER: TagInfo(
         "gradients/norm_after_allreduce",
-        "Norm of the gradients after the AllReduce, of which each rank tells a share: right to within a fifth.",
+        "Norm of the gradients after AllReduce, estimated from sketches of all ranks (accurate to 20 %).",
     ),
     SeriesKind.OFF_MEAN: TagInfo(
         "gradients/mean_check_error",
-        "Distance of the reduced gradients from the mean of the ranks' own, over what rounding explains. "
-        "Above 1 the AllReduce did not give the mean.",
+        "AllReduce error / rounding bound: difference between the reduced gradients and the mean of the local ones. "
+        "Above 1: wrong.",
     ),
     SeriesKind.LOSS: TagInfo(
         "loss/loss",
-        "What backward() was called on, summed from one step to the next; in the run `job`, the mean over ranks.",
+        "Values that backward() was called on, summed over a step; in the run `job`, the mean over ranks.",
     ),
-    SeriesKind.STEP: _part("step", "From the end of one optimizer step to the end of the next."),
-    SeriesKind.DATA: _part("data", "Waiting for the data loader."),
-    SeriesKind.FORWARD: _part("forward", "Forward through DDP's wrapper."),
-    SeriesKind.BACKWARD: _part("backward", "Backward, without waiting for communication."),
-    SeriesKind.OPTIMIZER: _part("optimizer", "The optimizer's step."),
-    SeriesKind.OTHER: _part("other", "What nobody clocked."),
-    SeriesKind.WAIT: _part("wait", "Waiting for communication, and in it for ranks that come later."),
-    SeriesKind.WATCHING: _part("ddpcheck", "ddpcheck's own work, on top of the step."),
+    SeriesKind.STEP: _phase("step", "From the end of one optimizer step to the end of the next."),
+    SeriesKind.DATA: _phase("data", "Waiting for the data loader."),
+    SeriesKind.FORWARD: _phase("forward", "Forward through DDP's wrapper."),
+    SeriesKind.BACKWARD: _phase("backward", "Backward, without waiting for communication."),
+    SeriesKind.OPTIMIZER: _phase("optimizer", "The optimizer's step."),
+    SeriesKind.OTHER: _phase("other", "Time outside of the other phases."),
+    SeriesKind.WAIT: _phase("wait", "Waiting for communication, including waiting for stragglers."),
+    SeriesKind.WATCHING: _phase("ddpcheck", "Overhead of ddpcheck, in addition to the step."),
     SeriesKind.EXPOSED: TagInfo(
         "communication/exposed_ms",
-        "The shortest wait of any rank in this step: communication that was not hidden behind the backward.",
+        "Exposed communication: the shortest wait of any rank in this step, not hidden behind the backward.",
         _MILLISECONDS,
     ),
     SeriesKind.FOR_OTHERS: TagInfo(
         "communication/waiting_for_others_ms",
-        "What this rank waited longer than the one that came last.",
+        "Time this rank waited for stragglers: its wait minus that of the last rank to arrive.",
         _MILLISECONDS,
     ),
     SeriesKind.MEMORY: TagInfo(
         "memory/after_step_MiB",
-        "What this rank held after the step: torch's memory on its device, or the process's own pages.",
+        "Memory of this rank after the step: allocated by torch on its device, or resident in the process.",
         _MIB,
     ),
     SeriesKind.MEMORY_HIGH: TagInfo(
-        "memory/high_MiB", "On a device its peak in the step; else what was held as the backward began.", _MIB
+        "memory/high_MiB",
+        "Peak memory in the step on a device; otherwise memory at the start of the backward.",
+        _MIB,
     ),
     SeriesKind.OVERLAP: TagInfo(
         "profiled/overlap_percent",
-        "Of the time in which collectives ran, the share in which compute ran too; from ddpcheck's own reading "
-        "of the trace.",
+        "Share of the time of collectives in which compute ran too, from ddpcheck's analysis of the trace.",
     ),
     SeriesKind.PROFILED_EXPOSED: TagInfo(
-        "profiled/exposed_ms", "Communication while nothing was computed.", _MILLISECONDS
+        "profiled/exposed_ms", "Communication without concurrent compute.", _MILLISECONDS
     ),
     SeriesKind.PROFILED_TRANSFER: TagInfo(
-        "profiled/exposed_transfer_ms", "Of what was exposed: transfers; mean over ranks.", _MILLISECONDS
+        "profiled/exposed_transfer_ms", "Exposed transfers; mean over ranks.", _MILLISECONDS
     ),
     SeriesKind.PROFILED_WAIT: TagInfo(
         "profiled/exposed_wait_ms",
-        "Of what was exposed: waiting for the last rank; mean over ranks.",
+        "Exposed waiting for the last rank; mean over ranks.",
         _MILLISECONDS,
     ),
-    SeriesKind.CPU: TagInfo("node/cpu_percent", "How busy the node's processors were."),
-    SeriesKind.NETWORK_SENT: _rate("network", "sent", "All interfaces of the node but the loopback"),
-    SeriesKind.NETWORK_RECEIVED: _rate("network", "received", "All interfaces of the node but the loopback"),
+    SeriesKind.CPU: TagInfo("node/cpu_percent", "CPU utilisation of the node."),
+    SeriesKind.NETWORK_SENT: _rate("network", "sent", "All interfaces of the node except loopback"),
+    SeriesKind.NETWORK_RECEIVED: _rate("network", "received", "All interfaces of the node except loopback"),
     SeriesKind.LOOPBACK_SENT: _rate(
-        "loopback", "sent", "The node's loopback, over which gloo talks within a node"
+        "loopback", "sent", "Loopback interface of the node, which gloo uses within a node"
     ),
     SeriesKind.LOOPBACK_RECEIVED: _rate(
-        "loopback", "received", "The node's loopback, over which gloo talks within a node"
+        "loopback", "received", "Loopback interface of the node, which gloo uses within a node"
     ),
     SeriesKind.INFINIBAND_SENT: _rate("infiniband", "sent", "All InfiniBand ports of the node"),
     SeriesKind.INFINIBAND_RECEIVED: _rate("infiniband", "received", "All InfiniBand ports of the node"),
@@ -126,6 +127,8 @@ SHOWN: dict[SeriesKind, TagInfo] = {
     SeriesKind.NVLINK_RECEIVED: _rate("nvlink", "received", "All NVLinks of this rank's GPU"),
     SeriesKind.PCIE_SENT: _rate("pcie", "sent", "PCIe of this rank's GPU"),
     SeriesKind.PCIE_RECEIVED: _rate("pcie", "received", "PCIe of this rank's GPU"),
-    SeriesKind.GPU_BUSY: TagInfo("gpu/busy_percent", "How busy this rank's GPU was."),
-    SeriesKind.GPU_MEMORY: TagInfo("gpu/memory_MiB", "What all processes held of this rank's GPU.", _MIB),
+    SeriesKind.GPU_BUSY: TagInfo("gpu/busy_percent", "Utilisation of this rank's GPU."),
+    SeriesKind.GPU_MEMORY: TagInfo(
+        "gpu/memory_MiB", "Memory of this rank's GPU that all processes use.", _MIB
+    ),
 }

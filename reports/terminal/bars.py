@@ -12,8 +12,8 @@ from ddpcheck.traces.model import Shares
 # Letters distinguish the parts where there is no colour.
 _SHARES = (
     ("compute", "compute_alone_ns", "#", "green"),
-    ("hidden communication", "overlap_ns", "=", "cyan"),
-    ("exposed communication", "exposed_ns", "!", "red"),
+    ("hidden comm", "overlap_ns", "=", "cyan"),
+    ("exposed comm", "exposed_ns", "!", "red"),
     ("copies", "copy_ns", "c", "blue"),
     ("idle", "idle_ns", ".", "dim"),
 )
@@ -49,10 +49,14 @@ def step_bar(phases: Mapping[str, float], longest: float, width: int) -> Text:
     return _bar(amounts, [_PHASE_LETTERS[phase] for phase, _, _ in PHASES], longest, width)
 
 
-def step_legend() -> str:
-    """The meaning of the letters in a few characters: `data fwd bwd opt .other !wait`."""
+def step_legend(all_phases: bool = True) -> str:
+    """The meaning of the letters: `data fwd bwd opt .other !wait`; without `all_phases` those that differ."""
     labels = [(_PHASE_LETTERS[phase][0], label) for phase, label, _ in PHASES]
-    return " ".join(label if letter == label[0] else f"{letter}{label}" for letter, label in labels)
+    return " ".join(
+        label if letter == label[0] else f"{letter}{label}"
+        for letter, label in labels
+        if all_phases or letter != label[0]
+    )
 
 
 def cell_counts(amounts: Sequence[float], longest: float, width: int) -> list[int]:

@@ -19,6 +19,8 @@ QUIET = "dim"
 MARK_STYLES = {Mark.OK: "green", Mark.WARNING: "yellow", Mark.ERROR: "bold red"}
 _MOST_ROWS = 8
 
+Bar = Callable[[Row], Text]
+
 
 @dataclass(frozen=True)
 class ReportConsole:
@@ -39,17 +41,24 @@ class ReportConsole:
         """A table without a box, which reads the same in a log file."""
         return self._grid([Column(header) for header in headers], rows)
 
-    def grid(self, table: Table, rows: Iterable[Row], bar: Callable[[Row], Text] | None = None) -> RichTable:
+    def grid(
+        self, table: Table, rows: Iterable[Row], bar: Bar | None = None, bar_label: str = ""
+    ) -> RichTable:
         """The rows of a view, without the columns that need more room; `bar` draws a last column."""
         kept = [index for index, column in enumerate(table.columns) if not column.detail]
         cells = [
             [*(self._cell(row.cells[index]) for index in kept), *([bar(row)] if bar else [])] for row in rows
         ]
-        columns = [table.columns[index] for index in kept] + ([Column("")] if bar else [])
+        columns = [table.columns[index] for index in kept] + ([Column(bar_label)] if bar else [])
         return self._grid(columns, cells)
 
     def table(
-        self, table: Table | None, most: int = _MOST_ROWS, bar: Callable[[Row], Text] | None = None
+        self,
+        table: Table | None,
+        most: int = _MOST_ROWS,
+        bar: Bar | None = None,
+        bar_label: str = "",
+        bar_legend: Text | None = None,
     ) -> None:
         """Print a view: title, at most `most` rows, what is left out, and notes. Nothing for None."""
         if table is None or table.minor:
@@ -61,7 +70,9 @@ class ReportConsole:
         self.gap()
         self.put(title)
         if shown:
-            self.put(self.grid(table, shown, bar), indent=2)
+            self.put(self.grid(table, shown, bar, bar_label), indent=2)
+        if shown and bar_legend is not None:
+            self.put(bar_legend, indent=2)
         rest = left_out(table, len(shown))
         for note in (*([rest] if rest else []), *table.notes):
             self.put(self.text(note), indent=2)

@@ -1,4 +1,4 @@
-"""Two runs side by side on the terminal: where they part first, then what shows it, then what may be behind it."""
+"""A comparison of two runs on the terminal: the first difference, its values, and possible causes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddpcheck.diff.model import (
     DiffVerdict,
     FirstDifference,
     Method,
-    RunSide,
+    RunInfo,
     Value,
 )
 from ddpcheck.formatting import name_ranks
@@ -22,92 +22,92 @@ from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole, inden
 from ddpcheck.reports.verdict import counted
 
 _MOST_VALUES = 12
-_MOST_THEN = 8
+_MOST_FOLLOWING = 8
 _MOST_SUSPECTS = 12
 _MOST_GROWTH = 10
-# Command lines can be long; the whole of them is in the JSON.
+# Command lines can be long; the JSON has all of them.
 _LONGEST = 160
 
 
 def render(comparison: Comparison, console: Console) -> None:
     """Write `comparison` to `console`."""
-    ink = ReportConsole(console)
-    _verdict(ink, comparison)
-    _sides(ink, comparison)
+    out = ReportConsole(console)
+    _print_verdict(out, comparison)
+    _print_runs(out, comparison)
     if comparison.first is not None:
-        _values(ink, comparison.first)
-        _then(ink, comparison.then)
-        _suspects(ink, comparison.suspects)
-    _growth(ink, comparison)
-    _compared(ink, comparison)
+        _print_values(out, comparison.first)
+        _print_following(out, comparison.then)
+        _print_suspects(out, comparison.suspects)
+    _print_growth(out, comparison)
+    _print_compared(out, comparison)
     for note in comparison.notes:
-        ink.gap()
-        ink.put(ink.text(note))
+        out.gap()
+        out.put(out.text(note))
 
 
-def _verdict(ink: ReportConsole, comparison: Comparison) -> None:
+def _print_verdict(out: ReportConsole, comparison: Comparison) -> None:
     first = comparison.first
     if first is None:
-        within = "to the bit" if comparison.method is Method.EXACT else "within rounding"
+        within = "bit for bit" if comparison.method is Method.EXACT else "within rounding"
         steps = counted(min(comparison.a.steps, comparison.b.steps), "step")
-        ink.put(ink.text(f"The runs agree {within}, over {steps}", "bold green"))
+        out.put(out.text(f"The runs agree {within} over {steps}", "bold green"))
         return
-    ink.put(ink.text(f"The runs part {_place(first)}", "bold red"))
+    out.put(out.text(f"The runs diverge {_location(first)}", "bold red"))
     if first.message:
-        ink.put(ink.text(_sentence(first.message)), indent=2)
-    ink.gap()
-    ink.put(ink.labelled([("why", ink.text(comparison.cause))]), indent=2)
+        out.put(out.text(_sentence(first.message)), indent=2)
+    out.gap()
+    out.put(out.labelled([("why", out.text(comparison.cause))]), indent=2)
 
 
-def _place(parting: FirstDifference) -> str:
-    when = "after wrapping" if parting.step < 0 else f"at step {parting.step}"
-    if parting.agreed_until is not None and parting.agreed_until < parting.step - 1:
-        when += f" (last compared and equal at step {parting.agreed_until})"
-    parts = [when, f"stage {parting.stage.value}", f"module {parting.module}"]
-    if parting.parameter:
-        parts.append(f"parameter {safe_line(parting.parameter)}")
+def _location(difference: FirstDifference) -> str:
+    when = "after wrapping" if difference.step < 0 else f"at step {difference.step}"
+    if difference.agreed_until is not None and difference.agreed_until < difference.step - 1:
+        when += f" (last compared and equal at step {difference.agreed_until})"
+    parts = [when, f"stage {difference.stage.value}", f"module {difference.module}"]
+    if difference.parameter:
+        parts.append(f"parameter {safe_line(difference.parameter)}")
     text = ", ".join(parts)
-    if parting.differing > 1:
-        text += f" and {parting.differing - 1} more of {parting.tensors}"
-    return f"{text}, {name_ranks(parting.ranks)}"
+    if difference.differing > 1:
+        text += f" and {difference.differing - 1} more of {difference.tensors}"
+    return f"{text}, {name_ranks(difference.ranks)}"
 
 
 def _sentence(text: str) -> str:
     return safe_line(text[:1].upper() + text[1:] + ".")
 
 
-def _sides(ink: ReportConsole, comparison: Comparison) -> None:
-    ink.gap()
-    rows = [("run A", ink.text(_side(comparison.a))), ("run B", ink.text(_side(comparison.b)))]
-    ink.put(ink.labelled(rows))
+def _print_runs(out: ReportConsole, comparison: Comparison) -> None:
+    out.gap()
+    rows = [("run A", out.text(_run_text(comparison.a))), ("run B", out.text(_run_text(comparison.b)))]
+    out.put(out.labelled(rows))
 
 
-def _side(side: RunSide) -> str:
-    size = f"{counted(side.world_size, 'rank')}, {counted(side.steps, 'step')}"
-    return f"{side.path}, attempt {side.attempt}: {size}, torch {side.torch}, {side.device}"
+def _run_text(run: RunInfo) -> str:
+    size = f"{counted(run.world_size, 'rank')}, {counted(run.steps, 'step')}"
+    return f"{run.path}, attempt {run.attempt}: {size}, torch {run.torch}, {run.device}"
 
 
-def _values(ink: ReportConsole, parting: FirstDifference) -> None:
-    if not parting.values:
+def _print_values(out: ReportConsole, difference: FirstDifference) -> None:
+    if not difference.values:
         return
-    ink.gap()
-    what = safe_line(parting.parameter or parting.stage.value)
+    out.gap()
+    what = safe_line(difference.parameter or difference.stage.value)
     rows = [
         (
             safe_line(value.what),
             "" if value.rank is None else f"rank {value.rank}",
-            *_shown(value),
+            *_value_texts(value),
         )
-        for value in parting.values[:_MOST_VALUES]
+        for value in difference.values[:_MOST_VALUES]
     ]
-    ink.put(ink.text(f"Values of {what}", LABEL), indented(ink.columns(("", "", "run A", "run B"), rows)))
-    left_out = len(parting.values) - _MOST_VALUES
-    if left_out > 0:
-        ink.put(ink.text(f"and {left_out} more, in --json", QUIET), indent=2)
+    out.put(out.text(f"Values of {what}", LABEL), indented(out.columns(("", "", "run A", "run B"), rows)))
+    more = len(difference.values) - _MOST_VALUES
+    if more > 0:
+        out.put(out.text(f"and {more} more, in --json", QUIET), indent=2)
 
 
-def _shown(value: Value) -> tuple[str, str]:
-    """Both sides; numbers that differ late get the digits that tell them apart."""
+def _value_texts(value: Value) -> tuple[str, str]:
+    """Both values, with more digits for numbers that look equal with few."""
     short = _text(value.a, 6), _text(value.b, 6)
     return short if short[0] != short[1] or value.a == value.b else (_text(value.a, 10), _text(value.b, 10))
 
@@ -118,64 +118,66 @@ def _text(value: Any, digits: int) -> str:
     return f"{value:.{digits}g}" if isinstance(value, float) else shortened(safe_line(value), _LONGEST)
 
 
-def _then(ink: ReportConsole, partings: Sequence[FirstDifference]) -> None:
-    if not partings:
+def _print_following(out: ReportConsole, differences: Sequence[FirstDifference]) -> None:
+    if not differences:
         return
     rows = [
         (
-            "wrapping" if parting.step < 0 else parting.step,
-            parting.stage.value,
-            safe_line(parting.parameter or ""),
-            f"{parting.differing} of {parting.tensors}" if parting.differing else "",
-            safe_line(parting.message),
+            "wrapping" if difference.step < 0 else difference.step,
+            difference.stage.value,
+            safe_line(difference.parameter or ""),
+            f"{difference.differing} of {difference.tensors}" if difference.differing else "",
+            safe_line(difference.message),
         )
-        for parting in partings[:_MOST_THEN]
+        for difference in differences[:_MOST_FOLLOWING]
     ]
-    ink.gap()
+    out.gap()
     headers = ("step", "stage", "parameter", "differ", "")
-    ink.put(ink.text("What followed", LABEL), indented(ink.columns(headers, rows)))
+    out.put(out.text("Next differences", LABEL), indented(out.columns(headers, rows)))
 
 
-def _suspects(ink: ReportConsole, suspects: Sequence[Value]) -> None:
-    ink.gap()
+def _print_suspects(out: ReportConsole, suspects: Sequence[Value]) -> None:
+    out.gap()
     if not suspects:
-        ink.put(ink.text("Nothing else that is on record differs between the runs.", QUIET))
+        out.put(out.text("Nothing else that was recorded differs between the runs.", QUIET))
         return
-    rows = [(safe_line(one.what), *_shown(one)) for one in suspects[:_MOST_SUSPECTS]]
-    ink.put(ink.text("What else differs", LABEL), indented(ink.columns(("", "run A", "run B"), rows)))
-    left_out = len(suspects) - _MOST_SUSPECTS
-    if left_out > 0:
-        ink.put(ink.text(f"and {left_out} more, in --json", QUIET), indent=2)
+    rows = [(safe_line(one.what), *_value_texts(one)) for one in suspects[:_MOST_SUSPECTS]]
+    out.put(out.text("Other differences", LABEL), indented(out.columns(("", "run A", "run B"), rows)))
+    more = len(suspects) - _MOST_SUSPECTS
+    if more > 0:
+        out.put(out.text(f"and {more} more, in --json", QUIET), indent=2)
 
 
-def _growth(ink: ReportConsole, comparison: Comparison) -> None:
-    """A few steps stand for all; the first that is beyond its tolerance is always among them."""
+def _print_growth(out: ReportConsole, comparison: Comparison) -> None:
+    """A selection of steps; the first beyond its tolerance is always among them."""
     growth = comparison.growth
     if not growth:
         return
-    ink.gap()
-    headers = ["step", "apart", "allowed"]
+    out.gap()
+    headers = ["step", "difference", "tolerance"]
     rows: list[list[object]] = [
-        [one.step, f"{one.relative:.2g}", f"{one.tolerance:.2g}"] for one in _some(growth)
+        [one.step, f"{one.relative:.2g}", f"{one.tolerance:.2g}"] for one in _selected(growth)
     ]
     if any(one.beyond for one in growth):
         headers.append("")
-        for row, one in zip(rows, _some(growth), strict=True):
-            row.append(ink.text("beyond rounding" if one.beyond else "", "bold red"))
-    title = ink.text("Reduced gradients: difference over size", LABEL)
-    ink.put(title, indented(ink.columns(headers, rows)))
+        for row, one in zip(rows, _selected(growth), strict=True):
+            row.append(out.text("beyond rounding" if one.beyond else "", "bold red"))
+    title = out.text("Reduced gradients: relative difference", LABEL)
+    out.put(title, indented(out.columns(headers, rows)))
 
 
-def _some(growth: Sequence[DifferenceGrowth]) -> list[DifferenceGrowth]:
+def _selected(growth: Sequence[DifferenceGrowth]) -> list[DifferenceGrowth]:
     stride = -(-len(growth) // _MOST_GROWTH)
     beyond = next((number for number, one in enumerate(growth) if one.beyond), None)
     wanted = {*range(0, len(growth), stride), len(growth) - 1} | (set() if beyond is None else {beyond})
     return [growth[number] for number in sorted(wanted)]
 
 
-def _compared(ink: ReportConsole, comparison: Comparison) -> None:
-    ink.gap()
+def _print_compared(out: ReportConsole, comparison: Comparison) -> None:
+    out.gap()
     counts = ", ".join(f"{stage} {count}" for stage, count in comparison.compared.items())
-    until = ", up to two steps past the parting" if comparison.verdict is DiffVerdict.PARTED else ""
+    until = (
+        ", up to two steps after the first difference" if comparison.verdict is DiffVerdict.DIVERGED else ""
+    )
     exact = comparison.method is Method.EXACT
-    ink.put(ink.labelled([("compared", ink.text(f"{counts}{until if exact else ''}"))]))
+    out.put(out.labelled([("compared", out.text(f"{counts}{until if exact else ''}"))]))

@@ -1,4 +1,4 @@
-"""What the doctor found, on the terminal: what is wrong first and in words, what is well in a line each."""
+"""The report of `ddpcheck doctor` on the terminal: problems first, then one line for each check that passed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ _STYLES = {
     Severity.ERROR: "bold red",
     Severity.WARNING: "bold yellow",
     Severity.NOTE: "bold cyan",
-    Severity.OK: "green",
 }
 _MOST_HOSTS = 6
 _MOST_OF_A_LEVEL = 20
@@ -26,29 +25,30 @@ _MOST_OF_A_LEVEL = 20
 
 def render(report: DoctorReport, console: Console) -> None:
     """Write `report` to `console`."""
-    ink = ReportConsole(console)
-    ink.put(ink.text(_headline(report), LABEL), ink.text(_about(report), QUIET))
+    out = ReportConsole(console)
+    out.put(out.text(_headline(report), LABEL), out.text(_about(report), QUIET))
     for level in (Severity.ERROR, Severity.WARNING, Severity.NOTE):
-        found = [one for one in report.diagnoses if one.severity is level]
-        for one in found[:_MOST_OF_A_LEVEL]:
-            ink.gap()
-            _put(ink, report, one)
-        if len(found) > _MOST_OF_A_LEVEL:
-            ink.put(
-                ink.text(f"{len(found) - _MOST_OF_A_LEVEL} more of this level are in --json", QUIET), indent=2
+        diagnoses = [each for each in report.diagnoses if each.severity is level and not each.passed]
+        for diagnosis in diagnoses[:_MOST_OF_A_LEVEL]:
+            out.gap()
+            _print_diagnosis(out, report, diagnosis)
+        if len(diagnoses) > _MOST_OF_A_LEVEL:
+            out.put(
+                out.text(f"and {len(diagnoses) - _MOST_OF_A_LEVEL} more of this level, in --json", QUIET),
+                indent=2,
             )
-    well: dict[str, list[Diagnosis]] = {}
-    for one in report.diagnoses:
-        if one.severity is Severity.OK:
-            well.setdefault(one.code, []).append(one)
-    if well:
-        ink.gap()
-        rows = [[ink.text("ok", _STYLES[Severity.OK]), check, _line(some)] for check, some in well.items()]
-        ink.put(ink.columns(["", "", ""], rows))
+    passed: dict[str, list[Diagnosis]] = {}
+    for diagnosis in report.diagnoses:
+        if diagnosis.passed:
+            passed.setdefault(diagnosis.code, []).append(diagnosis)
+    if passed:
+        out.gap()
+        rows = [[out.text("ok", "green"), check, _line(some)] for check, some in passed.items()]
+        out.put(out.columns(["", "", ""], rows))
 
 
 def as_text(report: DoctorReport, stream: TextIO) -> str:
-    """For whoever writes it out at once, such as one rank of many; without colour."""
+    """The report as text without colours, for one rank of many that writes it in one piece."""
     text = io.StringIO()
     ascii_only = not (stream.encoding or "").lower().startswith("utf")
     console = Console(file=text, width=80, legacy_windows=False, no_color=True, safe_box=True)
@@ -59,11 +59,11 @@ def as_text(report: DoctorReport, stream: TextIO) -> str:
 
 def _headline(report: DoctorReport) -> str:
     counts = [
-        (level, sum(one.severity is level for one in report.diagnoses))
+        (level, sum(one.severity is level and not one.passed for one in report.diagnoses))
         for level in (Severity.ERROR, Severity.WARNING, Severity.NOTE)
     ]
-    told = [f"{count} {LEVELS[level]}{'' if count == 1 else 's'}" for level, count in counts if count]
-    return ", ".join(told) if told else "No problems"
+    counted = [f"{count} {LEVELS[level]}{'' if count == 1 else 's'}" for level, count in counts if count]
+    return ", ".join(counted) if counted else "No problems found"
 
 
 def _about(report: DoctorReport) -> str:
@@ -76,17 +76,17 @@ def _about(report: DoctorReport) -> str:
     return f"{', '.join(named)}{more}"
 
 
-def _put(ink: ReportConsole, report: DoctorReport, one: Diagnosis) -> None:
-    head = Text.assemble((f"{one.level.upper()}  ", _STYLES[one.severity]), ink.text(one.message))
+def _print_diagnosis(out: ReportConsole, report: DoctorReport, one: Diagnosis) -> None:
+    head = Text.assemble((f"{one.level.upper()}  ", _STYLES[one.severity]), out.text(one.message))
     head.overflow = "fold"
-    rows = [("where", ink.text(_where(report, one)))] if _where(report, one) else []
-    rows += [("why", ink.text(one.cause))] if one.cause else []
-    rows += [("do", ink.text(one.fix))] if one.fix else []
-    ink.put(head, indented(ink.labelled(rows)))
+    rows = [("where", out.text(_where(report, one)))] if _where(report, one) else []
+    rows += [("why", out.text(one.cause))] if one.cause else []
+    rows += [("fix", out.text(one.fix))] if one.fix else []
+    out.put(head, indented(out.labelled(rows)))
 
 
 def _line(some: list[Diagnosis]) -> str:
-    """One line for all hosts, which are well in different words."""
+    """One line for all hosts; the first one's text stands for all."""
     first, *more = some
     return (
         f"{first.message} on {first.hosts[0]}; {len(more)} more in --json"
@@ -96,15 +96,15 @@ def _line(some: list[Diagnosis]) -> str:
 
 
 def _where(report: DoctorReport, one: Diagnosis) -> str:
-    """Nothing where it holds for all that there is."""
+    """Hosts and ranks; empty if it holds for all of them."""
     hosts, ranks = report.context.hosts, set(one.ranks)
-    everybody = {rank for host in hosts for rank in host.ranks}
+    all_ranks = {rank for host in hosts for rank in host.ranks}
     if not one.hosts and not ranks:
         return ""
-    if len(one.hosts) == len(hosts) > 1 and (not ranks or ranks == everybody):
+    if len(one.hosts) == len(hosts) > 1 and (not ranks or ranks == all_ranks):
         return "all hosts"
     if not one.hosts or len(hosts) == 1:
-        return _ranks(one.ranks) if ranks and ranks != everybody else ""
+        return _ranks(one.ranks) if ranks and ranks != all_ranks else ""
     shown = ", ".join(one.hosts[:_MOST_HOSTS])
     more = f" and {len(one.hosts) - _MOST_HOSTS} more" if len(one.hosts) > _MOST_HOSTS else ""
     return f"{shown}{more}" + (f" ({_ranks(one.ranks)})" if ranks else "")

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.reports.finding_text import finding_location
-from ddpcheck.reports.terminal.bars import overlap_bar, overlap_legend, step_bar
+from ddpcheck.reports.terminal.bars import overlap_bar, overlap_legend, step_bar, step_legend
 from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole
 from ddpcheck.reports.terminal.evidence import print_evidence
 from ddpcheck.reports.terminal.sparkline import print_series
 from ddpcheck.reports.verdict import counted, in_order, verdict_sentence
 from ddpcheck.reports.views import coverage, data, hardware, links, memory, overlap, ranks, startup, timing
+from ddpcheck.reports.views.table import Table
 
 _MOST_FINDINGS = 10
 _MOST_GPUS = 16
@@ -107,7 +110,11 @@ def _print_step_times(out: ReportConsole, report: Report) -> None:
             rank: step_bar(_by_phase(phases), times.longest_ms, width)
             for rank, phases in times.phases_ms.items()
         }
-        out.table(times.table, bar=lambda row, bars=bars: bars[row.ranks[0]])  # type: ignore[misc]
+        _print_with_bars(out, times.table, bars)
+
+
+def _print_with_bars(out: ReportConsole, table: Table, bars: Mapping[int, Text]) -> None:
+    out.table(table, bar=lambda row: bars[row.ranks[0]], bar_label=step_legend(all_phases=False))
 
 
 def _by_phase(phases: tuple[float, ...]) -> dict[str, float]:
@@ -119,9 +126,11 @@ def _print_overlap(out: ReportConsole, report: Report) -> None:
     if profiled is None:
         return
     longest, shares = profiled.longest_ns, profiled.shares
-    out.table(profiled.ranks, bar=lambda row: overlap_bar(shares[row.ranks[0]], longest, _OVERLAP_BAR))
-    if profiled.ranks.rows:
-        out.put(overlap_legend(), indent=2)
+    out.table(
+        profiled.ranks,
+        bar=lambda row: overlap_bar(shares[row.ranks[0]], longest, _OVERLAP_BAR),
+        bar_legend=overlap_legend(),
+    )
 
 
 def _print_next(out: ReportConsole, report: Report, page: Path | None) -> None:

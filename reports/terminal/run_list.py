@@ -13,13 +13,13 @@ from ddpcheck.reports.terminal.console import ReportConsole
 
 _MOST_CODES = 8
 _FINDINGS = "findings"
-# Folders that were named by ddpcheck begin with the time.
+# Names that ddpcheck gives to folders begin with the start time.
 _TIMED = re.compile(r"\d{8}-\d{6}-")
 _STYLES = {"ok": "green", "findings": "bold red", "failed": "bold red", "running": "cyan"}
 
 
 class ListedRun(Protocol):
-    """What is known of one run without reading its records."""
+    """A run as far as it is known without reading its records."""
 
     @property
     def folder(self) -> str: ...
@@ -40,36 +40,36 @@ class ListedRun(Protocol):
 
 
 def render_list(runs: Sequence[ListedRun], where: str, console: Console) -> None:
-    """One row a run, in the order they come."""
-    ink = ReportConsole(console)
+    """One row for each run, in the given order."""
+    out = ReportConsole(console)
     if not runs:
-        ink.put(ink.text(f"There is no run in {where}."))
+        out.put(out.text(f"No runs in {where}."))
         return
-    # The time is told once.
-    apart = any(run.started and not _TIMED.match(run.folder) for run in runs)
-    when = ["started"] if apart else []
-    headers = ["run", *when, "ranks", "steps", "took", "verdict", "size", _FINDINGS]
-    table = ink.columns(headers, [_row(ink, run, apart) for run in runs])
+    # A start time in the name of the folder is not repeated.
+    with_start = any(run.started and not _TIMED.match(run.folder) for run in runs)
+    when = ["started"] if with_start else []
+    headers = ["run", *when, "ranks", "steps", "duration", "verdict", "size", _FINDINGS]
+    table = out.columns(headers, [_row(out, run, with_start) for run in runs])
     for title, column in zip(headers, table.columns, strict=True):
-        # A name that is torn apart cannot be copied.
+        # A wrapped name could not be copied.
         column.no_wrap = title != _FINDINGS
-    ink.put(table)
+    out.put(table)
 
 
-def _row(ink: ReportConsole, run: ListedRun, apart: bool) -> list[object]:
+def _row(out: ReportConsole, run: ListedRun, with_start: bool) -> list[object]:
     return [
         run.folder,
-        *([run.started[5:16].replace("T", " ")] if apart else []),
+        *([run.started[5:16].replace("T", " ")] if with_start else []),
         "-" if run.world_size is None else run.world_size,
         "-" if run.steps is None else run.steps,
-        "-" if run.seconds is None else _took(run.seconds),
-        ink.text(run.state, _STYLES.get(run.state, "yellow")),
+        "-" if run.seconds is None else _duration(run.seconds),
+        out.text(run.state, _STYLES.get(run.state, "yellow")),
         size_text(run.size),
         _codes(run.codes),
     ]
 
 
-def _took(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     """`0:42`, `12:05` or `2:10:00`."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

@@ -19,7 +19,7 @@ def check_table(report: Report) -> Table | None:
         row([check.name, Cell("", _MARKS.get(check.outcome, Mark.WARNING), check.outcome), check.detail])
         for check in report.checks
     )
-    return Table("Checks", columns, rows, noun="checks")
+    return Table("Checked", columns, rows, noun="checks")
 
 
 def environment_tables(report: Report) -> tuple[Table | None, Table | None]:

@@ -69,7 +69,7 @@ class RankValues:
 
 @dataclass(frozen=True)
 class StackGroup:
-    """Ranks that are at the same place."""
+    """Ranks with the same stack."""
 
     ranks: tuple[int, ...]
     step: object
@@ -195,7 +195,7 @@ def _groups(groups: Sequence[Mapping[str, Any]], outliers: Collection[int]) -> T
         mark = Mark.ERROR if set(group["ranks"]) <= set(outliers) else None
         text = "not recorded" if digest is None else str(digest)[:_DIGEST_CHARACTERS]
         rows.append(row([name_ranks(group["ranks"]), Cell(text, mark)], ranks=group["ranks"]))
-    columns = (Column("ranks"), Column("digest"))
+    columns = (Column("ranks"), Column("digest", code=True))
     return Table("Ranks grouped by identical weights:", columns, tuple(rows), noun="groups")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpcheck.analysis.report import Report
-from ddpcheck.formatting import rank_ranges, trace_units_size_text
+from ddpcheck.formatting import optional_size_text, rank_ranges
 from ddpcheck.reports.views.table import Column, Row, Table, known, numbers, row
 
 # With fewer samples than this a job was over before its hardware could be measured.
@@ -54,8 +54,8 @@ def _node_row(node: Node) -> Row:
             None if cpu is None else f"{cpu['mean']:.0f} %",
             None if cpu is None else f"{cpu['most']:.0f} %",
             node["cpus"],
-            trace_units_size_text(memory["most"]) or None,
-            trace_units_size_text(memory["total"]) or None,
+            optional_size_text(memory["most"]) or None,
+            optional_size_text(memory["total"]) or None,
             ", ".join(f"{each['name']} ({_speed(each['speed'])})" for each in node["interfaces"]),
             str(len(node["gpus"])) if node["gpus"] else no_gpus,
         ],
@@ -119,17 +119,17 @@ def _gpu_row(name: str, gpu: Gpu) -> Row:
         [
             name,
             gpu["name"],
-            trace_units_size_text(gpu["memory"]["most"]) or None,
-            trace_units_size_text(gpu["memory"]["total"]) or None,
+            optional_size_text(gpu["memory"]["most"]) or None,
+            optional_size_text(gpu["memory"]["total"]) or None,
             None if use is None else f"{use['mean']:.0f} %",
             known(clock.get("lowest_seen"), "{:.0f} MHz".format),
             None if mean_clock is None else f"{mean_clock:.0f} of {clock['highest']} MHz",
             known(gpu["temperature"], "{:.0f} C".format),
             known(gpu["power_watts"], "{:.0f} W".format),
             _pcie_link(gpu["pcie_link"]),
-            trace_units_size_text(nvlink.get("sent")) or None,
-            trace_units_size_text(pcie.get("sent")) or None,
-            trace_units_size_text(pcie.get("received")) or None,
+            optional_size_text(nvlink.get("sent")) or None,
+            optional_size_text(pcie.get("sent")) or None,
+            optional_size_text(pcie.get("received")) or None,
         ],
         weight=len(gpu["remarks"]),
     )
@@ -144,9 +144,7 @@ def _pcie_link(link: Mapping[str, Any]) -> str | None:
 
 def nvlink_table(report: Report) -> Table | None:
     rows = [
-        row(
-            [name, link["link"], trace_units_size_text(link["sent"]), trace_units_size_text(link["received"])]
-        )
+        row([name, link["link"], optional_size_text(link["sent"]), optional_size_text(link["received"])])
         for name, gpu in named_gpus(report)
         for link in gpu.get("nvlink_by_link") or ()
     ][:_MOST_ROWS]
@@ -161,7 +159,7 @@ def gpu_process_table(report: Report) -> Table | None:
                 name,
                 process["pid"],
                 None if process["rank"] is None else f"rank {process['rank']}",
-                trace_units_size_text(process["most"]),
+                optional_size_text(process["most"]),
             ]
         )
         for name, gpu in named_gpus(report)
@@ -200,10 +198,10 @@ def traffic_table(report: Report) -> Table | None:
         Column("link"),
         *numbers(("sent", "received", "expected", "of expected", "steps")),
     )
-    gradients, expected = trace_units_size_text(traffic["gradient_bytes"]), traffic.get("expected")
+    gradients, expected = optional_size_text(traffic["gradient_bytes"]), traffic.get("expected")
     legend = f"A step reduces {gradients} of gradients over {traffic['backend']}."
     if expected is not None:
-        legend += f" The expected traffic of all ranks together is {trace_units_size_text(expected)}."
+        legend += f" The expected traffic of all ranks together is {optional_size_text(expected)}."
     why_not = traffic.get("why_not")
     return Table(
         "Traffic",
@@ -229,9 +227,9 @@ def _traffic_rows(node: Node) -> list[Row]:
                     node["host"],
                     rank_ranges(node["ranks"]),
                     _link_name(node, kind),
-                    trace_units_size_text(moved["sent"]),
-                    trace_units_size_text(moved["received"]),
-                    known(expected, lambda size: trace_units_size_text(int(size))),
+                    optional_size_text(moved["sent"]),
+                    optional_size_text(moved["received"]),
+                    known(expected, lambda size: optional_size_text(int(size))),
                     None if share is None else f"{100 * share:.0f} %",
                     f"{node['steps']:.0f}",
                 ],

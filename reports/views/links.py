@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddpcheck.analysis.report import Report
-from ddpcheck.formatting import megabits_text, trace_units_size_text
+from ddpcheck.formatting import megabits_text, optional_size_text
 from ddpcheck.reports.views.table import Column, Row, Table, known, numbers, row
 
 
@@ -37,7 +37,7 @@ def _link_row(link: Mapping[str, Any]) -> Row:
             f"{link['source_address']} to {link['target_address']}",
             megabits_text(link["bandwidth"]),
             f"{100 * link['busy_share']:.0f} %",
-            trace_units_size_text(round(link["bytes"] / link["steps"])) if link["steps"] else None,
+            optional_size_text(round(link["bytes"] / link["steps"])) if link["steps"] else None,
             link["retransmits"],
             f"{link['min_rtt_us'] / 1000:.3g} ms",
         ],
@@ -60,8 +60,8 @@ def port_table(report: Report) -> Table | None:
             [
                 f"{port['node']} {port['name']}",
                 known(port["speed"], lambda speed: f"{speed / 1000:g} Gbit/s"),
-                trace_units_size_text(port["sent"]),
-                trace_units_size_text(port["received"]),
+                optional_size_text(port["sent"]),
+                optional_size_text(port["received"]),
                 port["errors"],
                 port["waited"],
             ],

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpcheck.analysis.finding import Severity
 from ddpcheck.analysis.report import Report
 from ddpcheck.formatting import rank_ranges
 from ddpcheck.reports.views.table import Cell, Column, Row, Table, numbers, row
+from ddpcheck.rules.registry import is_about
+from ddpcheck.rules.rule import Need
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.memory.table import RankMemoryRow
@@ -35,7 +38,10 @@ def memory_table(report: Report) -> Table | None:
     if not rows or report.memory is None:
         return None
     groups = similar_ranks(rows)
-    has_finding = any(finding.code == "DDP501" for finding in report.findings)
+    has_finding = any(
+        is_about(finding.code, Need.MEMORY) and finding.severity is not Severity.NOTE
+        for finding in report.findings
+    )
     total = report.memory.get("of") or len(rows)
     every = None
     if len(groups) < len(rows):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ddpcheck.analysis.overlap.model import BucketOverlap, Overlap, RankOverlap
 from ddpcheck.analysis.report import Report
-from ddpcheck.formatting import percent_text, rate_text, time_text, trace_units_size_text
+from ddpcheck.formatting import optional_size_text, percent_text, rate_text, time_text
 from ddpcheck.reports.views.table import Column, Row, Table, numbers, row
 from ddpcheck.traces.model import Shares
 
@@ -113,7 +113,7 @@ def _bucket_row(bucket: BucketOverlap) -> Row:
         [
             f"step {bucket.step}",
             bucket.bucket,
-            trace_units_size_text(bucket.bytes) or None,
+            optional_size_text(bucket.bytes) or None,
             time_text(bucket.transfer_ns) or None,
             time_text(bucket.skew_ns) or None,
             bucket.last_rank,

@@ -148,12 +148,12 @@ def _scaling(scaling: Scaling) -> list[str]:
         ("compute", scaling.compute),
         ("data", scaling.data),
         ("other", scaling.other),
-        ("exposed communication", scaling.exposed_communication),
-        ("waiting for stragglers", scaling.waiting_for_stragglers),
+        ("exposed comm", scaling.exposed_communication),
+        ("stragglers", scaling.waiting_for_stragglers),
     )
     shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in parts)
     return [
-        f"Share of a step: {shares}",
+        f"Step: {shares}",
         f"Scaling efficiency {100 * scaling.efficiency:.0f} % ({scaling.speed_up:.2f}x one rank)",
     ]
 

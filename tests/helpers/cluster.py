@@ -1,4 +1,4 @@
-"""Runs on several nodes, built by hand: ranks that step once a second, and what their launchers sampled."""
+"""Builds runs on several nodes: ranks that step once per second, and the samples of their launchers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BYTES = 4 * WIDTH * WIDTH
 
 @dataclass
 class Interface:
-    """An interface as a node tells of it, and the bytes that it sends and receives a second."""
+    """A network interface, and the bytes that it sends and receives per second."""
 
     name: str
     a_second: float = 0.0
@@ -54,17 +54,17 @@ class Cluster:
     steps: int = 60
     backend: str = "gloo"
     dtype: str = "float32"
-    # Reduced backwards in a step; None: gradients were not looked at.
+    # Reduced backwards per step; None: gradients were not recorded.
     reductions: float | None = 1.0
     hook: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     more_facts: Mapping[str, Any] = field(default_factory=dict)
     more_samples: Mapping[str, Any] = field(default_factory=dict)
-    # By node and address that its ranks send to: megabits a second while busy, and the share of time it is busy.
+    # By node and target address: Mbit/s while busy, and the busy share of the time.
     sends: Mapping[int, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
-    # By node: what its InfiniBand port counts a second, as the sampler does; and its rate in Mbit/s.
+    # By node: speed of its InfiniBand port in Mbit/s, and counters per second.
     ports: Mapping[int, tuple[int, list[int]]] = field(default_factory=dict)
-    # Microseconds of a step that ranks wait for communication; 0: steps are not clocked.
+    # Microseconds per step of waiting for communication; 0: no step times.
     wait: int = 0
     # By node, on top of these.
     own_samples: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ddpcheck.analysis.finding import Severity
 from ddpcheck.doctor.context import ConnectionAttempt, DoctorContext, HostClockOffset
 from ddpcheck.doctor.diagnosis import Diagnosis
 from ddpcheck.doctor.facts.record import Facts
@@ -125,7 +124,7 @@ def single(**changes: Any) -> DoctorContext:
 def problems(context: DoctorContext, name: str) -> list[Diagnosis]:
     """Diagnoses of the check `name` that are not "ok"."""
     [check] = [check for check in all_checks() if name == check.name]
-    return [one for one in check.run(context) if one.severity is not Severity.OK]
+    return [one for one in check.run(context) if not one.passed]
 
 
 def the_problem(context: DoctorContext, name: str) -> Diagnosis:

@@ -1,4 +1,4 @@
-"""Profiled steps made up for tests of the rules and the reports."""
+"""Synthetic profiled steps for tests of rules and reports."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def advice(gain_ms: float = 20, step_ms: float = 100, first: float = 8, cap: flo
 def overlap(
     exposed_ms: Sequence[float] = (25, 25, 25), took_ms: float = 100, compute_ms: float = 180, ranks: int = 2
 ) -> Overlap:
-    """As many steps as there are figures."""
+    """One step for each value of `exposed_ms`."""
     first = 5
     steps = tuple(
         StepOverlap(first + number, round(took_ms * MS), round(each * MS), 5 * MS)

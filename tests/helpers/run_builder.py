@@ -1,4 +1,4 @@
-"""Builds small run folders out of real record files, for tests of the analysis."""
+"""Builds small run folders from real record files, for tests of the analysis."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord
 from ddpcheck.records.kinds.rank import EndRecord, RankHeader
 from ddpcheck.records.registry import Record, to_line
 from ddpcheck.records.sketch_codec import pack
-from ddpcheck.records.sketch_shares import deal
+from ddpcheck.records.sketch_shares import distribute
 
 NAMES = ("body.weight", "body.bias", "head.weight")
-# Which tensors are not what they are on the other ranks, by rank.
-Odd = Mapping[int, Collection[str]]
+# Names of the tensors that differ from those of other ranks, by rank.
+Outliers = Mapping[int, Collection[str]]
 
 
 class RunBuilder:
-    """One attempt of a job; `save` writes the folder, `report` analyses it."""
+    """One attempt of a job. `save` writes the folder, `report` analyses it."""
 
     def __init__(
         self, folder: Path, world_size: int, session: str = "a1", algorithm: str = "xxh3-128"
@@ -81,13 +81,13 @@ class RunBuilder:
         group: Sequence[int] | None = None,
         names_on: Mapping[int, Sequence[str]] | None = None,
         buffers_on: Mapping[int, Sequence[str]] | None = None,
-        odd_before: Odd | None = None,
-        odd: Odd | None = None,
-        odd_buffers: Odd | None = None,
+        odd_before: Outliers | None = None,
+        odd: Outliers | None = None,
+        odd_buffers: Outliers | None = None,
         options: Mapping[str, Any] | None = None,
         ignored: Sequence[str] = (),
     ) -> RunBuilder:
-        """Every rank wraps a module; `names_on` gives some ranks other names."""
+        """Every rank wraps a module. `names_on` gives some ranks other names."""
         group = list(self.ranks if group is None else group)
         for rank in group:
             record = ModuleRecord(
@@ -123,7 +123,7 @@ class RunBuilder:
         names: Sequence[str] = NAMES,
         *,
         of: TensorKind = TensorKind.PARAMETERS,
-        odd: Odd | None = None,
+        odd: Outliers | None = None,
         width: int = 2,
         module: int = 0,
         optimizer: int | None = None,
@@ -165,17 +165,19 @@ class RunBuilder:
             self.say(rank, HyperRecord(0, step, dict(changed)))
         return self
 
-    def step(self, step: int, odd: Odd | None = None, **more: Any) -> RunBuilder:
+    def step(self, step: int, odd: Outliers | None = None, **more: Any) -> RunBuilder:
         """One optimizer step of every rank."""
         return self.look(Stage.PARAMS, step, odd=odd, **{"optimizer": 0, **more})
 
-    def train(self, steps: int, first: int = 0, odd: Odd | None = None) -> RunBuilder:
+    def train(self, steps: int, first: int = 0, odd: Outliers | None = None) -> RunBuilder:
         for step in range(first, first + steps):
             self.step(step, odd)
         return self
 
-    def rewrite(self, step: int, ranks: Collection[int], odd: Odd | None = None, how: str = "") -> RunBuilder:
-        """Some ranks write to their parameters before a step; those not in `odd` write what all held."""
+    def rewrite(
+        self, step: int, ranks: Collection[int], odd: Outliers | None = None, how: str = ""
+    ) -> RunBuilder:
+        """Some ranks write to their parameters before a step. Ranks that are not in `odd` write the values of all."""
         for rank in ranks:
             leaves = leaves_of(NAMES, step - 1, rank, (odd or {}).get(rank, ()))
             root = hashlib.blake2b(b"".join(leaves), digest_size=16).hexdigest()
@@ -198,12 +200,12 @@ class RunBuilder:
     def apply(
         self,
         step: int,
-        odd: Odd | None = None,
+        odd: Outliers | None = None,
         on: Mapping[int, Mapping[str, Any]] | None = None,
         ranks: Collection[int] | None = None,
         **fields: Any,
     ) -> RunBuilder:
-        """Ranks are about to apply gradients, as `fields` say, and on some ranks as `on` says."""
+        """Ranks are about to apply gradients. `fields`: fields of all records; `on`: other values on some ranks."""
         for rank in self.ranks if ranks is None else ranks:
             leaves = leaves_of(NAMES, step, rank, (odd or {}).get(rank, ()))
             root = hashlib.blake2b(b"".join(leaves), digest_size=16).hexdigest()
@@ -218,16 +220,16 @@ class RunBuilder:
         reduced_on: Mapping[int, Sequence[float]] | None = None,
         **fields: Any,
     ) -> RunBuilder:
-        """One reduced backward: `local` by rank, one number a parameter, and what came of it everywhere."""
+        """One reduced backward: `local` gradients by rank, one number per parameter, and the `reduced` gradients."""
         sizes = tuple(math.prod(row[2]) for row in self.rows(NAMES))
         for rank, own in local.items():
-            got = (reduced_on or {}).get(rank, reduced)
+            result = (reduced_on or {}).get(rank, reduced)
             record = BackwardRecord(
                 number=number,
                 **{"step": number - 1, **fields},
                 local=pack(map(sketch_of, own)),
-                reduced=pack(sketch_of(got[place]) for place in deal(sizes, self.world_size)[rank]),
-                root=repr(list(got)),
+                reduced=pack(sketch_of(result[index]) for index in distribute(sizes, self.world_size)[rank]),
+                root=repr(list(result)),
             )
             self.say(rank, record)
         return self
@@ -244,14 +246,14 @@ class RunBuilder:
         return self
 
     def capture(self, rank: int, step: int, tensors: Mapping[str, Any], optimizer: int = 0) -> RunBuilder:
-        """Keep real tensors, in a file that the safetensors package writes."""
+        """Write real tensors to a file with the safetensors package."""
         from safetensors.torch import save_file
 
         name = f"captures/rank-{rank}-{step}-{optimizer}.safetensors"
         (self.folder / "captures").mkdir(parents=True, exist_ok=True)
         save_file(dict(tensors), self.folder / name)
-        places = [NAMES.index(tensor) for tensor in tensors]
-        self.say(rank, CaptureRecord(0, "params", step, "parameters", optimizer, name, places))
+        indices = [NAMES.index(tensor) for tensor in tensors]
+        self.say(rank, CaptureRecord(0, "params", step, "parameters", optimizer, name, indices))
         return self
 
     def end(self, ranks: Collection[int] | None = None, time: float = 2000.0, **fields: Any) -> RunBuilder:
@@ -262,7 +264,7 @@ class RunBuilder:
     def exited(
         self, rank: int, time: float, signal: int | None = None, found_gone: bool = False
     ) -> RunBuilder:
-        """The launcher saw the process go, and perhaps by which signal; or found it gone."""
+        """The launcher observed the exit of the process, with its signal where given, or noticed it late."""
         note = {"kind": "rank_exit", "rank": rank, "pid": 100 + rank, "host": "node0", "time": time}
         if found_gone:
             note["found_gone"] = True
@@ -278,7 +280,7 @@ class RunBuilder:
         return self.folder
 
     def _path(self, rank: int) -> Path:
-        """The first free name, and the same one each time: another attempt is another builder."""
+        """The first free name, and the same at each call. Another attempt has another builder."""
         if rank not in self._paths:
             taken = len(list(self.folder.glob(f"rank-{rank:05d}*.jsonl")))
             self._paths[rank] = self.folder / f"rank-{rank:05d}{f'.{taken}' if taken else ''}.jsonl"
@@ -291,14 +293,14 @@ class RunBuilder:
         return [finding for finding in self.report().findings if finding.code == code or not code]
 
     def only(self, code: str) -> Finding:
-        """The one finding of the run that is more than a note; it has to be of this code."""
-        found = [finding for finding in self.report().findings if finding.severity.value != "note"]
-        assert [finding.code for finding in found] == [code]
-        return found[0]
+        """The only finding of the run that is not a note. It must have this code."""
+        findings = [finding for finding in self.report().findings if finding.severity.value != "note"]
+        assert [finding.code for finding in findings] == [code]
+        return findings[0]
 
 
 def leaves_of(names: Sequence[str], step: int, rank: int, odd: Collection[str]) -> list[bytes]:
-    """What each tensor digests to: the same on all ranks but for those that are odd on this one."""
+    """The digest of each tensor: equal on all ranks except for the tensors in `odd` on this rank."""
     return [
         hashlib.blake2b(f"{name} {step} {rank if name in odd else 'all'}".encode(), digest_size=16).digest()
         for name in names
@@ -306,7 +308,7 @@ def leaves_of(names: Sequence[str], step: int, rank: int, odd: Collection[str]) 
 
 
 def sketch_of(number: float) -> Sketch:
-    """Of a gradient that sketches to this number; NaN: of one with a value that is none."""
+    """A sketch with this value. NaN: the sketch of a gradient with a value that is not finite."""
     return Sketch(number, abs(number), int(number != number), 4)
 
 

@@ -1,4 +1,4 @@
-"""The parts of report.json that hold measurements, for any number of ranks, in the shape the analysis gives them."""
+"""The keys of report.json that hold measurements, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _PARTS = ("data", "forward", "backward", "optimizer", "other")
 
 
 def measurements(ranks: int = 4, late: int = 2) -> dict[str, Any]:
-    """One rank is late in loading data; the others wait for it."""
+    """One rank is a straggler in data loading."""
     return {
         "time": [_time(ranks, late)],
         "overlap": _overlap(ranks, late),
@@ -165,7 +165,7 @@ def _node(host: str, ranks: int) -> dict[str, Any]:
 
 
 def _links() -> dict[str, Any]:
-    """A ring of four nodes, of which the third has a slow cable."""
+    """A ring of four nodes; the links of the third are slow."""
     rates = {(0, 3): 185, (1, 0): 192, (2, 1): 44, (3, 2): 45}
     return {
         "nodes": [{"host": f"node{node}", "ranks": [node]} for node in range(4)],

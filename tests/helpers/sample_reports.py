@@ -1,4 +1,4 @@
-"""Reports for tests of reports: one whose every text attacks, and one of very many ranks."""
+"""Reports for tests: one with markup in every text, and one of many ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ddpcheck.reports.json_report import from_json, to_json
 
 STORED = Path(__file__).parents[1] / "stored_runs"
 ATTACK = "</script><script>window.attacked=1</script>\"'><img src=x onerror=window.attacked=1>"
-# Words that a report is read by; everything else is text.
+# Keys whose values are enums; every other string is text.
 _WORDS = {"schema", "verdict", "severity", "status", "code", "outcome", "part"}
 
 
@@ -29,14 +29,19 @@ def stored(name: str) -> Report:
     return analyse_run(STORED / name)
 
 
+def with_parts(report: Report, parts: dict[str, Any]) -> Report:
+    """The report with these keys of report.json replaced."""
+    return from_json(json.dumps({**json.loads(to_json(report)), **parts}))
+
+
 def attacking(name: str = "1-learning-rate") -> Report:
-    """A real report in which every text, and every key that the job chose, carries markup."""
+    """A real report with markup in every text."""
     document = json.loads(to_json(stored(name)))
     return from_json(json.dumps({key: attacked(key, value) for key, value in document.items()}))
 
 
 def attacked(key: str, value: Any) -> Any:
-    """The same with markup in every text."""
+    """The value with markup in every text."""
     if isinstance(value, str):
         return value if key in _WORDS else value + ATTACK
     if isinstance(value, list):
@@ -47,17 +52,19 @@ def attacked(key: str, value: Any) -> Any:
 
 
 def of_many_ranks(ranks: int = 1024, steps: int = 1000) -> Report:
-    """Two ranks part at step 400, one is never heard of from step 700 on."""
-    everyone = tuple(range(ranks))
-    odd = (17, ranks - 100)
+    """Two ranks diverge at step 400, and one has no records from step 700 on."""
+    all_ranks = tuple(range(ranks))
+    outliers = (17, ranks - 100)
     silent = ranks // 2
     points = tuple(range(0, steps, 48))
     norms = {
         str(rank): tuple(
-            round(math.exp(-step / 400) * (1 + 0.1 * math.sin(rank + step)) * (30 if rank in odd else 1), 4)
+            round(
+                math.exp(-step / 400) * (1 + 0.1 * math.sin(rank + step)) * (30 if rank in outliers else 1), 4
+            )
             for step in points
         )
-        for rank in everyone
+        for rank in all_ranks
     }
     return Report(
         verdict=Verdict.FINDINGS,
@@ -75,35 +82,35 @@ def of_many_ranks(ranks: int = 1024, steps: int = 1000) -> Report:
                 step=400,
                 stage="params",
                 parameter="layers.3.weight",
-                ranks=odd,
+                ranks=outliers,
                 evidence={
                     "groups": [
-                        {"ranks": [rank for rank in everyone if rank not in odd], "digest": "ab" * 16},
-                        {"ranks": list(odd), "digest": "cd" * 16},
+                        {"ranks": [rank for rank in all_ranks if rank not in outliers], "digest": "ab" * 16},
+                        {"ranks": list(outliers), "digest": "cd" * 16},
                     ],
                     "hyperparameters": [
                         {
                             "optimizer": 0,
                             "group": 0,
                             "name": "lr",
-                            "by_rank": {str(rank): 0.01 if rank in odd else 0.001 for rank in everyone},
+                            "by_rank": {str(rank): 0.01 if rank in outliers else 0.001 for rank in all_ranks},
                         }
                     ],
                 },
             ),
         ),
-        attempts=(AttemptSummary(0, ranks, steps, tuple(_rank(rank, steps, silent) for rank in everyone)),),
+        attempts=(AttemptSummary(0, ranks, steps, tuple(_rank(rank, steps, silent) for rank in all_ranks)),),
         checks=(Check("parameters after each step", steps, "differ", f"{steps} x {ranks} ranks"),),
         agreement=(
             AgreementHistory(
                 "0",
                 "Net",
-                everyone,
+                all_ranks,
                 (
                     AgreementInterval(-1, -1, 1),
                     AgreementInterval(0, 399, 400),
-                    AgreementInterval(400, 699, 300, odd),
-                    AgreementInterval(700, steps - 1, steps - 700, odd, (silent,)),
+                    AgreementInterval(400, 699, 300, outliers),
+                    AgreementInterval(700, steps - 1, steps - 700, outliers, (silent,)),
                 ),
             ),
         ),
@@ -119,12 +126,12 @@ def of_many_ranks(ranks: int = 1024, steps: int = 1000) -> Report:
             ),
         ),
         environment=(
-            EnvironmentRow("torch", (EnvironmentValue("2.13.0", everyone),)),
+            EnvironmentRow("torch", (EnvironmentValue("2.13.0", all_ranks),)),
             EnvironmentRow(
                 "NCCL_DEBUG",
                 (
-                    EnvironmentValue("", everyone[::2]),
-                    EnvironmentValue("INFO", everyone[1::2]),
+                    EnvironmentValue("", all_ranks[::2]),
+                    EnvironmentValue("INFO", all_ranks[1::2]),
                 ),
             ),
         ),
@@ -139,13 +146,13 @@ def of_many_ranks(ranks: int = 1024, steps: int = 1000) -> Report:
 
 
 def _rank(rank: int, steps: int, silent: int) -> RankSummary:
-    gone = rank == silent
+    died = rank == silent
     return RankSummary(
         rank=rank,
-        status=RankStatus.DIED if gone else RankStatus.FINISHED,
+        status=RankStatus.DIED if died else RankStatus.FINISHED,
         host=f"node{rank // 8:03d}",
         device=f"cuda:{rank % 8}",
-        steps=700 if gone else steps,
-        last_step=699 if gone else steps - 1,
+        steps=700 if died else steps,
+        last_step=699 if died else steps - 1,
         last_stage="params",
     )

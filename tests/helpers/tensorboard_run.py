@@ -1,4 +1,4 @@
-"""A run with something of everything that TensorBoard shows, built by hand."""
+"""A synthetic run with every kind of data that TensorBoard shows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.helpers.run_builder import RunBuilder
 
 RANKS = 3
 STEPS = 6
-PARTING = 4
-# Each rank's own gradients at every step, one number a parameter.
+DIVERGENCE_STEP = 4
+# Local gradients of each rank at every step, one number for each parameter.
 LOCAL = {0: [1.0, 0.0, 0.0], 1: [2.0, 0.0, 0.0], 2: [3.0, 0.0, 0.0]}
 LOSSES = {
     0: [0.5, 0.25, "nan", 1.0, 2.0, 3.0],
@@ -28,12 +28,12 @@ WAITS = {0: [10, 20, 30, 40, 50], 1: [15, 25, 5, 45, 55], 2: [30, 10, 35, 65, 5]
 
 
 def build(folder: Path) -> Path:
-    """Three ranks, of which rank 2 holds two other parameters from step 4 on."""
+    """Three ranks; two parameters of rank 2 diverge at step 4."""
     builder = RunBuilder(folder, RANKS).wrap().optimizer()
     for step in range(STEPS):
         builder.backward(step + 1, LOCAL, [2.0, 0.0, 0.0])
-        odd = {2: ("body.weight", "head.weight")} if step >= PARTING else None
-        builder.step(step, odd)
+        outliers = {2: ("body.weight", "head.weight")} if step >= DIVERGENCE_STEP else None
+        builder.step(step, outliers)
     for rank in builder.ranks:
         builder.say(rank, LossRecord(0, 0, LOSSES[rank]))
         builder.say(rank, clocks(WAITS[rank]))
@@ -47,7 +47,7 @@ def build(folder: Path) -> Path:
 
 
 def clocks(waits: list[int]) -> ClockRecord:
-    """Nobody saw how the first step began."""
+    """The beginning of the first step was not recorded."""
     count = len(waits)
     return ClockRecord(
         step=1,
@@ -63,7 +63,7 @@ def clocks(waits: list[int]) -> ClockRecord:
 
 
 def save_gradients(folder: Path) -> None:
-    """At steps 0 and 4; the reduced ones are the same on all ranks at step 0 alone."""
+    """At steps 0 and 4; reduced gradients are equal on all ranks at step 0 only."""
     (folder / "gradients").mkdir(parents=True)
     for rank in range(RANKS):
         for step in (0, 4):
@@ -78,7 +78,7 @@ def save_gradients(folder: Path) -> None:
 
 
 def links() -> LinksReport:
-    """Four nodes, of which node2 is slow."""
+    """Four nodes; node2 is slow."""
     nodes = tuple(Node(f"node{number}", (number,)) for number in range(4))
     rates = numpy.full((4, 4), 1e8)
     rates[2, :] = rates[:, 2] = 2e7

@@ -1,4 +1,4 @@
-"""Tensors that have a size, a device and often an address, and no memory that could be read there."""
+"""Tensors that have a size, a device and often an address, but no readable memory there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 
 class Opaque(torch.Tensor):
-    """A wrapper that does not say what it wraps."""
+    """A wrapper that does not expose its inner tensor."""
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Opaque:
@@ -21,7 +21,7 @@ class Opaque(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotImplementedError("no operation may be needed to find out that this cannot be read")
+        raise NotImplementedError("no operation may be needed to see that this tensor cannot be read")
 
 
 def fake() -> torch.Tensor:
@@ -32,7 +32,7 @@ def freed(step: int = 1) -> torch.Tensor:
     tensor = torch.ones(8)
     view = tensor[4::step]
     tensor.untyped_storage().resize_(0)
-    assert view.data_ptr() != 0  # not null, and not memory either
+    assert view.data_ptr() != 0  # not null, but not memory either
     return view
 
 
@@ -50,5 +50,5 @@ UNREADABLE: list[Callable[[], torch.Tensor]] = [
 
 
 def wrapper() -> torch.Tensor:
-    """Of this one the parts can be read, but there is nothing at its own address."""
+    """The inner tensors can be read, but there is no memory at the wrapper's own address."""
     return TwoTensor(torch.ones(3), torch.ones(3))

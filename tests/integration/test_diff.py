@@ -92,7 +92,7 @@ def test_one_change_to_the_bit(
     compared: Compare, a: str, b: str, step: int, stage: DiffSource, parameter: str | None
 ) -> None:
     for found in (compared(a, b), compared(b, a)):
-        assert (found.verdict, found.method) == (DiffVerdict.PARTED, Method.EXACT)
+        assert (found.verdict, found.method) == (DiffVerdict.DIVERGED, Method.EXACT)
         assert found.first is not None
         assert (found.first.step, found.first.stage, found.first.parameter) == (step, stage, parameter)
         assert found.first.ranks == (0, 1)
@@ -166,4 +166,4 @@ def test_the_command(diff: Callable[..., CommandResult]) -> None:
     assert all(word in headline for word in ("step 4", "rewritten", "4.bias"))
     assert max(map(len, diverged.stdout.splitlines())) <= 80
     document = json.loads(diff("one rank", "four ranks, undivided", "--json").stdout)
-    assert (document["verdict"], document["first"]["step"]) == (DiffVerdict.PARTED.value, 0)
+    assert (document["verdict"], document["first"]["step"]) == (DiffVerdict.DIVERGED.value, 0)

@@ -103,7 +103,7 @@ def test_a_late_rank_whose_gpu_is_too_hot(tmp_path: Path) -> None:
     report = json.loads((folder / "report.json").read_text())
     [finding] = [each for each in report["findings"] if each["code"] == "DDP402"]
     assert (finding["ranks"], finding["stage"]) == ([1], "forward"), said
-    assert finding["cause"].startswith("throttling: its GPU ("), said
+    assert finding["cause"].startswith("throttling: the clocks of its GPU ("), said
     assert finding["evidence"]["throttled"]["reasons"] == {"hardware thermal slowdown": 1.0}
     assert (finding["evidence"]["throttled"]["mhz"], finding["evidence"]["throttled"]["others_mhz"]) == (
         705,
@@ -169,7 +169,7 @@ def test_a_log_that_cannot_be_written(ddpcheck: RunWatched, tmp_path: Path) -> N
     (folder / f"node-{os.uname().nodename}.jsonl").mkdir(parents=True)
     watched = ddpcheck("sleep", 1, options=["--sample-hz", 5, "--fail-on", "never"])
     assert watched.status == 0, str(watched)
-    assert "lines of the node's log could not be written" in watched.finding("DDP605")["message"]
+    assert "lines of the node log could not be written" in watched.finding("DDP605")["message"]
     assert watched.report["hardware"] == {}
 
 
@@ -231,7 +231,7 @@ def test_traffic_between_hosts(lab: Lab, tmp_path: Path, interface: str, codes: 
     judge_startup(report["startup"])
     if warnings:
         assert "GLOO_SOCKET_IFNAME=net1" in warnings[0]["fix"]
-        assert warnings[0]["cause"] == "GLOO_SOCKET_IFNAME names it (net0)"
+        assert warnings[0]["cause"] == "GLOO_SOCKET_IFNAME selects it (net0)"
 
 
 def judge_startup(startup: dict[str, Any]) -> None:

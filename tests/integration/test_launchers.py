@@ -72,7 +72,7 @@ def test_accelerate_that_starts_one_process_only(ddpcheck: RunWatched) -> None:
     assert (watched.report["world_size"], watched.report["attempts"]) == (0, [])
     assert watched.codes() == ["DDP601"]
     finding = watched.finding("DDP601")
-    assert "No process under the command made a process group" in finding["message"]
+    assert "No process of the command created a process group" in finding["message"]
     assert "one process" in finding["cause"]
 
 

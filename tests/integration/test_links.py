@@ -34,7 +34,7 @@ def test_the_host_with_the_slow_cable_is_named_on_every_node(lab: Lab) -> None:
 
     assert [one.status for one in ended] == [10, 10, 10], "\n".join(map(str, ended))
     for one, host in zip(ended, lab.hosts, strict=True):
-        assert "node1 is slow, to and from everybody" in one.stdout
+        assert "node1 is slow in both directions, to all others" in one.stdout
         raw = json.loads((host.folder / "links.json").read_text())
         assert raw["slow"]
         assert raw["looks"] == 3  # a suspicion is measured again, and once more later

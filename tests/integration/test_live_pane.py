@@ -23,9 +23,9 @@ HEIGHT = 4
 DRIVER = """
 import sys
 sys.path.insert(0, {root!r})
-from ddpcheck.launcher import live_pane
+from ddpcheck.launcher.live import pane as live_pane
 from ddpcheck.records.node_log import NodeLog
-from ddpcheck.launcher.process import leave_as
+from ddpcheck.launcher.process.command import exit_like
 from ddpcheck.launcher.process.supervise import supervise
 from ddpcheck.launcher.live.terminal import Terminal
 import os
@@ -36,14 +36,14 @@ def tick():
     global turns
     turns += 1
     number = turns
-    pane.look_out()
+    pane.check_raw_mode()
     dots = lambda columns: "." * (columns - 20)
     pane.show(lambda columns: [f"\\x1b[32mPANEL{{row}} {{number}}{{dots(columns)}}\\x1b[m" for row in range({height})])
-live_pane.SETTLE_SECONDS = 0.1
+live_pane.RESIZE_PAUSE_SECONDS = 0.1
 with live_pane.LivePane(Terminal(), {height}) as pane:
     log = NodeLog(folder, host="here")
     status = supervise(command, dict(os.environ), on_tick=tick, tick_seconds=0.016, node_log=log, screen=pane)
-leave_as(status)
+exit_like(status)
 """
 
 Start = Callable[..., PtyScreen]

@@ -80,12 +80,12 @@ def test_on_a_terminal_it_follows_the_job(start: Start, tmp_path: Path) -> None:
     screen.until(lambda: any("DDP201 at step 3" in row for row in screen.lines()[-4:]))
     assert screen.lines()[-4].startswith("── ddpcheck ")
     assert "2 ranks" in screen.lines()[-4]
-    assert "step 4   replicas part at step 3" in screen.lines()[-3]
+    assert "step 4   replicas diverge at step 3" in screen.lines()[-3]
     # What another terminal sees of it meanwhile, without one of its own.
     seen = subprocess.run(
         [BIN / "ddpcheck", "watch", tmp_path / "run", "--once"], capture_output=True, text=True, check=True
     )
-    assert "under way, 2 ranks" in seen.stdout
+    assert "running, 2 ranks" in seen.stdout
     assert "DDP201 at step 3" in seen.stdout
     (tmp_path / "end").touch()
     assert screen.wait() == 10
@@ -132,7 +132,7 @@ def test_watching_on_a_terminal_ends_with_the_verdict(tmp_path: Path) -> None:
     stored = STORED / "1-bypass"
     screen = PtyScreen([str(BIN / "ddpcheck"), "watch", str(stored)], cwd=tmp_path, rows=40)
     assert screen.wait() == 0
-    assert any("Replicas part at step 0" in row for row in screen.lines())
+    assert any("Replicas diverge at step 0" in row for row in screen.lines())
     assert b"\x1b[?1049h" in screen.raw
     assert b"\x1b[?1049l" in screen.raw
     screen.close()

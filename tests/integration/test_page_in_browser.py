@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ddpcheck.reports.html.context import PageContext, page_context
 
 from ddpcheck.analysis.report import Report
-from ddpcheck.reports.html.page import render, to_html
+from ddpcheck.reports.html.page import to_html
 from tests.helpers.chromium import Tab, opened
 from tests.helpers.sample_measurements import measurements
-from tests.helpers.sample_reports import ATTACK, attacked, attacking, of_many_ranks, stored
+from tests.helpers.sample_reports import ATTACK, attacked, attacking, of_many_ranks, stored, with_parts
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]
 
@@ -62,16 +61,14 @@ def tab() -> Iterator[Tab]:
 def saved(folder: Path, report: Report, ranks: int = 0) -> Path:
     """The page of a report; with `ranks`, with measurements of so many."""
     path = folder / "report.html"
-    made = page_context(report)
-    measured = PageContext(report, {**made.document, **measurements(ranks)}) if ranks else made
-    path.write_text(render(measured), encoding="utf-8")
+    measured = with_parts(report, measurements(ranks)) if ranks else report
+    path.write_text(to_html(measured), encoding="utf-8")
     return path
 
 
 def test_markup_from_the_job_shows_as_text_and_nothing_is_loaded(tab: Tab, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    made = page_context(attacking())
-    page.write_text(render(PageContext(made.report, {**made.document, **attacked("", measurements(4))})))
+    page.write_text(to_html(with_parts(attacking(), attacked("", measurements(4)))))
     tab.open(page)
     assert tab.run("typeof window.attacked") == "undefined"
     shown = tab.run("document.body.innerText")
@@ -159,7 +156,7 @@ def test_the_heat_map_begins_with_the_slowest_and_leads_to_every_rank(tab: Tab, 
         "press('ArrowUp', 60); press('ArrowDown', 2); press('ArrowLeft', 30); })()"
     )
     said = tab.run(f"{figure}.querySelector('.readout').textContent")
-    assert said == "rank 2, part data: 4.997 ms more than the median rank"
+    assert said == "rank 2, phase data: 4.997 ms more than the median rank"
 
 
 def test_every_chart_and_every_line_can_be_reached_and_used_by_keyboard(tab: Tab, tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ import pytest
 
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.context import RuleContext
+from ddpcheck.analysis.node_notes import NodeNotes
 from ddpcheck.analysis.overlap.build import overlap_of
 from ddpcheck.analysis.overlap.model import Overlap
-from ddpcheck.analysis.run_reader import NodeNotes, RunReader
+from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.rules.performance.ddp401 import find
 from tests.helpers.commands import BIN, CommandResult
 from tests.helpers.paths import JOBS

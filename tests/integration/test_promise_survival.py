@@ -244,4 +244,4 @@ def test_a_folder_that_vanishes_leaves_the_job_alone(
     assert done.stdout == alone.stdout
     assert done.status == 1, str(done)
     assert "Traceback" not in done.stderr
-    assert "is gone" in done.stderr
+    assert "no longer exists" in done.stderr

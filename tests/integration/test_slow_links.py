@@ -83,4 +83,4 @@ def test_a_slow_cable_is_named_once_the_nodes_have_met(lab: Lab, tmp_path: Path)
     assert evidence["factor"] > 2
     # The slow link takes 0.22 s for 11 Mbit, a sound one 0.06.
     assert evidence["cost_ms"] == pytest.approx(170, rel=0.35)
-    assert "Links, while asked" in merged.stdout
+    assert "throughput while busy" in merged.stdout

@@ -151,4 +151,4 @@ def test_one_rank_reads_the_weights_and_all_read_other_things(tmp_path: Path) ->
     reader, other = startup["ranks"]
     # How long the reader slept, less what it may have been ahead.
     assert other["waited"] > reader["waited"] + 1.0
-    assert "Rank 0 alone read 20." in done.stderr
+    assert "Only rank 0 read 20." in done.stderr

@@ -18,7 +18,7 @@ import pytest
 
 from ddpcheck.analysis.network.connections import NodeLinks
 from ddpcheck.analysis.timeseries.links import link_matrices
-from ddpcheck.launcher.viewer import START
+from ddpcheck.launcher.viewer import CHARTS_FRAGMENT
 from ddpcheck.reports.tensorboard.link_image import link_image
 from tests.helpers.chromium import Tab, opened
 from tests.helpers.commands import BIN, environment
@@ -121,7 +121,9 @@ def server(watched: WatchedRun) -> Iterator[str]:
     with process, process.stdout:
         try:
             said = process.stdout.readline()
-            found = re.fullmatch(rf"TensorBoard shows run at (\S+){START} \(Ctrl-C ends it\)\n", said)
+            found = re.fullmatch(
+                rf"TensorBoard shows run at (\S+){CHARTS_FRAGMENT} \(press Ctrl-C to stop\)\n", said
+            )
             assert found, said
             _wait_until_read(found[1])
             yield found[1]
@@ -209,7 +211,7 @@ def test_scalars_of_all_runs(watched: WatchedRun, tab: Tab, server: str) -> None
 
 def test_custom_scalars_put_all_ranks_in_one_chart(tab: Tab, server: str) -> None:
     title = "Gradient norms: each rank's own, and the one after AllReduce"
-    text = shows(tab, server, START.removeprefix("#"), "Do the replicas agree?", title, *RUNS)
+    text = shows(tab, server, CHARTS_FRAGMENT.removeprefix("#"), "Do the replicas agree?", title, *RUNS)
     assert "What do the profiled steps hide?" in text
     # Smoothed, a step from 1 to 0 would look like a decline.
     assert tab.run(SMOOTHING) == 0
@@ -228,7 +230,7 @@ def test_text_with_the_verdict(tab: Tab, server: str) -> None:
         server,
         "text",
         "report/findings_about_this_rank",
-        "Replicas part at step 30",
+        "Replicas diverge at step 30",
         "DDP206",
         "Overlap in steps 5-7, by ddpcheck",
         "hidden behind itself",

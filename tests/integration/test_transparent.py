@@ -29,11 +29,11 @@ from ddpcheck.config import Config
 from ddpcheck.errors import CommandNotStarted
 from ddpcheck.launcher.environment import command_environment
 from ddpcheck.records.node_log import NodeLog
-from ddpcheck.launcher.process import leave_as
+from ddpcheck.launcher.process.command import exit_like
 from ddpcheck.launcher.process.supervise import StopRequest, supervise
-from ddpcheck.launcher import leftovers, supervise as supervision
+from ddpcheck.launcher.process import orphans, supervise as supervision
 if os.environ.get("TEST_HURRY"):
-    supervision.STOP_SECONDS = supervision.PATIENCE_SECONDS = leftovers.TERM_SECONDS = 0.5
+    supervision.STOP_SECONDS = supervision.GRACE_SECONDS = orphans.TERM_SECONDS = 0.5
 run_dir, stop, *command = sys.argv[1:]
 def on_tick():
     if stop == "raise":
@@ -47,7 +47,7 @@ except CommandNotStarted as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_status)
 log.write("driver", interrupted=status.interrupted, stop_reason=status.stop_reason)
-leave_as(status)
+exit_like(status)
 """
 
 

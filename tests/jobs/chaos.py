@@ -64,17 +64,17 @@ def everything(rank: int, world_size: int) -> list[Any]:
 
 
 def rank_main(rank: int, name: str, world_size: int, results: Any) -> None:
-    if rank == BROKEN_RANK and "ddpcheck.agent.guard" in sys.modules:
+    if rank == BROKEN_RANK and "ddpcheck.guard" in sys.modules:
         _break_entry_point(os.environ["BREAK"])
     battery.rank_main(rank, name, world_size, results)
-    if rank == BROKEN_RANK and "ddpcheck.agent.guard" in sys.modules and not os.environ["BREAK"]:
-        names = sorted(sys.modules["ddpcheck.agent.guard"].GUARD.entry_points)
+    if rank == BROKEN_RANK and "ddpcheck.guard" in sys.modules and not os.environ["BREAK"]:
+        names = sorted(sys.modules["ddpcheck.guard"].GUARD.entry_points)
         Path(os.environ["NOTES"], "entries.json").write_text(json.dumps(names))
 
 
 def _break_entry_point(wanted: str) -> None:
     """Replace the body of the entry point, now or when it is registered."""
-    guard = sys.modules["ddpcheck.agent.guard"].GUARD
+    guard = sys.modules["ddpcheck.guard"].GUARD
     protect = guard.protect
 
     def boom(*args: Any, **kwargs: Any) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddpcheck.records.sketch_shares import deal, shares
+from ddpcheck.records.sketch_shares import distribute, shares
 from tests.scale.epochs import Epochs
 from tests.scale.lines import Raw, digits, form_of, line_of
 from tests.scale.plan import Plan
@@ -206,7 +206,7 @@ class RankFiles:
 
 def _places(seed: Seed, ranks: int) -> dict[int, list[int]]:
     sizes = tuple(int(np.prod(row[2])) for row in seed.module.parameters)
-    return {rank: list(places) for rank, places in enumerate(deal(sizes, ranks))}
+    return {rank: list(places) for rank, places in enumerate(distribute(sizes, ranks))}
 
 
 @lru_cache(maxsize=4)

@@ -1,4 +1,4 @@
-"""The plugin for pytest: what it starts, how ranks find a function again, and what a failure says."""
+"""The pytest plugin: started commands, functions on ranks, and failure messages."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.helpers.sample_reports import stored
 
 
 def write_down(path: str, text: str = "nothing") -> None:
-    """Stands for a training function."""
+    """Replaces a training function."""
     Path(path).write_text(text)
 
 
 def checker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: Report | None, status: int
 ) -> tuple[plugin.Checker, list[list[str]]]:
-    """One whose jobs end at once, with this report."""
+    """A checker whose jobs end immediately with this report."""
     commands: list[list[str]] = []
 
     def run(command: Sequence[str], cwd: Path, timeout: float) -> tuple[int, str]:
@@ -40,7 +40,7 @@ def checker(
     return plugin.Checker(tmp_path, tmp_path), commands
 
 
-def test_a_script_is_started_on_ranks_under_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_is_started_on_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check, commands = checker(tmp_path, monkeypatch, stored("1-sound"), 0)
     report = check.run("train.py", "--epochs", 1, ranks=3, fail_on="warning", options=["--every", "2"])
     assert report.verdict is Verdict.OK
@@ -60,25 +60,25 @@ def test_a_finding_fails_the_test_and_is_in_the_message(
     with pytest.raises(pytest.fail.Exception) as failed:
         check.run("train.py")
     said = str(failed.value)
-    assert said.startswith("Replicas part at step 5: optimizers differ across ranks (rank 2)\n")
-    assert "group 0, lr     0.001   0.001   0.0001" in said
+    assert said.startswith("Replicas diverge at step 5 in 0.weight (DDP206)\n")
+    assert "group 0, lr  0.001   0.001   0.0001" in said
     assert "last line" not in said  # the job itself did not fail
 
 
-def test_a_job_that_fails_shows_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_job_shows_its_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = replace(stored("1-sound"), verdict=Verdict.FAILED, exit_code=1)
     check, _ = checker(tmp_path, monkeypatch, report, 1)
     with pytest.raises(pytest.fail.Exception, match="last line"):
         check.run("train.py")
 
 
-def test_no_report_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_report_fails_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check, _ = checker(tmp_path, monkeypatch, None, 0)
-    with pytest.raises(pytest.fail.Exception, match="left no report"):
+    with pytest.raises(pytest.fail.Exception, match="wrote no report"):
         check.run("train.py")
 
 
-def test_ranks_find_a_function_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_import_the_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check, commands = checker(tmp_path, monkeypatch, stored("1-sound"), 0)
     check.run(write_down, str(tmp_path / "said"), text="from a rank")
     assert commands[0][-3:-1] == ["-m", "ddpcheck.pytest_rank"]
@@ -87,7 +87,7 @@ def test_ranks_find_a_function_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (tmp_path / "said").read_text() == "from a rank"
 
 
-def test_a_module_of_another_name_is_loaded_from_its_file(
+def test_a_module_that_is_not_importable_is_loaded_from_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "elsewhere.py"
@@ -100,11 +100,13 @@ def test_a_module_of_another_name_is_loaded_from_its_file(
     assert (tmp_path / "said").read_text() == "no_such_name"
 
 
-def test_what_ranks_cannot_find_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_that_ranks_cannot_import_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check, commands = checker(tmp_path, monkeypatch, stored("1-sound"), 0)
-    with pytest.raises(TypeError, match="top of a module"):
+    with pytest.raises(TypeError, match="top level of a module"):
         check.run(lambda: None)
-    with pytest.raises(TypeError, match="travel as JSON"):
+    with pytest.raises(TypeError, match="JSON serializable"):
         check.run(write_down, object())
     assert commands == []
 

@@ -71,7 +71,7 @@ def test_all_was_compared(report: Report) -> None:
 
 
 def test_the_report_says_that_no_job_wrote_this(report: Report) -> None:
-    assert verdict_sentence(report).startswith("Made-up records")
+    assert verdict_sentence(report).startswith("Synthetic records")
     assert json.loads(to_json(report))["run"]["synthetic"]["made_from"] == STORED_SEED.name
 
 

@@ -1,1 +1,1 @@
-"""aggregate"""
+"""Per-attempt aggregate of all records, distributed to collectors."""

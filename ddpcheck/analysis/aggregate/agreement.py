@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from ddpcheck.analysis.aggregate.pending import PendingValues
-from ddpcheck.analysis.module_key import ModuleKey, members
+from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.timeseries.agreement import AgreementSeries
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord
@@ -117,7 +117,7 @@ class Agreement:
         if isinstance(record, DigestRecord) and record.stage == _REWRITTEN:
             self._rewrites.setdefault(moment, {})[rank] = record
             return
-        if self._pending.add(moment, members(module), rank, record):
+        if self._pending.add(moment, module[0], rank, record):
             self._finish(moment)
         elif len(self._pending) > MOST_PENDING:
             self._finish(self._pending.oldest())

@@ -55,7 +55,7 @@ class AgreementCollector(Collector):
     def end_rank(self, rank: RankData) -> None:
         self.agreement.end_rank(rank.number)
 
-    def end(self) -> None:
+    def end(self, attempt: Attempt) -> None:
         self.agreement.end_all()
 
 

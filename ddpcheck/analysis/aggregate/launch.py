@@ -93,7 +93,7 @@ class Attempt:
     def end(self) -> None:
         """All records were read."""
         for collector in self._collectors.values():
-            collector.end()
+            collector.end(self)
 
     @property
     def agreement(self) -> Agreement:

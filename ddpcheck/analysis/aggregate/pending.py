@@ -13,24 +13,24 @@ class PendingValues(Generic[Key, Value]):
     """Values by key and rank, in the order in which the first rank reported each key."""
 
     def __init__(self) -> None:
-        self._values: dict[Key, dict[int, Value]] = {}
-        self._missing: dict[Key, set[int]] = {}
+        # The values by rank, and the ranks that are missing. One table: hashing a key is the main cost of `add`.
+        self._entries: dict[Key, tuple[dict[int, Value], set[int]]] = {}
         # Ranks that report nothing more.
         self._ended: set[int] = set()
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._entries)
 
     def __iter__(self) -> Iterator[Key]:
-        return iter(self._values)
+        return iter(self._entries)
 
     def add(self, key: Key, group: Collection[int], rank: int, value: Value) -> bool:
         """Add the value of a rank. True if all ranks of the group have reported now, except those that ended."""
-        missing = self._missing.get(key)
-        if missing is None:
-            self._values[key] = {}
-            missing = self._missing[key] = set(group) - self._ended
-        self._values[key][rank] = value
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = ({}, set(group) - self._ended)
+        values, missing = entry
+        values[rank] = value
         missing.discard(rank)
         return not missing
 
@@ -42,7 +42,7 @@ class PendingValues(Generic[Key, Value]):
         """The rank reports nothing more. Returns the keys that waited only for it."""
         self._ended.add(rank)
         complete = []
-        for key, missing in self._missing.items():
+        for key, (_, missing) in self._entries.items():
             if rank in missing:
                 missing.discard(rank)
                 if not missing:
@@ -51,8 +51,7 @@ class PendingValues(Generic[Key, Value]):
 
     def take(self, key: Key) -> dict[int, Value]:
         """Remove and return the values of a key, by rank."""
-        del self._missing[key]
-        return self._values.pop(key)
+        return self._entries.pop(key)[0]
 
     def oldest(self) -> Key:
-        return next(iter(self._values))
+        return next(iter(self._entries))

@@ -38,7 +38,7 @@ class Collector:
     """Base class. A collector keeps a bounded amount of data, however long the job runs."""
 
     def __init__(self, attempt: Attempt) -> None:
-        """`attempt` gives access to other collectors; its records have not been read yet."""
+        """`attempt` gives access to other collectors. Do not keep it: a cycle would delay freeing its memory."""
 
     def begin_rank(self, rank: RankData) -> None:
         """The header of a rank was read."""
@@ -46,7 +46,7 @@ class Collector:
     def end_rank(self, rank: RankData) -> None:
         """The rank wrote its last record."""
 
-    def end(self) -> None:
+    def end(self, attempt: Attempt) -> None:
         """All records of the attempt were read."""
 
 

@@ -20,7 +20,6 @@ class GradientCollector(Collector):
     """Verifies reduced gradients."""
 
     def __init__(self, attempt: Attempt) -> None:
-        self._attempt = attempt
         self._agreement = attempt.agreement
         self.verifier = AllReduceVerifier(hashes=self._agreement.hashes)
 
@@ -37,9 +36,9 @@ class GradientCollector(Collector):
         if record.probe in SKETCH_PROBES:
             self.verifier.lost.add(rank.number)
 
-    def end(self) -> None:
-        ranks = self._attempt.ranks
-        members = {number for group, _ in self._attempt.modules() for number in group}
+    def end(self, attempt: Attempt) -> None:
+        ranks = attempt.ranks
+        members = {number for group, _ in attempt.modules() for number in group}
         self.verifier.lost |= {
             number for number in members if number not in ranks or ranks[number].end is None
         }

@@ -1,4 +1,4 @@
-"""Compares gradients that were saved whole: across ranks, and the reduced ones with the mean of the local ones."""
+"""Compares saved gradients element by element: across ranks, and the reduced ones with the mean of the local ones."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ddpcheck.analysis.tensor_values import CapturedTensors, element_size, value
 from ddpcheck.errors import RunNotFound
 
 FOLDER = "gradients"
-# As many values of a tensor as people compare by eye.
+# Values of a tensor that reports show.
 SHOWN = 4
-# Beyond this the element-wise comparison would take too long; the bits of the ranks are compared all the same.
+# More elements would take too long to compare one by one; the bytes of the ranks are compared in any case.
 MOST_ELEMENTS = 2_000_000
 
 _FILE = re.compile(
@@ -27,7 +27,7 @@ _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat
 
 @dataclass(frozen=True)
 class SavedStage:
-    """One tensor on one rank."""
+    """One saved tensor of one rank."""
 
     norm: float
     first: tuple[Any, ...]
@@ -51,15 +51,15 @@ class SavedParameter:
 
 @dataclass(frozen=True)
 class SavedGradients:
-    """All that was saved of one module at one step."""
+    """The saved tensors of one module at one step."""
 
     step: int
     module: int
     ranks: tuple[int, ...]
     parameters: tuple[SavedParameter, ...]
-    # Ranks of the module's group of which there is no file.
+    # Ranks of the module's group without a file.
     missing: tuple[int, ...] = ()
-    # Which of the attempts that saved this step, and how many did: a restart may come by a step again.
+    # Number of this attempt among those that saved this step, and their count: a restart may repeat a step.
     attempt: int = 0
     attempts: int = 1
 
@@ -75,40 +75,40 @@ class Saved:
 
 
 def saved_files(path: Path) -> list[list[Saved]]:
-    """All that was saved, attempt by attempt, the oldest first; damaged files are left out."""
+    """All saved files by attempt, the oldest first; damaged files are skipped."""
     by_attempt: dict[str, list[Saved]] = {}
     for file in sorted((path / FOLDER).glob("*.safetensors"), key=_age):
         match = _FILE.fullmatch(file.name)
-        if match is not None and (kept := CapturedTensors(file)).entries():
-            saved = Saved(int(match["step"]), int(match["module"]), int(match["rank"]), kept)
+        if match is not None and (tensors := CapturedTensors(file)).entries():
+            saved = Saved(int(match["step"]), int(match["module"]), int(match["rank"]), tensors)
             by_attempt.setdefault(match["start"] or "", []).append(saved)
     return list(by_attempt.values())
 
 
-# By module, and by group: ranks of different groups count their modules each on their own. Then by rank.
+# By module and group (ranks of different groups number their modules separately), then by rank.
 _Files = dict[tuple[int, tuple[int, ...]], dict[int, list[CapturedTensors]]]
 
 
 def saved_gradients(path: Path, step: int) -> list[SavedGradients]:
-    """One entry an attempt and module; RunNotFound where nothing was saved at that step."""
+    """One entry per attempt and module; RunNotFound if nothing was saved at that step."""
     by_attempt: dict[str, _Files] = {}
     steps: set[int] = set()
-    # Oldest first, and with it the attempts.
+    # Oldest first, so attempts are in order.
     for file in sorted((path / FOLDER).glob("*.safetensors"), key=_age):
         match = _FILE.fullmatch(file.name)
         if match is None:
             continue
         steps.add(int(match["step"]))
         if int(match["step"]) == step:
-            kept = CapturedTensors(file)
-            if kept.entries():
+            tensors = CapturedTensors(file)
+            if tensors.entries():
                 modules = by_attempt.setdefault(match["start"] or "", {})
-                key = (int(match["module"]), _ranks(kept.note("group")))
-                modules.setdefault(key, {}).setdefault(int(match["rank"]), []).append(kept)
+                key = (int(match["module"]), _ranks(tensors.note("group")))
+                modules.setdefault(key, {}).setdefault(int(match["rank"]), []).append(tensors)
     if not by_attempt:
-        there = ", ".join(map(str, sorted(steps)[:10]))
-        hint = f"there are some of step {there}" if steps else "run the job with --save-gradients"
-        raise RunNotFound(f"{path} holds no gradients of step {step}: {hint}.")
+        available = ", ".join(map(str, sorted(steps)[:10]))
+        hint = f"saved steps: {available}" if steps else "run the job with --save-gradients"
+        raise RunNotFound(f"{path} has no saved gradients of step {step} ({hint}).")
     return [
         replace(_module(step, module, group, files), attempt=number, attempts=len(by_attempt))
         for number, modules in enumerate(by_attempt.values())
@@ -149,36 +149,36 @@ def _parameter(
         }
         for part in ("local", "reduced", "before", "after")
     }
-    sides = {part: {rank: _side(data, dtype) for rank, data in rows.items()} for part, rows in raw.items()}
+    stages = {part: {rank: _stage(data, dtype) for rank, data in rows.items()} for part, rows in raw.items()}
     return SavedParameter(
         name=name,
         dtype=dtype,
         shape=shape,
-        local=sides["local"],
-        reduced=sides["reduced"],
-        before=sides["before"],
-        after=sides["after"],
+        local=stages["local"],
+        reduced=stages["reduced"],
+        before=stages["before"],
+        after=stages["after"],
         reduced_equal=len(set(raw["reduced"].values())) <= 1,
-        off_mean=_off_mean(raw["local"], raw["reduced"], size, dtype),
+        off_mean=_deviation_from_mean(raw["local"], raw["reduced"], size, dtype),
     )
 
 
 def _numbers(data: bytes, dtype: str, most: int | None = None) -> Iterable[Any]:
     size = element_size(dtype)
     end = len(data) if most is None else min(len(data), most * size)
-    return (value(data[at : at + size], dtype) for at in range(0, end, size))
+    return (value(data[offset : offset + size], dtype) for offset in range(0, end, size))
 
 
-def _side(data: bytes, dtype: str) -> SavedStage:
+def _stage(data: bytes, dtype: str) -> SavedStage:
     numbers = [x for x in _numbers(data, dtype, MOST_ELEMENTS) if isinstance(x, (int, float))]
     norm = math.hypot(*numbers) if all(map(math.isfinite, numbers)) else math.nan
     return SavedStage(norm, tuple(_numbers(data, dtype, SHOWN)))
 
 
-def _off_mean(
+def _deviation_from_mean(
     local: Mapping[int, bytes], reduced: Mapping[int, bytes], ranks: int, dtype: str
 ) -> float | None:
-    """Of the rank that is worst off. None where some rank's side is missing or cut short, or cannot be added."""
+    """The largest deviation of any rank. None if a rank's tensor is missing or truncated, or cannot be added."""
     if len(local) < ranks or not reduced or dtype not in ("float64", "float32", "float16", "bfloat16"):
         return None
     length = len(next(iter(local.values())))
@@ -189,9 +189,9 @@ def _off_mean(
     worst = 0.0
     for result in set(reduced.values()):
         columns = [_numbers(data, dtype, MOST_ELEMENTS) for data in (*local.values(), result)]
-        for *row, got in zip(*columns, strict=True):
-            if not all(map(math.isfinite, (*row, got))):
+        for *row, reduced_value in zip(*columns, strict=True):
+            if not all(map(math.isfinite, (*row, reduced_value))):
                 return None
-            # Each divided on its own: sums of very large numbers have no room in a float.
-            worst = max(worst, abs(math.fsum(x / ranks for x in row) - got))
+            # Divide each term: the sum of very large numbers may overflow.
+            worst = max(worst, abs(math.fsum(x / ranks for x in row) - reduced_value))
     return worst

@@ -1,7 +1,7 @@
-"""The sketches of one backward, all ranks' side by side: one row a rank, one column a parameter.
+"""The sketches of one backward as a table: one row per rank, one column per parameter.
 
-A thousand ranks of a hundred parameters have as many sketches in each step, so none is taken out by itself: a column is
-cut from the bytes of all rows at once, and what the mean check asks of it is summed up in as few calls as possible.
+A thousand ranks with a hundred parameters write 100,000 sketches per step, so none is decoded by itself: a column is
+sliced from the bytes of all rows at once, and summed for the mean check in as few calls as possible.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from operator import mul
 
 from ddpcheck.records.sketch_codec import ITEM_BYTES, OF_CODE, Packed, unpack_one, unwrap
 
-_NO_NUMBER = 255
+_NOT_FINITE = 255
+_BIG_ENDIAN = array("i", [1]).tobytes()[0] == 0
 _UNITS = tuple(code.unit for code in OF_CODE)
 _SQUARES = tuple(code.norm * code.norm_low for code in OF_CODE)
 
-# How many ranks had which norm, the largest first; those without a gradient, or with zeros, are not in it.
+# Norms and how many ranks have each, the largest first; ranks without a gradient, or with zeros, do not count.
 Norms = tuple[tuple[float, int], ...]
 
 
 class Parts:
-    """What all ranks put into one reduced gradient, summed up."""
+    """The local gradients of all ranks for one reduced gradient, summed."""
 
     __slots__ = ("error", "known", "nonfinite", "norm", "norms", "partial", "ranks", "value")
 
@@ -31,12 +32,12 @@ class Parts:
     ) -> None:
         self.value, self.error = value, error
         self.norms = norms
-        # Whether all are known; and whether some had values that are not finite.
+        # Whether all are known, and whether some have NaN or infinity.
         self.known, self.nonfinite = known, nonfinite
-        # How many ranks had a gradient, and the sum of their norms.
+        # How many ranks have a gradient, and the sum of their norms.
         self.ranks, self.norm = 0, 0.0
-        # Every addition rounds its own result. Results are longest when the ranks come one after the other, largest
-        # first: the sum of all of them but the first, which is none, and the last, which is the reduced gradient.
+        # Every addition rounds its result. The partial sums have the largest norms if ranks are added one by one,
+        # largest first. This is the sum of these norms without the first (no addition) and the last (the result).
         self.partial = 0.0
         for norm, count in norms:
             self.partial += self.norm * count + norm * (count * (count + 1) / 2)
@@ -44,45 +45,45 @@ class Parts:
             self.norm += norm * count
         self.partial = self.partial - norms[0][0] - self.norm if self.ranks > 2 else 0.0
 
-    def without(self, left: Packed) -> Parts:
-        """All but one rank's."""
-        if not self.known or not left.norm:
+    def without(self, own: Packed) -> Parts:
+        """The sum without one rank's gradient."""
+        if not self.known or not own.norm:
             return self
-        norms = tuple((norm, count - (norm == left.norm)) for norm, count in self.norms)
+        norms = tuple((norm, count - (norm == own.norm)) for norm, count in self.norms)
         kept = tuple((norm, count) for norm, count in norms if count)
-        return Parts(self.value - left.value, self.error - left.error, kept)
+        return Parts(self.value - own.value, self.error - own.error, kept)
 
 
 NOTHING = Parts(0.0, 0.0, ())
 
 
 def parts_of(ranks: Iterable[Packed]) -> Parts:
-    """Of a few sketches that are at hand one by one."""
-    some = [packed for packed in ranks if packed.norm]
+    """The sum of a few decoded sketches."""
+    nonzero = [packed for packed in ranks if packed.norm]
     counts: dict[float, int] = {}
-    for packed in some:
+    for packed in nonzero:
         counts[packed.norm] = counts.get(packed.norm, 0) + 1
     return Parts(
-        value=math.fsum(packed.value for packed in some if packed.known),
-        error=math.fsum(packed.error for packed in some if packed.known),
+        value=math.fsum(packed.value for packed in nonzero if packed.known),
+        error=math.fsum(packed.error for packed in nonzero if packed.known),
         norms=tuple(sorted(counts.items(), reverse=True)),
-        known=all(packed.known for packed in some),
-        nonfinite=any(packed.nonfinite for packed in some),
+        known=all(packed.known for packed in nonzero),
+        nonfinite=any(packed.nonfinite for packed in nonzero),
     )
 
 
 class SketchTable:
-    """Made of the texts of all ranks; ValueError where one is damaged."""
+    """Decoded from the records of all ranks; ValueError if one is damaged."""
 
     def __init__(self, texts: Mapping[int, str]) -> None:
         self._rows = {rank: unwrap(text) for rank, text in texts.items()}
         longest = max(map(len, self._rows.values()), default=0)
-        # Shorter rows end in zeros, which add nothing to a mean.
+        # Shorter rows are padded with zeros, which add nothing to a mean.
         self._bytes = b"".join(row.ljust(longest, b"\0") for row in self._rows.values())
         self._width = longest
 
     def __len__(self) -> int:
-        """Columns."""
+        """The number of columns."""
         return self._width // ITEM_BYTES
 
     @property
@@ -93,45 +94,47 @@ class SketchTable:
         return any(self._codes(rank))
 
     def all_known(self, rank: int) -> bool:
-        return _NO_NUMBER not in self._codes(rank)
+        return _NOT_FINITE not in self._codes(rank)
 
     def row(self, rank: int) -> list[Packed]:
         size = len(self._rows.get(rank, b""))
-        return [self._at(rank, place) for place in range(size // ITEM_BYTES)]
+        return [self._at(rank, index) for index in range(size // ITEM_BYTES)]
 
-    def at(self, rank: int, place: int) -> Packed | None:
-        """None where the rank has no such column."""
-        return self._at(rank, place) if ITEM_BYTES * place < len(self._rows[rank]) else None
+    def at(self, rank: int, index: int) -> Packed | None:
+        """None if the rank has no such column."""
+        return self._at(rank, index) if ITEM_BYTES * index < len(self._rows[rank]) else None
 
     def square(self, rank: int | None = None) -> float | None:
-        """Of the norm of all the rank's gradients together, or of all ranks'. Each norm is known between two bounds,
-        a factor of 1.4 apart: the middle of them is taken."""
+        """The squared norm of all gradients of a rank, or of all ranks.
+
+        Each norm is known between two bounds, a factor of 1.4 apart; their geometric mean is used.
+        """
         codes = self._bytes[::ITEM_BYTES] if rank is None else self._codes(rank)
-        if not codes or _NO_NUMBER in codes:
+        if not codes or _NOT_FINITE in codes:
             return None
         return math.fsum(map(_SQUARES.__getitem__, codes))
 
-    def parts(self, place: int) -> Parts:
-        """One column summed up."""
-        begin = ITEM_BYTES * place
+    def parts(self, index: int) -> Parts:
+        """The sum of one column."""
+        begin = ITEM_BYTES * index
         codes = self._bytes[begin :: self._width]
-        if _NO_NUMBER in codes:
-            return parts_of(self._at(rank, place) for rank in self._rows if self.at(rank, place) is not None)
+        if _NOT_FINITE in codes:
+            return parts_of(self._at(rank, index) for rank in self._rows if self.at(rank, index) is not None)
         steps = bytearray(4 * len(codes))
         for byte in range(4):
             steps[byte::4] = self._bytes[begin + 1 + byte :: self._width]
-        found = sorted(((code, codes.count(code)) for code in set(codes) if code), reverse=True)
+        counts = sorted(((code, codes.count(code)) for code in set(codes) if code), reverse=True)
         return Parts(
             value=math.fsum(map(mul, _signed(steps), map(_UNITS.__getitem__, codes))),
-            error=sum([OF_CODE[code].error * count for code, count in found]),
-            norms=tuple([(OF_CODE[code].norm, count) for code, count in found]),
+            error=sum([OF_CODE[code].error * count for code, count in counts]),
+            norms=tuple([(OF_CODE[code].norm, count) for code, count in counts]),
         )
 
     def _codes(self, rank: int) -> bytes:
         return self._rows[rank][::ITEM_BYTES]
 
-    def _at(self, rank: int, place: int) -> Packed:
-        return unpack_one(self._rows[rank][ITEM_BYTES * place : ITEM_BYTES * (place + 1)])
+    def _at(self, rank: int, index: int) -> Packed:
+        return unpack_one(self._rows[rank][ITEM_BYTES * index : ITEM_BYTES * (index + 1)])
 
 
 def _signed(little_endian: bytearray) -> array[int]:
@@ -140,6 +143,3 @@ def _signed(little_endian: bytearray) -> array[int]:
     if _BIG_ENDIAN:
         numbers.byteswap()
     return numbers
-
-
-_BIG_ENDIAN = array("i", [1]).tobytes()[0] == 0

@@ -1,1 +1,1 @@
-"""data"""
+"""Batches, data loaders and the distribution of samples over ranks."""

@@ -8,8 +8,8 @@ from ddpcheck.analysis.aggregate.pending import PendingValues
 from ddpcheck.analysis.aggregate.rank_data import RankData
 from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
 from ddpcheck.analysis.data.batches import Batches, ModuleBatches
-from ddpcheck.analysis.data.split import EpochSplit, Pass, split
-from ddpcheck.analysis.module_key import ModuleKey, members
+from ddpcheck.analysis.data.split import EpochSplit, LoaderPass, split
+from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.records.kinds.data import BatchRecord, EpochRecord, LoaderRecord
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ class RepeatedOrder:
 
     def __init__(self) -> None:
         # The last pass by rank; by epoch, the ranks that repeated the order and those that could be compared.
-        self._last: dict[int, Pass] = {}
+        self._last: dict[int, LoaderPass] = {}
         self.same: dict[int, set[int]] = {}
         self.compared: dict[int, set[int]] = {}
-        self.example: Pass | None = None
+        self.example: LoaderPass | None = None
 
-    def add(self, rank: int, now: Pass) -> None:
+    def add(self, rank: int, now: LoaderPass) -> None:
         before, self._last[rank] = self._last.get(rank), now
         if before is None or now.loader.iterable or not now.epoch.head or not before.epoch.head:
             return
@@ -57,7 +57,7 @@ class DataCollector(Collector):
         # Loaders by rank; and the modules that train on an IterableDataset.
         self._loaders: dict[tuple[int, int], LoaderRecord] = {}
         self.iterable: set[ModuleKey] = set()
-        self._pending: PendingValues[EpochKey, Pass] = PendingValues()
+        self._pending: PendingValues[EpochKey, LoaderPass] = PendingValues()
 
     @collects(LoaderRecord)
     def add_loader(self, rank: RankData, record: LoaderRecord) -> None:
@@ -72,7 +72,7 @@ class DataCollector(Collector):
         loader = self._loaders.get((rank.number, record.loader))
         if loader is None:
             return
-        now = Pass(loader, record)
+        now = LoaderPass(loader, record)
         if not now.trained:
             return
         if loader.iterable:
@@ -82,7 +82,7 @@ class DataCollector(Collector):
         key = (module, record.loader, record.epoch)
         if len(self.splits.get(module, ())) >= _most_epochs(len(module[0])):
             return
-        if self._pending.add(key, members(module), rank.number, now):
+        if self._pending.add(key, module[0], rank.number, now):
             self._finish(key)
         elif len(self._pending) > MOST_PENDING:
             self._finish(self._pending.oldest())
@@ -95,7 +95,7 @@ class DataCollector(Collector):
         for key in self._pending.end_rank(rank.number):
             self._finish(key)
 
-    def end(self) -> None:
+    def end(self, attempt: Attempt) -> None:
         self.batches.end_all()
         for key in sorted(self._pending):
             self._finish(key)

@@ -1,4 +1,4 @@
-"""Judges whether equal batches are a mistake, a coincidence, or an input that is meant never to change."""
+"""Classifies equal batches on several ranks: a mistake, a coincidence, or a constant input."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from enum import Enum
 
 from ddpcheck.analysis.data.batches import ModuleBatches
 
-# Different values in a batch: with fewer, two batches may well be equal by chance.
-PLENTY = 16
-FEW = 4
-ALONE = 32
-# The share of forwards at which ranks must have the same batch, by how much a batch holds.
-SHARE_OF_PLENTY = 0.2
-SHARE_OF_SOME = 0.5
-LEAST = 2
+# Distinct values in a batch: with few values, two batches may be equal by chance.
+MANY_VALUES = 16
+FEW_VALUES = 4
+# For a job with a single forward.
+SINGLE_FORWARD_VALUES = 32
+# The least share of forwards with equal batches, for batches with many values and for others.
+LEAST_SHARE_OF_MANY = 0.2
+LEAST_SHARE_OF_FEW = 0.5
+LEAST_REPEATS = 2
 
 
 class Sameness(str, Enum):
-    """What equal batches come to."""
+    """How often ranks had equal batches."""
 
     NONE = "none"
     CONSTANT = "constant"
@@ -25,19 +26,19 @@ class Sameness(str, Enum):
     DUPLICATED = "duplicated"
 
 
-def sameness(seen: ModuleBatches) -> Sameness:
-    tally = seen.batches
-    if not tally.same:
+def sameness(module: ModuleBatches) -> Sameness:
+    batches = module.batches
+    if not batches.same:
         return Sameness.NONE
-    if seen.forwards == 1:
-        return Sameness.DUPLICATED if tally.variety >= ALONE else Sameness.NONE
-    # Zeros, ones, the number of the step: inputs that stand for nothing.
-    if tally.variety < FEW:
+    if module.forwards == 1:
+        return Sameness.DUPLICATED if batches.variety >= SINGLE_FORWARD_VALUES else Sameness.NONE
+    # Constant inputs such as zeros, ones or the number of the step.
+    if batches.variety < FEW_VALUES:
         return Sameness.NONE
-    if tally.compared == 1:
+    if batches.compared == 1:
         return Sameness.CONSTANT
-    plenty = tally.variety >= PLENTY
-    share = tally.same / tally.compared
-    if tally.same >= LEAST and share >= (SHARE_OF_PLENTY if plenty else SHARE_OF_SOME):
+    many = batches.variety >= MANY_VALUES
+    share = batches.same / batches.compared
+    if batches.same >= LEAST_REPEATS and share >= (LEAST_SHARE_OF_MANY if many else LEAST_SHARE_OF_FEW):
         return Sameness.DUPLICATED
-    return Sameness.NOW_AND_THEN if plenty and tally.same >= LEAST else Sameness.NONE
+    return Sameness.NOW_AND_THEN if many and batches.same >= LEAST_REPEATS else Sameness.NONE

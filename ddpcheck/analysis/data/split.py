@@ -1,4 +1,4 @@
-"""How an epoch's samples were dealt out to the ranks: shares, overlap, what is missing, padding."""
+"""How the samples of an epoch were distributed over ranks: shares, overlap, missing samples and padding."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 from ddpcheck.records.kinds.data import EpochRecord, LoaderRecord
 
-# A map has one bit for each marked sample; nothing that unpacks to more was written by us.
+# Limit of an unpacked bitmap: ddpcheck writes none that is larger.
 MOST_BYTES = 1 << 16
-# Samplers of torch, accelerate, transformers and Lightning that give every sample once.
-KNOWN = {
+# Samplers of torch, accelerate, transformers and Lightning that draw every sample once.
+KNOWN_SAMPLERS = {
     "BatchSampler",
     "BatchSamplerShard",
     "DistributedLengthGroupedSampler",
@@ -29,31 +29,31 @@ KNOWN = {
 
 
 @dataclass(frozen=True)
-class Pass:
-    """What one rank said of one epoch."""
+class LoaderPass:
+    """One epoch of a loader on one rank."""
 
     loader: LoaderRecord
     epoch: EpochRecord
 
     @property
     def trained(self) -> bool:
-        """Whether most of its batches were trained on: evaluation has a loader too."""
+        """Whether most of its batches were used for training, not for evaluation."""
         return self.epoch.fed > 0 and 2 * self.epoch.fed >= self.epoch.yielded
 
 
 @dataclass(frozen=True)
 class EpochSplit:
-    """One epoch of one loader over all ranks; counts are estimates where the dataset is very large."""
+    """One epoch of one loader over all ranks. Counts are estimates for very large datasets."""
 
     loader: int
     epoch: int
     module: int
     step: int
     samples: int
-    passes: Mapping[int, Pass]
+    passes: Mapping[int, LoaderPass]
     exact: bool
     complete: bool
-    # None: not known, or not to be told of an epoch that was left early.
+    # None: not known, for example because the epoch ended early.
     overlap: int | None
     missing: int | None
     padding: int | None
@@ -64,20 +64,20 @@ class EpochSplit:
 
     @property
     def global_batch(self) -> int:
-        """The most that padding or leaving out the last batch can come to."""
+        """Samples of a step over all ranks: the upper limit of padding, and of samples dropped with the last batch."""
         return len(self.passes) * max(each.epoch.largest for each in self.passes.values())
 
     def one(self, fact: str) -> Any:
-        """What all ranks' samplers say of themselves, if they say the same; else None."""
-        said = {getattr(each.loader, fact) for each in self.passes.values()}
-        return said.pop() if len(said) == 1 else None
+        """The value of a loader attribute if it is equal on all ranks; otherwise None."""
+        values = {getattr(each.loader, fact) for each in self.passes.values()}
+        return values.pop() if len(values) == 1 else None
 
     def known_sampler(self) -> bool:
-        """Whether it is known of these samplers what they should do; others may repeat samples on purpose."""
-        return all(set(str(name).split(" of ")) <= KNOWN for name in self.facts("sampler").values())
+        """Whether all samplers are known to draw every sample once; others may repeat samples on purpose."""
+        return all(set(str(name).split(" of ")) <= KNOWN_SAMPLERS for name in self.facts("sampler").values())
 
     def regular(self) -> bool:
-        """Whether all batches but the last are of one size; else they are made by length or the like."""
+        """Whether all batches but the last have the same size, not batches by length."""
         epochs = [each.epoch for each in self.passes.values()]
         return all(epoch.drawn > (epoch.batches - 1) * epoch.largest for epoch in epochs)
 
@@ -85,15 +85,15 @@ class EpochSplit:
         return {str(rank): getattr(each.loader, fact) for rank, each in sorted(self.passes.items())}
 
     def same_data(self, group: int) -> bool:
-        """Whether the same number means the same sample on all ranks.
+        """Whether an index identifies the same sample on all ranks.
 
-        Ranks may each have a dataset of their own. They do not where their samplers deal one out to all of
-        them, nor where the datasets' attributes are equal.
+        Each rank may have its own dataset. All have the same if their samplers distribute one dataset over the
+        group, or if the attributes of the datasets are equal.
         """
         return not self.other_data(group) and (self.one("replicas") == group or bool(self.one("mark")))
 
     def other_data(self, group: int) -> bool:
-        """Whether samplers deal one dataset out to all ranks, and what they deal out is not the same everywhere."""
+        """Whether samplers distribute one dataset over all ranks, but the datasets differ."""
         if group < 2 or self.one("replicas") != group:
             return False
         loaders = [each.loader for each in self.passes.values()]
@@ -102,21 +102,21 @@ class EpochSplit:
         columns = [loader.columns for loader in loaders]
         if not columns[0] or len({len(each) for each in columns}) > 1:
             return False
-        # All of them: one alone may hold a rank's own notes, or be drawn anew.
-        return all(len(set(said)) > 1 for said in zip(*columns, strict=True))
+        # All columns must differ: a single one may be specific to the rank, or random.
+        return all(len(set(column)) > 1 for column in zip(*columns, strict=True))
 
 
-def split(passes: Mapping[int, Pass]) -> EpochSplit:
-    """Put together what the ranks said of one epoch."""
+def split(passes: Mapping[int, LoaderPass]) -> EpochSplit:
+    """Combine the passes of all ranks over one epoch."""
     first = passes[min(passes)]
-    told = all(each.epoch.map for each in passes.values())
-    drew = _overlap(each.epoch.map for each in passes.values()) if told else None
+    all_have_maps = all(each.epoch.map for each in passes.values())
+    counts = _overlap(each.epoch.map for each in passes.values()) if all_have_maps else None
     complete = all(each.epoch.complete for each in passes.values())
     lengths = {each.loader.length for each in passes.values()}
     overlap = missing = padding = None
     stride = first.loader.stride
-    if len(lengths) == 1 and drew is not None:
-        overlap, distinct = drew
+    if len(lengths) == 1 and counts is not None:
+        overlap, distinct = counts
         marked = -(-first.loader.length // stride)
         missing = (marked - distinct) * stride if complete else None
         padding = max(0, sum(each.epoch.drawn for each in passes.values()) - first.loader.length)
@@ -127,8 +127,8 @@ def split(passes: Mapping[int, Pass]) -> EpochSplit:
         module=first.epoch.module,
         step=first.epoch.step,
         samples=max(lengths),
-        # The maps have been read, and are all that is large.
-        passes={rank: Pass(each.loader, replace(each.epoch, map="")) for rank, each in passes.items()},
+        # Drop the maps, which are large.
+        passes={rank: LoaderPass(each.loader, replace(each.epoch, map="")) for rank, each in passes.items()},
         exact=stride == 1,
         complete=complete,
         overlap=overlap,
@@ -138,7 +138,7 @@ def split(passes: Mapping[int, Pass]) -> EpochSplit:
 
 
 def _overlap(maps: Iterable[str]) -> tuple[int, int] | None:
-    """How many samples several ranks drew, and how many any did; None where a map is damaged."""
+    """Number of samples that several ranks drew, and that any rank drew; None where a map is damaged."""
     once = twice = 0
     for text in maps:
         bits = unpack(text)
@@ -150,7 +150,7 @@ def _overlap(maps: Iterable[str]) -> tuple[int, int] | None:
 
 
 def unpack(text: str) -> int | None:
-    """The bitmap of a record as one number; None where there is none."""
+    """The bitmap of a record as an integer; None where it is missing or damaged."""
     if not text:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The table of the data split: one row an epoch, as reports show it."""
+"""The table of the data distribution: one row per epoch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _row(split: EpochSplit, module: str) -> DataEpoch:
 
 
 def split_row(split: EpochSplit) -> dict[str, Any]:
-    """The same as a finding's evidence."""
+    """The row as evidence of a finding."""
     shares = split.per_rank
     return {
         "epoch": split.epoch,

@@ -1,1 +1,1 @@
-"""divergence"""
+"""Where the replicas of a module diverge, and what explains it."""

@@ -1,6 +1,7 @@
-"""Nodes that hold different replicas, told by each node's own records where those of the others are not here.
+"""Findings about replicas of different nodes, from one node's records alone.
 
-With the records of all ranks the rules say more; this speaks only where they cannot.
+They are used only if the records of the other nodes are not in the run folder. With the records of all ranks, the
+rules compare the ranks directly and report more.
 """
 
 from __future__ import annotations
@@ -11,53 +12,59 @@ from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.kinds.nodes import NodeMismatchRecord
+from ddpcheck.rules.rule import Rule
 
-_CODES = {Stage.INIT_AFTER.value: "DDP101", Stage.BUFFERS.value: "DDP210", Stage.PARAMS.value: "DDP201"}
+# Stages at which nodes compare their replicas.
+_COMPARED = (Stage.INIT_AFTER.value, Stage.BUFFERS.value, Stage.PARAMS.value)
 
 
-def apart_findings(case: RuleContext, code: str) -> list[Finding]:
-    """Those of the rule `code`, at most one a module."""
+def node_findings(context: RuleContext, rule: Rule, stage: Stage) -> list[Finding]:
+    """The mismatches between nodes whose first one is at `stage`, at most one per module."""
     findings = []
-    for module in case.modules():
-        away = set(module[0]) - case.attempt.ranks.keys()
-        found = first_node_mismatch(case.attempt, module) if away else None
-        if found is None or _CODES[found[1].stage] != code:
+    for module in context.modules():
+        absent = set(module[0]) - context.attempt.ranks.keys()
+        mismatch = first_node_mismatch(context.attempt, module) if absent else None
+        if mismatch is None or mismatch[1].stage != stage.value:
             continue
-        if not _shows_here(case, module, found[1].step):
-            findings.append(_finding(case, module, *found))
+        if not _differs_here(context, module, mismatch[1].step):
+            findings.append(_finding(context, rule, module, *mismatch))
     return findings
 
 
-def _shows_here(case: RuleContext, module: ModuleKey, step: int) -> bool:
-    """Whether ranks of this folder differ from each other by then: other rules tell that, and more of it."""
-    tallies = case.attempt.agreement.stats
-    firsts = [tally.first for (key, stage, _), tally in tallies.items() if key == module and stage in _CODES]
+def _differs_here(context: RuleContext, module: ModuleKey, step: int) -> bool:
+    """Whether ranks of this folder differ from each other by then: then the rules report that."""
+    comparisons = context.attempt.agreement.stats
+    firsts = [
+        stats.first for (key, stage, _), stats in comparisons.items() if key == module and stage in _COMPARED
+    ]
     return any(first is not None and first.moment.step <= step for first in firsts)
 
 
-def _finding(case: RuleContext, module: ModuleKey, rank: int, record: NodeMismatchRecord) -> Finding:
-    here = case.attempt.ranks[rank].header.host
-    what = "buffers" if record.of == TensorKind.BUFFERS.value else "parameters"
-    return case.finding(
-        _CODES[record.stage],
-        f"{_moment(record)}, rank {rank} on {here} and rank {record.other_rank} on {record.other_host} do not "
-        f"hold the same {what}. Records of {record.other_host} are not in this run folder: which of them differ, and "
-        "why, shows when the folders are joined.",
+def _finding(
+    context: RuleContext, rule: Rule, module: ModuleKey, rank: int, record: NodeMismatchRecord
+) -> Finding:
+    host = context.attempt.ranks[rank].header.host
+    kind = "buffers" if record.of == TensorKind.BUFFERS.value else "parameters"
+    return context.finding(
+        rule,
+        f"{_when(record)}, the {kind} of rank {rank} on {host} and rank {record.other_rank} on {record.other_host} "
+        f"differ. The records of {record.other_host} are not in this run folder: merge the run folders to see "
+        f"which {kind} differ and why.",
         module=module,
         step=record.step,
         stage=record.stage,
         ranks=tuple(sorted({rank, record.other_rank})),
         evidence={
-            "hosts": {str(rank): here, str(record.other_rank): record.other_host},
+            "hosts": {str(rank): host, str(record.other_rank): record.other_host},
             "digests": {str(rank): record.root, str(record.other_rank): record.other_root},
-            "gradients_differed_before": _gradients_before(case, module, record),
+            "gradients_differed_before": _gradients_differed(context, module, record),
         },
-        cause=_cause(case, module, record),
-        fix="Copy the run folders of all nodes to one place and run 'ddpcheck merge FOLDER...' on them.",
+        cause=_cause(context, module, record),
+        fix="Copy the run folders of all nodes to one machine and run 'ddpcheck merge FOLDER...' on them.",
     )
 
 
-def _moment(record: NodeMismatchRecord) -> str:
+def _when(record: NodeMismatchRecord) -> str:
     if record.stage == Stage.INIT_AFTER.value:
         return "After wrapping"
     if record.stage == Stage.BUFFERS.value:
@@ -65,17 +72,17 @@ def _moment(record: NodeMismatchRecord) -> str:
     return f"After step {record.step}"
 
 
-def _gradients_before(case: RuleContext, module: ModuleKey, record: NodeMismatchRecord) -> bool:
+def _gradients_differed(context: RuleContext, module: ModuleKey, record: NodeMismatchRecord) -> bool:
     return any(
         other.stage == Stage.APPLIED.value and key == module and other.step <= record.step
-        for rank in case.attempt.ranks.values()
+        for rank in context.attempt.ranks.values()
         for key, other in rank.node_mismatches
     )
 
 
-def _cause(case: RuleContext, module: ModuleKey, record: NodeMismatchRecord) -> str:
+def _cause(context: RuleContext, module: ModuleKey, record: NodeMismatchRecord) -> str:
     if record.stage != Stage.PARAMS.value:
-        return "replicas of different nodes were not brought together"
-    if _gradients_before(case, module, record):
-        return "the gradients that the optimizer applied differed between nodes already"
+        return "replicas on different nodes were not synchronised"
+    if _gradients_differed(context, module, record):
+        return "the gradients that the optimizer applied already differed between nodes"
     return "the update was not the same on every node"

@@ -1,1 +1,1 @@
-"""hang"""
+"""Jobs that hang: where each rank waits, and the likely mistake."""

@@ -1,4 +1,4 @@
-"""Reads a rank's stack: which communication it waits in, if any, and which line of the user's led there."""
+"""Classifies a rank's stack: which communication it waits in, if any, and which line of the user's code called it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _DDP = "/torch/nn/parallel/distributed.py"
 _AUTOGRAD = "/torch/autograd/"
 _BUFFERS = ("_sync_buffers", "_sync_module_buffers")
 _WRAPPING = ("__init__", "_verify_param_shape_across_processes", "_sync_module_states", "_ddp_init_helper")
-# Decorators of torch.distributed, which are nobody's idea of what was called.
+# Decorators of torch.distributed: not the function that the user called.
 _DECORATORS = ("wrapper", "inner")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/torch/", "/lib/python3", "<frozen ")
-# Somebody looks at the job by hand, and takes the time it takes.
+# A rank in a debugger waits for its user.
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/ipdb/", "/pydevd", "/debugpy/", "/code.py", "/IPython/")
 
 
 class WaitKind(str, Enum):
-    """In whose name a rank communicates."""
+    """The part of the job that communicates."""
 
     WRAPPING = "wrapping"
     BUFFERS = "buffers"
@@ -32,19 +32,19 @@ class WaitKind(str, Enum):
 
     @property
     def of_training(self) -> bool:
-        """Whether DDP itself communicates, in a step."""
+        """Whether DDP itself communicates, within a step."""
         return self in (WaitKind.BUFFERS, WaitKind.FORWARD, WaitKind.BACKWARD)
 
 
 @dataclass(frozen=True)
 class Wait:
-    """What a rank waits in. `name`: how people call it."""
+    """The communication that a rank waits in. `name` is for messages."""
 
     kind: WaitKind
     name: str
 
 
-_OF_DDP = {
+_DDP_WAITS = {
     WaitKind.WRAPPING: Wait(WaitKind.WRAPPING, "DDP's constructor"),
     WaitKind.BUFFERS: Wait(WaitKind.BUFFERS, "the broadcast of buffers in DDP's forward"),
     WaitKind.FORWARD: Wait(WaitKind.FORWARD, "DDP's forward"),
@@ -53,27 +53,26 @@ _OF_DDP = {
 
 
 def wait_of(frames: Sequence[Frame]) -> Wait | None:
-    """The communication that the innermost calls belong to; None for a stack that ends elsewhere.
+    """The communication that the innermost calls belong to; None if they belong to none.
 
-    A backward computes as well as communicates, and shows the same stack for both: that it waits must be told
-    by other means.
+    A backward has the same stack whether it computes or communicates, so the stack alone does not show that it waits.
     """
     if not frames:
         return None
     if _AUTOGRAD in _file(frames[0]):
-        return _OF_DDP[WaitKind.BACKWARD]
+        return _DDP_WAITS[WaitKind.BACKWARD]
     chain = _communicating(frames)
     if not chain:
         return None
     kind = _kind_of_ddp(chain)
     if kind is not None:
-        return _OF_DDP[kind]
+        return _DDP_WAITS[kind]
     called = [str(frame[2]) for frame in chain if frame[2] not in _DECORATORS]
     return Wait(WaitKind.COLLECTIVE, called[-1] if called else "a collective")
 
 
-def place_of(frames: Sequence[Frame]) -> Frame | None:
-    """The innermost line that is the user's own; else the innermost that is not torch's."""
+def user_frame(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost frame of the user's code, else the innermost outside torch."""
     for foreign in (_LIBRARIES, ("/torch/", "<frozen ")):
         for frame in frames:
             if not any(mark in _file(frame) for mark in foreign):
@@ -86,7 +85,7 @@ def in_debugger(frames: Sequence[Frame]) -> bool:
 
 
 def _communicating(frames: Sequence[Frame]) -> list[Frame]:
-    """The innermost calls as long as they are those of torch.distributed and DDP."""
+    """The innermost calls, up to the first outside torch.distributed and DDP."""
     chain: list[Frame] = []
     for frame in frames:
         if _C10D not in _file(frame) and _DDP not in _file(frame):

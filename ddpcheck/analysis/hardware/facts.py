@@ -1,49 +1,19 @@
-"""What a node has: written once by its launcher, and checked."""
+"""The hardware of a node."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
-# Counters have 64 bits; a larger number is none.
-_LARGEST = 1 << 64
-
-
-def whole(raw: Any) -> int | None:
-    return raw if type(raw) is int and 0 <= raw < _LARGEST else None
-
-
-def number(raw: Any) -> float | None:
-    return float(raw) if type(raw) in (int, float) and abs(raw) < _LARGEST else None
-
-
-def wholes(raw: Any) -> tuple[int, ...]:
-    """All of them, or none where one of them is no number."""
-    if not isinstance(raw, list) or any(whole(item) is None for item in raw):
-        return ()
-    return tuple(raw)
-
-
-def text(raw: Any) -> str:
-    return raw if isinstance(raw, str) else ""
-
-
-def texts(raw: Any) -> tuple[str, ...]:
-    return tuple(item for item in raw if isinstance(item, str)) if isinstance(raw, list) else ()
-
-
-def rows(raw: Any) -> list[Mapping[str, Any]]:
-    return [row for row in raw if isinstance(row, dict)] if isinstance(raw, list) else []
-
-
-def mapping(raw: Any) -> Mapping[str, Any]:
-    return raw if isinstance(raw, dict) else {}
+if TYPE_CHECKING:
+    # msgspec is not installed everywhere that this module is used.
+    from ddpcheck.records.node_kinds import GpuEntry, HardwareRecord, InterfaceEntry
 
 
 @dataclass(frozen=True)
 class InterfaceFacts:
-    """A network interface. `speed` in Mbit/s, None where nobody knows."""
+    """A network interface. `speed` in Mbit/s; None: not known."""
 
     name: str
     loopback: bool = False
@@ -65,7 +35,7 @@ class PortFacts:
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """A GPU, by the index that NVML knows it by."""
+    """A GPU. `index` is its index in NVML."""
 
     index: int
     name: str = ""
@@ -73,18 +43,18 @@ class GpuFacts:
     bus: str = ""
     memory: int | None = None
     clock: int | None = None
-    # Generation and width, at most.
+    # Maximum generation and width.
     pcie: tuple[int, ...] = ()
-    # The numbers of those that are up.
+    # Numbers of the active links.
     nvlinks: tuple[int, ...] = ()
-    # By slice: its identity and bytes of memory.
+    # UUID and bytes of memory of each MIG slice.
     mig: tuple[tuple[str, int | None], ...] = ()
     unsupported: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """One node. A node without GPUs has a note that says why."""
+    """The hardware of one node. `note` says why there are no GPUs."""
 
     namespace: str = ""
     cpus: int = 0
@@ -93,62 +63,51 @@ class NodeFacts:
     infiniband: Mapping[str, PortFacts] = field(default_factory=dict)
     note: str = ""
     driver: str = ""
-    # In the order of the samples; one that could not be reached is in neither.
+    # In the order of the samples. A GPU that could not be read is missing in both.
     gpus: tuple[GpuFacts, ...] = ()
     topology: tuple[tuple[str, ...], ...] = ()
     p2p: tuple[tuple[bool, ...], ...] = ()
 
 
-def facts_from(raw: Mapping[str, Any]) -> NodeFacts:
-    nvml = mapping(raw.get("nvml"))
+def facts_from(record: HardwareRecord) -> NodeFacts:
+    nvml = record.nvml
     return NodeFacts(
-        namespace=text(raw.get("namespace")),
-        cpus=whole(raw.get("cpus")) or 0,
-        memory=whole(raw.get("memory")) or 0,
-        interfaces={each.name: each for each in map(_interface, rows(raw.get("interfaces")))},
-        infiniband={each.name: each for each in map(_port, rows(raw.get("infiniband")))},
-        note=text(nvml.get("note")),
-        driver=text(nvml.get("driver")),
-        gpus=tuple(_gpu(place, row) for place, row in enumerate(rows(nvml.get("gpus")))),
-        topology=_matrix(nvml.get("topology"), str),
-        p2p=_matrix(nvml.get("p2p"), bool),
+        namespace=record.namespace,
+        cpus=record.cpus,
+        memory=record.memory,
+        interfaces={each.name: _interface(each) for each in record.interfaces},
+        infiniband={
+            each.name: PortFacts(each.name, each.speed, each.state, each.layer) for each in record.infiniband
+        },
+        note=nvml.note,
+        driver=nvml.driver,
+        gpus=tuple(_gpu(index, entry) for index, entry in enumerate(nvml.gpus)),
+        topology=tuple(map(tuple, nvml.topology)),
+        p2p=tuple(map(tuple, nvml.p2p)),
     )
 
 
-def _interface(raw: Mapping[str, Any]) -> InterfaceFacts:
+def _interface(entry: InterfaceEntry) -> InterfaceFacts:
     return InterfaceFacts(
-        name=text(raw.get("name")),
-        loopback=raw.get("class") == "loopback",
-        running=raw.get("running") is not False,
-        driver=text(raw.get("driver")),
-        speed=whole(raw.get("speed")),
-        addresses=texts(raw.get("addresses")),
+        name=entry.name,
+        loopback=entry.type == "loopback",
+        running=entry.running,
+        driver=entry.driver,
+        speed=entry.speed,
+        addresses=tuple(entry.addresses),
     )
 
 
-def _port(raw: Mapping[str, Any]) -> PortFacts:
-    return PortFacts(
-        text(raw.get("name")), whole(raw.get("speed")), text(raw.get("state")), text(raw.get("layer"))
-    )
-
-
-def _gpu(place: int, raw: Mapping[str, Any]) -> GpuFacts:
-    index = whole(raw.get("index"))
+def _gpu(index: int, entry: GpuEntry) -> GpuFacts:
     return GpuFacts(
-        index=place if index is None else index,
-        name=text(raw.get("name")),
-        uuid=text(raw.get("uuid")),
-        bus=text(raw.get("bus")),
-        memory=whole(raw.get("memory")),
-        clock=whole(raw.get("clock")),
-        pcie=wholes(raw.get("pcie")),
-        nvlinks=wholes(raw.get("nvlinks")),
-        mig=tuple((text(row.get("uuid")), whole(row.get("memory"))) for row in rows(raw.get("mig"))),
-        unsupported=texts(raw.get("unsupported")),
+        index=index if entry.index is None else entry.index,
+        name=entry.name,
+        uuid=entry.uuid,
+        bus=entry.bus,
+        memory=entry.memory,
+        clock=entry.clock,
+        pcie=tuple(entry.pcie),
+        nvlinks=tuple(entry.nvlinks),
+        mig=tuple((each.uuid, each.memory) for each in entry.mig),
+        unsupported=tuple(entry.unsupported),
     )
-
-
-def _matrix(raw: Any, kind: type) -> tuple[tuple[Any, ...], ...]:
-    if not isinstance(raw, list) or not all(isinstance(row, list) for row in raw):
-        return ()
-    return tuple(tuple(item for item in row if isinstance(item, kind)) for row in raw)

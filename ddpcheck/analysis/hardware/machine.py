@@ -1,4 +1,4 @@
-"""The machines behind one attempt: what they have and did, and what moved between them."""
+"""Hardware of one attempt: nodes, samples and traffic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddpcheck.analysis.network.connections import NodeLinks, links_of
 
 
 def traffic_table(traffic: Traffic | None) -> dict[str, Any]:
-    """Bytes a step by node and link; empty where nothing was sampled."""
+    """Bytes per step by node and link; empty if nothing was sampled."""
     if traffic is None:
         return {}
     return {
@@ -56,7 +56,7 @@ def _node_traffic(node: NodeTraffic) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Machine:
-    """Empty where nothing was sampled."""
+    """Empty if nothing was sampled."""
 
     nodes: list[NodeSamples] = field(default_factory=list)
     traffic: Traffic | None = None
@@ -69,7 +69,7 @@ def machine_of(folder: Path, attempt: Attempt) -> Machine:
 
 
 def _windows(attempt: Attempt) -> dict[str, Window]:
-    """When the ranks of each host stepped, by that host's own clock, which also times its samples."""
+    """Start and end of the steps on each host, by its own clock, which is also that of its samples."""
     on_host: dict[str, list[int]] = {}
     for number, rank in attempt.ranks.items():
         on_host.setdefault(rank.header.host, []).append(number)

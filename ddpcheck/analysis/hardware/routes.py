@@ -1,4 +1,4 @@
-"""Which networks connect the nodes of a job, and by which interface its traffic goes."""
+"""Networks that connect the nodes of a job, and the interfaces that carry its traffic."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from ddpcheck.analysis.hardware.traffic import LinkTraffic, NodeTraffic
 
-# The share of a node's network traffic by which an interface is the one that carries it.
+# Minimum share of a node's network traffic on the interface that carries it.
 _MOST_OF_IT = 0.8
-# Of the bytes that AllReduce has to move: less means that it went another way, by InfiniBand perhaps.
+# Minimum share of the expected bytes: with less, AllReduce uses another network, such as InfiniBand.
 _ENOUGH_OF_IT = 0.5
 
 
@@ -24,7 +24,7 @@ class Route:
 
     @property
     def speed(self) -> int | None:
-        """That of its slowest interface; None where one of them does not tell."""
+        """Speed of the slowest interface; None if one is unknown."""
         speeds = [link.speed for link in self.links.values()]
         return None if None in speeds else min(speed for speed in speeds if speed is not None)
 
@@ -34,7 +34,7 @@ class Route:
 
 
 def taken(nodes: Sequence[NodeTraffic]) -> Route | None:
-    """The interfaces that carried the gradients; None where that is not clear on every node."""
+    """The interfaces that carried the gradients; None if it is unclear on any node."""
     links = {node.host: _carrier(node) for node in nodes}
     known = {host: link for host, link in links.items() if link is not None}
     return Route(known) if len(known) == len(nodes) else None
@@ -47,7 +47,7 @@ def open_to_all(nodes: Sequence[NodeTraffic]) -> list[Route]:
     routes = []
     for network in (network for network, count in counts.items() if count == len(nodes)):
         here = [of_node[network] for of_node in addresses]
-        # Every host has a docker0 at 172.17.0.1, and none reaches another by it.
+        # Every host has a docker0 at 172.17.0.1, which does not connect hosts.
         if len({address for address, _ in here}) == len(nodes):
             routes.append(Route({node.host: link for node, (_, link) in zip(nodes, here, strict=True)}))
     return routes
@@ -66,7 +66,7 @@ def _carrier(node: NodeTraffic) -> LinkTraffic | None:
 
 
 def _networks(node: NodeTraffic) -> dict[str, tuple[str, LinkTraffic]]:
-    """By network: this node's address in it, and the interface."""
+    """Address and interface of this node by network."""
     found = {}
     for link in node.links:
         for text in link.addresses if link.kind == "network" and link.running else ():

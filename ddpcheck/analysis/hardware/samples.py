@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.analysis.hardware.facts import NodeFacts, facts_from, number
+from ddpcheck.analysis.hardware.facts import NodeFacts, facts_from
 from ddpcheck.analysis.hardware.statistics import (
     GpuSample,
     GpuStatistics,
@@ -19,7 +18,7 @@ from ddpcheck.analysis.hardware.statistics import (
     sample_from,
 )
 from ddpcheck.analysis.network.route_counters import RouteCounterTable
-from ddpcheck.records.node_log import node_lines
+from ddpcheck.analysis.timeseries.series import BoundedSeries
 
 Rates = list[tuple[int, int]]
 
@@ -88,26 +87,24 @@ MOST_DRAWN = 16
 MOST_POINTS = 120
 MOST_CLOSELY = 1000
 FEW_POINTS = 8
-_KINDS = ("hardware", "sample", "sampled")
 Window = tuple[float, float]
 
 
-@dataclass
-class DownsampledSeries:
-    """So many samples at the most: every second, fourth, … of a long job."""
+class DownsampledSeries(BoundedSeries):
+    """At most `limit` samples of a node, evenly spaced."""
 
-    most: int
-    samples: list[NodeSample] = field(default_factory=list)
-    _seen: int = 0
-    _stride: int = 1
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit, {"sample": "O"})
+        self._count = 0
+
+    @property
+    def samples(self) -> list[NodeSample]:
+        samples: list[NodeSample] = self.columns["sample"]
+        return samples
 
     def add(self, sample: NodeSample) -> None:
-        if self._seen % self._stride == 0:
-            self.samples.append(sample)
-        self._seen += 1
-        if len(self.samples) > self.most:
-            self.samples = self.samples[::2]
-            self._stride *= 2
+        self.add_row(self._count, {"sample": sample})
+        self._count += 1
 
 
 @dataclass
@@ -169,24 +166,26 @@ def read_nodes(folder: Path, windows: Mapping[str, Window]) -> list[NodeSamples]
 
     One for each node: launchers that share a host and a network namespace see the same, and count once.
     """
-    found: dict[tuple[str, int], NodeSamples] = {}
-    for host, raw in _lines(folder):
-        pid = raw.get("pid")
-        key = (host, pid if isinstance(pid, int) else 0)
-        node = found.get(key)
+    # Not at the top: msgspec is not installed everywhere that this module is used.
+    from ddpcheck.records.node_kinds import HardwareRecord, NodeLogReader, SampleRecord, SamplerEndRecord
+
+    launchers: dict[tuple[str, int], NodeSamples] = {}
+    for host, record in NodeLogReader(folder).read((HardwareRecord, SampleRecord, SamplerEndRecord)):
+        assert isinstance(record, HardwareRecord | SampleRecord | SamplerEndRecord)
+        key = (host, record.pid)
+        node = launchers.get(key)
         if node is None:
-            node = found[key] = NodeSamples(host)
-            if len(found) > MOST_DRAWN:
+            node = launchers[key] = NodeSamples(host)
+            if len(launchers) > MOST_DRAWN:
                 node.drawn, node.closely = DownsampledSeries(FEW_POINTS), DownsampledSeries(FEW_POINTS)
-        if raw["kind"] == "hardware":
-            node.facts = facts_from(raw)
-        elif raw["kind"] == "sampled":
-            node.cpu_seconds = number(raw.get("cpu_seconds"))
-        else:
-            sample = sample_from(raw)
-            if sample is not None:
-                node.add(sample, windows.get(host))
-    return _distinct([node for node in found.values() if node.count])
+        match record:
+            case SampleRecord():
+                node.add(sample_from(record), windows.get(host))
+            case HardwareRecord():
+                node.facts = facts_from(record)
+            case SamplerEndRecord():
+                node.cpu_seconds = record.cpu_seconds
+    return _distinct([node for node in launchers.values() if node.count])
 
 
 def _distinct(launchers: Sequence[NodeSamples]) -> list[NodeSamples]:
@@ -197,19 +196,3 @@ def _distinct(launchers: Sequence[NodeSamples]) -> list[NodeSamples]:
         if node is not first and first.tally.ranks.keys().isdisjoint(node.tally.ranks):
             first.more_routes.append(node.routes)
     return list(distinct.values())
-
-
-def _lines(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    hosts: dict[str, str] = {}
-    for name, line in node_lines(folder):
-        try:
-            raw = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if not isinstance(raw, dict):
-            continue
-        if raw.get("kind") == "node":
-            # A file's name may have lost letters of the host's.
-            hosts[name] = str(raw.get("host", ""))
-        elif raw.get("kind") in _KINDS:
-            yield hosts.get(name) or name.removeprefix("node-").removesuffix(".jsonl"), raw

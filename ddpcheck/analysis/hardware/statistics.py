@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ddpcheck.analysis.hardware.facts import number, rows, text, whole, wholes
+if TYPE_CHECKING:
+    # msgspec is not installed everywhere that this module is used.
+    from ddpcheck.records.node_kinds import CounterRows, GpuSampleEntry, SampleRecord
 
 Totals = dict[str, tuple[int, ...]]
 
@@ -64,71 +66,53 @@ class NodeSample:
     connections: Totals = field(default_factory=dict)
 
 
-def sample_from(raw: Mapping[str, Any]) -> NodeSample | None:
-    """The sample in a line; None where it has no time."""
-    time = number(raw.get("time"))
-    if time is None:
-        return None
+def sample_from(record: SampleRecord) -> NodeSample:
     return NodeSample(
-        time=time,
-        cpu=number(raw.get("cpu")),
-        memory=whole(raw.get("memory")),
-        interfaces=_totals(raw.get("interfaces"), 6),
-        infiniband=_ports(raw.get("infiniband")),
-        connections=_totals(raw.get("connections"), 6),
-        ranks=_totals(raw.get("ranks"), 4),
-        gpus=tuple(map(_gpu, rows(raw.get("gpus")))),
+        time=record.time,
+        cpu=record.cpu,
+        memory=record.memory,
+        interfaces=_totals(record.interfaces, 6),
+        # Logs of the first versions lack the time that a port waited.
+        infiniband={name: (*row, 0) for name, row in _totals(record.infiniband, 3).items()}
+        | _totals(record.infiniband, 4),
+        connections=_totals(record.connections, 6),
+        ranks=_totals(record.ranks, 4),
+        gpus=tuple(map(_gpu, record.gpus)),
     )
 
 
-def _gpu(raw: Mapping[str, Any]) -> GpuSample:
+def _gpu(entry: GpuSampleEntry) -> GpuSample:
     return GpuSample(
-        memory=whole(raw.get("memory")),
-        busy=whole(raw.get("busy")),
-        memory_busy=whole(raw.get("memory_busy")),
-        clock=whole(raw.get("clock")),
-        memory_clock=whole(raw.get("memory_clock")),
-        throttled=whole(raw.get("throttled")) or 0,
-        temperature=whole(raw.get("temperature")),
-        power=whole(raw.get("power")),
-        ecc=wholes(raw.get("ecc")),
-        links=_by_link(raw.get("nvlink")),
-        pcie=_pair(raw.get("pcie")),
-        pcie_rate=_pair(raw.get("pcie_rate")),
-        pcie_link=wholes(raw.get("pcie_link")),
-        processes=_by_pid(raw.get("processes")),
-        mig=tuple(whole(used) or 0 for used in mig) if isinstance(mig := raw.get("mig"), list) else (),
-        lost=text(raw.get("lost")),
+        memory=entry.memory,
+        busy=entry.busy,
+        memory_busy=entry.memory_busy,
+        clock=entry.clock,
+        memory_clock=entry.memory_clock,
+        throttled=entry.throttled,
+        temperature=entry.temperature,
+        power=entry.power,
+        ecc=tuple(entry.ecc),
+        links=_links(entry.nvlink),
+        pcie=_pair(entry.pcie),
+        pcie_rate=_pair(entry.pcie_rate),
+        pcie_link=tuple(entry.pcie_link),
+        processes={int(pid): size or 0 for pid, size in entry.processes.items() if pid.isdecimal()},
+        mig=tuple(used or 0 for used in entry.mig),
+        lost=entry.lost,
     )
 
 
-def _totals(raw: Any, width: int) -> Totals:
-    if not isinstance(raw, dict):
-        return {}
-    checked = {str(name): wholes(row) for name, row in raw.items()}
-    return {name: row for name, row in checked.items() if len(row) == width}
+def _totals(rows: CounterRows, width: int) -> Totals:
+    return {name: tuple(row) for name, row in rows.items() if len(row) == width}
 
 
-def _ports(raw: Any) -> Totals:
-    """Logs of the first versions do not tell how long a port waited."""
-    return {name: (*row, 0) for name, row in _totals(raw, 3).items()} | _totals(raw, 4)
-
-
-def _by_link(raw: Any) -> tuple[tuple[int, int], ...]:
-    if not isinstance(raw, list) or len(raw) != 2:
+def _links(nvlink: list[list[int]]) -> tuple[tuple[int, int], ...]:
+    if len(nvlink) != 2 or len(nvlink[0]) != len(nvlink[1]):
         return ()
-    sent, received = wholes(raw[0]), wholes(raw[1])
-    return tuple(zip(sent, received, strict=True)) if len(sent) == len(received) else ()
+    return tuple(zip(*nvlink, strict=True))
 
 
-def _by_pid(raw: Any) -> dict[int, int]:
-    if not isinstance(raw, dict):
-        return {}
-    return {int(pid): whole(size) or 0 for pid, size in raw.items() if str(pid).isdecimal()}
-
-
-def _pair(raw: Any) -> tuple[int, int] | None:
-    row = wholes(raw)
+def _pair(row: list[int]) -> tuple[int, int] | None:
     return (row[0], row[1]) if len(row) == 2 else None
 
 

@@ -1,4 +1,4 @@
-"""When each rank took its steps and how often its gradients were reduced: what samples are joined to."""
+"""Step end times of each rank and numbers of reductions, to which hardware samples are joined."""
 
 from __future__ import annotations
 
@@ -7,43 +7,35 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
 from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.analysis.timeseries.series import BoundedSeries
 
 MOST_POINTS = 512
-# Of all ranks together, more or less: with thousands of ranks each has fewer.
+# Approximate total over all ranks.
 _POINTS_OF_ALL = 64 * MOST_POINTS
 _FEWEST_POINTS = 16
 
-Line = tuple[ModuleKey, int]  # an optimizer's steps on a module
+Line = tuple[ModuleKey, int]  # module and optimizer
 
 
 class StepTimeline:
-    """Times of the steps of one optimizer on one rank; of a long job every second, fourth, … of them."""
+    """End times of the steps of one optimizer on one rank, downsampled."""
 
-    def __init__(self, most: int = MOST_POINTS) -> None:
-        self._most = most
-        self._times = array("d")
-        self._steps = array("q")
-        self._stride = 1
+    def __init__(self, limit: int = MOST_POINTS) -> None:
+        self._series = BoundedSeries(limit, {"time": "d"}, keep_ends=True)
+
+    @property
+    def _steps(self) -> array[int]:
+        return self._series.steps
+
+    @property
+    def _times(self) -> array[float]:
+        times: array[float] = self._series.columns["time"]
+        return times
 
     def add(self, step: int, time: float) -> None:
-        """A step was over at this time."""
-        if self._steps and (step <= self._steps[-1] or time < self._times[-1]):
-            return
-        # The last point is always the latest, whether or not it is one of those to keep.
-        if len(self._steps) > 1 and self._steps[-1] % self._stride:
-            self._steps.pop()
-            self._times.pop()
-        self._steps.append(step)
-        self._times.append(time)
-        if len(self._steps) > self._most:
-            self._thin()
-
-    def _thin(self) -> None:
-        self._stride *= 2
-        last = len(self._steps) - 1
-        kept = [n for n, step in enumerate(self._steps) if step % self._stride == 0 or n in (0, last)]
-        self._steps = array("q", [self._steps[n] for n in kept])
-        self._times = array("d", [self._times[n] for n in kept])
+        """A step ended at this time. Times that go back are ignored."""
+        if not self._times or time >= self._times[-1]:
+            self._series.add_row(step, {"time": time})
 
     @property
     def steps(self) -> int:
@@ -51,7 +43,7 @@ class StepTimeline:
 
     @property
     def began(self) -> float:
-        """The end of the first step: the next one is the first that is like all others."""
+        """The end of the first step, which usually takes longer than the others."""
         return self._times[0]
 
     @property
@@ -59,32 +51,32 @@ class StepTimeline:
         return self._times[-1]
 
     def at(self, time: float) -> float:
-        """How many steps were over at a time, the one under way by its share."""
-        place = bisect_right(self._times, time)
-        if place == 0:
+        """The step at a time, with the fraction of the current step."""
+        index = bisect_right(self._times, time)
+        if index == 0:
             return float(self._steps[0])
-        if place == len(self._times):
+        if index == len(self._times):
             return float(self._steps[-1])
-        before, after = self._times[place - 1], self._times[place]
-        share = (time - before) / (after - before) if after > before else 1.0
-        return self._steps[place - 1] + share * (self._steps[place] - self._steps[place - 1])
+        before, after = self._times[index - 1], self._times[index]
+        fraction = (time - before) / (after - before) if after > before else 1.0
+        return self._steps[index - 1] + fraction * (self._steps[index] - self._steps[index - 1])
 
     def when(self, step: float) -> float:
-        """The time at which a step was over; between two that are known, by its share."""
-        place = bisect_left(self._steps, step)
-        if place == 0 or place == len(self._steps):
-            return self._times[min(place, len(self._times) - 1)]
-        before, after = self._steps[place - 1], self._steps[place]
-        share = (step - before) / (after - before)
-        return self._times[place - 1] + share * (self._times[place] - self._times[place - 1])
+        """The end time of a step, interpolated between known steps."""
+        index = bisect_left(self._steps, step)
+        if index == 0 or index == len(self._steps):
+            return self._times[min(index, len(self._times) - 1)]
+        before, after = self._steps[index - 1], self._steps[index]
+        fraction = (step - before) / (after - before)
+        return self._times[index - 1] + fraction * (self._times[index] - self._times[index - 1])
 
 
 class StepTimes:
-    """Of one attempt, fed record by record."""
+    """Timelines of one attempt, added record by record."""
 
     def __init__(self) -> None:
         self._lines: dict[int, dict[Line, StepTimeline]] = {}
-        # Backwards that DDP reduced, by module: all ranks count the same.
+        # Reduced backwards by module; equal on all ranks.
         self._reductions: dict[ModuleKey, int] = {}
 
     def step(self, rank: int, line: Line, step: int, time: float) -> None:
@@ -100,16 +92,16 @@ class StepTimes:
         self._reductions[module] = max(number, self._reductions.get(module, 0))
 
     def of(self, rank: int) -> StepTimeline | None:
-        """The rank's steps; with several optimizers, of the one that took the most."""
+        """The rank's timeline; with several optimizers, that of the one with the most steps."""
         lines = self._lines.get(rank, {})
         return max(lines.values(), key=lambda line: line.steps) if lines else None
 
     def reductions(self, module: ModuleKey) -> int | None:
-        """None where gradients were not looked at."""
+        """None if gradients were not recorded."""
         return self._reductions.get(module)
 
     def window(self, ranks: Iterable[int] | None = None) -> tuple[float, float] | None:
-        """From when all of the ranks had taken their first step to when the first of them had taken its last."""
+        """From the end of the first step on all ranks to the end of the last step on any rank."""
         lines = [line for line in map(self.of, self._lines if ranks is None else ranks) if line is not None]
         if not lines:
             return None

@@ -1,4 +1,4 @@
-"""The key `hardware` of report.json: what each node has, and what it did while the job ran."""
+"""The key `hardware` of report.json: hardware and utilization of each node."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ddpcheck.analysis.hardware.facts import GpuFacts, InterfaceFacts
 from ddpcheck.analysis.hardware.samples import MOST_DRAWN, NodeSamples, series_of
 from ddpcheck.analysis.hardware.statistics import GpuSample, GpuStatistics
 
-# Samples of a GPU at work before its PCIe generation is judged: the link takes a moment to wake up.
+# Minimum number of busy samples before the PCIe generation is evaluated.
 _FEWEST_AT_WORK = 4
 
 
 def remarks_on(facts: GpuFacts, tally: GpuStatistics) -> list[str]:
-    """In words, without the GPU's name; most GPUs have none."""
+    """Warnings about a GPU."""
     lost = [f"lost ({tally.lost})"] if tally.lost else []
     held = [f"{reason} in {100 * share:.0f} % of the samples" for reason, share in tally.throttling().items()]
     cut = [f"cut in {len(facts.mig)} MIG slices"] if facts.mig else []
@@ -23,7 +23,7 @@ def remarks_on(facts: GpuFacts, tally: GpuStatistics) -> list[str]:
 
 
 def _memory_errors(tally: GpuStatistics) -> list[str]:
-    """Only those that came while the job ran."""
+    """Memory errors during the job."""
     kinds = zip(("corrected", "uncorrected"), tally.last.ecc, strict=False)
     return [f"{count} {kind} memory error{'s' if count > 1 else ''}" for kind, count in kinds if count]
 
@@ -34,7 +34,7 @@ def _narrow(facts: GpuFacts, tally: GpuStatistics) -> list[str]:
     generation, width = facts.pcie
     found = []
     if len(tally.last.pcie_link) == 2 and tally.last.pcie_link[1] < width:
-        # The generation sinks when the link is idle; the width does not.
+        # The generation drops when the link is idle; the width does not.
         found.append(f"PCIe runs x{tally.last.pcie_link[1]} of x{width}")
     if tally.at_work >= _FEWEST_AT_WORK and tally.generation < generation:
         found.append(f"PCIe runs at generation {tally.generation} of {generation} under load")
@@ -42,7 +42,7 @@ def _narrow(facts: GpuFacts, tally: GpuStatistics) -> list[str]:
 
 
 def gpu_row(facts: GpuFacts, tally: GpuStatistics, ranks: Mapping[int, str]) -> dict[str, Any]:
-    """`ranks`: by process id."""
+    """The row of a GPU; `ranks` by process id."""
     last = tally.last
     return {
         "index": facts.index,
@@ -107,7 +107,7 @@ def _moved(pair: tuple[int, int] | None) -> dict[str, int] | None:
 
 
 def hardware_table(nodes: Sequence[NodeSamples]) -> dict[str, Any]:
-    """What each node has and did; empty where nothing was sampled."""
+    """Hardware and utilization of each node; empty if nothing was sampled."""
     if not nodes:
         return {}
     return {"nodes": [_node(node, drawn=number < MOST_DRAWN) for number, node in enumerate(nodes)]}
@@ -169,7 +169,7 @@ def _infiniband(node: NodeSamples) -> list[dict[str, Any]]:
 
 
 def _ranks(node: NodeSamples) -> dict[str, Any]:
-    """The memory of each rank at its most, what it read and wrote, and the GPUs that its process was seen on."""
+    """Peak memory, storage traffic and GPUs of each rank."""
     ordered = sorted(node.tally.ranks.items(), key=lambda item: int(item[0]) if item[0].isdecimal() else 0)
     return {
         rank: {**row, "gpus": sorted(node.gpu_index(place) for place in row["gpus"])} for rank, row in ordered

@@ -1,4 +1,4 @@
-"""Whether a late rank's GPU had its clocks held down, by heat or power, while those of the others ran freely."""
+"""Throttling as the cause of a straggler: its GPU was throttled by heat or power, those of the others were not."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from statistics import mean
 from ddpcheck.analysis.hardware.samples import NodeSamples
 from ddpcheck.analysis.hardware.statistics import GpuStatistics
 
-# Of the samples while ranks stepped: so many of them, and held down in so large a share.
+# Minimum number of samples during the steps, and minimum share of throttled ones.
 FEWEST_SAMPLES = 4
 LEAST_SHARE = 0.5
-# The others may have been held down as well, as under a power cap; but in half as many samples at most.
+# The others may be throttled as well, as under a power cap, but in at most half as many samples.
 MOST_OF_OTHERS = 0.5
-# Clocks that are no lower than the others' explain nothing.
+# Minimum ratio of the clocks.
 MOST_OF_CLOCK = 0.97
 
 
 @dataclass(frozen=True)
 class Throttling:
-    """The GPUs of late ranks, while ranks stepped."""
+    """GPUs of stragglers during the steps."""
 
-    # By reason, the share of samples; of the late ranks' GPUs, the most of any.
+    # Share of samples by reason, the maximum over the stragglers' GPUs.
     reasons: Mapping[str, float]
     # Host and index, as "node1:3".
     gpus: tuple[str, ...]
-    # MHz on average, of theirs and of the others'; None where it was not told.
+    # Mean clock in MHz of these GPUs and of the others; None if unknown.
     clock: float | None
     others_clock: float | None
 
 
 @dataclass(frozen=True)
-class _Seat:
-    """A GPU on which a rank's process was seen."""
+class _RankGpu:
+    """A GPU that a rank's process uses."""
 
     name: str
     tally: GpuStatistics
@@ -51,36 +51,39 @@ class _Seat:
 def throttled(
     nodes: Sequence[NodeSamples], late: Collection[int], group: Collection[int]
 ) -> Throttling | None:
-    """None where that is not the reason, or not known of every rank of the group."""
-    seats = {rank: _seats(nodes, rank) for rank in group}
-    if not all(seats.values()):
+    """None if throttling is not the cause, or unknown for a rank of the group."""
+    gpus_of_rank = {rank: _rank_gpus(nodes, rank) for rank in group}
+    if not all(gpus_of_rank.values()):
         return None
-    theirs = [seat for rank in late for seat in seats[rank]]
-    others = [seat for rank in group if rank not in late for seat in seats[rank]]
-    least = min((max(seat.share for seat in seats[rank]) for rank in late), default=0.0)
-    if least < LEAST_SHARE or max((seat.share for seat in others), default=1.0) > MOST_OF_OTHERS * least:
+    theirs = [gpu_of_rank for rank in late for gpu_of_rank in gpus_of_rank[rank]]
+    others = [gpu_of_rank for rank in group if rank not in late for gpu_of_rank in gpus_of_rank[rank]]
+    least = min((max(gpu_of_rank.share for gpu_of_rank in gpus_of_rank[rank]) for rank in late), default=0.0)
+    if (
+        least < LEAST_SHARE
+        or max((gpu_of_rank.share for gpu_of_rank in others), default=1.0) > MOST_OF_OTHERS * least
+    ):
         return None
     clock, usual = _clock(theirs), _clock(others)
     if clock is not None and usual is not None and clock > MOST_OF_CLOCK * usual:
         return None
     reasons: dict[str, float] = {}
-    for seat in theirs:
-        for reason, share in seat.tally.throttling().items():
+    for gpu_of_rank in theirs:
+        for reason, share in gpu_of_rank.tally.throttling().items():
             reasons[reason] = max(share, reasons.get(reason, 0.0))
-    return Throttling(reasons, tuple(sorted({seat.name for seat in theirs})), clock, usual)
+    return Throttling(reasons, tuple(sorted({gpu_of_rank.name for gpu_of_rank in theirs})), clock, usual)
 
 
-def _seats(nodes: Sequence[NodeSamples], rank: int) -> list[_Seat]:
+def _rank_gpus(nodes: Sequence[NodeSamples], rank: int) -> list[_RankGpu]:
     found = []
     for node in nodes:
         places = node.tally.ranks.get(str(rank), {}).get("gpus", ())
-        for place in places:
-            tally = node.stepping[place] if place < len(node.stepping) else GpuStatistics()
+        for index in places:
+            tally = node.stepping[index] if index < len(node.stepping) else GpuStatistics()
             if tally.count >= FEWEST_SAMPLES:
-                found.append(_Seat(f"{node.host}:{node.gpu_index(place)}", tally))
+                found.append(_RankGpu(f"{node.host}:{node.gpu_index(index)}", tally))
     return found
 
 
-def _clock(seats: Sequence[_Seat]) -> float | None:
-    clocks = [seat.clock for seat in seats if seat.clock is not None]
+def _clock(gpus_of_rank: Sequence[_RankGpu]) -> float | None:
+    clocks = [gpu_of_rank.clock for gpu_of_rank in gpus_of_rank if gpu_of_rank.clock is not None]
     return mean(clocks) if clocks else None

@@ -1,4 +1,4 @@
-"""Who moved what: bytes a step by link, measured by the counters of the nodes, against what had to be moved."""
+"""Traffic: bytes per step by link from node counters, compared with the expected bytes of AllReduce."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIZES = {
 
 @dataclass(frozen=True)
 class Expected:
-    """For one step, by a ring: rank i sends to its neighbour, 2(n-1)/n of the gradients' bytes."""
+    """Expected bytes of a step with ring AllReduce: each rank sends 2(n-1)/n of the gradients' bytes."""
 
     gradient_bytes: float
     # Bytes sent by each rank, split by where its neighbour is.
@@ -57,12 +57,12 @@ def expect(attempt: Attempt, node_of: Mapping[int, str]) -> Expected:
 
 
 def ring_share(ranks: int) -> float:
-    """What one rank sends, against the bytes that are reduced."""
+    """Bytes that one rank sends, relative to the reduced bytes."""
     return 2 * (ranks - 1) / ranks if ranks else 0.0
 
 
 def _bytes_a_step(attempt: Attempt, module: ModuleKey, steps: int) -> float:
-    """Backwards without reduction (no_sync) send nothing; several modules may step at different paces."""
+    """Backwards without reduction (no_sync) send nothing; modules may step at different rates."""
     ranks = attempt.of_module(module)
     if not ranks:
         return 0.0
@@ -79,27 +79,27 @@ def _size(row: list[Any]) -> int:
 
 
 def _why_not(attempt: Attempt) -> str:
-    """Where what is sent is not what was computed, nothing can be expected."""
+    """Why the expected bytes are unknown; empty if they are known."""
     hooks = {hook for rank in attempt.ranks.values() for hooks in rank.comm_hooks.values() for hook in hooks}
     if hooks:
         return f"a communication hook decides what is sent ({', '.join(sorted(hooks))})"
     return "there is one rank only" if attempt.world_size < 2 else ""
 
 
-# Steps between two samples below which a share of a step too many or too few would tell on the figures.
+# Minimum number of steps between two samples, so that a fraction of a step does not matter.
 FEWEST_STEPS = 10.0
 _GLOO = "gloo"
 
 
 @dataclass(frozen=True)
 class LinkTraffic:
-    """What went over one link of a node, in bytes a step."""
+    """Traffic of one link of a node, in bytes per step."""
 
     kind: str  # loopback, network, infiniband, nvlink, pcie
     name: str
     sent: float
     received: float
-    # Mbit/s, where it is known.
+    # Mbit/s, if known.
     speed: int | None = None
     running: bool = True
     addresses: tuple[str, ...] = ()
@@ -107,19 +107,19 @@ class LinkTraffic:
 
 @dataclass(frozen=True)
 class NodeTraffic:
-    """The links of one node that moved anything, and what AllReduce had to move there."""
+    """The links of one node with traffic, and the expected bytes of AllReduce."""
 
     host: str
     ranks: tuple[int, ...]
-    # Between the two samples that the figures come from.
+    # Between the two samples that were used.
     steps: float
     seconds: float
     links: tuple[LinkTraffic, ...]
-    # Bytes a step, each way, by kind of link; kinds of which nothing can be said are left out.
+    # Expected bytes per step in each direction, by kind of link; unknown kinds are left out.
     expected: Mapping[str, float]
 
     def over(self, kind: str) -> tuple[float, float]:
-        """Sent and received by all links of a kind."""
+        """Bytes sent and received by all links of a kind."""
         links = [link for link in self.links if link.kind == kind]
         return sum(link.sent for link in links), sum(link.received for link in links)
 
@@ -131,14 +131,14 @@ class Traffic:
     ranks: int
     backend: str
     gradient_bytes: float
-    # What all ranks together had to send.
+    # Expected bytes of all ranks together.
     expected: float | None
     nodes: tuple[NodeTraffic, ...]
     why_not: str = ""
 
 
 def traffic_of(attempt: Attempt, nodes: list[NodeSamples]) -> Traffic | None:
-    """None where no rank reported or nothing was sampled."""
+    """None if no rank reported or nothing was sampled."""
     if not attempt.ranks or not nodes:
         return None
     node_of = nodes_of_ranks(attempt, nodes)
@@ -166,7 +166,7 @@ def node_key(node: NodeSamples) -> str:
 
 
 def nodes_of_ranks(attempt: Attempt, nodes: Sequence[NodeSamples]) -> dict[int, str]:
-    """By the launcher that saw the rank's process, or else by the name of the host."""
+    """By the launcher that sampled the rank's process, otherwise by host name."""
     by_host: dict[str, list[NodeSamples]] = {}
     for node in nodes:
         by_host.setdefault(node.host, []).append(node)
@@ -207,10 +207,10 @@ def _measure(
 
 
 def _placed(expected: Expected, ranks: tuple[int, ...], backend: str) -> dict[str, float]:
-    """A ring leaves a node as often as it comes in: one figure for both ways."""
+    """A ring enters a node as often as it leaves it: one number for both directions."""
     away = sum(expected.to_other_nodes.get(rank, 0.0) for rank in ranks)
     home = sum(expected.to_own_node.get(rank, 0.0) for rank in ranks)
-    # Gloo goes through sockets wherever it goes; NCCL inside a node takes what is there.
+    # gloo always uses sockets; NCCL uses any transport inside a node.
     return {"network": away, "loopback": home} if _GLOO in backend else {"network": away}
 
 
@@ -235,7 +235,7 @@ def _links(
                 sent, received = (max(0, new - old) / steps for new, old in zip(now, then, strict=True))
                 found.append(LinkTraffic(kind, f"GPU {node.gpu_index(index)}", sent, received))
         if gpu.pcie_rate is not None:
-            # No counter: what the rates of some moments come to over a step.
+            # No counter: estimated from sampled rates.
             sent, received = (seconds / steps * rate for rate in _mean_rate(node, index, before, after))
             found.append(LinkTraffic("pcie", f"GPU {node.gpu_index(index)}", sent, received))
     return found
@@ -249,6 +249,6 @@ def _mean_rate(node: NodeSamples, index: int, before: NodeSample, after: NodeSam
 
 
 def _moved(before: tuple[int, ...] | None, after: tuple[int, ...], steps: float) -> tuple[float, float]:
-    """Sent and received a step, of counters that begin with what was received and what was sent."""
+    """Bytes sent and received per step, from counters that begin with received and sent."""
     earlier = after if before is None else before
     return max(0, after[1] - earlier[1]) / steps, max(0, after[0] - earlier[0]) / steps

@@ -1,1 +1,1 @@
-"""A run under way, as far as it has come."""
+"""State of a running job."""

@@ -1,4 +1,4 @@
-"""What is known of a run at one moment, for views that follow it."""
+"""State of a running job, for views that follow it."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from ddpcheck.analysis.finding import Finding
 
 @dataclass(frozen=True)
 class LiveRank:
-    """One rank; times are medians of its latest steps, in microseconds."""
+    """One rank. Times are medians of its latest steps, in microseconds."""
 
     rank: int
     host: str
-    # "running", "finished" or "raised"; "vanished" where the job is over and it never said goodbye.
+    # "running", "finished" or "raised"; "vanished": the job is over and the rank wrote no last record.
     status: str
     steps: int
     step_us: int | None = None
     # data, forward, backward, optimizer, other, wait
     parts_us: Mapping[str, int] = field(default_factory=dict)
-    # What it holds now, and the most it held so far, in bytes.
+    # Current and peak memory, in bytes.
     memory: int = 0
     memory_most: int = 0
-    # The last thing it said, where it raised.
+    # Its exception, where it raised.
     error: str = ""
 
 
 @dataclass(frozen=True)
 class LiveAgreement:
-    """Whether replicas hold the same parameters, as far as they were compared."""
+    """Whether replicas have equal parameters, as far as they were compared."""
 
-    # Steps, of the module with the most of them.
+    # Compared steps, of the module with the most.
     compared: int = 0
     parted: bool = False
-    # Where they parted first, and the ranks that stand apart.
+    # Where they diverged first, and the outlier ranks.
     step: int | None = None
     stage: str = ""
     odd: tuple[int, ...] = ()
@@ -42,42 +42,42 @@ class LiveAgreement:
 
 @dataclass(frozen=True)
 class LiveStepTime:
-    """How fast the ranks train together, by their latest steps."""
+    """Step times of the job, from the latest steps."""
 
     step_us: int
     # Step times of one rank, the latest last.
     course_us: tuple[int, ...]
-    # Shares of the step: communication that nothing hides, and waiting for ranks that come late.
+    # Shares of the step: communication that does not overlap, and waiting for stragglers.
     exposed: float
     late: float
-    # The rank that waits least, which the others wait for.
+    # The rank with the shortest wait, which the others wait for.
     latest_rank: int
 
 
 @dataclass(frozen=True)
 class LiveState:
-    """A run at one moment: its latest start."""
+    """The latest attempt of a run."""
 
     name: str
     world_size: int = 0
-    # Which start of the job it is, from 0.
+    # Number of the attempt, from 0.
     attempt: int = 0
     ranks: tuple[LiveRank, ...] = ()
     agreement: LiveAgreement = field(default_factory=LiveAgreement)
     pace: LiveStepTime | None = None
     finding: Finding | None = None
-    # Since the job began, and since any rank last got further.
+    # Since the job began, and since the last progress of any rank.
     seconds: float = 0.0
     quiet_seconds: float = 0.0
-    # That is longer than steps take here.
+    # No progress for longer than steps of this job take.
     stalled: bool = False
-    # The folder says that the command has ended; or its launcher has vanished without a word.
+    # The command has ended; or its launcher is gone without having recorded an end.
     ended: bool = False
     abandoned: bool = False
 
     @property
     def steps(self) -> int:
-        """Of the rank that is furthest."""
+        """Steps of the rank with the most."""
         return max((rank.steps for rank in self.ranks), default=0)
 
     @property

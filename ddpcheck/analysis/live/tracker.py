@@ -1,4 +1,4 @@
-"""From the records read so far to the state of a run: a little arithmetic on what the attempt keeps anyway."""
+"""Computes the live state of a run from the records read so far."""
 
 from __future__ import annotations
 
@@ -10,59 +10,56 @@ from ddpcheck.analysis.aggregate.launch import Attempt, first_node_mismatch
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.live.state import LiveAgreement, LiveRank, LiveState, LiveStepTime
-from ddpcheck.analysis.run_reader import NodeNotes, RunReader
+from ddpcheck.analysis.node_notes import NodeNotes
+from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.analysis.timing.rank_series import PARTS, StepTimeSeries
 from ddpcheck.records.kinds.digests import Stage, TensorKind
-from ddpcheck.rules.divergence import ddp201, ddp202, ddp203, ddp205, ddp206, ddp208, ddp210
-from ddpcheck.rules.registry import Rule
-from ddpcheck.rules.wrapping import ddp101, ddp103, ddp104
+from ddpcheck.rules.registry import in_report_order
 
-# Those that hold however the job goes on: others count, or wait for the end.
-_RULES: tuple[Rule, ...] = tuple(
-    rule.find for rule in (ddp103, ddp101, ddp104, ddp202, ddp203, ddp205, ddp206, ddp208, ddp201, ddp210)
-)
-# When to look after the parting: at once, and again when all ranks have written what they know of it.
-_LOOKS = (0.0, 2.0, 10.0)
+# Seconds after the divergence at which rules run: at once, and again when all ranks have written their details.
+_EVALUATIONS = (0.0, 2.0, 10.0)
 
 
 class LiveFindings:
-    """The gravest finding of each start of the job; rules are asked a few times, not at every turn."""
+    """The most important finding of each attempt. Rules run a few times, not at every update."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._found: dict[str, Finding | None] = {}
-        self._looked: dict[str, tuple[float, int]] = {}
+        self._findings: dict[str, Finding | None] = {}
+        self._runs: dict[str, tuple[float, int]] = {}
 
     def latest(self, attempt: Attempt, number: int, now: float) -> Finding | None:
-        """Of ranks that are known to have parted."""
-        since, looks = self._looked.get(attempt.session, (now, 0))
-        if looks < len(_LOOKS) and now - since >= _LOOKS[looks]:
-            self._looked[attempt.session] = since, looks + 1
-            self._found[attempt.session] = self._ask(attempt, number)
-        return self._found.get(attempt.session)
+        """The finding of an attempt whose ranks have diverged."""
+        since, runs = self._runs.get(attempt.session, (now, 0))
+        if runs < len(_EVALUATIONS) and now - since >= _EVALUATIONS[runs]:
+            self._runs[attempt.session] = since, runs + 1
+            self._findings[attempt.session] = self._run_rules(attempt, number)
+        return self._findings.get(attempt.session)
 
-    def _ask(self, attempt: Attempt, number: int) -> Finding | None:
+    def _run_rules(self, attempt: Attempt, number: int) -> Finding | None:
         case = RuleContext(attempt, number, self._folder, NodeNotes(), (), None)
-        for rule in _RULES:
-            try:
-                found = rule(case)
-            except Exception:
-                # What a rule needs may not be there yet; the report at the end tells of rules that fail.
+        for rule in in_report_order():
+            if not rule.live:
                 continue
-            if found:
-                return found[0]
+            try:
+                findings = rule.find(case)
+            except Exception:
+                # Records that a rule needs may be missing yet. The final report lists rules that fail.
+                continue
+            if findings:
+                return findings[0]
         return None
 
 
 # Steps that medians are taken over.
 LATEST = 32
-# A pause is worth telling from so many seconds on, and from so many steps.
+# A job is stalled after this many seconds, and this many step times, without progress.
 QUIET_SECONDS = 10.0
 QUIET_STEPS = 5
 
 
 class LiveTracker:
-    """Follows one run; `now` is any clock that goes on while nothing happens."""
+    """Follows one run. `now` is the time of a monotonic clock."""
 
     def __init__(self, run: RunReader, name: str, began: float) -> None:
         self._run = run
@@ -122,11 +119,11 @@ def _latest(clock: StepTimeSeries, column: str) -> int:
 
 
 def _agreement(attempt: Attempt) -> LiveAgreement:
-    tallies = attempt.agreement.stats
+    comparisons = attempt.agreement.stats
     compared = max(
         (
-            tally.compared
-            for (_, stage, of), tally in tallies.items()
+            stats.compared
+            for (_, stage, of), stats in comparisons.items()
             if (stage, of) == (Stage.PARAMS.value, TensorKind.PARAMETERS.value)
         ),
         default=0,
@@ -134,19 +131,20 @@ def _agreement(attempt: Attempt) -> LiveAgreement:
     if not attempt.diverged():
         return LiveAgreement(compared)
     firsts = [
-        (tally.first.moment.step, tally.first.moment.stage, tally.first.outlier_ranks())
-        for (module, stage, of), tally in tallies.items()
-        if tally.first is not None
+        (stats.first.moment.step, stats.first.moment.stage, stats.first.outlier_ranks())
+        for (module, stage, of), stats in comparisons.items()
+        if stats.first is not None
         and stage not in (Stage.INIT_BEFORE.value, Stage.BUFFERS_END.value)
         and of != TensorKind.IGNORED.value
         and not attempt.uses_local_sgd(module)
     ]
     for module in attempt.modules():
-        found = first_node_mismatch(attempt, module)
-        if found is not None:
-            firsts.append((found[1].step, found[1].stage, (found[0], found[1].other_rank)))
-    step, stage, odd = min(firsts)
-    return LiveAgreement(compared, True, None if step < 0 else step, stage, odd)
+        mismatch = first_node_mismatch(attempt, module)
+        if mismatch is not None:
+            rank, record = mismatch
+            firsts.append((record.step, record.stage, (rank, record.other_rank)))
+    step, stage, outliers = min(firsts)
+    return LiveAgreement(compared, True, None if step < 0 else step, stage, outliers)
 
 
 def _pace(ranks: tuple[LiveRank, ...], clocks: Mapping[int, StepTimeSeries]) -> LiveStepTime | None:

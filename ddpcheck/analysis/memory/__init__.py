@@ -1,1 +1,1 @@
-"""What the ranks' memory holds, whether it grows, and what could be spared."""
+"""Memory of ranks."""

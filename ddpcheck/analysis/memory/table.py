@@ -1,4 +1,4 @@
-"""The ranks' memory as reports show it."""
+"""The memory table: one row per rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddpcheck.analysis.memory.collector import RankMemory
 from ddpcheck.analysis.timeseries.series import Series
 
 MOST_RANKS = 256
-# Points of each curve; more than that nobody can see.
+# Points of each curve.
 MOST_POINTS = 64
 
 
@@ -18,54 +18,54 @@ class RankMemoryRow(TypedDict):
 
     rank: int
     device: str
-    # Whether the figures are torch's of its device, or the process's own pages on the host.
+    # "allocated": torch's statistics of its device; "resident": anonymous memory of the process.
     measured: str
     steps: int
-    # Beside the weights, when it came to be wrapped: interpreter, libraries, data.
+    # Before wrapping, without the weights: interpreter, libraries, data.
     before: int
     parameters: int
     buffers: int
-    # Views of the buckets hold nothing of their own.
+    # 0 for views of the buckets.
     gradients: int
     gradients_in_buckets: bool
     buckets: int
     optimizer_state: int
-    # As the backward begins, beyond all of these: activations above all.
+    # Everything else when the backward begins: mostly activations.
     rest: int
     after_step: int
     most: int
-    # On a device, what torch took from it.
+    # Reserved by torch on its device.
     reserved: int
-    # Bytes a step, where it grows steadily.
+    # Bytes per step, if memory grows steadily.
     growth: float | None
-    # By device, what lies on others than its own.
+    # Memory on other devices than its own, by device.
     elsewhere: dict[str, int]
     # [step, bytes after the step]
     curve: list[list[int]]
 
 
 class MemoryTable(TypedDict):
-    """What report.json holds under `memory`."""
+    """The contents of `memory` in report.json."""
 
-    # All, or of very many those that grow, and those that held the most.
+    # All ranks; in very large jobs those with growing memory and those with the highest peak.
     ranks: list[RankMemoryRow]
     of: int
 
 
 def memory_table(attempt: Attempt) -> MemoryTable | None:
-    """None where no step was seen."""
-    seen = {rank: memory for rank, memory in attempt.memory.ranks.items() if memory.steps}
-    if not seen:
+    """None where no rank recorded a step."""
+    memories = {rank: memory for rank, memory in attempt.memory.ranks.items() if memory.steps}
+    if not memories:
         return None
-    ordered = sorted(seen, key=lambda rank: (seen[rank].growth() is None, -seen[rank].most, rank))
-    rows = [_row(rank, seen[rank]) for rank in sorted(ordered[:MOST_RANKS])]
-    return MemoryTable(ranks=rows, of=len(seen))
+    ordered = sorted(memories, key=lambda rank: (memories[rank].growth() is None, -memories[rank].most, rank))
+    rows = [_row(rank, memories[rank]) for rank in sorted(ordered[:MOST_RANKS])]
+    return MemoryTable(ranks=rows, of=len(memories))
 
 
 def _row(rank: int, memory: RankMemory) -> RankMemoryRow:
     growth = memory.growth()
     parts = {name: memory.part(name) for name in ("parameters", "buffers", "gradients", "buckets", "state")}
-    # Gradients are not there when the backward begins, unless they were kept.
+    # When the backward begins there are no gradients, unless they were kept.
     known = memory.base + sum(parts.values()) - parts["gradients"] + memory.part("kept")
     return RankMemoryRow(
         rank=rank,
@@ -90,9 +90,9 @@ def _row(rank: int, memory: RankMemory) -> RankMemoryRow:
 
 
 def curve(series: Series) -> list[list[int]]:
-    """So many points of it as can be drawn, the first and the last among them."""
+    """Downsampled to the limit of points, including the first and the last."""
     points = [[step, value] for step, value in series]
     if len(points) <= MOST_POINTS:
         return points
-    apart = (len(points) - 1) / (MOST_POINTS - 1)
-    return [points[round(number * apart)] for number in range(MOST_POINTS)]
+    spacing = (len(points) - 1) / (MOST_POINTS - 1)
+    return [points[round(number * spacing)] for number in range(MOST_POINTS)]

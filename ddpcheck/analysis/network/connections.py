@@ -1,4 +1,4 @@
-"""Brings the connections of all nodes together: whose addresses they have, and the links between them."""
+"""Links between nodes from the TCP connections of all nodes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ddpcheck.analysis.network.model import NodeLink, SlowLink
 from ddpcheck.analysis.network.route_counters import RouteCounters
 from ddpcheck.analysis.network.slow_link import slow_link
 
-# Steps under way at a moment, by node.
+# The step at a time, by node.
 StepsAt = Callable[[str, float], float | None]
 
 
 @dataclass(frozen=True)
 class NodeLinks:
-    """Between the nodes of one attempt, while its ranks stepped."""
+    """Links between the nodes of one attempt during its steps."""
 
     links: tuple[NodeLink, ...] = ()
     ports: tuple[PortUse, ...] = ()
@@ -30,28 +30,28 @@ class NodeLinks:
 
 
 def links_of(attempt: Attempt, nodes: Sequence[NodeSamples]) -> NodeLinks:
-    """Empty where there are not several nodes with ranks."""
+    """Empty unless there are several nodes with ranks."""
     names = _names(nodes)
     ranks: dict[str, list[int]] = {}
     for rank, key in sorted(nodes_of_ranks(attempt, nodes).items()):
         if key in names:
             ranks.setdefault(names[key], []).append(rank)
-    taking_part = {names[node_key(node)]: node for node in nodes if names[node_key(node)] in ranks}
-    if len(taking_part) < 2:
+    with_ranks = {names[node_key(node)]: node for node in nodes if names[node_key(node)] in ranks}
+    if len(with_ranks) < 2:
         return NodeLinks()
 
     def steps_at(name: str, time: float) -> float | None:
         line = attempt.pace.of(ranks[name][0])
         return None if line is None else line.at(time)
 
-    links = tuple(_links(taking_part, steps_at))
-    ports = tuple(ports_of(taking_part))
-    on_node = {name: tuple(numbers) for name, numbers in ranks.items()}
-    return NodeLinks(links, ports, on_node, slow_link(links), slow_port(ports))
+    links = tuple(_links(with_ranks, steps_at))
+    ports = tuple(ports_of(with_ranks))
+    ranks_by_node = {name: tuple(numbers) for name, numbers in ranks.items()}
+    return NodeLinks(links, ports, ranks_by_node, slow_link(links), slow_port(ports))
 
 
 def _names(nodes: Sequence[NodeSamples]) -> dict[str, str]:
-    """The host's name; where several nodes have the same, as in a rehearsal, with an address."""
+    """The host name; with an address if several nodes have the same name."""
     counts = Counter(node.host for node in nodes)
     return {
         node_key(node): node.host if counts[node.host] == 1 else f"{node.host} ({_first_address(node)})"
@@ -75,7 +75,7 @@ def _links(nodes: Mapping[str, NodeSamples], steps_at: StepsAt) -> list[NodeLink
         for route, tally in _routes(node):
             local, _, remote = route.partition(" ")
             target = owners.get(remote)
-            # Storage, a registry, a dashboard: whatever a rank talks to beside the other nodes.
+            # Skip connections to other hosts, such as storage or dashboards.
             if target is not None and target != source and tally.bytes > 0:
                 found.append(_link((source, target), (local, remote), tally, steps_at))
     return sorted(found, key=lambda link: (link.ends, link.addresses))
@@ -87,7 +87,7 @@ def _routes(node: NodeSamples) -> Iterator[tuple[str, RouteCounters]]:
 
 
 def _owners(nodes: Mapping[str, NodeSamples]) -> dict[str, str]:
-    """The node of each address. Every host has a docker0 at 172.17.0.1, which tells nothing."""
+    """The node of each address. Addresses of several nodes, such as docker0's 172.17.0.1, are ignored."""
     counts = Counter(address for node in nodes.values() for address in set(_addresses(node)))
     return {
         address: name for name, node in nodes.items() for address in _addresses(node) if counts[address] == 1
@@ -97,7 +97,7 @@ def _owners(nodes: Mapping[str, NodeSamples]) -> dict[str, str]:
 def _link(
     ends: tuple[str, str], addresses: tuple[str, str], tally: RouteCounters, steps_at: StepsAt
 ) -> NodeLink:
-    began, ended = (steps_at(ends[0], moment) for moment in (tally.began, tally.ended))
+    began, ended = (steps_at(ends[0], time) for time in (tally.began, tally.ended))
     return NodeLink(
         *ends,
         bytes=tally.bytes,

@@ -1,4 +1,4 @@
-"""InfiniBand ports: what goes over them no kernel sees, but they count errors and waiting, and know their rate."""
+"""InfiniBand ports: outliers by rate, errors or waiting. The kernel does not see their traffic, only their counters."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from statistics import median
 from ddpcheck.analysis.hardware.samples import NodeSamples
 from ddpcheck.analysis.network.slow_link import LEAST_BYTES, LEAST_FACTOR, LEAST_OF_THE_MOST
 
-# Bits that went wrong and were sent again, or packets that were lost. A sound port has none in hours.
+# Bit errors, retransmits and lost packets. A healthy port has none in hours.
 LEAST_ERRORS = 10
-# How many times more of them, or of waiting for each byte, than at any other port.
+# Factor of errors, or of waiting per byte, compared with every other port.
 MANY_TIMES = 10.0
-# Ticks are a few nanoseconds long: below this nobody had to wait for the port.
+# Minimum number of ticks, which are a few nanoseconds long.
 LEAST_WAITED = 10_000_000
 
 
@@ -23,12 +23,12 @@ class PortUse:
 
     node: str
     name: str
-    # Mbit/s, as it runs now: a bad cable lets a port fall back to fewer lanes or a lower rate.
+    # Current speed in Mbit/s: with a bad cable, a port falls back to fewer lanes or a lower rate.
     speed: int | None
     sent: int
     received: int
     errors: int
-    # Ticks of its own clock in which it had data and could not send any.
+    # Ticks of the port's clock in which it had data and could not send.
     waited: int
     seconds: float
 
@@ -39,7 +39,7 @@ class PortUse:
 
 @dataclass(frozen=True)
 class SlowPort:
-    """`why` is "rate", "errors" or "waiting"; `usual` the median of the same figure at the other ports."""
+    """`why` is "rate", "errors" or "waiting"; `usual` is the median of the other ports."""
 
     port: PortUse
     why: str
@@ -61,7 +61,7 @@ def ports_of(nodes: Mapping[str, NodeSamples]) -> Iterable[PortUse]:
 
 
 def slow_port(ports: Sequence[PortUse]) -> SlowPort | None:
-    """The one port that stands out among those that carry the job's traffic, by the surest sign first."""
+    """The outlier among the ports that carry the job's traffic; the most reliable sign first."""
     most = max((port.sent for port in ports), default=0)
     used = [port for port in ports if port.sent >= max(LEAST_BYTES, LEAST_OF_THE_MOST * most)]
     if len({port.node for port in used}) < 2:
@@ -88,7 +88,7 @@ def _by_errors(used: Sequence[PortUse]) -> SlowPort | None:
 
 
 def _by_waiting(used: Sequence[PortUse]) -> SlowPort | None:
-    """Of two ports the other one may be the cause: it takes a third to tell what is usual."""
+    """Needs three ports: with two, either of them may be the cause."""
     *rest, port = sorted(used, key=lambda port: port.waited_a_byte)
     if len(rest) < 2 or port.waited < LEAST_WAITED:
         return None

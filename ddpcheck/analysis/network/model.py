@@ -1,4 +1,4 @@
-"""One link between two nodes, as the sender's kernel saw it, and what is said of slow ones."""
+"""Links between nodes from TCP counters of the sender, slow links and their cost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddpcheck.analysis.timing.model import TimeTable
 # The kernel counts busy time in ticks of its clock.
 _TICK = 0.004
 
-# Bytes, and seconds in which the network was busy with them, between one sample and the next.
+# Bytes sent and busy seconds of an interval of samples.
 Stretch = tuple[int, float]
 
 
@@ -22,20 +22,20 @@ class NodeLink:
     target: str
     bytes: int
     busy_seconds: float
-    # Over how long that was.
+    # Duration of the measurement.
     seconds: float
     stretches: tuple[Stretch, ...] = ()
     source_address: str = ""
     target_address: str = ""
-    # Between the same two samples; None where the sender's ranks did not step.
+    # Steps in that time; None if the sender's ranks took none.
     steps: float | None = None
     retransmits: int = 0
-    # The shortest round trip that was ever seen, in microseconds.
+    # Minimum round-trip time in microseconds.
     min_rtt: int = 0
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second while it was asked."""
+        """Throughput while busy, in bytes per second."""
         return self.bytes / max(self.busy_seconds, _TICK)
 
     @property
@@ -57,10 +57,10 @@ class SlowLink:
 
     nodes: tuple[str, ...]
     links: tuple[NodeLink, ...]
-    # Bytes a second: of the slow links, and of the others while they were asked.
+    # Throughput while busy in bytes per second: of the slow links, and of the others.
     bandwidth: float
     usual: float
-    # Of that node, where it has several and the links of the others are not slow.
+    # Address of the slow interface, if the node has several and only this one is slow.
     address: str = ""
 
     @property
@@ -69,11 +69,11 @@ class SlowLink:
 
     @property
     def worst(self) -> NodeLink:
-        """The one that loses the most: the others of a ring wait meanwhile."""
+        """The link that loses the most time: the others of a ring wait for it."""
         return max(self.links, key=self._lost)
 
     def seconds_lost(self) -> float:
-        """Over the whole time watched, against a link like the others."""
+        """Total time lost compared with the other links."""
         return self._lost(self.worst)
 
     def seconds_lost_a_step(self) -> float | None:
@@ -86,7 +86,7 @@ class SlowLink:
 
 @dataclass(frozen=True)
 class Cost:
-    """Microseconds of a step, and of how long a one."""
+    """Cost and duration of a step in microseconds."""
 
     cost_us: int
     step_us: int
@@ -97,9 +97,9 @@ class Cost:
 
 
 def cost_of(slow: SlowLink, tables: Sequence[TimeTable]) -> Cost | None:
-    """What the link takes longer than one like the others would, as far as the ranks wait for it.
+    """The additional time of the slow link that is exposed.
 
-    Transfers that hide behind the backward cost nothing. None where no step was clocked.
+    Transfers that overlap with the backward cost nothing. None if step times were not recorded.
     """
     lost = slow.seconds_lost_a_step()
     if lost is None or not tables:

@@ -1,4 +1,4 @@
-"""What went from one address to another while the ranks stepped: kept sample by sample, however long the job was."""
+"""TCP counters between two addresses during the steps, summed over intervals of samples."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ddpcheck.analysis.hardware.statistics import NodeSample
 from ddpcheck.analysis.network.model import Stretch
+from ddpcheck.analysis.timeseries.series import AggregatedSeries
 
 MOST_STRETCHES = 128
 _MICRO = 1e-6
@@ -13,16 +14,21 @@ _MICRO = 1e-6
 
 @dataclass
 class RouteCounters:
-    """Between the first and the last sample that told of it. Columns are those of `ddpcheck.sampling.tcp`."""
+    """Counters from the first to the last sample of a route. Columns are those of `ddpcheck.sampling.tcp`."""
 
     began: float
     first: tuple[int, ...]
     ended: float
     last: tuple[int, ...]
-    stretches: list[Stretch] = field(default_factory=list)
-    # Samples that make a stretch, and those in the last one.
-    _each: int = 1
-    _taken: int = 0
+    _series: AggregatedSeries[Stretch] = field(
+        default_factory=lambda: AggregatedSeries(MOST_STRETCHES - 1, _sum)
+    )
+    _count: int = 0
+
+    @property
+    def stretches(self) -> list[Stretch]:
+        """Bytes sent and busy seconds of each interval."""
+        return [self._series.points[number] for number in sorted(self._series.points)]
 
     @property
     def bytes(self) -> int:
@@ -42,25 +48,19 @@ class RouteCounters:
 
     def add(self, time: float, totals: tuple[int, ...]) -> None:
         if any(new < old for new, old in zip(totals[:4], self.last[:4], strict=True)):
-            return  # counters never go back; a log of another's making may
-        grown = totals[0] - self.last[0], (totals[1] - self.last[1]) * _MICRO
+            return  # counters never decrease, except in a damaged log
+        sent, busy = totals[0] - self.last[0], (totals[1] - self.last[1]) * _MICRO
         self.ended, self.last = time, totals
-        if self._taken and self.stretches:
-            before = self.stretches.pop()
-            grown = before[0] + grown[0], before[1] + grown[1]
-        self.stretches.append(grown)
-        self._taken = (self._taken + 1) % self._each
-        if len(self.stretches) >= MOST_STRETCHES and not self._taken:
-            self._halve()
+        self._series.add_value(self._count, (sent, busy))
+        self._count += 1
 
-    def _halve(self) -> None:
-        pairs = zip(self.stretches[::2], self.stretches[1::2], strict=True)
-        self.stretches = [(a[0] + b[0], a[1] + b[1]) for a, b in pairs]
-        self._each *= 2
+
+def _sum(one: Stretch, other: Stretch) -> Stretch:
+    return one[0] + other[0], one[1] + other[1]
 
 
 class RouteCounterTable(dict[str, RouteCounters]):
-    """By "local remote"."""
+    """Counters by "local remote" address pair."""
 
     def add(self, sample: NodeSample) -> None:
         for name, totals in sample.connections.items():

@@ -1,4 +1,4 @@
-"""The key `links` of report.json: what each link between nodes gave while it was asked."""
+"""The key `links` of report.json: throughput of each link between nodes while busy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ddpcheck.analysis.network.model import NodeLink, SlowLink, cost_of
 from ddpcheck.analysis.network.slow_link import carrying
 from ddpcheck.analysis.timing.model import TimeTable
 
-# Those that were busy for longest; of thousands of links the rest stays in the node logs.
+# The links with the longest busy time; the rest is only in the node logs.
 MOST_LINKS = 512
 
 
 def links_table(found: NodeLinks, times: Sequence[TimeTable]) -> dict[str, Any]:
-    """Empty where nothing went between nodes."""
+    """Empty if there was no traffic between nodes."""
     if not found.links and not found.ports:
         return {}
     carried = carrying(found.links)

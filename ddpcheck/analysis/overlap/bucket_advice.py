@@ -1,4 +1,4 @@
-"""Tries other sizes of buckets on the measured times: when gradients were ready, and what reductions cost."""
+"""Bucket size advice: simulates other bucket sizes with measured gradient and reduction times."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _CAPS = [
     round(size * MIB)
     for size in (0.25, 0.5, 1, 2, 4, 8, 12, 16, 25, 32, 50, 64, 100, 128, 200, 256, 400, 512)
 ]
-# Fewer backwards could all be odd ones.
+# Minimum number of backwards.
 LEAST_BACKWARDS = 2
-# A link that misses so much of the reductions it was fitted to, or of the backward as it was, tells nothing.
+# Maximum relative error of the fitted link, and of the simulated current layout.
 MOST_ERROR = 0.3
-# To simulate the messages of more would keep whoever waits for the report too long.
+# Limit of the simulation time.
 MOST_GLOO_BUCKETS = 500
-# Sizes far below what was seen would rest on the latency alone.
+# Sizes far below the measured ones would depend on the latency alone.
 _BELOW_SEEN = 4
-# Of layouts that do about as well, the one with the fewest buckets: as a share of the backward.
+# Layouts within this share of the backward are equivalent; the one with the fewest buckets is used.
 _ABOUT_AS_WELL = 0.01
-# What a second option has to bring, beyond what one size for all does.
+# Minimum gain of a separate size of the first bucket.
 _WORTH_A_SECOND_SIZE = 0.03
 _BYTES = {
     "float64": 8,
@@ -56,7 +56,7 @@ def bucket_advice(
     Reductions run one by one on a device's stream; otherwise they are gloo's.
     """
     if len(attempt.collector(ProfileCollector).ready) != 1:
-        # Several modules share one link, and which bucket is whose is not known.
+        # Several modules share one link, and their buckets cannot be separated.
         return None
     ((module, by_rank),) = attempt.collector(ProfileCollector).ready.items()
     backwards = _in_common(by_rank)
@@ -101,7 +101,7 @@ def _numbered(by_rank: Mapping[int, Sequence[ReadyRecord]]) -> list[dict[int, Re
 
 
 def _in_common(by_rank: Mapping[int, Sequence[ReadyRecord]]) -> list[int]:
-    """Backwards that every rank showed, with the same gradients."""
+    """Backwards in the traces of all ranks, with the same gradients."""
     ranks = _numbered(by_rank)
     common = set.intersection(*(set(each) for each in ranks)) if ranks else set()
     return sorted(n for n in common if len({tuple(sorted(each[n].order)) for each in ranks}) == 1)
@@ -113,7 +113,7 @@ def _gradients(
     by_rank: Mapping[int, Sequence[ReadyRecord]],
     backwards: Sequence[int],
 ) -> list[Gradient]:
-    """In the order of rank 0, which is the order that DDP lays its buckets out by."""
+    """Gradients in the order of rank 0, by which DDP builds its buckets."""
     ranks = _numbered(by_rank)
     rows = next(iter(attempt.of_module(module).values())).latest[module].parameters
     after = [[dict(zip(each[n].order, each[n].after_us, strict=True)) for n in backwards] for each in ranks]
@@ -128,7 +128,7 @@ def _gradients(
 
 
 def _as_seen(sizes: Sequence[int], buckets: Sequence[BucketOverlap]) -> bool:
-    """Whether DDP's rule gives the very buckets that were reduced: hooks and old layouts do not follow it."""
+    """True if DDP's rule reproduces the measured buckets; hooks and old layouts do not follow it."""
     steps: dict[int, list[int | None]] = {}
     for each in sorted(buckets, key=lambda each: (each.step, each.bucket)):
         steps.setdefault(each.step, []).append(each.bytes)
@@ -136,7 +136,7 @@ def _as_seen(sizes: Sequence[int], buckets: Sequence[BucketOverlap]) -> bool:
 
 
 def _seen(buckets: Sequence[BucketOverlap], as_is: Sequence[Bucket]) -> list[ObservedReduction]:
-    """Each bucket's reduction from the last rank's arrival to its end everywhere: medians over the backwards."""
+    """Reduction time of each bucket from the last arrival to the end on all ranks; medians over backwards."""
     took: dict[int, list[int]] = {}
     for each in buckets:
         arrived = max(part.start_ns for part in each.ranks)
@@ -150,13 +150,13 @@ def _seen(buckets: Sequence[BucketOverlap], as_is: Sequence[Bucket]) -> list[Obs
 
 
 def _unsure(times: Sequence[int]) -> float:
-    """The standard error of what is typical of them."""
+    """The standard error of the median."""
     return stdev(times) / sqrt(len(times)) if len(times) > 1 else 0.0
 
 
 def _layout(gradients: Sequence[Gradient], limits: Sequence[int], link: LinkModel) -> BucketLayout:
     buckets = laid_out(gradients, limits)
-    # DDP hands buckets over in order: one that is not complete holds back those after it.
+    # DDP starts buckets in order: an incomplete one delays those after it.
     end = max(link.finish(buckets), max(each.ready_ns for each in gradients))
     return BucketLayout(limits[0], limits[-1], len(buckets), round(end))
 
@@ -170,7 +170,7 @@ def _tried(gradients: Sequence[Gradient], link: LinkModel, smallest_seen: int) -
 
 
 def _best(now: BucketLayout, tried: Sequence[BucketLayout]) -> BucketLayout:
-    """What is about as good as the best stays; one size for all is preferred to two."""
+    """The simplest layout that is equivalent to the best; one size is preferred to two."""
     one_size = _fewest([each for each in tried if each.first_bytes == each.cap_bytes] or [now])
     best = _fewest(tried or [now])
     clearly = one_size.backward_ns - best.backward_ns > _WORTH_A_SECOND_SIZE * one_size.backward_ns

@@ -1,4 +1,4 @@
-"""From the traces that the ranks of an attempt left to what they show."""
+"""Builds the overlap analysis of an attempt from the traces of its ranks."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from ddpcheck.traces.model import CollectiveResult, RankResult, TraceResult
 from ddpcheck.traces.rank_trace import RankTrace
 from ddpcheck.traces.reader import load
 
-# Of a step: shorter pauses would not show, and every one of thousands of operators would be written down.
+# Relative to a step: shorter gaps are not visible, and closing them avoids thousands of intervals.
 FINEST = 1 / 150
-# A drawing has no room for more, and report.json should not grow for it.
+# Limit of intervals in report.json.
 MOST_RANKS = 48
 
 
 def computing(traces: Sequence[RankTrace], result: TraceResult) -> dict[int, tuple[Interval, ...]]:
-    """By rank, from the moment that everything else in the result counts from; empty for very many ranks."""
+    """Compute intervals by rank, relative to the origin; empty for very many ranks."""
     if len(traces) > MOST_RANKS:
         return {}
     aligned = on_one_clock(traces, {rank.rank: rank.clock for rank in result.ranks})
@@ -45,7 +45,7 @@ def computing(traces: Sequence[RankTrace], result: TraceResult) -> dict[int, tup
 
 
 def _coarse(trace: RankTrace) -> Iterable[Interval]:
-    """Pieces of compute with nothing but short pauses between them are one."""
+    """Merge compute intervals with short gaps between them."""
     pieces = list(Cover((start, end) for start, end, _ in trace.compute))
     if not pieces:
         return
@@ -67,7 +67,7 @@ OURS, THEIRS = "ddpcheck", "user"
 
 
 def overlap_or_why(attempt: Attempt, folder: Path) -> Overlap | None:
-    """What the traces show; where they make no sense, why: that must not cost the rest of the report."""
+    """The analysis, or the error: a bad trace must not prevent the rest of the report."""
     try:
         return overlap_of(attempt, folder)
     except Exception as error:
@@ -75,7 +75,7 @@ def overlap_or_why(attempt: Attempt, folder: Path) -> Overlap | None:
 
 
 def overlap_of(attempt: Attempt, folder: Path) -> Overlap | None:
-    """None where nothing was profiled."""
+    """None if nothing was profiled."""
     if not attempt.collector(ProfileCollector):
         return None
     traces, left_out = traces_of(attempt, folder)
@@ -87,7 +87,7 @@ def overlap_of(attempt: Attempt, folder: Path) -> Overlap | None:
     computed = computing(traces, result)
     steps = _steps(exposed, len(traces))
     buckets = tuple(_bucket(each) for each in result.collectives if each.bucket is not None)
-    # On a device they share one stream; gloo runs two at a time.
+    # On a device, reductions share one stream; gloo runs two at a time.
     one_by_one = all(trace.source == "GPU kernels" for trace in traces)
     took = round(median(step.took_ns for step in steps)) if steps else 0
     return Overlap(
@@ -123,7 +123,7 @@ def _nothing(attempt: Attempt, why: Sequence[str]) -> Overlap:
 
 
 def traces_of(attempt: Attempt, folder: Path) -> tuple[list[RankTrace], list[str]]:
-    """The traces that can be read, and a sentence for each thing that is missing."""
+    """The readable traces, and a message for each that is missing."""
     traces: list[RankTrace] = []
     left_out: list[str] = []
     for rank, record in sorted(attempt.collector(ProfileCollector).traces.items()):
@@ -147,7 +147,7 @@ def traces_of(attempt: Attempt, folder: Path) -> tuple[list[RankTrace], list[str
 
 
 def _cut(trace: RankTrace, record: TraceRecord) -> RankTrace:
-    """Whole steps only: what lies before them, and a last one that the end of the job cut off, goes."""
+    """Only complete steps: drops work before them, and a truncated last step."""
     if not record.own:
         return trace
     kept = range(record.first, record.end)
@@ -196,7 +196,7 @@ def _rank(rank: RankResult, exposed: Sequence[Exposure]) -> RankOverlap:
 
 
 def _steps(exposed: Sequence[Exposure], ranks: int) -> tuple[StepOverlap, ...]:
-    """Steps that all ranks show."""
+    """Steps in the traces of all ranks."""
     by_step: dict[int, list[Exposure]] = {}
     for each in exposed:
         by_step.setdefault(each.step, []).append(each)
@@ -238,7 +238,7 @@ def _bucket(each: CollectiveResult) -> BucketOverlap:
 
 
 def traces_of_run(path: Path) -> tuple[list[RankTrace], list[str]]:
-    """Of the last attempt that was profiled, with a sentence for each trace that could not be used."""
+    """The traces of the last profiled attempt, with a message for each unusable trace."""
     run = RunReader(path)
     run.finish()
     profiled = [attempt for attempt in run.ordered() if attempt.collector(ProfileCollector)]

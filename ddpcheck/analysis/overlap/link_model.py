@@ -1,4 +1,4 @@
-"""Finds the link on which reductions take as long as those that were seen."""
+"""Models of the link that reductions use, fitted to the measured reductions; DDP's bucket rule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import ClassVar, Generic, TypeVar
 
 @dataclass(frozen=True)
 class Gradient:
-    """One gradient: what it weighs, and how long after the first one it was ready on the slowest rank."""
+    """One gradient: bytes, and when it was ready on the slowest rank, relative to the first one."""
 
     bytes: int
     dtype: str
@@ -22,7 +22,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that are reduced together, which cannot begin before the last of them is there."""
+    """Gradients that are reduced together, after the last of them is ready."""
 
     bytes: int
     ready_ns: int
@@ -53,16 +53,16 @@ def _bucket(held: Sequence[Gradient]) -> Bucket:
 
 @dataclass(frozen=True)
 class LinkModel:
-    """One reduction after the other, as on a device's stream: each takes its latency, then moves its bytes."""
+    """Reductions one after the other, as on a device stream: latency, then transfer."""
 
-    # Of one reduction alone: what it takes for no bytes at all, and for each byte of the bucket.
+    # Latency of a single reduction, and its time per byte.
     latency_ns: float
     ns_per_byte: float
-    # Whether one reduction may move bytes in another one's latency.
+    # Whether a reduction may transfer during the latency of another one.
     hides_latency: ClassVar[bool] = False
 
     def reduce(self, buckets: Sequence[Bucket]) -> list[tuple[float, float]]:
-        """Start and end of each: they start in order, each when it is ready and those before it leave room."""
+        """Start and end of each reduction. They start in order, when ready and when the link permits."""
         free = 0.0
         times = []
         for bucket in buckets:
@@ -72,15 +72,15 @@ class LinkModel:
         return times
 
     def finish(self, buckets: Sequence[Bucket]) -> float:
-        """When the last one is reduced."""
+        """The end of the last reduction."""
         return max(end for _, end in self.reduce(buckets))
 
 
-# What gloo does: threads that reduce, messages that a reduction has under way, and how large one may be.
+# gloo: number of threads, messages in flight per reduction, and maximum message size.
 _AT_A_TIME = 2
 _UNDER_WAY = 2
 _LARGEST_MESSAGE = 1 << 20
-# A larger ring has more and smaller messages, which share the link in the same way: not worth the time.
+# Larger rings are simulated as this size: smaller messages share the link in the same way.
 _LARGEST_RING = 4
 
 
@@ -96,7 +96,7 @@ class GlooLink(LinkModel):
     hides_latency: ClassVar[bool] = True
 
     def reduce(self, buckets: Sequence[Bucket]) -> list[tuple[float, float]]:
-        """Start and end of each, from one rank's messages to its neighbour: all ranks do the same."""
+        """Start and end of each reduction, simulated for one rank: all ranks behave alike."""
         wire = _Wire(hop_ns=self.latency_ns / (2 * (self._ring - 1)))
         waiting = deque(enumerate(buckets))
         times = [(0.0, 0.0)] * len(buckets)
@@ -122,14 +122,14 @@ class GlooLink(LinkModel):
 
     def _reduction(self, number: int, bucket: Bucket, now: float) -> _Reduction:
         ring = self._ring
-        # By gloo's rule every rank has a part of the bucket, of two messages or more.
+        # In gloo every rank has a part of the bucket, of at least two messages.
         messages = ceil(max(_UNDER_WAY, bucket.bytes / _LARGEST_MESSAGE / ring))
         rounds = [(ring - 1) * messages] * 2
         return _Reduction(number, now, bucket.bytes * self.ns_per_byte / sum(rounds), rounds)
 
 
 class _Reduction:
-    """One under way: its messages of this round that are still to be sent, and those still to arrive."""
+    """A running reduction: messages of this round still to be sent, and still to arrive."""
 
     def __init__(self, number: int, start: float, message_ns: float, rounds: list[int]) -> None:
         self.number, self.start, self.message_ns = number, start, message_ns
@@ -137,10 +137,10 @@ class _Reduction:
         self._unsent = self._under_way = 0
 
     def go_on(self, wire: _Wire, now: float) -> bool:
-        """It begins, or a message of its has arrived: send what may be sent. True where nothing is left."""
+        """At the start, or when a message arrived: send the next messages. True when finished."""
         self._under_way = max(0, self._under_way - 1)
         if not self._unsent and not self._under_way and self._rounds:
-            # The second round, in which sums are handed on, waits for the end of the first, in which they are made.
+            # The second round (allgather) waits for the end of the first (reduce-scatter).
             self._unsent = self._rounds.pop()
         while self._unsent and self._under_way < _UNDER_WAY:
             wire.send(self, now)
@@ -150,7 +150,7 @@ class _Reduction:
 
 
 class _Wire:
-    """Carries one message at a time, in the order in which they come; each arrives a hop after it has left."""
+    """Transfers one message at a time, in order; each arrives one latency after it was sent."""
 
     def __init__(self, hop_ns: float) -> None:
         self.arrivals: list[tuple[float, int, _Reduction]] = []
@@ -171,18 +171,17 @@ class _Wire:
         return at, reduction
 
 
-# Reductions of nearly one size tell no latency from bandwidth.
+# Minimum size ratio to separate latency from bandwidth.
 _LEAST_SPREAD = 1.5
-# Latencies that are tried, as shares of the shortest reduction, which took at least its latency: close to each other
-# where they are small.
+# Latencies to try, relative to the shortest reduction, which takes at least its latency; denser for small values.
 _SHARES = tuple((step / 20) ** 2 for step in range(21))
-# From there the fit changes a figure by a factor, and by a smaller one once that brings nothing more.
+# Factors by which the fit changes a parameter, from coarse to fine.
 _FIRST_FACTOR, _LAST_FACTOR = 1.4, 1.005
-# What brings less than this share is nothing.
+# Minimum relative improvement.
 _LEAST_BETTER = 1e-4
-# Reductions are never known better than this, as a share of what they took.
+# Minimum relative uncertainty of a reduction.
 _LEAST_UNSURE = 0.05
-# A square of two deviations: one fit in twenty is off by that much or more.
+# Square of two standard deviations: exceeded by one fit in twenty.
 _BY_CHANCE = 4.0
 # From this share of the best latency on, the least that explains as well says the same.
 _TOLD = 0.5
@@ -192,24 +191,24 @@ AnyLink = TypeVar("AnyLink", bound=LinkModel)
 
 @dataclass(frozen=True)
 class ObservedReduction:
-    """One backward's reduction of a bucket: what it carried, when the last rank was ready, how long it took then."""
+    """One measured reduction of a bucket: bytes, when the last rank was ready, and duration."""
 
     bucket: Bucket
     took_ns: float
-    # By how much that may be off: backwards differ.
+    # Uncertainty: backwards differ.
     unsure_ns: float = 0.0
 
 
 @dataclass(frozen=True)
 class LinkFit(Generic[AnyLink]):
-    """A link, and how much of the time that reductions took it misses."""
+    """A link, and its relative error on the measured reductions."""
 
     link: AnyLink
     error: float
 
 
 def fitted(kind: AnyLink, seen: Sequence[ObservedReduction]) -> LinkFit[AnyLink] | None:
-    """A link of this kind, whose figures do not matter; None where what was seen does not tell."""
+    """A link of this kind, whose parameters are ignored; None if the measurements are not sufficient."""
     sizes = [each.bucket.bytes for each in seen]
     if len(seen) < 2 or min(sizes) <= 0 or max(sizes) < _LEAST_SPREAD * min(sizes):
         return None
@@ -243,7 +242,7 @@ def _of_each_latency(kind: AnyLink, seen: Sequence[ObservedReduction]) -> list[A
 
 
 def _nearby(link: AnyLink, seen: Sequence[ObservedReduction], bandwidth_only: bool = False) -> AnyLink:
-    """The best that small steps lead to from this one."""
+    """Local optimization from this link."""
     missed, factor = _missed(link, seen), _FIRST_FACTOR
     while factor > _LAST_FACTOR:
         around = ((_missed(other, seen), other) for other in _around(link, factor, bandwidth_only))
@@ -257,7 +256,7 @@ def _nearby(link: AnyLink, seen: Sequence[ObservedReduction], bandwidth_only: bo
 
 def _around(link: AnyLink, factor: float, bandwidth_only: bool) -> list[AnyLink]:
     less = 1 / factor
-    # Both at once too: more of the one often means less of the other.
+    # Also change both at once: latency and bandwidth are correlated.
     changes = ((1, factor), (1, less), (factor, 1), (less, 1), (factor, less), (less, factor))
     return [
         replace(link, latency_ns=link.latency_ns * by_latency, ns_per_byte=link.ns_per_byte * by_size)
@@ -274,14 +273,14 @@ def _missed(link: LinkModel, seen: Sequence[ObservedReduction]) -> float:
 
 
 def _explains_as_well(other: LinkModel, best: LinkModel, seen: Sequence[ObservedReduction]) -> bool:
-    """Whether it is worse by no more than what chance does to a figure now and then: all reductions count."""
+    """True if the fit is not significantly worse than the best."""
     least = _against_chance(best, seen)
-    # Where even the best misses by more than chance, the link is not quite like the model, and tells less.
+    # If even the best fit has larger errors than expected, scale the uncertainty.
     return _against_chance(other, seen) <= least + _BY_CHANCE * max(1.0, least / len(seen))
 
 
 def _against_chance(link: LinkModel, seen: Sequence[ObservedReduction]) -> float:
-    """The sum of squares of misses, each over what its time is unsure by."""
+    """Sum of squared errors, each relative to its uncertainty."""
     misses = zip(_misses(link, seen), seen, strict=True)
     return sum((miss / max(each.unsure_ns, _LEAST_UNSURE * each.took_ns)) ** 2 for miss, each in misses)
 

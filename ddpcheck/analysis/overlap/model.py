@@ -31,18 +31,18 @@ class RankOverlap:
     copy_ns: int
     idle_ns: int
     overlap_pct: float
-    # Of the exposed time: transfers, and waiting for the last rank; null where ranks could not be compared.
+    # Of the exposed time: transfers, and waiting for the last rank; null if ranks could not be compared.
     exposed_transfer_ns: int | None
     exposed_wait_ns: int | None
-    # Over all collectives, hidden or not.
+    # Over all collectives, overlapped or not.
     wait_ns: int | None
     last_arrivals: int | None
     clock_offset_ns: int
     clock_residual_ns: int
-    # For how long its threads were ready to run and had no processor.
+    # Time in which its threads were runnable without a CPU.
     held_up_ns: int = 0
     by_step: tuple[RankStepOverlap, ...] = ()
-    # When it computed, from the origin; short pauses are closed. Empty where ranks are very many.
+    # Compute intervals relative to the origin, with short gaps closed. Empty for very many ranks.
     computing: tuple[tuple[int, int], ...] = ()
 
 
@@ -58,7 +58,7 @@ class StepOverlap:
 
 @dataclass(frozen=True)
 class BucketPart:
-    """One rank's part in the reduction of a bucket; moments count from the origin."""
+    """One rank's part in the reduction of a bucket; times are relative to the origin."""
 
     rank: int
     ready_ns: int | None
@@ -86,9 +86,9 @@ class BucketOverlap:
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """A way to cut the gradients into buckets, and how long a backward with its communication takes with it."""
+    """A bucket layout, and the simulated time of a backward with its communication."""
 
-    # In bytes, as DDP's own option has them in MiB: the first bucket's and that of all others.
+    # Size limits in bytes: of the first bucket and of all others.
     first_bytes: int
     cap_bytes: int
     buckets: int
@@ -97,22 +97,22 @@ class BucketLayout:
 
 @dataclass(frozen=True)
 class BucketAdvice:
-    """What other sizes of buckets would do, by a simulation with the measured times."""
+    """Effect of other bucket sizes, simulated with measured times."""
 
     module: str
-    # As it is: measured, and simulated.
+    # The current layout: measured, and simulated.
     measured_ns: int
     now: BucketLayout
     best: BucketLayout
     tried: tuple[BucketLayout, ...]
     step_ns: int
     gain_ns: int
-    # The fitted link: time for no bytes at all, and bytes over time for one reduction alone.
+    # The fitted link: latency, and throughput of a single reduction.
     latency_ns: int
     bandwidth_gbps: float
 
 
-# Of the exposed transfers: above it they are rather waiting for a processor than for a link.
+# Relative to the exposed transfers: above it they wait for a CPU rather than for a link.
 _MOST_HELD_UP = 0.25
 
 
@@ -120,7 +120,7 @@ _MOST_HELD_UP = 0.25
 class Overlap:
     """The profiled steps of one attempt."""
 
-    # Whose profile it is: ddpcheck's window, or what the user's program exported by itself.
+    # Origin of the profile: ddpcheck, or the user's own profiler.
     source: str
     first_step: int
     end_step: int
@@ -132,11 +132,11 @@ class Overlap:
     unmatched: int
     origin_ns: int
     advice: BucketAdvice | None = None
-    # One sentence for each thing that is missing.
+    # One message for each missing trace.
     left_out: tuple[str, ...] = ()
 
     @property
     def machine_too_busy(self) -> bool:
-        """Whether ranks lacked processors for so long that times say little about the job."""
+        """True if ranks lacked CPUs for so long that the times are not representative."""
         exposed = sum(rank.exposed_transfer_ns or 0 for rank in self.ranks)
         return sum(rank.held_up_ns for rank in self.ranks) > _MOST_HELD_UP * exposed

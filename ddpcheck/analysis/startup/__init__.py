@@ -1,1 +1,1 @@
-"""How the ranks came to their first step: from their records to one timeline and what it tells."""
+"""Start-up of ranks, from the process to the first step."""

@@ -1,4 +1,4 @@
-"""How the weights came to every rank: read by all, read by one, or built in code; told by what was measured."""
+"""Classifies how ranks got their weights: all read files, one reads and broadcasts, or the model is built in code."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import TypedDict
 
-from ddpcheck.analysis.startup.timeline import LEAST_TO_TELL, RankTimeline
+from ddpcheck.analysis.startup.timeline import LEAST_BYTES, RankTimeline
 from ddpcheck.formatting import seconds_text, size_text
 
-# A rank that loaded less than this share of what is broadcast has loaded something else than the weights.
-TELLING_SHARE = 0.1
+# A rank that loaded less than this share of the broadcast bytes did not load the weights.
+LEAST_WEIGHTS_SHARE = 0.1
 
 
 class Scenario(str, Enum):
@@ -23,7 +23,7 @@ class Scenario(str, Enum):
 
 
 def scenario_of(rows: Sequence[RankTimeline]) -> Scenario | None:
-    """None where no rank came as far as the broadcast."""
+    """None where no rank reached the broadcast."""
     if not rows or not any(row["wrap"] is not None for row in rows):
         return None
     readers = readers_of(rows)
@@ -35,14 +35,14 @@ def scenario_of(rows: Sequence[RankTimeline]) -> Scenario | None:
 
 
 def readers_of(rows: Sequence[RankTimeline]) -> list[RankTimeline]:
-    """Ranks that loaded enough to be the weights."""
+    """Ranks that loaded enough bytes to be the weights."""
     weights = max((row["broadcast_bytes"] for row in rows), default=0)
-    least = max(min(LEAST_TO_TELL, weights), TELLING_SHARE * weights, 1)
+    least = max(min(LEAST_BYTES, weights), LEAST_WEIGHTS_SHARE * weights, 1)
     return [row for row in rows if row["loaded_bytes"] >= least]
 
 
 def repeated_bytes(rows: Sequence[RankTimeline]) -> int:
-    """What was read more than once: reading once and broadcasting would have spared it."""
+    """Bytes that were read more than once. Reading once and broadcasting avoids them."""
     sizes: dict[str, list[int]] = {}
     for row in rows:
         for file in row["files"]:
@@ -50,8 +50,8 @@ def repeated_bytes(rows: Sequence[RankTimeline]) -> int:
     return sum(sum(each) - max(each) for each in sizes.values())
 
 
-def told(rows: Sequence[RankTimeline], equal_before: bool | None) -> str:
-    """The scenario in a sentence or two, with the figures behind it."""
+def scenario_summary(rows: Sequence[RankTimeline], equal_before: bool | None) -> str:
+    """The scenario in one or two sentences, with numbers."""
     scenario = scenario_of(rows)
     readers = readers_of(rows)
     match scenario:
@@ -67,17 +67,17 @@ def told(rows: Sequence[RankTimeline], equal_before: bool | None) -> str:
 
 def _before(equal_before: bool | None) -> str:
     if equal_before is None:
-        return "Whether ranks were equal before the broadcast was not compared."
+        return "Ranks were not compared before the broadcast."
     if equal_before:
-        return "Ranks were equal before the broadcast, as the same seed makes them."
-    return "Ranks differed before the broadcast, which made them equal."
+        return "Ranks were equal before the broadcast, as with the same seed."
+    return "Ranks differed before the broadcast, and were equal after it."
 
 
 def _one_reads(reader: RankTimeline, rows: Sequence[RankTimeline]) -> str:
     others = [row["waited"] or 0.0 for row in rows if row is not reader]
     return (
-        f"Rank {reader['rank']} alone read {size_text(reader['loaded_bytes'])} "
-        f"({_source([reader])}) in {seconds_text(reader['load'] or 0.0)}; the others got it by the broadcast "
+        f"Only rank {reader['rank']} read {size_text(reader['loaded_bytes'])} "
+        f"({_source([reader])}) in {seconds_text(reader['load'] or 0.0)}; the others received it by broadcast "
         f"and waited up to {seconds_text(max(others, default=0.0))} for it in DDP's constructor."
     )
 
@@ -85,21 +85,21 @@ def _one_reads(reader: RankTimeline, rows: Sequence[RankTimeline]) -> str:
 def _several_read(readers: Sequence[RankTimeline], rows: Sequence[RankTimeline]) -> str:
     total = sum(row["loaded_bytes"] for row in readers)
     repeated = repeated_bytes(rows)
-    told = (
+    text = (
         f"{len(readers)} ranks read {size_text(total)} ({_source(readers)}), the slowest in "
         f"{seconds_text(max(row['load'] or 0.0 for row in readers))}."
     )
     if repeated:
-        told += (
-            f" {size_text(repeated)} of it were files that another rank read too: reading once and "
+        text += (
+            f" {size_text(repeated)} of it were files that several ranks read: reading once and "
             "broadcasting would save that. DDP broadcasts the weights at wrapping in any case."
         )
-    return told
+    return text
 
 
 def _source(readers: Sequence[RankTimeline]) -> str:
     if all(row["direct"] for row in readers):
-        return "straight to the device, past the host's memory"
+        return "directly to the device, without a copy in host memory"
     total = sum(row["loaded_bytes"] for row in readers)
     storage = min(total, sum(row["storage_bytes"] for row in readers))
     if storage <= 0.1 * total:
@@ -109,27 +109,27 @@ def _source(readers: Sequence[RankTimeline]) -> str:
     return f"{size_text(storage)} from storage, the rest from the page cache"
 
 
-MOST_TOLD = 4
-# Less than this of what a node read is not worth a word: files that libraries open on the way.
+MOST_NODES = 4
+# Smaller shares of the bytes that a node read are ignored: libraries open files as well.
 _LEAST_SHARE = 0.01
 
 
 class NodeReads(TypedDict):
-    """One node's row."""
+    """Loaded bytes of one node."""
 
     host: str
     ranks: list[int]
-    # By its ranks together; of it from storage; and what another rank of the same node read too.
+    # Bytes that its ranks loaded; of these, bytes from storage; and bytes that several of its ranks read.
     loaded_bytes: int
     storage_bytes: int
     repeated_bytes: int
-    # The rank that took longest to load, and to its first step.
+    # Longest time of a rank to load, and to its first step, in seconds.
     load: float | None
     total: float | None
 
 
 def reads_by_node(rows: Sequence[RankTimeline]) -> list[NodeReads]:
-    """In the order of their first ranks."""
+    """Nodes in the order of their first ranks."""
     hosts: dict[str, list[RankTimeline]] = {}
     for row in rows:
         hosts.setdefault(row["host"], []).append(row)
@@ -151,17 +151,17 @@ def _node(host: str, rows: Sequence[RankTimeline], readers: Sequence[RankTimelin
     )
 
 
-def told_by_node(nodes: Sequence[NodeReads]) -> str:
-    """Only where several nodes read: which how much, and how much of it came from storage."""
+def node_summary(nodes: Sequence[NodeReads]) -> str:
+    """Bytes by node, and how many of them came from storage; empty unless several nodes read."""
     reading = [node for node in nodes if node["loaded_bytes"]]
     if len(reading) < 2:
         return ""
-    each = ", ".join(map(_told, reading[:MOST_TOLD]))
-    more = f" and {len(reading) - MOST_TOLD} more nodes" if len(reading) > MOST_TOLD else ""
-    return f"By node: {each}{more}. A page cache is its node's own: each node asks storage for itself."
+    each = ", ".join(map(_node_text, reading[:MOST_NODES]))
+    more = f" and {len(reading) - MOST_NODES} more nodes" if len(reading) > MOST_NODES else ""
+    return f"By node: {each}{more}. Each node has its own page cache and reads from storage itself."
 
 
-def _told(node: NodeReads) -> str:
+def _node_text(node: NodeReads) -> str:
     storage = min(node["storage_bytes"], node["loaded_bytes"])
     source = size_text(storage) if storage > _LEAST_SHARE * node["loaded_bytes"] else "nothing"
     return f"{node['host']} {size_text(node['loaded_bytes'])} ({source} from storage)"

@@ -1,4 +1,4 @@
-"""The start-up as reports show it: one row a rank, and what it comes to."""
+"""The start-up table: one row per rank, and a summary."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.startup.collector import StartupCollector
 from ddpcheck.analysis.startup.scenario import (
     NodeReads,
+    node_summary,
     readers_of,
     reads_by_node,
     repeated_bytes,
     scenario_of,
-    told,
-    told_by_node,
+    scenario_summary,
 )
 from ddpcheck.analysis.startup.timeline import RankTimeline, timeline
 from ddpcheck.records.kinds.digests import Stage, TensorKind
@@ -23,35 +23,36 @@ MOST_RANKS = 256
 
 
 class StartupTable(TypedDict):
-    """What report.json holds under `startup`."""
+    """The contents of `startup` in report.json."""
 
     # "every rank reads", "one rank reads", "some ranks read", "built in code"; null: not known.
     scenario: str | None
     summary: str
     # Whether all parameters were equal on all ranks before DDP broadcast them; null: not compared.
     equal_before: bool | None
-    # Of all ranks: bytes loaded, of them from storage, and what was read by more than one rank.
+    # Over all ranks: bytes loaded; of these, bytes from storage; and bytes that several ranks read.
     loaded_bytes: int
     storage_bytes: int
     repeated_bytes: int
-    # The broadcast on wrapping, of the rank that waited for nobody; bytes a second only where the weights lie in
-    # the host's memory: on a device the call returns before the work is done.
+    # The broadcast at wrapping, of the rank that waited for no other. The rate in bytes per second only for weights in
+    # host memory: on a device the call returns before the broadcast is complete.
     broadcast_bytes: int
     broadcast_seconds: float | None
     broadcast_rate: float | None
     copied_bytes: int
     copy_rate: float | None
     nodes: list[NodeReads]
-    # All, or of very many those that took the longest.
+    # All ranks; the slowest ranks of very large jobs.
     ranks: list[RankTimeline]
     of: int
 
 
 def startup_table(attempt: Attempt) -> StartupTable | None:
-    """None where ranks said nothing of their start."""
-    seen = attempt.collector(StartupCollector).ranks
+    """None where ranks recorded no start-up."""
+    records_of = attempt.collector(StartupCollector).ranks
     rows = [
-        timeline(rank, attempt.ranks[rank].header.host, records) for rank, records in sorted(seen.items())
+        timeline(rank, attempt.ranks[rank].header.host, records)
+        for rank, records in sorted(records_of.items())
     ]
     if not rows:
         return None
@@ -64,7 +65,7 @@ def startup_table(attempt: Attempt) -> StartupTable | None:
     on_device = any(row["device_memory"] for row in rows)
     return StartupTable(
         scenario=None if scenario is None else scenario.value,
-        summary=" ".join(filter(None, (told(rows, equal), told_by_node(nodes)))),
+        summary=" ".join(filter(None, (scenario_summary(rows, equal), node_summary(nodes)))),
         equal_before=equal,
         loaded_bytes=sum(row["loaded_bytes"] for row in readers_of(rows)),
         storage_bytes=sum(row["storage_bytes"] for row in readers_of(rows)),
@@ -86,18 +87,18 @@ def _slowest(rows: list[RankTimeline]) -> list[RankTimeline]:
 
 
 def _equal_before(attempt: Attempt) -> bool | None:
-    """Of all modules that have anyone to be equal to."""
-    tallies = [
+    """Over all modules with several ranks."""
+    comparisons = [
         attempt.agreement.stats_of(module, Stage.INIT_BEFORE, TensorKind.PARAMETERS)
         for module in attempt.modules()
         if len(module[0]) > 1
     ]
-    compared = [tally for tally in tallies if tally.compared]
-    return all(tally.first is None for tally in compared) if compared else None
+    compared = [stats for stats in comparisons if stats.compared]
+    return all(stats.first is None for stats in compared) if compared else None
 
 
 def _copy_rate(rows: Sequence[RankTimeline]) -> float | None:
-    """The slowest rank's."""
+    """The rate of the slowest rank."""
     rates = [_rate(row["copied_bytes"], row["copy"]) for row in rows if row["copied_bytes"]]
     return min((rate for rate in rates if rate is not None), default=None)
 

@@ -1,4 +1,4 @@
-"""One rank's way to its first step: how long each stage took, what it read and what it held afterwards."""
+"""The start-up of one rank: duration of each stage, bytes read and memory afterwards."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TypedDict
 
 from ddpcheck.records.kinds.startup import StartupRecord, StartupStage
 
-# A load is taken for a direct one if nearly all of it came to the device and nearly nothing went through the host.
-MOST_OF_IT, NEXT_TO_NOTHING = 0.9, 0.1
-LEAST_TO_TELL = 1 << 20
+# A load is direct if at least this share of its bytes arrived on the device, and at most this share passed the host.
+LEAST_ON_DEVICE, MOST_THROUGH_HOST = 0.9, 0.1
+# Smaller loads are not classified.
+LEAST_BYTES = 1 << 20
 
 
 class LoadedFile(TypedDict):
@@ -17,12 +18,12 @@ class LoadedFile(TypedDict):
 
     path: str
     bytes: int
-    # "read" into memory, "mapped": read as it is used, or asked for through "cufile".
+    # "read" into memory, "mapped" (read on access), or read by "cufile".
     how: str
 
 
 class RankTimeline(TypedDict):
-    """A row of the table. Seconds; null: not seen."""
+    """A row of the table. Times in seconds; null: not observed."""
 
     rank: int
     host: str
@@ -34,25 +35,25 @@ class RankTimeline(TypedDict):
     group: float | None
     load: float | None
     copy: float | None
-    # Whatever else came before wrapping: other imports, building the model, preparing data.
+    # Everything else before wrapping: other imports, building the model, preparing data.
     script: float | None
     wrap: float | None
-    # Of `wrap`: waiting for the last rank, and the broadcast.
+    # Parts of `wrap`: waiting for the last rank, and the broadcast.
     waited: float | None
     broadcast: float | None
     batch: float | None
     step: float | None
     loaded_bytes: int
-    # Of them, what storage had to be asked for; the rest was in the page cache.
+    # Of these, bytes from storage; the rest was in the page cache.
     storage_bytes: int
     files: list[LoadedFile]
-    # What was called, as "torch.load".
+    # Functions that loaded them, such as "torch.load".
     ways: list[str]
-    # The files came to the device without passing through the host's memory.
+    # The files were read to the device without a copy in host memory.
     direct: bool
     copied_bytes: int
     broadcast_bytes: int
-    # Bytes held after each stage, by the process and on its device.
+    # Memory after each stage in bytes, of the process and on its device.
     host_memory: dict[str, int]
     device_memory: dict[str, int]
 
@@ -90,17 +91,17 @@ def timeline(rank: int, host: str, records: Sequence[StartupRecord]) -> RankTime
 
 
 def loaded(record: StartupRecord) -> int:
-    """Bytes of a load: of its files where they have a name, else what was read meanwhile."""
+    """Bytes of a load: the size of its files, or the bytes read where the files are not known."""
     return record.bytes or (record.read if record.via == "torch.load" else 0)
 
 
 def is_direct(record: StartupRecord) -> bool:
-    """Storage to device, told by what was measured: the device's memory grew, the host's never did."""
+    """Whether a load went from storage to the device: memory of the device grew, memory of the host did not."""
     return (
-        record.bytes >= LEAST_TO_TELL
-        and record.moved >= MOST_OF_IT * record.bytes
-        and record.staged <= NEXT_TO_NOTHING * record.bytes
-        and record.read <= NEXT_TO_NOTHING * record.bytes
+        record.bytes >= LEAST_BYTES
+        and record.moved >= LEAST_ON_DEVICE * record.bytes
+        and record.staged <= MOST_THROUGH_HOST * record.bytes
+        and record.read <= MOST_THROUGH_HOST * record.bytes
     )
 
 
@@ -109,8 +110,8 @@ def _of(records: Iterable[StartupRecord], stage: StartupStage) -> list[StartupRe
 
 
 def _seconds(records: Sequence[StartupRecord], stage: StartupStage) -> float | None:
-    found = _of(records, stage)
-    return round(sum(record.seconds for record in found), 4) if found else None
+    matching = _of(records, stage)
+    return round(sum(record.seconds for record in matching), 4) if matching else None
 
 
 def _total(records: Sequence[StartupRecord]) -> float | None:
@@ -121,7 +122,7 @@ def _total(records: Sequence[StartupRecord]) -> float | None:
 
 
 def _script(records: Sequence[StartupRecord]) -> float | None:
-    """Between the process's start and wrapping, all that is none of the other stages."""
+    """Time between the start of the process and wrapping that belongs to no other stage."""
     wraps = _of(records, StartupStage.WRAP)
     if not wraps:
         return None
@@ -135,7 +136,7 @@ def _files(loads: Iterable[StartupRecord]) -> list[LoadedFile]:
     for record in loads:
         for entry in record.files:
             match entry:
-                case [str(path), int(size), "cufile"] if path in files:  # told in several goes
+                case [str(path), int(size), "cufile"] if path in files:  # one file in several reads
                     files[path]["bytes"] += size
                 case [str(path), int(size), str(how)]:
                     files[path] = LoadedFile(path=path, bytes=size, how=how)

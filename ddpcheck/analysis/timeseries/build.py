@@ -1,4 +1,4 @@
-"""From one attempt, its machines and its profile to lines over the steps."""
+"""Builds all series over the steps from one attempt, its hardware samples and its profile."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from ddpcheck.analysis.hardware.samples import MOST_DRAWN, NodeSamples
 from ddpcheck.analysis.hardware.step_times import StepTimeline
 from ddpcheck.analysis.network.connections import NodeLinks
 from ddpcheck.analysis.overlap.model import Overlap
-from ddpcheck.analysis.timeseries.agreement_lines import job_agreement, rank_agreement
 from ddpcheck.analysis.timeseries.histograms import gradient_histograms
 from ddpcheck.analysis.timeseries.history import gradient_history
 from ddpcheck.analysis.timeseries.lines import (
     Shortest,
+    job_agreement,
     job_gradients,
     job_loss,
     job_overlap,
     job_time,
+    rank_agreement,
     rank_gradients,
     rank_loss,
     rank_memory,
@@ -31,7 +32,7 @@ from ddpcheck.analysis.timeseries.lines import (
 from ddpcheck.analysis.timeseries.links import link_matrices
 from ddpcheck.analysis.timeseries.model import GradientHistory, NamedSeries, RunTimeSeries, SeriesKind
 from ddpcheck.analysis.timeseries.nodes import job_nodes, rank_gpus
-from ddpcheck.analysis.timeseries.series import room_for
+from ddpcheck.analysis.timeseries.series import points_per_series
 
 LEAST, MEDIAN, MOST = "least", "median", "most"
 Key = tuple[SeriesKind, str]
@@ -39,7 +40,7 @@ Pick = Callable[[list[float]], float]
 
 
 def spread_of(ranks: Iterable[tuple[NamedSeries, ...]]) -> Mapping[str, tuple[NamedSeries, ...]]:
-    """Of each figure that ranks have."""
+    """Minimum, median and maximum over ranks, for each kind of series."""
     gathered: dict[Key, dict[int, list[float]]] = {}
     for lines in ranks:
         for each in lines:
@@ -47,21 +48,23 @@ def spread_of(ranks: Iterable[tuple[NamedSeries, ...]]) -> Mapping[str, tuple[Na
             for step, value in zip(each.steps, each.values, strict=True):
                 by_step.setdefault(step, []).append(value)
     picks: dict[str, Pick] = {LEAST: min, MEDIAN: median, MOST: max}
-    return {name: tuple(_line(key, gathered[key], pick) for key in gathered) for name, pick in picks.items()}
+    return {
+        name: tuple(_combined(key, gathered[key], pick) for key in gathered) for name, pick in picks.items()
+    }
 
 
-def _line(key: Key, by_step: Mapping[int, list[float]], pick: Pick) -> NamedSeries:
+def _combined(key: Key, by_step: Mapping[int, list[float]], pick: Pick) -> NamedSeries:
     steps = sorted(by_step)
     return NamedSeries(key[0], steps, [pick(by_step[step]) for step in steps], key[1])
 
 
-# With more ranks than this nobody finds anything in a chart of them all.
+# With more ranks than this, only ranks named by findings are shown.
 MOST_RANKS = 64
 MOST_NAMED = 16
 
 
 class TimeSeriesBuilder:
-    """What the lines of an attempt are drawn from."""
+    """Builds the series of one attempt."""
 
     def __init__(self, attempt: Attempt, nodes: Sequence[NodeSamples], overlap: Overlap | None) -> None:
         self._attempt = attempt
@@ -71,36 +74,36 @@ class TimeSeriesBuilder:
         self._shortest: Shortest = shortest_waits(attempt)
         self._pace = _first_pace(attempt)
 
-    def job(self, room: int) -> tuple[NamedSeries, ...]:
-        nodes = job_nodes(self._nodes, self._pace, room) if self._pace else ()
+    def job(self, max_points: int) -> tuple[NamedSeries, ...]:
+        nodes = job_nodes(self._nodes, self._pace, max_points) if self._pace else ()
         return (
-            *job_agreement(self._attempt, room),
-            *job_gradients(self._gradients, room),
-            *job_loss(self._attempt, room),
-            *job_time(self._shortest, room),
+            *job_agreement(self._attempt, max_points),
+            *job_gradients(self._gradients, max_points),
+            *job_loss(self._attempt, max_points),
+            *job_time(self._shortest, max_points),
             *job_overlap(self._overlap),
             *nodes,
         )
 
-    def rank(self, rank: int, room: int) -> tuple[NamedSeries, ...]:
+    def rank(self, rank: int, max_points: int) -> tuple[NamedSeries, ...]:
         clock = self._attempt.clocks.get(rank)
         return (
-            *rank_agreement(self._attempt, rank, room),
-            *rank_gradients(self._gradients, rank, room),
-            *rank_loss(self._attempt, rank, room),
-            *(rank_time(clock, rank, self._shortest, room) if clock else ()),
-            *rank_memory(self._attempt, rank, room),
+            *rank_agreement(self._attempt, rank, max_points),
+            *rank_gradients(self._gradients, rank, max_points),
+            *rank_loss(self._attempt, rank, max_points),
+            *(rank_time(clock, rank, self._shortest, max_points) if clock else ()),
+            *rank_memory(self._attempt, rank, max_points),
             *rank_overlap(self._overlap, rank),
-            *self._gpus(rank, room),
+            *self._gpus(rank, max_points),
         )
 
     def when(self, step: float) -> float:
         return self._pace.when(step) if self._pace else 0.0
 
-    def _gpus(self, rank: int, room: int) -> tuple[NamedSeries, ...]:
+    def _gpus(self, rank: int, max_points: int) -> tuple[NamedSeries, ...]:
         host, pace = self._attempt.ranks[rank].header.host, self._attempt.pace.of(rank)
         node = next((node for node in self._nodes if node.host == host), None)
-        return rank_gpus(node, rank, pace, room) if node and pace else ()
+        return rank_gpus(node, rank, pace, max_points) if node and pace else ()
 
 
 def build_timeseries(
@@ -111,14 +114,14 @@ def build_timeseries(
     links: NodeLinks,
     folder: Path,
 ) -> RunTimeSeries:
-    """Everything over the steps; empty where nothing was recorded."""
+    """All series over the steps; empty if nothing was recorded."""
     builder = TimeSeriesBuilder(attempt, nodes, overlap)
     everyone = sorted(attempt.ranks)
     shown = everyone if len(everyone) <= MOST_RANKS else _named(findings, everyone)
-    room = room_for(len(everyone))
-    lines = {rank: builder.rank(rank, room) for rank in everyone}
+    max_points = points_per_series(len(everyone))
+    lines = {rank: builder.rank(rank, max_points) for rank in everyone}
     return RunTimeSeries(
-        job=builder.job(room_for(1)),
+        job=builder.job(points_per_series(1)),
         ranks={rank: lines[rank] for rank in shown},
         spread=spread_of(lines.values()) if len(shown) < len(everyone) else {},
         histograms=gradient_histograms(folder, shown),
@@ -128,12 +131,12 @@ def build_timeseries(
 
 
 def _named(findings: Iterable[Finding], everyone: Sequence[int]) -> list[int]:
-    """The ranks that findings are about, of each the first few; where none is, the first rank of all."""
+    """The first ranks of each finding; without findings, the first rank."""
     named = dict.fromkeys(rank for finding in findings for rank in finding.ranks[:MOST_NAMED])
     found = [rank for rank in named if rank in set(everyone)][:MOST_NAMED]
     return sorted(found or everyone[:1])
 
 
 def _first_pace(attempt: Attempt) -> StepTimeline | None:
-    """Steps by the clock of the first rank: all ranks take them together."""
+    """The timeline of the first rank: all ranks step together."""
     return next((line for line in map(attempt.pace.of, sorted(attempt.ranks)) if line), None)

@@ -1,4 +1,4 @@
-"""Histograms of gradients that were saved whole. Needs numpy, which whoever draws them has."""
+"""Histograms of saved gradients. Needs numpy, which TensorBoard requires anyway."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     import numpy
 
 BINS = 30
-# Of everything: a job may have saved every gradient of every step.
+# Maximum number of histograms.
 MOST = 4000
 _NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 ByRank = Mapping[int, list[CapturedTensors]]
 
 
 def gradient_histograms(folder: Path, ranks: Sequence[int]) -> tuple[Histogram, ...]:
-    """Of the last attempt that saved any: each rank's own gradients, and the reduced ones once."""
+    """Of the last attempt with saved gradients: local gradients of each rank, and reduced gradients once."""
     attempts = saved_files(folder)
     if not attempts:
         return ()
@@ -41,7 +41,7 @@ def gradient_histograms(folder: Path, ranks: Sequence[int]) -> tuple[Histogram, 
 
 
 def _size(saved: Sequence[Saved], ranks: Sequence[int]) -> int:
-    """Histograms of one step, about."""
+    """Approximate number of histograms of one step."""
     names = {key for one in saved[:64] for key, _, _ in one.tensors.entries()}
     return max(1, len(names) * (len(ranks) + 1) // 2)
 
@@ -61,10 +61,10 @@ def _of_step(step: int, by_rank: ByRank, shown: frozenset[int], of: str) -> Iter
         raw = {rank: b"".join(file.read(key) for file in files) for rank, files in by_rank.items()}
         raw = {rank: data for rank, data in raw.items() if data}
         if part == "reduced" and len(set(raw.values())) == 1:
-            sides: dict[int | None, bytes] = {None: next(iter(raw.values()))}
+            by_rank_data: dict[int | None, bytes] = {None: next(iter(raw.values()))}
         else:
-            sides = {rank: data for rank, data in raw.items() if rank in shown}
-        for rank, data in sides.items():
+            by_rank_data = {rank: data for rank, data in raw.items() if rank in shown}
+        for rank, data in by_rank_data.items():
             numbers = _numbers(data, dtype)
             if numbers is not None and numbers.size:
                 edges, counts = _counted(numbers)
@@ -72,7 +72,7 @@ def _of_step(step: int, by_rank: ByRank, shown: frozenset[int], of: str) -> Iter
 
 
 def _numbers(data: bytes, dtype: str) -> numpy.ndarray | None:
-    """Those that are finite; None for a dtype that is no plain number, or bytes that were cut off."""
+    """The finite values; None for other dtypes or truncated data."""
     import numpy
 
     if dtype == "BF16" and len(data) % 2 == 0:
@@ -91,7 +91,7 @@ def _counted(numbers: numpy.ndarray) -> tuple[tuple[float, ...], tuple[int, ...]
 
     low, high = float(numbers.min()), float(numbers.max())
     if not high > low:
-        # All the same: one bar, as wide as the last digits of the number.
+        # All values are equal: one narrow bin.
         width = max(abs(low), 1.0) * math.ulp(1.0)
         return (low - width, low + width), (int(numbers.size),)
     counts, edges = numpy.histogram(numbers, bins=BINS, range=(low, high))

@@ -1,4 +1,4 @@
-"""From the books of an attempt to what report.json holds."""
+"""Agreement and gradient histories of an attempt, for report.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_MODULES = 8
 
 
 def agreement_history(attempt: Attempt) -> tuple[AgreementHistory, ...]:
-    """Modules whose replicas are to agree at every step, in the order they were wrapped."""
+    """Modules whose replicas must agree at every step, in the order of wrapping."""
     books = attempt.agreement.series
     modules = [
         module for module in attempt.modules() if module in books and not attempt.uses_local_sgd(module)
@@ -43,7 +43,7 @@ def gradient_history(attempt: Attempt) -> tuple[GradientHistory, ...]:
 def _gradients(attempt: Attempt, module: ModuleKey, book: GradientSeries) -> GradientHistory:
     numbers = sorted(book.points)
     points = [book.points[number] for number in numbers]
-    # Norms are known to two digits at most; more would only fill the file.
+    # Norms are known to two digits at most.
     series = {
         key: tuple(None if key not in point else float(f"{point[key]:.3g}") for point in points)
         for key in (*module[0], REDUCED, OFF_MEAN)
@@ -66,8 +66,8 @@ def _optimizers(attempt: Attempt, module: ModuleKey) -> Iterator[OptimizerRecord
                 yield record
 
 
-def _first(places: Iterable[str]) -> str:
-    return next(filter(None, places), "")
+def _first(locations: Iterable[str]) -> str:
+    return next(filter(None, locations), "")
 
 
 def _name(attempt: Attempt, module: ModuleKey) -> str:

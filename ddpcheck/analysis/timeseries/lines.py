@@ -1,4 +1,4 @@
-"""The time of each step and its parts, and how much of the waiting was communication itself."""
+"""Series over the steps: agreement, gradients, loss, memory, overlap and step times, of the job and of each rank."""
 
 from __future__ import annotations
 
@@ -6,125 +6,15 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.overlap.model import Overlap
+from ddpcheck.analysis.timeseries.agreement import AgreementSeries
+from ddpcheck.analysis.timeseries.history import MOST_MODULES
 from ddpcheck.analysis.timeseries.loss import LossSeries
 from ddpcheck.analysis.timeseries.model import GradientHistory, NamedSeries, SeriesKind
-from ddpcheck.analysis.timeseries.series import THINNING_MOST_POINTS, Series, line, there
+from ddpcheck.analysis.timeseries.series import MAX_REPORT_POINTS, Series, named_series, present
 from ddpcheck.analysis.timing.rank_series import StepTimeSeries
 from ddpcheck.formatting import name_ranks
-
-
-def job_gradients(histories: Sequence[GradientHistory], room: int) -> tuple[NamedSeries, ...]:
-    """After it all ranks hold the same, and each has told a share of it."""
-    return there(
-        line(figure, history.steps, values, room, _gradient_lines_of(history, histories))
-        for history in histories
-        for figure, values in (
-            (SeriesKind.NORM_AFTER, history.reduced),
-            (SeriesKind.OFF_MEAN, history.off_mean),
-        )
-    )
-
-
-def rank_gradients(histories: Sequence[GradientHistory], rank: int, room: int) -> tuple[NamedSeries, ...]:
-    return there(
-        line(
-            SeriesKind.NORM_BEFORE,
-            history.steps,
-            history.local[str(rank)],
-            room,
-            _gradient_lines_of(history, histories),
-        )
-        for history in histories
-        if str(rank) in history.local
-    )
-
-
-def _gradient_lines_of(history: GradientHistory, histories: Sequence[GradientHistory]) -> str:
-    return f"module {history.module}" if len(histories) > 1 else ""
-
-
-def rank_loss(attempt: Attempt, rank: int, room: int) -> tuple[NamedSeries, ...]:
-    mine = {optimizer: book for (of, optimizer), book in attempt.losses.items() if of == rank}
-    return there(
-        line(SeriesKind.LOSS, book.steps, book.values, room, _label(attempt, optimizer))
-        for optimizer, book in sorted(mine.items())
-    )
-
-
-def job_loss(attempt: Attempt, room: int) -> tuple[NamedSeries, ...]:
-    """At steps of which every rank has told."""
-    found: list[NamedSeries | None] = []
-    for optimizer in sorted({optimizer for _, optimizer in attempt.losses}):
-        books = [book for (_, of), book in attempt.losses.items() if of == optimizer]
-        if len(books) == len(attempt.ranks):
-            means = _means(books)
-            found.append(
-                line(SeriesKind.LOSS, list(means), list(means.values()), room, _label(attempt, optimizer))
-            )
-    return there(found)
-
-
-def _means(books: list[LossSeries]) -> dict[int, float]:
-    by_rank = [dict(zip(book.steps, book.values, strict=True)) for book in books]
-    common = sorted(set(by_rank[0]).intersection(*by_rank[1:]))
-    return {step: fmean(values[step] for values in by_rank) for step in common}
-
-
-def _label(attempt: Attempt, optimizer: int) -> str:
-    """Nothing where one optimizer alone has a loss."""
-    return f"optimizer {optimizer}" if len({of for _, of in attempt.losses}) > 1 else ""
-
-
-def rank_memory(attempt: Attempt, rank: int, room: int) -> tuple[NamedSeries, ...]:
-    """Of many steps those at which something changed: in between, and to the end, it stayed as it was, by a MiB."""
-    memory = attempt.memory.ranks.get(rank)
-    if memory is None:
-        return ()
-    last = attempt.steps(rank) - 1
-    return there(
-        _line(figure, series, last, room)
-        for figure, series in ((SeriesKind.MEMORY, memory.after), (SeriesKind.MEMORY_HIGH, memory.high))
-    )
-
-
-def _line(figure: SeriesKind, series: Series, last: int, room: int) -> NamedSeries | None:
-    steps, values = list(series.steps), list(series.values)
-    if steps and steps[-1] < last:
-        steps.append(last)
-        values.append(values[-1])
-    return line(figure, steps, values, room)
-
-
-def job_overlap(overlap: Overlap | None) -> tuple[NamedSeries, ...]:
-    """Means over ranks."""
-    if overlap is None:
-        return ()
-    steps = [each.step for each in overlap.steps]
-    return there(
-        line(figure, steps, [nanoseconds / 1000 for nanoseconds in values], THINNING_MOST_POINTS)
-        for figure, values in (
-            (SeriesKind.PROFILED_TRANSFER, [each.exposed_transfer_ns for each in overlap.steps]),
-            (SeriesKind.PROFILED_WAIT, [each.exposed_wait_ns for each in overlap.steps]),
-        )
-    )
-
-
-def rank_overlap(overlap: Overlap | None, rank: int) -> tuple[NamedSeries, ...]:
-    mine = next((each for each in overlap.ranks if each.rank == rank), None) if overlap else None
-    if mine is None:
-        return ()
-    steps = [each.step for each in mine.by_step]
-    exposed = [each.exposed_ns / 1000 for each in mine.by_step]
-    # Without communication there is nothing to hide.
-    hidden = [each.overlap_pct if each.comm_ns else None for each in mine.by_step]
-    return there(
-        [
-            line(SeriesKind.OVERLAP, steps, hidden, THINNING_MOST_POINTS),
-            line(SeriesKind.PROFILED_EXPOSED, steps, exposed, THINNING_MOST_POINTS),
-        ]
-    )
-
 
 _COLUMNS = {
     "total": SeriesKind.STEP,
@@ -139,8 +29,194 @@ _COLUMNS = {
 Shortest = Mapping[tuple[int, ...], Mapping[int, int]]
 
 
+def modules_shown(attempt: Attempt) -> list[ModuleKey]:
+    return attempt.modules()[:MOST_MODULES]
+
+
+def module_label(attempt: Attempt, module: ModuleKey) -> str:
+    """Empty if there is only one module."""
+    modules = attempt.modules()
+    return f"module {modules.index(module)}" if len(modules) > 1 else ""
+
+
+def job_agreement(attempt: Attempt, max_points: int) -> tuple[NamedSeries, ...]:
+    """Agreement (1 or 0), and the number of differing parameters."""
+    found: list[NamedSeries | None] = []
+    for module in _agreeing_modules(attempt):
+        series = attempt.agreement.series[module].differing
+        steps = [number * series.every for number in sorted(series.points)]
+        counts = [float(series.points[number]) for number in sorted(series.points)]
+        of = module_label(attempt, module)
+        found.append(
+            named_series(SeriesKind.AGREEMENT, steps, [float(not count) for count in counts], max_points, of)
+        )
+        found.append(named_series(SeriesKind.DIFFERING, steps, counts, max_points, of))
+    return present(found)
+
+
+def rank_agreement(attempt: Attempt, rank: int, max_points: int) -> tuple[NamedSeries, ...]:
+    """1 if this rank agrees with the majority."""
+    found: list[NamedSeries | None] = []
+    for module in _agreeing_modules(attempt):
+        if rank not in module[0]:
+            continue
+        series = attempt.agreement.series[module]
+        every = series.differing.every
+        outlier, absent = _stretches_of(series, rank, every)
+        numbers = [
+            number for number in sorted(series.differing.points) if number in outlier or number not in absent
+        ]
+        values = [float(number not in outlier) for number in numbers]
+        steps = [number * every for number in numbers]
+        found.append(
+            named_series(SeriesKind.AGREEMENT, steps, values, max_points, module_label(attempt, module))
+        )
+    return present(found)
+
+
+def _agreeing_modules(attempt: Attempt) -> list[ModuleKey]:
+    """Modules whose replicas must agree at every step."""
+    books = attempt.agreement.series
+    return [each for each in modules_shown(attempt) if each in books and not attempt.uses_local_sgd(each)]
+
+
+def _stretches_of(series: AgreementSeries, rank: int, every: int) -> tuple[set[int], set[int]]:
+    """Points at which the rank was an outlier, and at which it did not report."""
+    outlier: set[int] = set()
+    absent: set[int] = set()
+    for stretch in series.stretches:
+        points = range(max(0, stretch.first) // every, stretch.last // every + 1)
+        if rank in stretch.odd:
+            outlier.update(points)
+        elif rank in stretch.absent:
+            absent.update(points)
+    return outlier, absent
+
+
+def job_gradients(histories: Sequence[GradientHistory], max_points: int) -> tuple[NamedSeries, ...]:
+    """Norm of the reduced gradients and AllReduce error."""
+    return present(
+        named_series(kind, history.steps, values, max_points, _history_label(history, histories))
+        for history in histories
+        for kind, values in (
+            (SeriesKind.NORM_AFTER, history.reduced),
+            (SeriesKind.OFF_MEAN, history.off_mean),
+        )
+    )
+
+
+def rank_gradients(
+    histories: Sequence[GradientHistory], rank: int, max_points: int
+) -> tuple[NamedSeries, ...]:
+    return present(
+        named_series(
+            SeriesKind.NORM_BEFORE,
+            history.steps,
+            history.local[str(rank)],
+            max_points,
+            _history_label(history, histories),
+        )
+        for history in histories
+        if str(rank) in history.local
+    )
+
+
+def _history_label(history: GradientHistory, histories: Sequence[GradientHistory]) -> str:
+    return f"module {history.module}" if len(histories) > 1 else ""
+
+
+def rank_loss(attempt: Attempt, rank: int, max_points: int) -> tuple[NamedSeries, ...]:
+    mine = {optimizer: series for (of, optimizer), series in attempt.losses.items() if of == rank}
+    return present(
+        named_series(
+            SeriesKind.LOSS, series.steps, series.values, max_points, _optimizer_label(attempt, optimizer)
+        )
+        for optimizer, series in sorted(mine.items())
+    )
+
+
+def job_loss(attempt: Attempt, max_points: int) -> tuple[NamedSeries, ...]:
+    """Mean over ranks, at steps that every rank recorded."""
+    found: list[NamedSeries | None] = []
+    for optimizer in sorted({optimizer for _, optimizer in attempt.losses}):
+        books = [series for (_, of), series in attempt.losses.items() if of == optimizer]
+        if len(books) == len(attempt.ranks):
+            means = _means(books)
+            found.append(
+                named_series(
+                    SeriesKind.LOSS,
+                    list(means),
+                    list(means.values()),
+                    max_points,
+                    _optimizer_label(attempt, optimizer),
+                )
+            )
+    return present(found)
+
+
+def _means(books: list[LossSeries]) -> dict[int, float]:
+    by_rank = [dict(zip(series.steps, series.values, strict=True)) for series in books]
+    common = sorted(set(by_rank[0]).intersection(*by_rank[1:]))
+    return {step: fmean(values[step] for values in by_rank) for step in common}
+
+
+def _optimizer_label(attempt: Attempt, optimizer: int) -> str:
+    """Empty if only one optimizer has a loss."""
+    return f"optimizer {optimizer}" if len({of for _, of in attempt.losses}) > 1 else ""
+
+
+def rank_memory(attempt: Attempt, rank: int, max_points: int) -> tuple[NamedSeries, ...]:
+    """Memory after each step and peak memory. Recorded when it changes by 1 MiB; holds until the next value."""
+    memory = attempt.memory.ranks.get(rank)
+    if memory is None:
+        return ()
+    last = attempt.steps(rank) - 1
+    return present(
+        _memory_series(kind, series, last, max_points)
+        for kind, series in ((SeriesKind.MEMORY, memory.after), (SeriesKind.MEMORY_HIGH, memory.high))
+    )
+
+
+def _memory_series(kind: SeriesKind, series: Series, last: int, max_points: int) -> NamedSeries | None:
+    steps, values = list(series.steps), list(series.values)
+    if steps and steps[-1] < last:
+        steps.append(last)
+        values.append(values[-1])
+    return named_series(kind, steps, values, max_points)
+
+
+def job_overlap(overlap: Overlap | None) -> tuple[NamedSeries, ...]:
+    """Means over ranks."""
+    if overlap is None:
+        return ()
+    steps = [each.step for each in overlap.steps]
+    return present(
+        named_series(kind, steps, [nanoseconds / 1000 for nanoseconds in values], MAX_REPORT_POINTS)
+        for kind, values in (
+            (SeriesKind.PROFILED_TRANSFER, [each.exposed_transfer_ns for each in overlap.steps]),
+            (SeriesKind.PROFILED_WAIT, [each.exposed_wait_ns for each in overlap.steps]),
+        )
+    )
+
+
+def rank_overlap(overlap: Overlap | None, rank: int) -> tuple[NamedSeries, ...]:
+    mine = next((each for each in overlap.ranks if each.rank == rank), None) if overlap else None
+    if mine is None:
+        return ()
+    steps = [each.step for each in mine.by_step]
+    exposed = [each.exposed_ns / 1000 for each in mine.by_step]
+    # Without communication there is no overlap.
+    hidden = [each.overlap_pct if each.comm_ns else None for each in mine.by_step]
+    return present(
+        [
+            named_series(SeriesKind.OVERLAP, steps, hidden, MAX_REPORT_POINTS),
+            named_series(SeriesKind.PROFILED_EXPOSED, steps, exposed, MAX_REPORT_POINTS),
+        ]
+    )
+
+
 def shortest_waits(attempt: Attempt) -> Shortest:
-    """By group of ranks that synchronise, and step: who came last had nobody to wait for."""
+    """By group of ranks that synchronize, and step: the wait of the rank that arrived last."""
     groups = dict.fromkeys(module[0] for module in attempt.modules())
     return {
         group: _shortest([attempt.clocks[rank] for rank in group])
@@ -149,15 +225,21 @@ def shortest_waits(attempt: Attempt) -> Shortest:
     }
 
 
-def job_time(shortest: Shortest, room: int) -> tuple[NamedSeries, ...]:
-    return there(
-        line(SeriesKind.EXPOSED, list(waits), list(waits.values()), room, _of(group, shortest))
+def job_time(shortest: Shortest, max_points: int) -> tuple[NamedSeries, ...]:
+    return present(
+        named_series(
+            SeriesKind.EXPOSED, list(waits), list(waits.values()), max_points, _group_label(group, shortest)
+        )
         for group, waits in shortest.items()
     )
 
 
-def rank_time(clock: StepTimeSeries, rank: int, shortest: Shortest, room: int) -> tuple[NamedSeries, ...]:
-    parts = [line(figure, clock.steps, clock.columns[name], room) for name, figure in _COLUMNS.items()]
+def rank_time(
+    clock: StepTimeSeries, rank: int, shortest: Shortest, max_points: int
+) -> tuple[NamedSeries, ...]:
+    parts = [
+        named_series(kind, clock.steps, clock.columns[name], max_points) for name, kind in _COLUMNS.items()
+    ]
     for group, waits in shortest.items():
         if rank in group:
             mine = [
@@ -166,8 +248,10 @@ def rank_time(clock: StepTimeSeries, rank: int, shortest: Shortest, room: int) -
                 if step in waits
             ]
             steps, values = [step for step, _ in mine], [value for _, value in mine]
-            parts.append(line(SeriesKind.FOR_OTHERS, steps, values, room, _of(group, shortest)))
-    return there(parts)
+            parts.append(
+                named_series(SeriesKind.FOR_OTHERS, steps, values, max_points, _group_label(group, shortest))
+            )
+    return present(parts)
 
 
 def _shortest(clocks: Sequence[StepTimeSeries]) -> dict[int, int]:
@@ -176,5 +260,5 @@ def _shortest(clocks: Sequence[StepTimeSeries]) -> dict[int, int]:
     return {step: min(waits[step] for waits in by_rank) for step in common}
 
 
-def _of(group: tuple[int, ...], shortest: Shortest) -> str:
+def _group_label(group: tuple[int, ...], shortest: Shortest) -> str:
     return name_ranks(group) if len(shortest) > 1 else ""

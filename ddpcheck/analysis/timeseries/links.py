@@ -1,4 +1,4 @@
-"""Links as a table from everyone to everyone: what the job itself met, and what `ddpcheck links` measured beside it."""
+"""Link matrices: throughput of the job's own traffic, and bandwidth measured by `ddpcheck links`."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ddpcheck.links.model import BETWEEN, WITHIN, LinksReport, MeasuredLink
 FILE = "links.json"
 
 
-def link_matrices(met: NodeLinks, folder: Path) -> tuple[LinkMatrix, ...]:
-    """`met`: what the job's own traffic met; `folder` may hold what was measured without a job."""
-    return (*_met(met), *_measured_in(folder))
+def link_matrices(observed: NodeLinks, folder: Path) -> tuple[LinkMatrix, ...]:
+    """`observed`: links of the job's own traffic; `folder` may contain links.json."""
+    return (*_observed(observed), *_measured_in(folder))
 
 
-def _met(met: NodeLinks) -> tuple[LinkMatrix, ...]:
-    """Of several cards between two nodes the slowest counts, as it does for the job."""
+def _observed(observed: NodeLinks) -> tuple[LinkMatrix, ...]:
+    """With several interfaces between two nodes, the slowest one is used, as by the job."""
     rates: dict[tuple[str, str], float] = {}
-    for link in carrying(met.links):
+    for link in carrying(observed.links):
         rates[link.ends] = min(rates.get(link.ends, link.bandwidth), link.bandwidth)
     if not rates:
         return ()
-    usual = None if met.slow is None else met.slow.usual
-    return (matrix_of("Links between nodes, while the job asked them", rates, list(met.ranks), usual),)
+    usual = None if observed.slow is None else observed.slow.usual
+    return (matrix_of("Links between nodes, throughput while busy", rates, list(observed.ranks), usual),)
 
 
 def _measured_in(folder: Path) -> tuple[LinkMatrix, ...]:
-    """None where nothing was measured, or the file cannot be read."""
+    """Empty if nothing was measured, or the file cannot be read."""
     try:
         report = LinksReport.from_json((folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -47,10 +47,10 @@ def _measured_in(folder: Path) -> tuple[LinkMatrix, ...]:
 
 def _measured(links: Sequence[MeasuredLink], group: str, hosts: Mapping[int, str]) -> LinkMatrix:
     units = sorted({link.source for link in links} | {link.target for link in links})
-    # Between nodes the first rank of each measures for it.
+    # Between nodes the first rank of each node measures.
     names = {unit: hosts.get(unit, str(unit)) if group == BETWEEN else f"rank {unit}" for unit in units}
     rates = {(names[link.source], names[link.target]): link.bandwidth for link in links}
-    return matrix_of(f"Links {group}, as measured by ddpcheck links", rates, [names[unit] for unit in units])
+    return matrix_of(f"Links {group}, measured by ddpcheck links", rates, [names[unit] for unit in units])
 
 
 def matrix_of(
@@ -59,7 +59,7 @@ def matrix_of(
     names: Sequence[str],
     usual: float | None = None,
 ) -> LinkMatrix:
-    """`rates`: bytes a second, by source and target. `usual`: of sound links, where it is known; else the median."""
+    """`rates`: bytes per second by source and target. `usual`: of healthy links if known, else the median."""
     return LinkMatrix(
         title=title,
         names=tuple(names),

@@ -1,4 +1,4 @@
-"""Figures over the steps of a job, as reports that draw them receive them."""
+"""Series over the steps of a job, as reports receive them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from enum import Enum
 
 @dataclass(frozen=True)
 class AgreementInterval:
-    """Steps in a row at which the same ranks agreed; step -1 is the wrapping."""
+    """Consecutive steps with the same outliers; step -1 is the wrapping."""
 
     first: int
     last: int
-    # How many of these steps were compared: not all of them with --every.
+    # Number of compared steps: fewer with --every.
     compared: int
-    # Ranks that did not hold what the majority held; without a majority, all that were compared.
+    # Ranks that differ from the majority; without a majority, all compared ranks.
     odd: tuple[int, ...] = ()
-    # Ranks of the group that said nothing.
+    # Ranks of the group that did not report.
     absent: tuple[int, ...] = ()
     majority: bool = True
 
@@ -30,26 +30,26 @@ class AgreementHistory:
     name: str
     ranks: tuple[int, ...]
     stretches: tuple[AgreementInterval, ...]
-    # Whether there were more stretches than are kept.
+    # Whether there were more intervals than are kept.
     cut: bool = False
-    # The lines of the user's that wrapped it, and that took its first step, as file:line.
+    # Call sites of the wrapping and of the first step, as file:line.
     wrapped_at: str = ""
     stepped_at: str = ""
 
 
 @dataclass(frozen=True)
 class GradientHistory:
-    """Norms of one module's gradients, to within a fifth; each point is the largest of `every` steps."""
+    """Norms of one module's gradients, to within a fifth; each point is the maximum over `every` steps."""
 
     module: str
     name: str
     every: int
     steps: tuple[int, ...]
-    # Before the reduction, by rank; null where nothing was sketched, or values were not finite.
+    # Before the reduction, by rank; null if not sketched or not finite.
     local: Mapping[str, tuple[float | None, ...]]
     # After it.
     reduced: tuple[float | None, ...]
-    # Distance of the reduced gradients from the mean, over what rounding explains: above 1 it is wrong.
+    # AllReduce error / rounding bound: above 1 the result is wrong.
     off_mean: tuple[float | None, ...]
 
 
@@ -63,21 +63,21 @@ class EnvironmentValue:
 
 @dataclass(frozen=True)
 class EnvironmentRow:
-    """One thing about the ranks' surroundings; one value where they are alike."""
+    """One property of the environment; one value if all ranks have the same."""
 
     name: str
     values: tuple[EnvironmentValue, ...]
 
 
 class SeriesKind(str, Enum):
-    """What a line shows. Times are microseconds, sizes bytes, rates bytes a second, shares percent."""
+    """What a series shows. Times in microseconds, sizes in bytes, rates in bytes per second, shares in percent."""
 
-    # 1 where all ranks, or this rank and the majority, hold the same parameters.
+    # 1 if all ranks, or this rank and the majority, have the same parameters.
     AGREEMENT = "agreement"
     DIFFERING = "differing"
     NORM_BEFORE = "norm before"
     NORM_AFTER = "norm after"
-    # The mean check's error over what rounding explains.
+    # AllReduce error / rounding bound.
     OFF_MEAN = "off mean"
     LOSS = "loss"
     STEP = "step"
@@ -87,9 +87,9 @@ class SeriesKind(str, Enum):
     OPTIMIZER = "optimizer"
     OTHER = "other"
     WAIT = "wait"
-    # ddpcheck's own work, on top of the step.
+    # ddpcheck's own work, in addition to the step.
     WATCHING = "watching"
-    # Of `wait`: what the last rank to come still has of it, and what the others have beyond that.
+    # Parts of `wait`: the wait of the rank that arrived last, and what the others wait beyond that.
     EXPOSED = "exposed"
     FOR_OTHERS = "for others"
     MEMORY = "memory"
@@ -118,24 +118,24 @@ class SeriesKind(str, Enum):
 
 @dataclass(frozen=True)
 class NamedSeries:
-    """One figure over the steps; steps in order, of the same length as the values."""
+    """Values by step; steps are increasing."""
 
     figure: SeriesKind
     steps: Sequence[int]
     values: Sequence[float]
-    # Which module, optimizer, host or GPU, where there are several.
+    # Module, optimizer, host or GPU, if there are several.
     of: str = ""
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Values of one gradient that was saved whole: how many lie between one edge and the next."""
+    """Histogram of one saved gradient: counts between edges."""
 
     step: int
     parameter: str
     # Before the reduction, or after it.
     reduced: bool
-    # The rank it is of; None: the same on all ranks to the bit.
+    # The rank; None: bitwise equal on all ranks.
     rank: int | None
     edges: tuple[float, ...]
     counts: tuple[int, ...]
@@ -144,12 +144,12 @@ class Histogram:
 
 @dataclass(frozen=True)
 class LinkMatrix:
-    """What links between nodes, or between ranks of a node, gave: bytes a second from the row's to the column's."""
+    """Throughput between nodes, or ranks of a node, in bytes per second from row to column."""
 
     title: str
     names: tuple[str, ...]
     rates: tuple[tuple[float | None, ...], ...]
-    # What a sound link gives: known where a slow one was told apart, else the median.
+    # Throughput of a healthy link: of the links that are not slow, or the median.
     usual: float
 
 
@@ -159,14 +159,14 @@ def _no_clock(step: float) -> float:
 
 @dataclass(frozen=True)
 class RunTimeSeries:
-    """The last attempt's."""
+    """All series of the last attempt."""
 
     job: tuple[NamedSeries, ...] = ()
-    # Each rank's; of very many, those that findings name.
+    # By rank; with very many ranks, those named by findings.
     ranks: Mapping[int, tuple[NamedSeries, ...]] = field(default_factory=dict)
-    # Of very many ranks: the least, the median and the most of all.
+    # With very many ranks: minimum, median and maximum over all.
     spread: Mapping[str, tuple[NamedSeries, ...]] = field(default_factory=dict)
     histograms: tuple[Histogram, ...] = ()
     links: tuple[LinkMatrix, ...] = ()
-    # When a step was over, in seconds since 1970; 0.0: not known.
+    # End time of a step in seconds since 1970; 0.0: unknown.
     when: Callable[[float], float] = _no_clock

@@ -1,4 +1,4 @@
-"""What nodes and GPUs did, laid over the steps that were taken meanwhile."""
+"""Series of nodes and GPUs over the steps."""
 
 from __future__ import annotations
 
@@ -10,46 +10,50 @@ from ddpcheck.analysis.hardware.samples import NodeSamples, rates_of
 from ddpcheck.analysis.hardware.statistics import GpuSample, NodeSample
 from ddpcheck.analysis.hardware.step_times import StepTimeline
 from ddpcheck.analysis.timeseries.model import NamedSeries, SeriesKind
-from ddpcheck.analysis.timeseries.series import line, there
+from ddpcheck.analysis.timeseries.series import named_series, present
 
 Totals = Callable[[NodeSample], tuple[int, ...]]
 
 
-def job_nodes(nodes: Sequence[NodeSamples], pace: StepTimeline, room: int) -> tuple[NamedSeries, ...]:
-    """Of every node that is drawn: processors and the network."""
+def job_nodes(nodes: Sequence[NodeSamples], pace: StepTimeline, max_points: int) -> tuple[NamedSeries, ...]:
+    """CPU and network of every shown node."""
     found: list[NamedSeries | None] = []
     for node in nodes:
         steps, samples = by_step(node.closely.samples, pace)
-        found.append(line(SeriesKind.CPU, steps, [sample.cpu for sample in samples], room, node.host))
+        found.append(
+            named_series(SeriesKind.CPU, steps, [sample.cpu for sample in samples], max_points, node.host)
+        )
         for received, sent, totals in (
             (SeriesKind.NETWORK_RECEIVED, SeriesKind.NETWORK_SENT, partial(_interfaces, False)),
             (SeriesKind.LOOPBACK_RECEIVED, SeriesKind.LOOPBACK_SENT, partial(_interfaces, True)),
             (SeriesKind.INFINIBAND_RECEIVED, SeriesKind.INFINIBAND_SENT, _ports),
         ):
-            found += _rates(steps, samples, totals, received, sent, room, node.host)
-    return there(found)
+            found += _rates(steps, samples, totals, received, sent, max_points, node.host)
+    return present(found)
 
 
-def rank_gpus(node: NodeSamples, rank: int, pace: StepTimeline, room: int) -> tuple[NamedSeries, ...]:
-    """Of the GPUs that the rank's process was seen on."""
-    places = sorted(node.tally.ranks.get(str(rank), {}).get("gpus", ()))
+def rank_gpus(node: NodeSamples, rank: int, pace: StepTimeline, max_points: int) -> tuple[NamedSeries, ...]:
+    """GPUs that the rank's process uses."""
+    indices = sorted(node.tally.ranks.get(str(rank), {}).get("gpus", ()))
     steps, samples = by_step(node.closely.samples, pace)
     found: list[NamedSeries | None] = []
-    for place in places:
-        if any(place >= len(sample.gpus) for sample in samples):
+    for index in indices:
+        if any(index >= len(sample.gpus) for sample in samples):
             continue
-        of = f"GPU {node.gpu_index(place)}" if len(places) > 1 else ""
-        gpus = [sample.gpus[place] for sample in samples]
-        found.append(line(SeriesKind.GPU_BUSY, steps, [gpu.busy for gpu in gpus], room, of))
-        found.append(line(SeriesKind.GPU_MEMORY, steps, [gpu.memory for gpu in gpus], room, of))
-        nvlink = partial(_counted, place, "nvlink")
-        found += _rates(steps, samples, nvlink, SeriesKind.NVLINK_RECEIVED, SeriesKind.NVLINK_SENT, room, of)
-        found += _pcie(steps, samples, gpus, place, room, of)
-    return there(found)
+        of = f"GPU {node.gpu_index(index)}" if len(indices) > 1 else ""
+        gpus = [sample.gpus[index] for sample in samples]
+        found.append(named_series(SeriesKind.GPU_BUSY, steps, [gpu.busy for gpu in gpus], max_points, of))
+        found.append(named_series(SeriesKind.GPU_MEMORY, steps, [gpu.memory for gpu in gpus], max_points, of))
+        nvlink = partial(_counted, index, "nvlink")
+        found += _rates(
+            steps, samples, nvlink, SeriesKind.NVLINK_RECEIVED, SeriesKind.NVLINK_SENT, max_points, of
+        )
+        found += _pcie(steps, samples, gpus, index, max_points, of)
+    return present(found)
 
 
 def by_step(samples: Sequence[NodeSample], pace: StepTimeline) -> tuple[list[int], list[NodeSample]]:
-    """Of samples in one step the last: totals count on, so nothing is lost. What came before the first step goes."""
+    """The last sample of each step; totals accumulate, so nothing is lost. Earlier samples are dropped."""
     latest: dict[int, NodeSample] = {}
     for sample in samples:
         if pace.began <= sample.time <= pace.ended:
@@ -63,16 +67,16 @@ def _rates(
     totals: Totals,
     received: SeriesKind,
     sent: SeriesKind,
-    room: int,
+    max_points: int,
     of: str,
 ) -> list[NamedSeries | None]:
-    """Bytes a second since the sample before; nothing where the node has no such counters."""
+    """Bytes per second since the previous sample; empty if the node has no such counters."""
     if not any(totals(sample) for sample in samples):
         return []
     rates = rates_of(samples, totals)[1:]
     return [
-        line(received, steps[1:], [rate[0] for rate in rates], room, of),
-        line(sent, steps[1:], [rate[1] for rate in rates], room, of),
+        named_series(received, steps[1:], [rate[0] for rate in rates], max_points, of),
+        named_series(sent, steps[1:], [rate[1] for rate in rates], max_points, of),
     ]
 
 
@@ -80,18 +84,18 @@ def _pcie(
     steps: Sequence[int],
     samples: Sequence[NodeSample],
     gpus: Sequence[GpuSample],
-    place: int,
-    room: int,
+    index: int,
+    max_points: int,
     of: str,
 ) -> list[NamedSeries | None]:
-    """From counters of bytes; where the device has none, what it says of a few milliseconds."""
+    """From byte counters; if the device has none, from its sampled rates."""
     if any(gpu.pcie for gpu in gpus):
-        totals = partial(_counted, place, "pcie")
-        return _rates(steps, samples, totals, SeriesKind.PCIE_RECEIVED, SeriesKind.PCIE_SENT, room, of)
+        totals = partial(_counted, index, "pcie")
+        return _rates(steps, samples, totals, SeriesKind.PCIE_RECEIVED, SeriesKind.PCIE_SENT, max_points, of)
     pairs: list[Any] = [gpu.pcie_rate or (None, None) for gpu in gpus]
     return [
-        line(SeriesKind.PCIE_SENT, steps, [pair[0] for pair in pairs], room, of),
-        line(SeriesKind.PCIE_RECEIVED, steps, [pair[1] for pair in pairs], room, of),
+        named_series(SeriesKind.PCIE_SENT, steps, [pair[0] for pair in pairs], max_points, of),
+        named_series(SeriesKind.PCIE_RECEIVED, steps, [pair[1] for pair in pairs], max_points, of),
     ]
 
 
@@ -107,7 +111,7 @@ def _summed(rows: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return (sum(row[0] for row in rows), sum(row[1] for row in rows)) if rows else ()
 
 
-def _counted(place: int, kind: str, sample: NodeSample) -> tuple[int, ...]:
-    """Received and sent; a GPU's own counters stand the other way round."""
-    pair = getattr(sample.gpus[place], kind)
+def _counted(index: int, kind: str, sample: NodeSample) -> tuple[int, ...]:
+    """Received and sent; a GPU's counters are in the opposite order."""
+    pair = getattr(sample.gpus[index], kind)
     return (pair[1], pair[0]) if pair else ()

@@ -1,4 +1,4 @@
-"""The clocks of all ranks side by side: the same steps of each, without warm-up and pauses."""
+"""Step times of all ranks aligned: the same steps of each, without warm-up and pauses."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from statistics import median
 
 from ddpcheck.analysis.timing.rank_series import BUSY, COLUMNS, StepTimeSeries
 
-# Steps at the beginning that are left out: memory is touched, buckets are rebuilt, workers start.
+# Warm-up steps that are excluded: memory is touched, buckets are rebuilt, workers start.
 WARM_UP = 5
-# Fewer steps tell nothing.
+# Minimum number of steps.
 LEAST_STEPS = 20
-# A step that took so many times as long as the others holds a pause: an evaluation, a checkpoint.
+# A step this many times longer than the median has a pause, such as an evaluation or a checkpoint.
 PAUSE = 3.0
 
 
@@ -23,7 +23,7 @@ class AlignedSteps:
 
     steps: tuple[int, ...]
     columns: Mapping[int, Mapping[str, Sequence[int]]]
-    # Steps that were left out as pauses.
+    # Number of steps excluded as pauses.
     pauses: int
     every: int
 
@@ -35,15 +35,15 @@ class AlignedSteps:
         return sum(self.columns[rank][part]) / len(self.steps)
 
     def busy(self, rank: int) -> list[int]:
-        """All but waiting, step by step."""
+        """Busy time by step: everything but waiting."""
         return [sum(parts) for parts in zip(*(self.columns[rank][name] for name in BUSY), strict=True)]
 
     def shortest_waits(self) -> list[int]:
-        """What communication itself took, step by step: who came last had nobody to wait for."""
+        """Communication time by step: the wait of the rank that arrived last."""
         return [min(waits) for waits in zip(*(self.columns[r]["wait"] for r in self.ranks), strict=True)]
 
     def last_arrivals(self) -> dict[int, int]:
-        """How often each rank came last: those who waited least."""
+        """How often each rank arrived last, that is, waited least."""
         counts = dict.fromkeys(self.ranks, 0)
         waits = [self.columns[rank]["wait"] for rank in self.ranks]
         for step in range(len(self.steps)):
@@ -52,17 +52,17 @@ class AlignedSteps:
 
 
 def align_steps(clocks: Mapping[int, StepTimeSeries]) -> AlignedSteps | None:
-    """None where there are too few steps that all ranks have."""
+    """None if there are too few common steps."""
     every = max(clock.every for clock in clocks.values())
-    places = {rank: _places(clock, every) for rank, clock in clocks.items()}
-    common = sorted(set.intersection(*(set(steps) for steps in places.values())))
+    indices = {rank: _indices(clock, every) for rank, clock in clocks.items()}
+    common = sorted(set.intersection(*(set(steps) for steps in indices.values())))
     common = [step for step in common if step >= WARM_UP]
     if len(common) < LEAST_STEPS:
         return None
 
     def column(rank: int, name: str, steps: Sequence[int]) -> array[int]:
         held = clocks[rank].columns[name]
-        return array("q", [held[places[rank][step]] for step in steps])
+        return array("q", [held[indices[rank][step]] for step in steps])
 
     steps = _without_pauses(common, [column(rank, "total", common) for rank in clocks])
     if len(steps) < LEAST_STEPS:
@@ -81,8 +81,8 @@ def _columns(
     return {rank: {name: column(rank, name, steps) for name in COLUMNS} for rank in ranks}
 
 
-def _places(clock: StepTimeSeries, every: int) -> dict[int, int]:
-    return {step: place for place, step in enumerate(clock.steps) if step % every == 0}
+def _indices(clock: StepTimeSeries, every: int) -> dict[int, int]:
+    return {step: index for index, step in enumerate(clock.steps) if step % every == 0}
 
 
 def _without_pauses(steps: Sequence[int], totals: Sequence[Sequence[int]]) -> list[int]:

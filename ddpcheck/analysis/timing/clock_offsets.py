@@ -1,10 +1,9 @@
-"""How far the clocks of a job's hosts are apart, from moments that all ranks come to together.
+"""Clock offsets between the hosts of a job, from events that end on all ranks at the same time.
 
-A reduced backward ends on all ranks at about the same time: none can have the sum before all have given their part.
-The median of many such moments is the offset of one host's clock against another's. How well it is known depends on
-two things: how much single moments scatter around it, and how far apart the ends may lie each time. A rank that waits
-for communication from one moment to another has begun to before anybody could end, so that ends lie no further apart
-than the shortest such wait. Over a slow link that is much, and the same in every step.
+A reduced backward ends on all ranks at about the same time: no rank has the sum before all have contributed. The median
+over many such ends is the clock offset between two hosts. Its uncertainty depends on the spread of single ends, and on
+how far apart the true ends can be: at most the shortest wait for communication of any rank, because that wait began
+before any rank could end. Over a slow link this bound is large, and the same in every step.
 """
 
 from __future__ import annotations
@@ -18,26 +17,26 @@ from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.records.kinds.gradients import BackwardRecord
 from ddpcheck.records.kinds.rank import RankHeader
 
-# Moments that wait for the other hosts' records, and differences kept for each host.
+# Events that wait for records of other hosts, and differences kept for each host.
 _MOST_OPEN = 1024
 _MOST_KEPT = 2048
-# The first backwards of a job wait for compilers, allocators and data: ranks come out of them apart.
+# The first backwards are skipped: they wait for compilers, allocators and data.
 _WARM_UP = 2
 _FEWEST = 3
-# From the median distance to the median to a standard deviation, for a bell curve.
+# Median absolute deviation to standard deviation, for a normal distribution.
 _TO_DEVIATION = 1.4826
 
 
 @dataclass(frozen=True)
 class HostClock:
-    """One host's clock against that of rank 0's host: positive where it is ahead."""
+    """Clock offset of a host from rank 0's host, positive if ahead."""
 
     host: str
     ranks: tuple[int, ...]
-    # Seconds; None: too few common moments were recorded.
+    # Seconds; None: too few common events.
     offset: float | None
     uncertainty: float | None
-    # Moments behind it.
+    # Number of events.
     moments: int
     reference: bool = False
     # Whether its records are in this run folder.
@@ -45,14 +44,14 @@ class HostClock:
 
 
 class ClockOffsets:
-    """Fed record by record; memory does not grow with steps."""
+    """Collects records; memory does not grow with steps."""
 
     def __init__(self) -> None:
         self._hosts: dict[int, str] = {}
         self._open: OrderedDict[tuple[ModuleKey, int], dict[str, float]] = OrderedDict()
         # By host, against that of the lowest rank.
         self._differences: dict[str, list[float]] = {}
-        # Of many moments every so-manieth is kept, evenly over the whole job.
+        # Events are downsampled evenly over the whole job.
         self._stride = 1
         self._closed = 0
 
@@ -61,7 +60,7 @@ class ClockOffsets:
         if record.time <= 0 or record.number <= _WARM_UP:
             return
         times = self._open.setdefault((module, record.number), {})
-        # A rank sees the end when it comes to run again: the earliest of a host is the nearest to the end.
+        # A rank sees the end when it is scheduled again: the earliest of a host is the most precise.
         times[header.host] = min(times.get(header.host, record.time), record.time)
         if len(self._open) > _MOST_OPEN:
             self._close()
@@ -90,7 +89,7 @@ class ClockOffsets:
         return tuple(clocks) if len(clocks) > 1 else ()
 
     def _close(self) -> None:
-        """The oldest open moment: whoever has not spoken of it by now is not going to."""
+        """Close the oldest open event: ranks that have not reported it yet will not."""
         times = self._open.popitem(last=False)[1]
         reference = times.pop(self._hosts[min(self._hosts)], None)
         self._closed += 1

@@ -1,4 +1,4 @@
-"""Where the time of a step went, as reports show it. All times are microseconds of one step."""
+"""Time tables: phases of a step by rank, stragglers and scaling. Times are microseconds per step."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Spent:
-    """One part of a rank's steps."""
+    """One phase of a rank's steps."""
 
     median_us: int
     p90_us: int
     mean_us: int
-    # Of the rank's step, by the means.
+    # Share of the rank's mean step.
     share: float
 
 
@@ -25,18 +25,18 @@ class RankTime:
     step: Spent
     # data, forward, backward, optimizer, other, wait
     parts: Mapping[str, Spent]
-    # Steps at which it was the last to arrive, by its wait being the shortest.
+    # Steps in which it arrived last: its wait was the shortest.
     last_arrivals: int
-    # What ddpcheck itself took, on top of the step.
+    # Time of ddpcheck itself, in addition to the step.
     watching_us: int
-    # The training thread in line for a processor; null: the system does not tell.
+    # Time in which the training thread was runnable without a CPU; null: unknown.
     queued_us: int | None = None
-    # Page faults of the training thread, and its time in the kernel; null: the system does not tell.
+    # Page faults of the training thread, and its time in the kernel; null: unknown.
     faults: int | None = None
     kernel_us: int | None = None
     # DDP's own averages: forward, backward, communication, overlap.
     ddp_us: Mapping[str, int] = field(default_factory=dict)
-    # Its step over the job: as many stretches of the table's steps, of each the longest.
+    # Step time over the job: the maximum of each interval of steps.
     course_us: tuple[int, ...] = ()
 
 
@@ -45,16 +45,16 @@ class Straggler:
     """Ranks that the others wait for."""
 
     ranks: tuple[int, ...]
-    # How much longer the others wait than they do, a step.
+    # How much longer the others wait per step.
     cost_us: int
     share: float
-    # The part of their work that takes longer, there and elsewhere.
+    # The phase that takes longer: on these ranks and on the others.
     part: str
     own_us: int
     others_us: int
     excess_us: Mapping[str, int]
     steps_late: int
-    # More than the others: in line for a processor, page faults, time in the kernel.
+    # Excess over the others: time without a CPU, page faults, time in the kernel.
     queued_us: int | None = None
     faults: int | None = None
     kernel_us: int | None = None
@@ -62,21 +62,21 @@ class Straggler:
 
 @dataclass(frozen=True)
 class Scaling:
-    """What of a step is gained and lost by having several ranks; shares of the mean step over all ranks."""
+    """Scaling efficiency and losses, as shares of the mean step over all ranks."""
 
     compute: float
     data: float
     other: float
     exposed_communication: float
     waiting_for_stragglers: float
-    # Of one rank alone with the same work, and what all ranks together come to.
+    # Relative to a single rank with the same work: per rank, and in total.
     efficiency: float
     speed_up: float
 
 
 @dataclass(frozen=True)
 class CrossCheck:
-    """Waiting by two clocks that know nothing of each other; means over the ranks."""
+    """Waiting time from two independent sources; means over ranks."""
 
     wait_us: int
     # DDP's own, in the first iterations and at every hundredth: communication that did not overlap with the backward.
@@ -85,33 +85,33 @@ class CrossCheck:
 
 @dataclass(frozen=True)
 class Refaults:
-    """Memory that is given back and taken again in each step, on the rank that loses most to it."""
+    """Memory that is returned to the system and faulted in again in every step, on the most affected rank."""
 
     rank: int
-    # Page faults a step, and what of the step its training thread spends in the kernel.
+    # Page faults per step, and share of the step that the training thread spends in the kernel.
     faults: int
     share: float
 
 
 @dataclass(frozen=True)
 class TimeTable:
-    """Ranks that synchronise with each other, and the steps that were compared."""
+    """Ranks that synchronize with each other, and the steps that were compared."""
 
     group: tuple[int, ...]
     steps: int
     first_step: int
     last_step: int
-    # Only every so-manieth step was kept of a long run.
+    # Stride of the steps that were kept.
     every: int
-    # Steps with a pause in them, which were left out.
+    # Steps with a pause, which were excluded.
     pauses: int
-    # "host", or "device" where the parts are those of a GPU.
+    # "host", or "device" if the phases were measured on a GPU.
     clock: str
     step_us: int
     ranks: tuple[RankTime, ...]
     scaling: Scaling
     straggler: Straggler | None = None
-    # None where DDP's clocks of some rank are missing.
+    # None if DDP's statistics of a rank are missing.
     cross_check: CrossCheck | None = None
-    # None where they take little, and by the clock of a device.
+    # None if they take little time, or with device times.
     refaults: Refaults | None = None

@@ -1,7 +1,7 @@
-"""Which ranks the others wait for, step after step, by how much and in what part of their work.
+"""Stragglers: ranks that the others wait for, by how much, and in which phase.
 
-Durations only: clocks of two hosts are never compared. A late rank shows in two ways that have to agree: its own work
-takes longer than the others', and the others wait longer than it does.
+Uses durations only: clocks of two hosts are never compared. A straggler must show in two ways: its own work takes
+longer than the others', and the others wait longer than it does.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from ddpcheck.analysis.timing.aligned import AlignedSteps
 from ddpcheck.analysis.timing.model import RankTime, Refaults, Straggler
 from ddpcheck.analysis.timing.rank_series import BUSY
 
-# Of a step, in the kernel: what a job does not notice is not worth a word.
+# Minimum share of a step spent in the kernel.
 REFAULTS_LEAST_SHARE = 0.15
-# A page is found, cleared and mapped in less, also on a virtual machine.
+# Upper bound of the time of one page fault, including virtual machines.
 MOST_US_A_FAULT = 10
-# What has glibc keep its memory: in the environment of the ranks.
+# Environment variables that make glibc keep its memory.
 KEEPS_MEMORY = "MALLOC_TRIM_THRESHOLD_=8589934592 MALLOC_MMAP_THRESHOLD_=33554432"
 
 
 def may_be_faults(kernel_us: float, faults: float) -> bool:
-    """Whether so many page faults can be what the kernel was busy with, and not reading or sending."""
+    """True if page faults can explain the kernel time, rather than reading or sending."""
     return faults * MOST_US_A_FAULT >= kernel_us
 
 
 def refaults_in(ranks: Sequence[RankTime]) -> Refaults | None:
-    """Of the rank that loses most to them; None where none loses much."""
+    """Refaults of the most affected rank; None if no rank loses much time."""
     found = [each for row in ranks if (each := _of_rank(row)) is not None]
     return max(found, key=lambda each: each.share, default=None)
 
@@ -41,24 +41,24 @@ def _of_rank(row: RankTime) -> Refaults | None:
     return Refaults(row.rank, row.faults, round(share, 4))
 
 
-# What it costs the others at least: below, schedulers do the same to sound jobs.
+# Minimum cost for the others: schedulers cause smaller delays in healthy jobs.
 LEAST_COST_US = 2000
 LEAST_SHARE = 0.05
-# The time watched must not be too short either: who gets which core is settled anew now and then.
+# Minimum duration of the measurement: the assignment of CPU cores changes from time to time.
 LEAST_SPAN_US = 1_000_000
 # Of all steps, those in which the others wait longer: now and then another rank is later still. What the late rank does
 # longer, it must do longer more often than that. Ranks that are late by turns come to a half; and however much a busy
 # machine scatters what a rank is late by, it seldom turns it round.
 OFTEN = 0.75
 MOSTLY = 0.8
-# The run in so many stretches, in each of which it has to show.
+# Number of intervals of the run, in each of which the delay must show.
 STRETCHES = 4
-# Of the delay, so much must be explained by the rank's own work; and no more by a lack of processors.
+# Minimum share of the delay that the rank's own work explains, and maximum share of a lack of CPUs.
 EXPLAINED = 0.5
 
 
 def straggler_in(together: AlignedSteps) -> Straggler | None:
-    """The late ranks, if there are any."""
+    """The stragglers, if there are any."""
     ranks = together.ranks
     if len(ranks) < 2 or not _long_enough(together):
         return None
@@ -85,18 +85,18 @@ def straggler_in(together: AlignedSteps) -> Straggler | None:
         steps_late=sum(delay > 0 for delay in delays),
         queued_us=_counted_more(together, "queued", late, others, median),
         faults=_counted_more(together, "faults", late, others, mean),
-        # The kernel may count in ticks, of which many a short step meets none.
+        # The kernel may count in ticks, which are longer than many steps.
         kernel_us=_counted_more(together, "kernel", late, others, mean),
     )
 
 
 def lacks_processors(straggler: Straggler) -> bool:
-    """Whether the delay comes of standing in line for a processor, as on a host with too many threads."""
+    """True if a lack of CPUs explains the delay, as on a host with too many threads."""
     return straggler.queued_us is not None and straggler.queued_us > EXPLAINED * straggler.cost_us
 
 
 def faults_memory_in(straggler: Straggler) -> bool:
-    """Whether the delay comes of memory that was given back to the system and is taken again in each step."""
+    """True if repeated page faults explain the delay."""
     kernel, faults = straggler.kernel_us, straggler.faults
     return (
         kernel is not None
@@ -121,7 +121,7 @@ def _late_ranks(together: AlignedSteps) -> tuple[int, ...]:
 
 
 def _delays(together: AlignedSteps, late: Sequence[int], others: Sequence[int]) -> list[float]:
-    """Step by step, how much longer the others typically waited than any late one.
+    """By step, how much longer the others typically waited than any straggler.
 
     Not the least of the others' waits: of many ranks, some other one is held up in almost every step.
     """
@@ -133,7 +133,7 @@ def _delays(together: AlignedSteps, late: Sequence[int], others: Sequence[int]) 
 
 
 def _steady(amounts: Sequence[float], typical: float, share: float) -> bool:
-    """Whether there is something of it in that share of the steps, and a good part in each stretch of the run."""
+    """True if it occurs in that share of the steps, and in every interval of the run."""
     if sum(amount > 0 for amount in amounts) < share * len(amounts):
         return False
     size = len(amounts) // STRETCHES
@@ -142,7 +142,7 @@ def _steady(amounts: Sequence[float], typical: float, share: float) -> bool:
 
 
 def _more(together: AlignedSteps, name: str, late: Sequence[int], others: Sequence[int]) -> list[float]:
-    """Step by step, how much more of it the late ranks have than the others."""
+    """By step, the excess of the stragglers over the others."""
     columns = {rank: together.columns[rank][name] for rank in together.ranks}
     return [
         median(columns[rank][step] for rank in late) - median(columns[rank][step] for rank in others)
@@ -161,7 +161,7 @@ def _counted_more(
     others: Sequence[int],
     average: Callable[[Sequence[float]], float],
 ) -> int | None:
-    """How much more of it the late ranks had; None where some system does not tell."""
+    """The excess of the stragglers; None if a system does not report it."""
     if any(min(together.columns[rank][name]) < 0 for rank in together.ranks):
         return None
     return round(average(_more(together, name, late, others)))

@@ -1,4 +1,4 @@
-"""From the clocks of an attempt to one table for each set of ranks that synchronise."""
+"""Builds one time table for each set of ranks that synchronize."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddpcheck.analysis.timing.rank_series import PARTS, StepTimeSeries
 from ddpcheck.analysis.timing.straggler import refaults_in, straggler_in
 
 COMPUTE = ("forward", "backward", "optimizer")
-# Points of each rank's course, and of all ranks together.
+# Points of each rank's time series, and of all ranks together.
 MOST_POINTS = 64
 LEAST_POINTS = 8
 MOST_NUMBERS = 8192
@@ -21,7 +21,7 @@ MOST_NUMBERS = 8192
 def time_tables(
     clocks: Mapping[int, StepTimeSeries], groups: Iterable[tuple[int, ...]]
 ) -> tuple[TimeTable, ...]:
-    """Groups of which a rank has no clocks are left out: nobody knows whom the others wait for."""
+    """Groups with a rank without step times are left out."""
     distinct = list(dict.fromkeys(groups))
     tables = [
         _table(group, {rank: clocks[rank] for rank in group})
@@ -73,7 +73,7 @@ def _rank(together: AlignedSteps, rank: int, last: int, ddp: Mapping[str, int]) 
 
 
 def _counted(together: AlignedSteps, rank: int, name: str) -> int | None:
-    """By the system, which may not tell."""
+    """A count by the system; None if unknown."""
     return None if min(together.columns[rank][name]) < 0 else round(together.mean(rank, name))
 
 
@@ -94,7 +94,7 @@ def _spent(column: Sequence[int], whole: float) -> Spent:
 
 
 def _cross_check(together: AlignedSteps, clocks: Mapping[int, StepTimeSeries]) -> CrossCheck | None:
-    """DDP has an average of communication wherever it measured; one of overlap only where there was some."""
+    """Compare with DDP's own averages; it has one of overlap only if there was overlap."""
     said = [clocks[rank].ddp for rank in together.ranks]
     if not all("communication" in each for each in said):
         return None
@@ -105,7 +105,7 @@ def _cross_check(together: AlignedSteps, clocks: Mapping[int, StepTimeSeries]) -
 
 
 def _scaling(together: AlignedSteps) -> Scaling:
-    """A rank alone would neither communicate nor wait: what is left of the step is what it would take."""
+    """A single rank would neither communicate nor wait: its step would be the rest."""
     ranks = together.ranks
     step = mean(together.mean(rank, "total") for rank in ranks)
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from ddpcheck.analysis.aggregate.agreement import groups_of, outlier_ranks
-from ddpcheck.analysis.environment import OF_EACH_RANK
+from ddpcheck.analysis.environment import PER_RANK
 from ddpcheck.analysis.finding import Severity
 from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Diagnosis, diagnosis, note, ok, problem
@@ -41,7 +41,7 @@ _SOFTWARE: tuple[tuple[str, _Read, str], ...] = (
 )
 
 # Variables that differ between ranks by design.
-_PER_RANK_VARIABLES = OF_EACH_RANK | {
+_PER_RANK_VARIABLES = PER_RANK | {
     "NODE_RANK",
     "LOCAL_WORLD_SIZE",
     "SLURM_PROCID",

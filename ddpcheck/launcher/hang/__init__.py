@@ -1,1 +1,1 @@
-"""hang"""
+"""Detects ranks that wait for each other forever."""

@@ -1,4 +1,4 @@
-"""Notices that the ranks of a job wait for each other for ever, and writes down where each one stands."""
+"""Detects that the ranks of a job wait for each other forever, and logs the state of each rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.aggregate.rank_data import RankData
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.config import Config
-from ddpcheck.launcher.hang.classifier import ActivitySample, RankActivityState, state_of
+from ddpcheck.launcher.hang.classifier import ActivitySample, RankActivityState, classify
 from ddpcheck.launcher.process.process_table import (
     Process,
     all_processes,
@@ -25,21 +25,25 @@ from ddpcheck.launcher.process.process_table import (
 from ddpcheck.launcher.process.supervise import StopRequest
 from ddpcheck.records.node_log import NodeLog, node_lines
 
-# Probes without which a rank cannot be asked.
-_SPEAKERS = ("agent", "standing")
+# A rank in which one of these probes has failed cannot answer a request for its stack.
+_ANSWERING_PROBES = ("agent", "standing")
+# Time for answers in addition to the time until a rank sees the request: answers are read once per second.
+_ANSWER_SECONDS = 3.0
+# If two ticks are further apart than this, the launcher itself was stopped, most likely together with its job.
+_PAUSED_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class LocalRank:
-    """One rank of an attempt, and what its process shows."""
+    """One rank of an attempt on this node, with its heartbeat and its process."""
 
     rank: RankData
     sign: Heartbeat
     process: Process | None
 
     @property
-    def is_over(self) -> bool:
-        """Said goodbye, or is gone without."""
+    def has_ended(self) -> bool:
+        """The rank has written its end record, or its process no longer exists."""
         header, process = self.rank.header, self.process
         if self.rank.end is not None or process is None or process.is_gone:
             return True
@@ -47,74 +51,69 @@ class LocalRank:
 
     @property
     def is_stopped(self) -> bool:
-        """By Ctrl-Z or by a debugger."""
+        """Stopped by Ctrl-Z or by a debugger."""
         return self.process is not None and self.process.state in {"T", "t"}
 
     @property
-    def is_mute(self) -> bool:
-        """Whether the part of ddpcheck that would answer has failed in there."""
-        return any(fault.probe in _SPEAKERS for fault in self.rank.faults)
+    def cannot_answer(self) -> bool:
+        """Whether the part of ddpcheck that answers requests has failed in this rank."""
+        return any(fault.probe in _ANSWERING_PROBES for fault in self.rank.faults)
 
-    def has_answered(self, question: int) -> bool:
-        return self.rank.stack is not None and self.rank.stack.look == question
+    def has_answered(self, request: int) -> bool:
+        return self.rank.stack is not None and self.rank.stack.look == request
 
 
-def members_of(attempt: Attempt, host: str, signs: Mapping[int, Heartbeat]) -> dict[int, LocalRank]:
-    """By rank. A launcher on the same host may have others, on a board of its own."""
+LocalRanks = Mapping[int, LocalRank]
+
+
+def local_ranks(attempt: Attempt, host: str, heartbeats: Mapping[int, Heartbeat]) -> dict[int, LocalRank]:
+    """The ranks of this launcher. Another launcher on the same host has its own shared-memory file."""
     return {
-        number: LocalRank(rank, signs[rank.header.pid], read_process(rank.header.pid))
+        number: LocalRank(rank, heartbeats[rank.header.pid], read_process(rank.header.pid))
         for number, rank in attempt.ranks.items()
-        if rank.header.host == host and rank.header.pid in signs
+        if rank.header.host == host and rank.header.pid in heartbeats
     }
 
 
-def sight_all(members: Mapping[int, LocalRank], question: int, now: float) -> dict[int, ActivitySample]:
-    """One look at every rank, after it has answered `question` or had the time to."""
-    table = all_processes()
-    return {number: _sight(member, question, now, table) for number, member in members.items()}
+def sample_activity(ranks: LocalRanks, request: int, now: float) -> dict[int, ActivitySample]:
+    """One sample of every rank, after it has answered `request` or the time for answers has passed."""
+    processes = all_processes()
+    return {number: _sample(rank, request, now, processes) for number, rank in ranks.items()}
 
 
-def _sight(member: LocalRank, question: int, now: float, table: list[Process]) -> ActivitySample:
-    said, pid = member.rank.stack, member.rank.header.pid
-    if member.is_over:
-        return ActivitySample(now, said, left=True)
-    # One that does not answer may have told earlier which thread trains; most often it is the first.
-    thread = said.thread if said is not None and said.thread else pid
-    activity = read_activity(pid, thread, member.sign.own_threads, descendants(pid, among=table))
-    return ActivitySample(now, said if member.has_answered(question) else None, activity)
-
-
-# Time for answers beyond what a rank takes to hear the question: they are read once a second.
-_ANSWER_SECONDS = 3.0
-# A launcher that has not come round for this long was stopped itself, most often with its job.
-_AWAY_SECONDS = 5.0
-
-Members = Mapping[int, LocalRank]
+def _sample(local: LocalRank, request: int, now: float, processes: list[Process]) -> ActivitySample:
+    stack, pid = local.rank.stack, local.rank.header.pid
+    if local.has_ended:
+        return ActivitySample(now, stack, left=True)
+    # An earlier answer names the training thread; without one, assume the main thread.
+    thread = stack.thread if stack is not None and stack.thread else pid
+    activity = read_activity(pid, thread, local.sign.own_threads, descendants(pid, among=processes))
+    return ActivitySample(now, stack if local.has_answered(request) else None, activity)
 
 
 @dataclass
-class _Vigil:
-    """What is known of one attempt since its last sign of progress."""
+class _ProgressState:
+    """State of one attempt since its last progress."""
 
     progress: object = None
     since: float = 0.0
-    # When the next question is due, the one under way and when it was put.
+    # When the next request is due, the pending request (0: none) and when it was sent.
     due: float = 0.0
-    question: int = 0
-    asked_at: float = 0.0
-    look: dict[int, ActivitySample] = field(default_factory=dict)
-    # Of all ranks, once every one is stuck.
+    request: int = 0
+    requested_at: float = 0.0
+    samples: dict[int, ActivitySample] = field(default_factory=dict)
+    # States of all local ranks, once all of them are stuck.
     stuck: dict[int, RankActivityState] = field(default_factory=dict)
-    vouched: bool = False
-    told_slow: bool = False
+    stuck_logged: bool = False
+    slow_logged: bool = False
 
 
 class HangDetector:
-    """Called at every turn of the supervisor; does nothing in most of them.
+    """The supervisor calls `tick` regularly; most calls do nothing.
 
-    A quiet job is looked at every half of the timeout: what has not moved between two looks in a row, after
-    the whole of it, hangs. Every launcher speaks for the ranks on its own board; a job that spans several
-    hangs when all of its ranks are spoken for.
+    A job without progress is sampled every half timeout. If, after the full timeout, two consecutive samples show no
+    activity, the job hangs. Every launcher logs the stuck ranks of its node; a job on several nodes hangs when all of
+    its ranks are stuck.
     """
 
     def __init__(
@@ -122,124 +121,122 @@ class HangDetector:
     ) -> None:
         self._run = run
         self._node_log = node_log
-        self._board = Path(config.board)
+        self._exchange = Path(config.board)
         self._timeout = config.hang_timeout
-        self._patience = 2 * config.listen_seconds + _ANSWER_SECONDS
-        self._pause = min(1.0, config.hang_timeout / 20)
+        self._answer_seconds = 2 * config.listen_seconds + _ANSWER_SECONDS
+        self._interval = min(1.0, config.hang_timeout / 20)
         self._clock = clock
-        self._turned = clock()
-        self._questions = 0
-        self._vigils: dict[str, _Vigil] = {}
-        self._over = False
+        self._last_tick = clock()
+        self._requests = 0
+        self._states: dict[str, _ProgressState] = {}
+        self._finished = False
 
     def tick(self) -> StopRequest | None:
         now = self._clock()
-        if self._over or now - self._turned < self._pause:
+        if self._finished or now - self._last_tick < self._interval:
             return None
-        if now - self._turned > self._pause + _AWAY_SECONDS:
-            self._vigils.clear()
-        self._turned = now
-        seen = signs(self._board)
+        if now - self._last_tick > self._interval + _PAUSED_SECONDS:
+            self._states.clear()
+        self._last_tick = now
+        heartbeats = signs(self._exchange)
         for attempt in self._run.attempts.values():
-            members = members_of(attempt, self._node_log.host, seen)
-            if self._hangs(attempt, members, now):
-                self._over = True
-                return StopRequest(f"ranks have waited for each other for {self._timeout:g} seconds or more")
+            ranks = local_ranks(attempt, self._node_log.host, heartbeats)
+            if self._hangs(attempt, ranks, now):
+                self._finished = True
+                return StopRequest(f"no progress for {self._timeout:g} seconds or more (--hang-timeout)")
         return None
 
-    def _hangs(self, attempt: Attempt, members: Members, now: float) -> bool:
-        alive = [member for member in members.values() if not member.is_over]
-        vigil = self._vigils.setdefault(attempt.session, _Vigil())
-        # Ranks that come and go are progress too.
-        progress = (sorted(attempt.ranks), [(m.rank.header.pid, m.sign) for m in alive])
-        if not alive or progress != vigil.progress or any(member.is_stopped for member in alive):
-            self._withdraw(attempt, vigil)
-            self._vigils[attempt.session] = _Vigil(progress, now, due=now + self._timeout / 2)
+    def _hangs(self, attempt: Attempt, ranks: LocalRanks, now: float) -> bool:
+        alive = [rank for rank in ranks.values() if not rank.has_ended]
+        state = self._states.setdefault(attempt.session, _ProgressState())
+        # New and ended ranks count as progress.
+        progress = (sorted(attempt.ranks), [(local.rank.header.pid, local.sign) for local in alive])
+        if not alive or progress != state.progress or any(rank.is_stopped for rank in alive):
+            self._withdraw(attempt, state)
+            self._states[attempt.session] = _ProgressState(progress, now, due=now + self._timeout / 2)
             return False
-        if vigil.question:
-            late = now - vigil.asked_at > self._patience
-            if late or all(member.has_answered(vigil.question) for member in alive):
-                self._compare(attempt, vigil, members, now)
-        elif now >= vigil.due:
-            self._ask(vigil, now)
-        return bool(vigil.stuck) and self._is_told_by_all(attempt, vigil)
+        if state.request:
+            late = now - state.requested_at > self._answer_seconds
+            if late or all(rank.has_answered(state.request) for rank in alive):
+                self._compare(attempt, state, ranks, now)
+        elif now >= state.due:
+            self._request_stacks(state, now)
+        return bool(state.stuck) and self._all_ranks_stuck(attempt, state)
 
-    def _ask(self, vigil: _Vigil, now: float) -> None:
-        self._questions += 1
-        ask(self._board, self._questions)
-        vigil.question, vigil.asked_at = self._questions, now
+    def _request_stacks(self, state: _ProgressState, now: float) -> None:
+        self._requests += 1
+        ask(self._exchange, self._requests)
+        state.request, state.requested_at = self._requests, now
 
-    def _compare(self, attempt: Attempt, vigil: _Vigil, members: Members, now: float) -> None:
-        """All have answered, or had the time to: what became of them since the look before?"""
-        before, vigil.look = vigil.look, sight_all(members, vigil.question, now)
-        vigil.question, vigil.due = 0, vigil.asked_at + self._timeout / 2
-        if not before or now - vigil.since < self._timeout:
+    def _compare(self, attempt: Attempt, state: _ProgressState, ranks: LocalRanks, now: float) -> None:
+        """Sample all ranks and classify them by the difference to the sample before."""
+        before, state.samples = state.samples, sample_activity(ranks, state.request, now)
+        state.request, state.due = 0, state.requested_at + self._timeout / 2
+        if not before or now - state.since < self._timeout:
             return
         states = {
             number: RankActivityState.UNKNOWN
-            if member.is_mute
-            else state_of(before[number], vigil.look[number], member.rank.header.backend)
-            for number, member in members.items()
+            if local.cannot_answer
+            else classify(before[number], state.samples[number], local.rank.header.backend)
+            for number, local in ranks.items()
         }
-        if RankActivityState.WAITS in states.values() and not {
-            RankActivityState.BUSY,
-            RankActivityState.UNKNOWN,
-        } & set(states.values()):
-            vigil.stuck = states
+        may_progress = {RankActivityState.BUSY, RankActivityState.UNKNOWN} & set(states.values())
+        if RankActivityState.WAITS in states.values() and not may_progress:
+            state.stuck = states
         else:
-            self._withdraw(attempt, vigil)
-            self._tell_slow(attempt, vigil, states, now)
+            self._withdraw(attempt, state)
+            self._log_slow(attempt, state, states, now)
 
-    def _tell_slow(
-        self, attempt: Attempt, vigil: _Vigil, states: Mapping[int, RankActivityState], now: float
+    def _log_slow(
+        self, attempt: Attempt, state: _ProgressState, ranks: Mapping[int, RankActivityState], now: float
     ) -> None:
-        if not vigil.told_slow:
-            vigil.told_slow = True
+        if not state.slow_logged:
+            state.slow_logged = True
             self._node_log.write(
                 "slow",
                 session=attempt.session,
-                seconds=round(now - vigil.since, 1),
-                ranks={str(number): state.value for number, state in states.items()},
+                seconds=round(now - state.since, 1),
+                ranks={str(number): activity.value for number, activity in ranks.items()},
             )
 
-    def _is_told_by_all(self, attempt: Attempt, vigil: _Vigil) -> bool:
-        """Whether every rank is known to be stuck, by this launcher's word or by another's."""
-        if not vigil.vouched:
-            vigil.vouched = True
-            self._vouch(attempt, sorted(vigil.stuck))
-        everyone, known = set(range(attempt.world_size)), set(vigil.stuck)
-        if not everyone <= known:
-            known |= _vouched_for(self._run.path, attempt.session)
-        if not everyone <= known:
+    def _all_ranks_stuck(self, attempt: Attempt, state: _ProgressState) -> bool:
+        """Whether every rank of the job is stuck, according to this launcher or to others. Logs the hang."""
+        if not state.stuck_logged:
+            state.stuck_logged = True
+            self._log_stuck(attempt, sorted(state.stuck))
+        all_ranks, stuck = set(range(attempt.world_size)), set(state.stuck)
+        if not all_ranks <= stuck:
+            stuck |= _logged_as_stuck(self._run.path, attempt.session)
+        if not all_ranks <= stuck:
             return False
         self._node_log.write(
             "hang",
             session=attempt.session,
-            seconds=round(self._clock() - vigil.since, 1),
+            seconds=round(self._clock() - state.since, 1),
             ranks={
                 str(number): {
-                    "state": state.value,
-                    "sleeps_in": vigil.look[number].sleeps_in,
-                    "answered": vigil.look[number].standing is not None,
+                    "state": activity.value,
+                    "sleeps_in": state.samples[number].sleeps_in,
+                    "answered": state.samples[number].standing is not None,
                 }
-                for number, state in vigil.stuck.items()
+                for number, activity in state.stuck.items()
             },
         )
         return True
 
-    def _withdraw(self, attempt: Attempt, vigil: _Vigil) -> None:
-        vigil.stuck = {}
-        if vigil.vouched:
-            vigil.vouched = False
-            self._vouch(attempt, [])
+    def _withdraw(self, attempt: Attempt, state: _ProgressState) -> None:
+        state.stuck = {}
+        if state.stuck_logged:
+            state.stuck_logged = False
+            self._log_stuck(attempt, [])
 
-    def _vouch(self, attempt: Attempt, ranks: list[int]) -> None:
+    def _log_stuck(self, attempt: Attempt, ranks: list[int]) -> None:
         """For launchers on other nodes, which read the same folder."""
         self._node_log.write("standstill", session=attempt.session, pid=os.getpid(), ranks=ranks)
 
 
-def _vouched_for(folder: Path, session: str) -> set[int]:
-    """The ranks that launchers, this one too, last said to be stuck."""
+def _logged_as_stuck(folder: Path, session: str) -> set[int]:
+    """The ranks that all launchers, including this one, have last logged as stuck."""
     last: dict[tuple[str, int], list[int]] = {}
     for name, line in node_lines(folder):
         if b'"standstill"' not in line:

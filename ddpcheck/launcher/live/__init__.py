@@ -1,1 +1,1 @@
-"""live"""
+"""The live view in the last rows of the terminal."""

@@ -1,4 +1,4 @@
-"""The live view under the job's own output: written by a thread, given up before it could be in the way."""
+"""Reserves the last rows of the terminal for the live view, below the output of the job."""
 
 from __future__ import annotations
 
@@ -14,60 +14,70 @@ from types import TracebackType
 from ddpcheck.launcher.live.terminal import Terminal
 
 _SAVE, _RESTORE = "\x1b7", "\x1b8"
-# Off with whatever the job has set that would bend our text; restoring the cursor brings all of it back. The first
-# of these moves the cursor.
+# Resets the modes of the job that would change our text. Restoring the cursor restores them as well. The first code
+# moves the cursor.
 _PLAIN = "\x1b[?6l\x1b(B\x0f\x1b[m"
 _WHOLE_SCREEN = "\x1b[r"
 _ERASE_REST = "\x1b[J"
 _ERASE_LINES_BELOW = f"\x1b[m\x1b[B\r{_ERASE_REST}"
 _ERASE_LINE = "\x1b[K"
-# In a terminal that has become narrower without our knowing, a line that wraps would make the screen scroll.
+# If the terminal has just become narrower, a line that wraps would make the screen scroll.
 _CUT_LINES, _WRAP_LINES = "\x1b[?7l", "\x1b[?7h"
-# One row down, scrolling where that is the last one; unlike a newline it stays in its column.
+# One row down, scrolls in the last row; unlike a newline, it keeps the column.
 _DOWN = "\x1bD"
+
+# No live view in smaller terminals.
+MIN_ROWS = 12
+MIN_COLUMNS = 40
+_CLOSE_SECONDS = 1.0
+# After a resize, the size must be stable for this long before rows are reserved again.
+RESIZE_PAUSE_SECONDS = 1.0
+
+# Gets the number of columns and returns the lines, always the same number of lines.
+Draw = Callable[[int], Sequence[str]]
 
 
 def reserve(rows: int, lines: Sequence[str]) -> bytes:
-    """Take the last rows of a terminal of `rows` rows and write `lines` there.
+    """Reserve the last rows of a terminal with `rows` rows and write `lines` there.
 
-    The line the cursor is on moves up if it has to. What stood below it is erased: nothing, or our own lines at
-    the place where a terminal of another size had them.
+    The line of the cursor moves up if necessary. Everything below it is erased: nothing, or our own lines from before
+    a resize.
     """
     count = len(lines)
     make_room = f"{_SAVE}{_WHOLE_SCREEN}{_RESTORE}{_DOWN * count}\x1b[{count}A"
     region = f"{_SAVE}{_ERASE_LINES_BELOW}{_PLAIN}\x1b[1;{rows - count}r"
-    return f"{make_room}{region}{_written(rows, lines)}{_RESTORE}".encode()
+    return f"{make_room}{region}{_draw_lines(rows, lines)}{_RESTORE}".encode()
 
 
 def rewrite(rows: int, lines: Sequence[str]) -> bytes:
-    """Write `lines` anew."""
-    return f"{_SAVE}{_PLAIN}{_written(rows, lines)}{_RESTORE}".encode()
+    """Replace the reserved lines by `lines`."""
+    return f"{_SAVE}{_PLAIN}{_draw_lines(rows, lines)}{_RESTORE}".encode()
 
 
-def give_back(rows: int, count: int) -> bytes:
-    """Erase our rows and let the whole screen scroll again."""
+def release_rows(rows: int, count: int) -> bytes:
+    """Erase our rows and make the whole screen scroll again."""
     return f"{_SAVE}{_PLAIN}{_WHOLE_SCREEN}\x1b[{rows - count + 1};1H{_ERASE_REST}{_RESTORE}".encode()
 
 
-def give_back_anywhere() -> bytes:
-    """The same in a terminal whose size has changed since: our lines are somewhere below the cursor's."""
+def release_rows_after_resize() -> bytes:
+    """The same after a resize: our lines are at an unknown position below the cursor."""
     below = f"{_DOWN}\x1b[A{_SAVE}{_ERASE_LINES_BELOW}{_RESTORE}"
     return f"{_SAVE}{_WHOLE_SCREEN}{_RESTORE}{below}".encode()
 
 
-def let_go() -> bytes:
-    """Let the whole screen scroll again and erase nothing: a program has taken the screen for itself."""
+def reset_scroll_region() -> bytes:
+    """Make the whole screen scroll again without erasing: a full-screen program uses it."""
     return f"{_SAVE}{_WHOLE_SCREEN}{_RESTORE}".encode()
 
 
-def _written(rows: int, lines: Sequence[str]) -> str:
+def _draw_lines(rows: int, lines: Sequence[str]) -> str:
     first = rows - len(lines) + 1
-    drawn = "".join(f"\x1b[{first + place};1H{line}\x1b[m{_ERASE_LINE}" for place, line in enumerate(lines))
+    drawn = "".join(f"\x1b[{first + index};1H{line}\x1b[m{_ERASE_LINE}" for index, line in enumerate(lines))
     return f"{_CUT_LINES}{drawn}{_WRAP_LINES}"
 
 
-# It ends when told so; at the end of its standard input ddpcheck has gone without a word.
-_WAIT = """
+# Exits after one byte. End of file means that ddpcheck was killed: erase its rows.
+_GUARD_CODE = """
 import os, sys
 if not os.read(0, 1):
     rows = os.get_terminal_size(1).lines
@@ -77,16 +87,16 @@ if not os.read(0, 1):
 
 
 class TerminalGuard:
-    """One small process, in a session of its own so that what kills the job's group does not kill it."""
+    """A process that restores the terminal if ddpcheck is killed. It has its own session, so group signals miss it."""
 
     def __init__(self, terminal: int, rows: int) -> None:
-        read_end, self._lifeline = os.pipe()
+        read_end, self._pipe = os.pipe()
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
             self._pid = os.posix_spawn(
                 sys.executable,
-                # No site, no environment: nothing of the user's, and nothing of ddpcheck's, runs in it.
-                [sys.executable, "-I", "-S", "-c", _WAIT, str(rows)],
+                # Without site and environment: no code of the user or of ddpcheck runs in it.
+                [sys.executable, "-I", "-S", "-c", _GUARD_CODE, str(rows)],
                 {},
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, read_end, 0),
@@ -97,54 +107,42 @@ class TerminalGuard:
                 setsigmask=signal.valid_signals(),
             )
         except BaseException:
-            os.close(self._lifeline)
+            os.close(self._pipe)
             raise
         finally:
             os.close(read_end)
             os.close(null)
 
-    def dismiss(self) -> None:
-        """All is given back; there is nothing left to guard."""
+    def close(self) -> None:
+        """End the process; the terminal is restored already."""
         with contextlib.suppress(OSError):
-            os.write(self._lifeline, b".")
-        os.close(self._lifeline)
+            os.write(self._pipe, b".")
+        os.close(self._pipe)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
 
 
-# Smaller terminals belong to the job alone.
-LEAST_ROWS = 12
-LEAST_COLUMNS = 40
-_PATIENCE_SECONDS = 1.0
-# For so long a terminal must keep its size before rows are taken anew.
-SETTLE_SECONDS = 1.0
-
-# Lines for a terminal of so many columns, always the same number of them.
-Draw = Callable[[int], Sequence[str]]
-
-
 class LivePane:
-    """Between `with` and its end the last rows of the terminal show what was last handed to `show`.
+    """Context manager: the last rows of the terminal show the lines last passed to `show`.
 
-    Nothing here is ever waited for by the job, nor by the launcher while the job runs: where the terminal takes no
-    more, a refresh is left out.
+    A thread writes to the terminal. Neither the job nor the launcher waits for it: if the terminal is blocked, a
+    refresh is skipped.
     """
 
     def __init__(self, terminal: Terminal, height: int) -> None:
         self._terminal = terminal
         self._height = height
-        # Without it a killed ddpcheck would leave the region set. It has to be there before the job's first process:
-        # what is started later counts as the job's.
+        # Started before the job: later children count as processes of the job.
         self._guard = TerminalGuard(terminal.descriptor, height)
         self._draw: Draw | None = None
-        # The size of the terminal whose rows are ours; None: none are.
-        self._held: os.terminal_size | None = None
-        self._seen: os.terminal_size | None = None
-        self._quiet_until = 0.0
-        # A program has taken the screen, and lines of ours may come to light again when it leaves.
-        self._gone = False
-        self._stale = False
-        self._away = False
+        # The terminal size for which rows are reserved; None: no rows are reserved.
+        self._reserved: os.terminal_size | None = None
+        self._last_size: os.terminal_size | None = None
+        self._paused_until = 0.0
+        # A full-screen program was detected: the view stays off. Old lines may reappear when that program ends.
+        self._given_up = False
+        self._stale_lines = False
+        self._hidden = False
         self._closing = False
         self._lock = threading.Lock()
         self._due = threading.Event()
@@ -159,48 +157,48 @@ class LivePane:
     ) -> None:
         self._closing = True
         self._due.set()
-        self._thread.join(_PATIENCE_SECONDS)
-        self.put_away()
-        # Of a terminal that takes nothing any more, the guard takes care once we are gone.
-        if self._held is None:
-            self._guard.dismiss()
+        self._thread.join(_CLOSE_SECONDS)
+        self.hide()
+        # If the terminal is blocked, the guard restores it after ddpcheck has exited.
+        if self._reserved is None:
+            self._guard.close()
         if not self._thread.is_alive():
             self._terminal.close()
 
     def show(self, draw: Draw) -> None:
-        """Show this from now on."""
+        """Show the lines that `draw` returns."""
         self._draw = draw
         self._due.set()
 
     def resized(self) -> None:
-        """The terminal has another size, and our rows may be anywhere: do not wait for the next refresh."""
+        """The terminal size has changed: refresh now, since the position of our rows is unknown."""
         self._due.set()
 
-    def look_out(self) -> None:
-        """Give way for good where a program has taken the screen for itself, and clean up when it has left."""
-        if (self._gone and not self._stale) or not self._terminal.in_foreground():
+    def check_raw_mode(self) -> None:
+        """Switch the view off if a full-screen program starts, and remove old lines after it has ended."""
+        if (self._given_up and not self._stale_lines) or not self._terminal.in_foreground():
             return
-        if self._terminal.is_taken() != self._gone:
-            self._gone = True
+        if self._terminal.is_in_raw_mode() != self._given_up:
+            self._given_up = True
             self._due.set()
 
-    def put_away(self) -> None:
-        """Leave the terminal as it would be without us, before ddpcheck stops or ends."""
-        self._away = True
-        if self._lock.acquire(timeout=_PATIENCE_SECONDS):
+    def hide(self) -> None:
+        """Restore the terminal before ddpcheck stops or exits."""
+        self._hidden = True
+        if self._lock.acquire(timeout=_CLOSE_SECONDS):
             try:
-                self._leave(_PATIENCE_SECONDS)
-                self._clean_up(_PATIENCE_SECONDS)
+                self._release(_CLOSE_SECONDS)
+                self._remove_stale_lines(_CLOSE_SECONDS)
             finally:
                 self._lock.release()
 
-    def bring_back(self) -> None:
-        """ddpcheck goes on after a stop."""
-        self._away = False
+    def unhide(self) -> None:
+        """Show the view again after ddpcheck was stopped."""
+        self._hidden = False
         self._due.set()
 
     def _run(self) -> None:
-        # A signal would cut a write short; they are the main thread's business.
+        # The main thread handles signals; here one would interrupt a write.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
             self._due.wait()
@@ -211,50 +209,52 @@ class LivePane:
                 try:
                     self._refresh()
                 except Exception:
-                    # A view that cannot be drawn must not end in a traceback amidst the job's output.
-                    self._away = True
-                    self._leave()
+                    # An error in the view must not print a traceback into the output of the job.
+                    self._hidden = True
+                    self._release()
 
     def _refresh(self) -> None:
-        if self._away or self._draw is None:
+        if self._hidden or self._draw is None:
             return
         if not self._terminal.in_foreground():
             return
-        taken = self._terminal.is_taken()
-        if self._gone or taken:
-            self._gone = True
-            self._leave()
-            if not taken:
-                self._clean_up()
+        raw_mode = self._terminal.is_in_raw_mode()
+        if self._given_up or raw_mode:
+            self._given_up = True
+            self._release()
+            if not raw_mode:
+                self._remove_stale_lines()
             return
         size = self._terminal.size()
-        if size != self._seen:
-            # Terminals move things about while their window is drawn larger or smaller: stay out of it meanwhile.
-            self._quiet_until = time.monotonic() + SETTLE_SECONDS if self._seen is not None else 0.0
-            self._seen = size
-        if size != self._held:
-            self._leave()
-        small = size.lines < LEAST_ROWS or size.columns < LEAST_COLUMNS
-        if small or time.monotonic() < self._quiet_until:
+        if size != self._last_size:
+            # Terminals move lines while the window is being resized: pause until the size is stable.
+            self._paused_until = (
+                time.monotonic() + RESIZE_PAUSE_SECONDS if self._last_size is not None else 0.0
+            )
+            self._last_size = size
+        if size != self._reserved:
+            self._release()
+        small = size.lines < MIN_ROWS or size.columns < MIN_COLUMNS
+        if small or time.monotonic() < self._paused_until:
             return
         lines = self._draw(size.columns)
-        data = reserve(size.lines, lines) if self._held is None else rewrite(size.lines, lines)
+        data = reserve(size.lines, lines) if self._reserved is None else rewrite(size.lines, lines)
         if self._terminal.write(data):
-            self._held = size
+            self._reserved = size
 
-    def _leave(self, patience: float = 0.0) -> None:
-        if self._held is None:
+    def _release(self, timeout: float = 0.0) -> None:
+        if self._reserved is None:
             return
-        if self._gone:
-            # Rows are the program's now, whatever is in them.
-            data, self._stale = let_go(), True
-        elif self._terminal.size() == self._held:
-            data = give_back(self._held.lines, self._height)
+        if self._given_up:
+            # The rows belong to the full-screen program now.
+            data, self._stale_lines = reset_scroll_region(), True
+        elif self._terminal.size() == self._reserved:
+            data = release_rows(self._reserved.lines, self._height)
         else:
-            data = give_back_anywhere()
-        if self._terminal.write(data, patience):
-            self._held = None
+            data = release_rows_after_resize()
+        if self._terminal.write(data, timeout):
+            self._reserved = None
 
-    def _clean_up(self, patience: float = 0.0) -> None:
-        if self._stale and self._terminal.write(give_back_anywhere(), patience):
-            self._stale = False
+    def _remove_stale_lines(self, timeout: float = 0.0) -> None:
+        if self._stale_lines and self._terminal.write(release_rows_after_resize(), timeout):
+            self._stale_lines = False

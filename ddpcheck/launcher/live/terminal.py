@@ -1,4 +1,4 @@
-"""The terminal a job runs on, as the launcher sees and writes to it; the job's own descriptors are left alone."""
+"""The controlling terminal, opened separately: the job's own descriptors are not touched."""
 
 from __future__ import annotations
 
@@ -10,21 +10,26 @@ import termios
 from collections.abc import Mapping
 
 _LFLAG = 3
-# Terminals that cannot be relied on to keep rows apart.
-_PLAIN_TERMINALS = frozenset({"", "dumb", "unknown", "emacs", "cons25"})
-# Logs that look like terminals: CI services that hand out one, and notebooks.
-_LOGS = ("CI", "BUILDKITE", "TF_BUILD", "JENKINS_URL", "TEAMCITY_VERSION", "JPY_PARENT_PID")
+# Terminals without reliable scroll regions.
+_UNSUPPORTED_TERMINALS = frozenset({"", "dumb", "unknown", "emacs", "cons25"})
+# Variables of environments whose terminal is a log: CI services and notebooks.
+_LOG_VARIABLES = ("CI", "BUILDKITE", "TF_BUILD", "JENKINS_URL", "TEAMCITY_VERSION", "JPY_PARENT_PID")
 _STDOUT, _STDERR = 1, 2
 
 
-def wanted(asked: bool | None, quiet: bool, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether to show the live view: on a terminal, unless something speaks against it or somebody."""
-    if asked is False or quiet or environ.get("TERM", "") in _PLAIN_TERMINALS or not os.isatty(_STDERR):
+def live_view_enabled(requested: bool | None, quiet: bool, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether to show the live view: on a supported terminal, unless the user or the environment disables it."""
+    if (
+        requested is False
+        or quiet
+        or environ.get("TERM", "") in _UNSUPPORTED_TERMINALS
+        or not os.isatty(_STDERR)
+    ):
         return False
-    if asked:
+    if requested:
         return True
-    # Behind a pipe there may be a pager, which has the screen to itself.
-    return not any(environ.get(name) for name in _LOGS) and not _is_pipe(_STDOUT)
+    # A pipe may lead to a pager, which uses the whole screen.
+    return not any(environ.get(name) for name in _LOG_VARIABLES) and not _is_pipe(_STDOUT)
 
 
 def _is_pipe(descriptor: int) -> bool:
@@ -36,17 +41,17 @@ def _is_pipe(descriptor: int) -> bool:
 
 
 class Terminal:
-    """The controlling terminal, opened anew: flags that the job sets on its own descriptors are not ours."""
+    """The controlling terminal, opened again: flags that the job sets on its descriptors do not affect it."""
 
     def __init__(self) -> None:
-        # Only of the controlling terminal is there a foreground: asked of stderr, it tells that the two are one.
+        # Fails unless stderr is the controlling terminal.
         os.tcgetpgrp(_STDERR)
-        # One view a terminal: of two runs in one script, or one within another, the second goes without.
-        self._claim = os.open(os.ttyname(_STDERR), os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+        # One live view per terminal: a second concurrent or nested run gets none.
+        self._lock_descriptor = os.open(os.ttyname(_STDERR), os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
         try:
-            fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            os.close(self._claim)
+            os.close(self._lock_descriptor)
             raise
         self.descriptor = os.open("/dev/tty", os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)
         self._poller = select.poll()
@@ -59,23 +64,23 @@ class Terminal:
             return os.terminal_size((0, 0))
 
     def in_foreground(self) -> bool:
-        """Whether this job is the one that the terminal belongs to right now."""
+        """Whether this process group is in the foreground."""
         try:
             return os.tcgetpgrp(self.descriptor) == os.getpgrp()
         except OSError:
             return False
 
-    def is_taken(self) -> bool:
-        """Whether some program reads single keys, as those do that have the screen to themselves."""
+    def is_in_raw_mode(self) -> bool:
+        """Whether a program reads single keys, as full-screen programs and debuggers do."""
         try:
             flags = termios.tcgetattr(self.descriptor)[_LFLAG]
         except (OSError, termios.error):
             return True
         return not flags & termios.ICANON
 
-    def write(self, data: bytes, patience: float = 0.0) -> bool:
-        """All of it in one go, or nothing where the terminal does not take it: stopped by Ctrl-S, or flooded."""
-        if not any(event & select.POLLOUT for _, event in self._poller.poll(patience * 1000)):
+    def write(self, data: bytes, timeout: float = 0.0) -> bool:
+        """Write all data; False, with nothing written, if the terminal is stopped by Ctrl-S or its buffer is full."""
+        if not any(event & select.POLLOUT for _, event in self._poller.poll(timeout * 1000)):
             return False
         try:
             while data:
@@ -86,4 +91,4 @@ class Terminal:
 
     def close(self) -> None:
         os.close(self.descriptor)
-        os.close(self._claim)
+        os.close(self._lock_descriptor)

@@ -1,4 +1,4 @@
-"""Brings the live view together: what is known of the run, how it is drawn, and the rows it is drawn on."""
+"""The live view: computes the state of the run and draws it into the pane."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ddpcheck.analysis.live.state import LiveState
 from ddpcheck.analysis.live.tracker import LiveTracker
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.launcher.live.pane import LivePane
-from ddpcheck.launcher.live.terminal import Terminal, wanted
+from ddpcheck.launcher.live.terminal import Terminal, live_view_enabled
 
 REFRESH_SECONDS = 0.5
-# Of one processor, for working out the state: with a thousand ranks it is worked out less often.
-MOST_SHARE = 0.01
-SELDOM_SECONDS = 10.0
+# Maximum share of one core for computing the state. With a thousand ranks, the interval grows up to the maximum.
+MAX_CPU_SHARE = 0.01
+MAX_REFRESH_SECONDS = 10.0
 
 
 class LiveView:
-    """Called at every turn of the supervisor; draws at some of them."""
+    """The supervisor calls `tick` regularly; the view is redrawn every REFRESH_SECONDS."""
 
     def __init__(self, run: RunReader, name: str, pane: LivePane) -> None:
         from rich.console import Console
@@ -33,15 +33,15 @@ class LiveView:
         self._next = 0.0
 
     def tick(self) -> None:
-        self.pane.look_out()
+        self.pane.check_raw_mode()
         now = time.monotonic()
         if now < self._next:
             return
         state = self._tracker.state(now)
-        pause = (time.monotonic() - now) / MOST_SHARE
-        self._next = now + min(max(REFRESH_SECONDS, pause), SELDOM_SECONDS)
+        pause = (time.monotonic() - now) / MAX_CPU_SHARE
+        self._next = now + min(max(REFRESH_SECONDS, pause), MAX_REFRESH_SECONDS)
         if not state.ranks:
-            # The terminal stays as it is for a command that is no DDP job, or none yet.
+            # No rank has reported: the command is not a DDP job, or not yet.
             return
         self.pane.show(lambda columns: self._lines(state, columns))
 
@@ -50,9 +50,9 @@ class LiveView:
 
 
 @contextmanager
-def live_show(run: RunReader, name: str, asked: bool | None, quiet: bool) -> Iterator[LiveView | None]:
-    """The view, taken away again at the end; None where there shall be none, or nothing to show it on."""
-    pane = _pane() if wanted(asked, quiet) else None
+def live_view(run: RunReader, name: str, requested: bool | None, quiet: bool) -> Iterator[LiveView | None]:
+    """The live view, removed at the end; None if it is disabled or the terminal does not support it."""
+    pane = _open_pane() if live_view_enabled(requested, quiet) else None
     if pane is None:
         yield None
         return
@@ -60,7 +60,7 @@ def live_show(run: RunReader, name: str, asked: bool | None, quiet: bool) -> Ite
         yield LiveView(run, name, pane)
 
 
-def _pane() -> LivePane | None:
+def _open_pane() -> LivePane | None:
     from ddpcheck.reports.terminal.live import HEIGHT
 
     try:

@@ -1,1 +1,1 @@
-"""multi_node"""
+"""Several launchers, one per node, that work on one job."""

@@ -1,7 +1,7 @@
-"""Several launchers in one run folder: which of them are done, and which one is to report.
+"""Coordinates several launchers that use one run folder: which have ended, and which one reports.
 
-The launcher of rank 0 reports, when all others have said that their part of the job is over. The others wait for
-its report, so that every node leaves by the same verdict.
+The launcher of rank 0 reports after all others have logged the end of their part of the job. The others wait for its
+report, so that all nodes exit with the status of the same verdict.
 """
 
 from __future__ import annotations
@@ -18,62 +18,72 @@ from typing import Any
 
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.records.node_log import NodeLog
+from ddpcheck.records.run_folder import REPORT_FILE
 
-FILE = "reporting"
-SECONDS = 5.0
+# Rewritten regularly by the node that reports.
+HEARTBEAT_FILE = "reporting"
+HEARTBEAT_SECONDS = 5.0
+DONE = "node_done"
+_POLL_SECONDS = 0.2
+# Time that the reporting node needs to read and write after its own deadline.
+_REPORT_SECONDS = 30.0
+
+LauncherId = tuple[str, int]  # host and process id
 
 
 @contextlib.contextmanager
-def beating(folder: Path) -> Iterator[None]:
-    """While the report is made; the file is gone afterwards. A full disk costs only this."""
-    over = threading.Event()
-    thread = threading.Thread(target=_beat, args=(folder / FILE, over), name="ddpcheck-pulse", daemon=True)
+def reporting_heartbeat(folder: Path) -> Iterator[None]:
+    """Update the heartbeat file while this node reports, and remove it at the end. Write errors are ignored."""
+    finished = threading.Event()
+    thread = threading.Thread(
+        target=_beat, args=(folder / HEARTBEAT_FILE, finished), name="ddpcheck-heartbeat", daemon=True
+    )
     thread.start()
     try:
         yield
     finally:
-        over.set()
-        thread.join(SECONDS)
+        finished.set()
+        thread.join(HEARTBEAT_SECONDS)
         with contextlib.suppress(OSError):
-            (folder / FILE).unlink(missing_ok=True)
+            (folder / HEARTBEAT_FILE).unlink(missing_ok=True)
 
 
-def _beat(path: Path, over: threading.Event) -> None:
-    number = 0
+def _beat(path: Path, finished: threading.Event) -> None:
+    count = 0
     while True:
         with contextlib.suppress(OSError):
-            path.write_text(f"{number}\n")
-        number += 1
-        if over.wait(SECONDS):
+            path.write_text(f"{count}\n")
+        count += 1
+        if finished.wait(HEARTBEAT_SECONDS):
             return
 
 
-def claim(folder: Path) -> bool:
-    """Whether this node is the one to step in for the one that should have reported: of hundreds only one is to."""
+def claim_reporting(folder: Path) -> bool:
+    """Whether this node replaces the node that should have reported. Only one node gets True."""
     try:
-        with (folder / FILE).open("x") as file:
+        with (folder / HEARTBEAT_FILE).open("x") as file:
             file.write(f"{os.uname().nodename} {os.getpid()}\n")
     except FileExistsError:
         return False
     except OSError:
-        return True  # where nothing can be written nobody else can tell either
+        return True  # if this node cannot write, no claim of another node can be trusted either
     return True
 
 
-class HeartbeatFile:
-    """Seen from another node, whose clock may be another one: what counts is that it changes."""
+class ReporterHeartbeat:
+    """The heartbeat file as read by another node. Clocks may differ, so only changes of its content count."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
+        self._path = folder / HEARTBEAT_FILE
         self._last = self._read()
 
-    def has_moved(self) -> bool:
-        """Since it was last asked."""
+    def has_changed(self) -> bool:
+        """Whether the content has changed since the last call."""
         before, self._last = self._last, self._read()
         return bool(self._last) and self._last != before
 
-    def give_up(self) -> None:
-        """It stood still: whoever left it there is gone."""
+    def remove_if_unchanged(self) -> None:
+        """Remove a heartbeat file whose owner no longer exists."""
         with contextlib.suppress(OSError):
             if self._last and self._read() == self._last:
                 self._path.unlink(missing_ok=True)
@@ -85,134 +95,126 @@ class HeartbeatFile:
             return ""
 
 
-DONE = "node_done"
-REPORT_FILE = "report.json"
-_POLL_SECONDS = 0.2
-# Past its own deadline the reporting node still has to read and write.
-_REPORT_SECONDS = 30.0
-
-Launcher = tuple[str, int]  # host and process
-
-
 @dataclass(frozen=True)
 class NodeEnd:
-    """How one node's part of the job ended."""
+    """How the job ended on one node."""
 
     status: int
     stopped: str = ""
 
 
-def say_done(folder: Path, status: int, stopped: str) -> None:
-    """This node's part is over, and all its records are written."""
+def log_done(folder: Path, status: int, stopped: str) -> None:
+    """Log that the job has ended on this node and all its records are written."""
     log = NodeLog(folder)
     log.write(DONE, host=log.host, pid=os.getpid(), status=status, stopped=stopped)
     log.close()
 
 
-class Launchers:
-    """Follows the logs of all nodes: of hundreds, each is read once."""
+class LauncherLogs:
+    """Reads the logs of all nodes incrementally: each line once, also with hundreds of nodes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._read: dict[Path, int] = {}
-        self._found: dict[Launcher, NodeEnd | None] = {}
+        self._offsets: dict[Path, int] = {}
+        self._launchers: dict[LauncherId, NodeEnd | None] = {}
 
-    def all(self) -> dict[Launcher, NodeEnd | None]:
-        """All launchers that work in this folder; None for one that is not done."""
+    def all(self) -> dict[LauncherId, NodeEnd | None]:
+        """All launchers that use this folder; None for one that has not ended."""
         for path in sorted(self._folder.glob("node-*.jsonl")):
             for line in self._new_lines(path):
-                self._note(line)
-        return self._found
+                self._add(line)
+        return self._launchers
 
-    def others(self) -> dict[Launcher, NodeEnd | None]:
-        """All but this one."""
-        me = (os.uname().nodename, os.getpid())
-        return {launcher: end for launcher, end in self.all().items() if launcher != me}
+    def others(self) -> dict[LauncherId, NodeEnd | None]:
+        """All launchers except this one."""
+        return {launcher: end for launcher, end in self.all().items() if launcher != _own_id()}
 
-    def _note(self, line: bytes) -> None:
-        match _parsed(line):
+    def _add(self, line: bytes) -> None:
+        match _parse(line):
             case {"kind": "node", "host": str(host), "pid": int(pid)}:
-                self._found.setdefault((host, pid), None)
-            case {"kind": "node_done", "host": str(host), "pid": int(pid), "status": int(status)} as raw:
-                self._found[host, pid] = NodeEnd(status, str(raw.get("stopped") or ""))
+                self._launchers.setdefault((host, pid), None)
+            case {"kind": "node_done", "host": str(host), "pid": int(pid), "status": int(status)} as record:
+                self._launchers[host, pid] = NodeEnd(status, str(record.get("stopped") or ""))
 
     def _new_lines(self, path: Path) -> list[bytes]:
-        """Those that may be of interest: most are samples."""
+        """New complete lines about launchers. Most lines of a log are samples and are skipped."""
         try:
             with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
+                file.seek(self._offsets.get(path, 0))
                 data = file.read()
         except OSError:
             return []
-        whole, _, torn = data.rpartition(b"\n")
-        self._read[path] = self._read.get(path, 0) + len(data) - len(torn)
-        return [line for line in whole.split(b"\n") if line.startswith(b'{"kind":"node')]
+        complete, _, incomplete = data.rpartition(b"\n")
+        self._offsets[path] = self._offsets.get(path, 0) + len(data) - len(incomplete)
+        return [line for line in complete.split(b"\n") if line.startswith(b'{"kind":"node')]
 
 
-def launchers(folder: Path) -> dict[Launcher, NodeEnd | None]:
-    return Launchers(folder).all()
+def all_launchers(folder: Path) -> dict[LauncherId, NodeEnd | None]:
+    return LauncherLogs(folder).all()
 
 
-def others(folder: Path) -> dict[Launcher, NodeEnd | None]:
-    return Launchers(folder).others()
+def other_launchers(folder: Path) -> dict[LauncherId, NodeEnd | None]:
+    return LauncherLogs(folder).others()
 
 
 def is_shared(folder: Path) -> bool:
-    """Whether another launcher works there too; told by the beginnings of the logs, where each names itself."""
-    me = (os.uname().nodename, os.getpid())
+    """Whether another launcher uses the folder too. Each launcher logs its identity first."""
     for path in folder.glob("node-*.jsonl"):
         if path != NodeLog(folder).path:
             return True
         with contextlib.suppress(OSError), path.open("rb") as file:
             for line in file:
-                match _parsed(line) if line.startswith(b'{"kind":"node"') else None:
-                    case {"host": str(host), "pid": int(pid)} if (host, pid) != me:
+                match _parse(line) if line.startswith(b'{"kind":"node"') else None:
+                    case {"host": str(host), "pid": int(pid)} if (host, pid) != _own_id():
                         return True
     return False
 
 
-def reports(run: RunReader, made_the_run: bool, own_ranks: set[int]) -> bool:
-    """Whether this launcher is the one that reports; `own_ranks`: processes of ranks that it watches."""
+def is_reporter(run: RunReader, *, created_run: bool, own_pids: set[int]) -> bool:
+    """Whether this launcher reports. `own_pids`: the processes of the ranks that it monitors."""
     attempts = run.ordered()
     first = attempts[-1].ranks.get(0) if attempts else None
     if first is None:
-        return made_the_run
+        return created_run
     if first.header.host != os.uname().nodename:
         return False
-    return first.header.pid in own_ranks or (not own_ranks and made_the_run)
+    return first.header.pid in own_pids or (not own_pids and created_run)
 
 
-def wait_for_others(folder: Path, seconds: float) -> list[str]:
-    """Until all are done, or for so long; the hosts that are not done by then."""
-    logs = Launchers(folder)
+def wait_for_peers(folder: Path, seconds: float) -> list[str]:
+    """Wait up to `seconds` until all other launchers have ended; the hosts of those that have not."""
+    logs = LauncherLogs(folder)
     _wait(lambda: all(logs.others().values()), seconds)
     return sorted({host for (host, _), end in logs.others().items() if end is None})
 
 
 def wait_for_report(folder: Path, seconds: float) -> dict[str, Any] | None:
-    """The report of the node that makes it; None where it does not come."""
+    """The report that another node writes; None if that node has stopped without one."""
     path = folder / REPORT_FILE
-    pulse = HeartbeatFile(folder)
-    # Reading what thousands of ranks wrote takes minutes: whoever is at it shows that now and then.
+    heartbeat = ReporterHeartbeat(folder)
+    # Reading the records of thousands of ranks takes minutes; meanwhile the heartbeat file changes.
     while not _wait(path.exists, seconds + _REPORT_SECONDS):
-        if not pulse.has_moved():
-            pulse.give_up()
+        if not heartbeat.has_changed():
+            heartbeat.remove_if_unchanged()
             return None
-    raw = _parsed(path.read_bytes())
-    return raw if isinstance(raw, dict) else None
+    record = _parse(path.read_bytes())
+    return record if isinstance(record, dict) else None
 
 
-def _wait(done: Callable[[], bool], seconds: float) -> bool:
+def _wait(condition: Callable[[], bool], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while not done():
+    while not condition():
         if time.monotonic() >= deadline:
             return False
-        # Listing the folder makes network file systems look at what others have put there.
         time.sleep(_POLL_SECONDS)
     return True
 
 
-def _parsed(line: bytes) -> Any:
+def _own_id() -> LauncherId:
+    return os.uname().nodename, os.getpid()
+
+
+def _parse(line: bytes) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Joins the run folders that the nodes of one job have each written for themselves."""
+"""Merges the run folders that the nodes of one job have written separately."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from typing import Any
 
 from ddpcheck.analysis.run_reader import by_start
 from ddpcheck.errors import NotOneJob, OutputFolderError, RunNotFound
-from ddpcheck.launcher.run_folder import RUN_FILE, RUNS_FOLDER, make_folder, read_run_file
+from ddpcheck.launcher.run_folder import make_folder
 from ddpcheck.records.kinds.rank import RankHeader
 from ddpcheck.records.reader import RecordFile
 from ddpcheck.records.registry import RANK_FILES
-from ddpcheck.records.session_name import of_one_job
+from ddpcheck.records.run_folder import REPORT_FILE, RUN_FILE, RUNS_FOLDER, read_run_file
+from ddpcheck.records.session_name import is_same_job
 
-# Made anew for the whole.
-_LEFT_OUT = {RUN_FILE, "report.json"}
+# Written again for the merged run.
+_NOT_COPIED = {RUN_FILE, REPORT_FILE}
 
 
-def merge(sources: Sequence[Path], out: Path | None = None) -> Path:
-    """Copy the records of all `sources` into one new run folder; they themselves stay as they are."""
+def merge_runs(sources: Sequence[Path], out: Path | None = None) -> Path:
+    """Copy the records of all `sources` into one new run folder; the sources stay unchanged."""
     headers = {source: _headers(source) for source in dict.fromkeys(source.resolve() for source in sources)}
     _check_one_job(headers)
     target = _target(list(headers), out)
@@ -36,26 +37,26 @@ def merge(sources: Sequence[Path], out: Path | None = None) -> Path:
 
 
 def _headers(source: Path) -> dict[Path, RankHeader]:
-    """The rank files of a folder, each with its first record; in the order in which they were opened."""
+    """The rank files of a folder with their headers, in the order in which they were created."""
     if not source.is_dir():
-        raise RunNotFound(f"there is no run folder {source}")
-    found: dict[Path, RankHeader] = {}
+        raise RunNotFound(f"there is no run folder {source}; check the path")
+    headers: dict[Path, RankHeader] = {}
     for path in sorted(source.glob(RANK_FILES), key=by_start):
         first = next(iter(RecordFile(path).read(1)), None)
         if isinstance(first, RankHeader):
-            found[path] = first
-    if not found:
-        raise RunNotFound(f"no rank has left records in {source}")
-    return found
+            headers[path] = first
+    if not headers:
+        raise RunNotFound(f"{source} contains no rank records; give the run folder of each node")
+    return headers
 
 
 def _check_one_job(headers: dict[Path, dict[Path, RankHeader]]) -> None:
     (first, known), *rest = headers.items()
     for source, files in rest:
-        if not any(of_one_job(a.session, b.session) for a in known.values() for b in files.values()):
+        if not any(is_same_job(a.session, b.session) for a in known.values() for b in files.values()):
             raise NotOneJob(
-                f"{first} and {source} are not of one job: their ranks never met in one rendezvous. Compare runs "
-                "of different jobs with `ddpcheck diff`"
+                f"{first} and {source} belong to different jobs: their ranks never joined one process group. "
+                "To compare runs of different jobs, use `ddpcheck diff`"
             )
 
 
@@ -65,59 +66,59 @@ def _target(sources: Sequence[Path], out: Path | None) -> Path:
         out = Path(RUNS_FOLDER) / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-merged"
     target = out.absolute()
     if not make_folder(target) and (not target.is_dir() or any(target.iterdir())):
-        raise OutputFolderError(f"{target}: is there already; choose a new place with --out")
+        raise OutputFolderError(f"{target}: already exists and is not empty; choose a new folder with --out")
     return target
 
 
 def _copy_ranks(files: dict[Path, RankHeader], target: Path) -> None:
-    """A rank that was on one node first and on another after a restart has files of the same name."""
+    """A rank that moved to another node after a restart has files of the same name on both."""
     for path, header in files.items():
         for number in range(10_000):
-            place = target / f"rank-{header.rank:05d}{f'.{number}' if number else ''}.jsonl"
-            if not place.exists():
-                shutil.copyfile(path, place)
-                place.chmod(0o600)
+            destination = target / f"rank-{header.rank:05d}{f'.{number}' if number else ''}.jsonl"
+            if not destination.exists():
+                shutil.copyfile(path, destination)
+                destination.chmod(0o600)
                 break
-            if filecmp.cmp(path, place, shallow=False):
-                break  # the same file, by another way
+            if filecmp.cmp(path, destination, shallow=False):
+                break  # the same file was given twice
 
 
 def _copy_rest(source: Path, target: Path) -> None:
     for path in sorted(source.rglob("*")):
-        place = target / path.relative_to(source)
+        destination = target / path.relative_to(source)
         if path.is_dir() and not path.is_symlink():
-            place.mkdir(mode=0o700, exist_ok=True)
-        elif not path.is_file() or path.name.startswith(".") or path.name in _LEFT_OUT:
+            destination.mkdir(mode=0o700, exist_ok=True)
+        elif not path.is_file() or path.name.startswith(".") or path.name in _NOT_COPIED:
             continue
         elif path.parent != source or not path.match(RANK_FILES):
-            _copy_or_add(path, place)
+            _copy_or_append(path, destination)
 
 
-def _copy_or_add(path: Path, place: Path) -> None:
-    """Logs of launchers on hosts of one name go on in one file."""
-    if not place.exists():
-        shutil.copyfile(path, place)
-        place.chmod(0o600)
-    elif place.suffix == ".jsonl" and not filecmp.cmp(path, place, shallow=False):
-        with place.open("ab") as file:
+def _copy_or_append(path: Path, destination: Path) -> None:
+    """Logs of launchers on hosts with the same name are concatenated."""
+    if not destination.exists():
+        shutil.copyfile(path, destination)
+        destination.chmod(0o600)
+    elif destination.suffix == ".jsonl" and not filecmp.cmp(path, destination, shallow=False):
+        with destination.open("ab") as file:
             file.write(path.read_bytes())
 
 
 def _description(headers: dict[Path, dict[Path, RankHeader]]) -> dict[str, Any]:
-    """run.json of the node of rank 0, with how the job ended as a whole."""
+    """run.json of the node of rank 0, with the end of the whole job."""
     runs = {source: read_run_file(source) for source in headers}
     first = next(
         (source for source, files in headers.items() if any(h.rank == 0 for h in files.values())),
         next(iter(headers)),
     )
-    told = {**runs[first], "merged": [str(source) for source in headers]}
+    merged = {**runs[first], "merged": [str(source) for source in headers]}
     every = [run for run in runs.values() if run]
     if len(every) == len(runs) and all("ended" in run for run in every):
-        told["exit_code"] = next((run["exit_code"] for run in every if run.get("exit_code")), 0)
-        told["stopped"] = next((run["stopped"] for run in every if run.get("stopped")), "")
-        told["seconds"] = max(run.get("seconds") or 0 for run in every)
+        merged["exit_code"] = next((run["exit_code"] for run in every if run.get("exit_code")), 0)
+        merged["stopped"] = next((run["stopped"] for run in every if run.get("stopped")), "")
+        merged["seconds"] = max(run.get("seconds") or 0 for run in every)
     else:
-        # Not the end of the job, but of one node's part.
-        told.pop("ended", None)
-        told.pop("exit_code", None)
-    return told
+        # At least one node has no end: the end of the job is unknown.
+        merged.pop("ended", None)
+        merged.pop("exit_code", None)
+    return merged

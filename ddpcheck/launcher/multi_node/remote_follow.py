@@ -1,4 +1,4 @@
-"""Follows a run from outside, by its folder alone, until it has ended."""
+"""Follows a run from another process, through its folder, until it has ended."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ddpcheck.analysis.live.state import LiveRank, LiveState
 from ddpcheck.analysis.live.tracker import LiveTracker
 from ddpcheck.analysis.run_reader import RunReader, read_description
 from ddpcheck.launcher.process.process_table import process_start
-from ddpcheck.launcher.run_folder import read_run_file
+from ddpcheck.records.run_folder import read_run_file
 
-PAUSE_SECONDS = 0.5
+POLL_SECONDS = 0.5
 
 
-class RemoteFollow:
-    """One run folder; iterating gives its state now and then, the last time when it is over."""
+class RunFollower:
+    """Iterating yields the state of the run every POLL_SECONDS; the last one after the run has ended."""
 
     def __init__(self, path: Path) -> None:
         self.run = RunReader(path)
@@ -31,43 +31,42 @@ class RemoteFollow:
 
     def __iter__(self) -> Iterator[LiveState]:
         while True:
-            state = self.look()
+            state = self.read_state()
             yield state
             if state.ended or state.abandoned:
                 return
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(POLL_SECONDS)
 
-    def look(self) -> LiveState:
-        """What is known by now."""
-        # Read before the records: whatever is in them by then belongs to the end.
+    def read_state(self) -> LiveState:
+        # Read before the records: if run.json says that the run has ended, the records are complete.
         description = read_run_file(self._path)
         self.run.poll()
         state = self._tracker.state(time.time())
-        ended = "ended" in description or (not description and _all_have_left(state))
+        ended = "ended" in description or (not description and _all_ranks_ended(state))
         seconds = description.get("seconds")
         if ended and isinstance(seconds, int | float):
             state = replace(state, seconds=float(seconds))
         if ended:
-            state = replace(state, ranks=tuple(map(_at_the_end, state.ranks)))
-        return replace(state, ended=ended, abandoned=not ended and launcher_is_gone(description))
+            state = replace(state, ranks=tuple(map(_final_status, state.ranks)))
+        return replace(state, ended=ended, abandoned=not ended and launcher_has_ended(description))
 
 
-def launcher_is_gone(description: dict[str, Any]) -> bool:
-    """Whether the launcher of an unfinished run, on this very host, is no longer there."""
+def launcher_has_ended(description: dict[str, Any]) -> bool:
+    """Whether the launcher of an unfinished run was on this host and no longer exists."""
     pid, host = description.get("pid"), description.get("host")
     if "ended" in description or host != os.uname().nodename or not isinstance(pid, int):
         return False
     return process_start(pid) != description.get("pid_start")
 
 
-def _all_have_left(state: LiveState) -> bool:
-    """Of a run that nobody launched, as under `import ddpcheck.auto`, only the ranks themselves can tell."""
-    whole = len(state.ranks) >= state.world_size > 0
-    return whole and all(rank.status != "running" for rank in state.ranks)
+def _all_ranks_ended(state: LiveState) -> bool:
+    """Without a launcher (`import ddpcheck.auto`), the end of all ranks is the end of the run."""
+    complete = len(state.ranks) >= state.world_size > 0
+    return complete and all(rank.status != "running" for rank in state.ranks)
 
 
-def _at_the_end(rank: LiveRank) -> LiveRank:
-    """A rank that has not said goodbye will not do so any more."""
+def _final_status(rank: LiveRank) -> LiveRank:
+    """A rank without an end record at the end of the run has vanished."""
     return replace(rank, status="vanished") if rank.status == "running" else rank
 
 

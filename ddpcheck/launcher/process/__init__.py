@@ -1,1 +1,1 @@
-"""process"""
+"""Runs the user's command: start, signals, end, and processes left behind."""

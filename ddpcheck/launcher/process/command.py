@@ -1,4 +1,4 @@
-"""Starting the user's command as a shell would have, and ending as it ended."""
+"""Starts the user's command as a shell would, and exits with the same status or signal."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ddpcheck.errors import CommandNotStarted
 class ExitStatus:
     """How the command ended."""
 
-    returncode: int  # as `$?` shows it: 128 + N for a death by signal N
+    returncode: int  # as in `$?`: 128 + N if signal N ended it
     signal: int | None = None
     interrupted: bool = False  # the user pressed Ctrl-C (or sent SIGINT) at least once
     stop_reason: str = ""  # why ddpcheck itself stopped the job, if it did
 
     @classmethod
     def from_wait(cls, status: int, *, interrupted: bool = False, stop_reason: str = "") -> ExitStatus:
-        """From the status that waitpid gives."""
+        """From the status that `os.waitpid` returns."""
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
             return cls(128 + number, number, interrupted, stop_reason)
@@ -35,10 +35,10 @@ class ExitStatus:
 
 
 def start(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Start the command and return its process id, with everything a shell would have handed down.
+    """Start the command as a shell would and return its process id.
 
-    The same process group, terminal and open descriptors; the signal mask and ignored signals (nohup) as they
-    were when ddpcheck started, without those that Python itself ignores.
+    It inherits the process group, terminal, open descriptors, signal mask and ignored signals (nohup) with which
+    ddpcheck started, except for the signals that Python itself ignores.
     """
     path = find_program(command[0], environ.get("PATH", os.defpath))
     _flush()
@@ -47,20 +47,20 @@ def start(command: Sequence[str], environ: Mapping[str, str]) -> int:
     except OSError as error:
         if error.errno != errno.ENOEXEC:
             raise _not_started(command[0], path, error) from error
-    # A script without a first line that names its interpreter: shells and execvp hand it to sh.
+    # A script without a #! line: shells and execvp run it with sh.
     return _spawn("/bin/sh", ["/bin/sh", path, *command[1:]], environ)
 
 
 def _spawn(path: str, command: Sequence[str], environ: Mapping[str, str]) -> int:
-    # `cwd` changes nothing, but keeps subprocess from using posix_spawn, by which glibc leaves two of its
-    # internal signals ignored in the command and in all that it starts.
+    # `cwd` has no effect except that subprocess does not use posix_spawn, with which glibc leaves two of its
+    # internal signals ignored in the command and its children.
     process = subprocess.Popen(command, executable=path, env=environ, close_fds=False, cwd=os.curdir)
-    process.returncode = 0  # the supervisor waits for it; Popen need not warn that nobody did
+    process.returncode = 0  # the supervisor reaps the process; this suppresses Popen's warning
     return process.pid
 
 
 def find_program(name: str, search_path: str) -> str:
-    """Where the program is, by the shell's rules, or the shell's status for why it cannot be started."""
+    """The path of the program by the rules of a shell; raises with the status of a shell if there is none."""
     if os.sep in name:
         candidates = [name]
     else:
@@ -69,34 +69,34 @@ def find_program(name: str, search_path: str) -> str:
     for path in candidates:
         if os.path.isfile(path) and os.access(path, os.X_OK):
             return path
-        # On the search path a folder of that name counts for nothing; named outright, it is the mistake.
+        # Folders on the search path are skipped. A folder given by its path is an error.
         if not blocked and (os.path.isfile(path) or (os.sep in name and os.path.isdir(path))):
             blocked = path
     if not blocked:
         raise CommandNotStarted(_not_found(name), 127)
     if os.path.isdir(blocked):
         raise CommandNotStarted(f"{name}: is a folder, not a command", 126)
-    hint = f"make it so with `chmod +x {blocked}`, or put its interpreter before it"
+    hint = f"run `chmod +x {blocked}`, or put its interpreter before it"
     raise CommandNotStarted(f"{name}: is not executable; {hint}", 126)
 
 
-def leave_as(status: ExitStatus) -> NoReturn:
-    """End this process the way the command ended, to the last bit that a shell or a scheduler can see.
+def exit_like(status: ExitStatus) -> NoReturn:
+    """End this process with the exit status or the signal of the command.
 
-    After a Ctrl-C a shell script goes on or stops depending on whether its command died by the signal, so
-    an exit with 130 would not do.
+    After Ctrl-C, a shell script continues or stops depending on whether the signal ended its command, so an exit
+    with status 130 is not equivalent.
     """
     _flush()
     if status.signal is not None:
         with contextlib.suppress(OSError, ValueError):
-            # The command has left its core dump; one of ddpcheck could take its place.
+            # A core dump of ddpcheck could overwrite the one of the command.
             resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         with contextlib.suppress(OSError, ValueError):
             if status.signal not in {signal.SIGKILL, signal.SIGSTOP}:
                 signal.signal(status.signal, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {status.signal})
             os.kill(os.getpid(), status.signal)
-    # Also reached as process 1 of a container, which no signal of its own can end.
+    # Also reached as process 1 of a container, which its own signals do not end.
     sys.exit(status.returncode)
 
 
@@ -117,7 +117,7 @@ def _not_found(name: str) -> str:
 
 
 def _flush() -> None:
-    # What ddpcheck printed before must not come out after what the command prints.
+    # The output of ddpcheck must precede the output of the command.
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

@@ -1,4 +1,4 @@
-"""Learns when each rank's process vanished, whoever its parent is."""
+"""Watches the processes of ranks, which are not children of ddpcheck, and records when each one exits."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ _POLL_SECONDS = 0.05
 
 
 class ExitWatch:
-    """Watches processes by id from a thread of its own, so that the order of deaths is kept."""
+    """Watches processes by id in a separate thread, so that exits are recorded in their order."""
 
     def __init__(self, *, use_pidfd: bool = True) -> None:
         self._use_pidfd = use_pidfd and hasattr(os, "pidfd_open")
         self._lock = threading.Lock()
         self._known: set[tuple[int, int]] = set()
         self._exits: list[tuple[int, int, float]] = []
-        # By pid, where it could be seen before its parent took it away.
+        # By pid: the signal that ended it, if it was readable before the parent reaped the process.
         self.signals: dict[int, int] = {}
-        # Gone before they could be watched: when is not known, only that it was before it was noticed.
+        # Had exited before they were added: the recorded time is an upper bound.
         self.found_gone: set[int] = set()
         self._by_descriptor: dict[int, tuple[int, int]] = {}
-        self._polled: dict[tuple[int, int], int] = {}  # (rank, pid) -> start, where there is no pidfd
+        self._polled: dict[
+            tuple[int, int], int
+        ] = {}  # (rank, pid) -> start time, for processes without a pidfd
         self._poller = select.poll()
         self._wake_read, self._wake_write = os.pipe()
         self._poller.register(self._wake_read, select.POLLIN)
@@ -34,10 +36,10 @@ class ExitWatch:
         self._closed = False
 
     def add(self, pid: int, rank: int, started: int | None = None) -> bool:
-        """Watch a process of this host; False if it is gone already, which `poll` then reports as of now.
+        """Watch a process of this host; False if it has exited already, which `poll` reports with the current time.
 
-        `started` is what `process_table.process_start(pid)` gave inside the rank: it tells the rank from a
-        later process with the same id.
+        `started` is `process_table.process_start(pid)`, read inside the rank: it distinguishes the rank from a later
+        process with the same id.
         """
         with self._lock:
             if self._closed or (rank, pid) in self._known:
@@ -45,7 +47,7 @@ class ExitWatch:
             self._known.add((rank, pid))
             alive = self._watch(pid, rank, started)
             if not alive:
-                self._note_signal(pid)
+                self._record_signal(pid)
                 self.found_gone.add(pid)
                 self._exits.append((rank, pid, time.time()))
             elif self._thread is None:
@@ -73,7 +75,7 @@ class ExitWatch:
 
     def _watch(self, pid: int, rank: int, started: int | None) -> bool:
         descriptor = self._open(pid)
-        # Read after opening: what the descriptor holds can no longer be exchanged for another process.
+        # Read after opening: the descriptor keeps referring to the same process.
         process = read_process(pid)
         if process is None or process.is_gone or (started is not None and process.started != started):
             if descriptor is not None:
@@ -88,7 +90,7 @@ class ExitWatch:
 
     def _open(self, pid: int) -> int | None:
         if self._use_pidfd:
-            with contextlib.suppress(OSError):  # old kernel, seccomp, or already gone: /proc decides
+            with contextlib.suppress(OSError):  # old kernel, seccomp, or exited: use /proc
                 return os.pidfd_open(pid)
         return None
 
@@ -103,20 +105,20 @@ class ExitWatch:
                     else:
                         self._poller.unregister(descriptor)
                         rank, pid = self._by_descriptor.pop(descriptor)
-                        self._note_signal(pid, descriptor)
+                        self._record_signal(pid, descriptor)
                         os.close(descriptor)
                         self._exits.append((rank, pid, now))
-                self._look_at_polled(now)
+                self._check_polled(now)
 
-    def _note_signal(self, pid: int, descriptor: int | None = None) -> None:
+    def _record_signal(self, pid: int, descriptor: int | None = None) -> None:
         number = ending_signal(pid, descriptor)
         if number is not None:
             self.signals[pid] = number
 
-    def _look_at_polled(self, now: float) -> None:
+    def _check_polled(self, now: float) -> None:
         for (rank, pid), started in list(self._polled.items()):
             process = read_process(pid)
             if process is None or process.is_gone or process.started != started:
                 del self._polled[(rank, pid)]
-                self._note_signal(pid)
+                self._record_signal(pid)
                 self._exits.append((rank, pid, now))

@@ -1,4 +1,4 @@
-"""Processes as /proc shows them."""
+"""Processes and their activity counters, read from /proc."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-# struct pidfd_info of linux/pidfd.h: a mask, identities that are of no interest here, and the wait status.
+# struct pidfd_info of linux/pidfd.h: a mask, ids that are not needed here, and the wait status.
 _PIDFD_INFO = struct.Struct("=Q52xi")
 _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_GET_INFO = 0xC040FF0B
@@ -19,7 +19,7 @@ _PIDFD_GET_INFO = 0xC040FF0B
 
 @dataclass(frozen=True)
 class Process:
-    """One process. `started` is in clock ticks since boot: with the pid it names a process for good."""
+    """One process. `started` is in clock ticks since boot; together with the pid it is unique."""
 
     pid: int
     parent: int
@@ -29,16 +29,16 @@ class Process:
 
     @property
     def is_gone(self) -> bool:
-        """Dead, though perhaps not yet reaped."""
+        """The process has exited; it may not be reaped yet."""
         return self.state in {"Z", "X", "x"}
 
 
 def read_process(pid: int) -> Process | None:
-    """The process with this id, or None where there is none."""
+    """The process with this id, or None if there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read().decode(errors="replace")
-        # The name stands in brackets and may hold brackets and spaces itself.
+        # The name is in parentheses and may itself contain parentheses and spaces.
         name = text[text.index("(") + 1 : text.rindex(")")]
         fields = text[text.rindex(")") + 2 :].split()
         return Process(pid, int(fields[1]), fields[0], int(fields[19]), name)
@@ -47,10 +47,10 @@ def read_process(pid: int) -> Process | None:
 
 
 def ending_signal(pid: int, descriptor: int | None = None) -> int | None:
-    """Which signal ended a process, 0 where none did; None where it is not over or nobody can tell any more.
+    """The signal that ended a process, 0 for a normal exit; None if it still runs or the status is unknown.
 
-    Its parent may have waited for it already: then only a descriptor opened before that still knows, and only
-    on a young kernel.
+    After the parent has reaped it, only a descriptor that was opened earlier provides the status, on Linux 6.15 or
+    newer.
     """
     status = _zombie_status(pid)
     if status is None and descriptor is not None:
@@ -68,7 +68,7 @@ def _zombie_status(pid: int) -> int | None:
 
 
 def _reaped_status(descriptor: int) -> int | None:
-    """By PIDFD_GET_INFO, which tells of the end of a process since Linux 6.15."""
+    """By PIDFD_GET_INFO, which provides the exit status since Linux 6.15."""
     answer = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, 0))
     try:
         fcntl.ioctl(descriptor, _PIDFD_GET_INFO, answer)
@@ -79,30 +79,30 @@ def _reaped_status(descriptor: int) -> int | None:
 
 
 def process_start(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot: tells it from a later one with the same id."""
+    """Start time in clock ticks since boot: distinguishes the process from a later one with the same id."""
     process = read_process(pid)
     return None if process is None else process.started
 
 
 def descendants(
-    root: int, spare: Iterable[int] = (), among: Iterable[Process] | None = None
+    root: int, exclude: Iterable[int] = (), among: Iterable[Process] | None = None
 ) -> list[Process]:
-    """All processes under `root`, zombies too, without those in `spare` and what is under them.
+    """All descendants of `root`, including zombies, without those in `exclude` and their descendants.
 
-    `among`: the processes to look at, where several questions are put to one table.
+    `among`: the process table to use, for callers that need several results from one table.
     """
     children: dict[int, list[Process]] = defaultdict(list)
     for process in all_processes() if among is None else among:
         children[process.parent].append(process)
-    spared = set(spare)
-    found: list[Process] = []
-    todo = [root]
-    while todo:
-        for process in children.pop(todo.pop(), []):
-            if process.pid not in spared:
-                found.append(process)
-                todo.append(process.pid)
-    return found
+    excluded = set(exclude)
+    result: list[Process] = []
+    pending = [root]
+    while pending:
+        for process in children.pop(pending.pop(), []):
+            if process.pid not in excluded:
+                result.append(process)
+                pending.append(process.pid)
+    return result
 
 
 def all_processes() -> list[Process]:
@@ -114,43 +114,45 @@ def all_processes() -> list[Process]:
     return [process for process in processes if process is not None]
 
 
-_CLOCK = "nanosleep"
-# Names that gloo and torch give to their threads.
-_BACKENDS = ("gloo", "pt_")
-TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+# The kernel function of a thread that sleeps on a timer.
+_TIMER_SLEEP = "nanosleep"
+# Prefixes of the thread names of gloo and torch.
+_BACKEND_THREADS = ("gloo", "pt_")
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
 class Activity:
-    """Counters of one rank's process. What cannot be read stays at 0, and so never moves."""
+    """Activity counters of one rank's process. Counters that cannot be read stay 0."""
 
-    # Of the training thread: processor time in ticks, how often it went to sleep, what it sleeps in.
+    # Of the training thread: processor time in ticks, voluntary context switches, kernel function it sleeps in.
     thread_ticks: int = 0
     thread_switches: int = 0
     sleeps_in: str = ""
-    # Of the process and all under it. Where threads are looked at, ddpcheck's own and those of the backends,
-    # which look for news a hundred times a second, are left out.
-    # Whether any sleeps by a clock, and so wakes by itself.
+    # Of the process and its descendants. Counters of threads exclude those of ddpcheck and of the backends, which
+    # poll a hundred times per second.
+    # Whether any thread sleeps on a timer, and so wakes up by itself.
     by_clock: bool = False
     ticks: int = 0
     switches: int = 0
     bytes: int = 0
 
 
-def read_activity(pid: int, thread: int, own: Collection[int], below: Iterable[Process]) -> Activity:
-    """The counters of the process `pid`, its training thread `thread` and the processes `below` it."""
+def read_activity(pid: int, thread: int, own: Collection[int], descendants: Iterable[Process]) -> Activity:
+    """The counters of the process `pid`, its training thread `thread` and its `descendants`. `own`: our threads."""
     folder = Path("/proc") / str(pid)
     task = folder / "task" / str(thread or pid)
-    families = [folder, *(Path("/proc") / str(process.pid) for process in below)]
+    folders = [folder, *(Path("/proc") / str(process.pid) for process in descendants)]
+    tasks = [each for process in folders for each in _tasks(process, own)]
     return Activity(
         thread_ticks=_ticks(task / "stat"),
         thread_switches=_switches(task / "status"),
         sleeps_in=_text(task / "wchan"),
-        # Children that were waited for count too: they come and go between two looks.
-        ticks=sum(_ticks(family / "stat", with_children=True) for family in families),
-        by_clock=any(_CLOCK in _text(task / "wchan") for family in families for task in _tasks(family, own)),
-        switches=sum(_switches(task / "status") for family in families for task in _tasks(family, own)),
-        bytes=sum(_bytes(family / "io") for family in families),
+        # Including reaped children, which may start and end between two samples.
+        ticks=sum(_ticks(each / "stat", with_children=True) for each in folders),
+        by_clock=any(_TIMER_SLEEP in _text(each / "wchan") for each in tasks),
+        switches=sum(_switches(each / "status") for each in tasks),
+        bytes=sum(_bytes(each / "io") for each in folders),
     )
 
 
@@ -159,14 +161,14 @@ def _tasks(folder: Path, own: Collection[int]) -> list[Path]:
         return [
             folder / "task" / name
             for name in os.listdir(folder / "task")
-            if name.isdigit() and int(name) not in own and not _is_of_backend(folder / "task" / name)
+            if name.isdigit() and int(name) not in own and not _is_backend_thread(folder / "task" / name)
         ]
     except OSError:
         return []
 
 
-def _is_of_backend(task: Path) -> bool:
-    return _text(task / "comm").startswith(_BACKENDS)
+def _is_backend_thread(task: Path) -> bool:
+    return _text(task / "comm").startswith(_BACKEND_THREADS)
 
 
 def _ticks(path: Path, *, with_children: bool = False) -> int:
@@ -177,16 +179,16 @@ def _ticks(path: Path, *, with_children: bool = False) -> int:
 
 
 def _switches(path: Path) -> int:
-    """Voluntary ones: a thread that is not waiting all the time has to wait anew now and then."""
-    return _named(path, "voluntary_ctxt_switches")
+    """Voluntary context switches: a thread that works between waits has some."""
+    return _field(path, "voluntary_ctxt_switches")
 
 
 def _bytes(path: Path) -> int:
-    """Read and written, by files and pipes; of sockets, what most programs send."""
-    return _named(path, "rchar") + _named(path, "wchar")
+    """Bytes read and written through files and pipes, and most writes to sockets."""
+    return _field(path, "rchar") + _field(path, "wchar")
 
 
-def _named(path: Path, name: str) -> int:
+def _field(path: Path, name: str) -> int:
     for line in _text(path).splitlines():
         key, _, value = line.partition(":")
         if key == name and value.strip().isdigit():

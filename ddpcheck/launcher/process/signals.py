@@ -1,4 +1,4 @@
-"""Takes the signals meant for the command while it runs, in the order they came."""
+"""Receives the signals meant for the command, and detects which of them the command received as well."""
 
 from __future__ import annotations
 
@@ -10,39 +10,44 @@ import sys
 from types import FrameType
 from typing import Any
 
-_WAIT_FOR_OUR_END = "import os; os.read(0, 1)"
+# Ends when ddpcheck closes the pipe or exits.
+_WAIT_FOR_DDPCHECK = "import os; os.read(0, 1)"
 
 
 class GroupSignalDetector:
-    """The bystander. It ends by itself when ddpcheck does, even by SIGKILL: its standard input closes."""
+    """Detects whether a signal went to the whole process group, by a child process that has all signals blocked.
+
+    A signal that is pending in the child was sent to the group, so the command has received it too. The child exits
+    when ddpcheck does, even after SIGKILL: its standard input closes.
+    """
 
     def __init__(self) -> None:
         self.pid = 0
-        self._lifeline = -1
-        self._begin()
+        self._pipe = -1
+        self._start()
 
-    def saw(self, number: int) -> bool:
-        """Whether the group got this signal too; a witness that has seen something is replaced."""
+    def group_received(self, number: int) -> bool:
+        """Whether the group received this signal. The child is then replaced, since the signal stays pending."""
         if not (self._pending() >> (number - 1)) & 1:
             return False
-        retired, lifeline = self.pid, self._lifeline
-        self._begin()
-        _dismiss(retired, lifeline)
+        previous, pipe = self.pid, self._pipe
+        self._start()
+        _end(previous, pipe)
         return True
 
     def close(self) -> None:
         if self.pid:
-            _dismiss(self.pid, self._lifeline)
+            _end(self.pid, self._pipe)
             self.pid = 0
 
-    def _begin(self) -> None:
-        read_end, self._lifeline = os.pipe()
+    def _start(self) -> None:
+        read_end, self._pipe = os.pipe()
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
             self.pid = os.posix_spawn(
                 sys.executable,
-                # No site, no environment: nothing of the user's, and nothing of ddpcheck's, runs in it.
-                [sys.executable, "-I", "-S", "-c", _WAIT_FOR_OUR_END],
+                # Without site and environment: no code of the user or of ddpcheck runs in it.
+                [sys.executable, "-I", "-S", "-c", _WAIT_FOR_DDPCHECK],
                 {},
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, read_end, 0),
@@ -52,8 +57,8 @@ class GroupSignalDetector:
                 setsigmask=signal.valid_signals(),
             )
         except OSError:
-            os.close(self._lifeline)
-            self.pid = 0  # no witness: every signal counts as sent to ddpcheck alone
+            os.close(self._pipe)
+            self.pid = 0  # without the child, every signal counts as sent to ddpcheck only
         finally:
             os.close(read_end)
             os.close(null)
@@ -67,16 +72,16 @@ class GroupSignalDetector:
         return pending if self.pid else 0
 
 
-def _dismiss(pid: int, lifeline: int) -> None:
-    os.close(lifeline)
+def _end(pid: int, pipe: int) -> None:
+    os.close(pipe)
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
-# Not taken: what cannot be, what reports a fault of this very process, and what only concerns its own reads,
-# writes and timers.
-_LEFT_ALONE = {
+# Signals that cannot be handled, that report a fault of this process, or that concern its own reads, writes and
+# timers.
+_NOT_HANDLED = {
     signal.SIGKILL,
     signal.SIGSTOP,
     signal.SIGSEGV,
@@ -98,7 +103,7 @@ _LEFT_ALONE = {
 
 
 class SignalInbox:
-    """Receives signals between `with` and its end; ignored ones (nohup, background jobs) stay ignored."""
+    """Context manager that receives signals. Ignored signals (nohup, background jobs) stay ignored."""
 
     def __enter__(self) -> SignalInbox:
         self._read_end, write_end = os.pipe()
@@ -107,14 +112,14 @@ class SignalInbox:
         os.set_blocking(write_end, False)
         self._poller = select.poll()
         self._poller.register(self._read_end, select.POLLIN)
-        # One byte a signal, written by the interpreter's own handler: nothing is lost while Python is busy.
+        # The interpreter writes one byte per signal: no signal is lost while Python is busy.
         self._wakeup_before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         self._before: dict[int, Any] = {}
-        for number in signal.valid_signals() - _LEFT_ALONE:
+        for number in signal.valid_signals() - _NOT_HANDLED:
             handler = signal.getsignal(number)
-            # None: set by something that is not Python, such as a sanitizer; not ours to take.
+            # None: installed by native code, such as a sanitizer; keep it.
             if handler is not None and (handler != signal.SIG_IGN or number == signal.SIGCHLD):
-                self._before[number] = signal.signal(number, _note)
+                self._before[number] = signal.signal(number, _ignore)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -125,7 +130,7 @@ class SignalInbox:
         os.close(self._write_end)
 
     def wait(self, seconds: float) -> list[int]:
-        """The signals that came, waiting up to `seconds` for the first."""
+        """The received signals, in their order; waits up to `seconds` for the first."""
         if not self._poller.poll(max(0.0, seconds) * 1000):
             return []
         try:
@@ -135,19 +140,19 @@ class SignalInbox:
 
 
 def stop_self() -> None:
-    """Stop as SIGTSTP would have stopped us, for the shell to see; returns when continued."""
+    """Stop this process as SIGTSTP does by default, visible to the shell; returns after SIGCONT."""
     handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTSTP)
     signal.signal(signal.SIGTSTP, handler)
 
 
 def signal_name(number: int) -> str:
-    """SIGTERM for 15, and so on; real-time signals by number."""
+    """For example SIGTERM for 15; SIG<number> for real-time signals."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"SIG{number}"
 
 
-def _note(number: int, frame: FrameType | None) -> None:
-    """The byte in the pipe is the message."""
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """The wakeup descriptor already delivers the signal."""

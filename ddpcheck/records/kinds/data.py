@@ -17,7 +17,7 @@ class BatchRecord(Record):
     # The optimizer step of the forward; None: the step has the same number as the forward.
     step: int | None = None
     digest: str = ""
-    # Number of distinct values behind the digest; 64 stands for many or unknown.
+    # Number of distinct values behind the digest; 64: many, or not known.
     variety: int = 64
     rows: int = 0
     # Labels that count in the loss, and tokens that are not padding, where the batch contains them.

@@ -9,8 +9,6 @@ from ddpcheck.records.registry import Record, record
 
 # Buffers that torch's normalisation layers update in each forward.
 NORM_STATISTICS = ("running_mean", "running_var")
-# `how` of buffer digests at the end of a job in which DDP does not broadcast buffers.
-BUFFERS_NOT_SYNCED = "left alone"
 
 
 class Stage(str, Enum):
@@ -41,14 +39,6 @@ class TensorKind(str, Enum):
     GRADIENTS = "gradients"
     # Parameters that DDP does not synchronise on the user's request.
     IGNORED = "ignored"
-
-
-class WriteWindow(str, Enum):
-    """The part of a step in which parameters were written outside the optimizer."""
-
-    BEFORE_FORWARD = "before the forward"
-    IN_FORWARD = "inside the forward"
-    AFTER_BACKWARD = "between backward and step"
 
 
 @record("digest")

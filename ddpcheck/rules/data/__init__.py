@@ -1,1 +1,1 @@
-"""data"""
+"""Rules about the data that ranks train on (3xx)."""

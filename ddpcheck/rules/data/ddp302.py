@@ -1,4 +1,4 @@
-"""DDP302: samples overlap between ranks, are missing, or ranks got uneven shares."""
+"""DDP302: samples overlap between ranks, are missing, or are split unevenly."""
 
 from __future__ import annotations
 
@@ -8,109 +8,125 @@ from ddpcheck.analysis.data.split import EpochSplit
 from ddpcheck.analysis.data.table import split_row
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.rules.rule import Need, Rule
 
-FIX = (
-    "Use a DistributedSampler with the same seed on every rank, num_replicas the number of ranks and rank "
-    "this rank's own, and let set_epoch get the same number everywhere."
+RULE = Rule(
+    code="DDP302",
+    severity=Severity.WARNING,
+    title="Samples overlap between ranks, are missing, or are split unevenly",
+    summary="samples overlap between ranks, are missing, or are unevenly distributed",
+    needs=(Need.DATA,),
 )
-MOST_ROWS = 5
-MOST_TOLD = 8
+
+_FIX = (
+    "Use a DistributedSampler with the same seed on every rank, num_replicas set to the number of ranks and rank to "
+    "this rank, and call set_epoch with the same number on every rank."
+)
+_MOST_ROWS = 5
+_MOST_RANKS = 8
 
 
-def find(case: RuleContext) -> list[Finding]:
-    return [finding for module in case.modules() for finding in _of_module(case, module)]
+def find(context: RuleContext) -> list[Finding]:
+    return [finding for module in context.modules() for finding in _of_module(context, module)]
 
 
-def _of_module(case: RuleContext, module: ModuleKey) -> list[Finding]:
-    # Equal batches are the graver side of the same mistake, and tell of it better.
-    if sameness(case.attempt.data.of(module)) is Sameness.DUPLICATED:
+def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
+    # DDP301 reports equal batches, which are a worse effect of the same mistake.
+    if sameness(context.attempt.data.of(module)) is Sameness.DUPLICATED:
         return []
-    apart = _other_data(case, module)
-    if apart:
-        return apart
-    wrong = [(split, problems) for split, problems in _judged(case, module) if problems]
-    solid = [
+    different_datasets = _different_datasets(context, module)
+    if different_datasets:
+        return different_datasets
+    wrong = [(split, problems) for split, problems in _with_problems(context, module) if problems]
+    certain = [
         (split, problems)
         for split, problems in wrong
         if split.same_data(len(module[0])) and split.known_sampler()
     ]
-    chosen = solid or wrong
+    chosen = certain or wrong
     if not chosen:
         return []
     split, problems = chosen[0]
-    doubt = "" if solid else " Right, if ranks have datasets of their own, or the sampler is meant to."
+    doubt = (
+        ""
+        if certain
+        else " This is correct if ranks have different datasets, or if the sampler does it on purpose."
+    )
     return [
-        case.finding(
-            "DDP302",
-            f"In epoch {split.epoch}, {_joined(problems)}; {len(chosen)} of "
-            f"{len(case.attempt.data.splits[module])} epochs are like this.{doubt}",
-            severity=Severity.WARNING if solid else Severity.NOTE,
+        context.finding(
+            RULE,
+            f"In epoch {split.epoch}, {_joined(problems)}. This affects {len(chosen)} of "
+            f"{len(context.attempt.data.splits[module])} epochs.{doubt}",
+            severity=None if certain else Severity.NOTE,
             module=module,
             step=split.step,
             stage="forward",
             ranks=tuple(sorted(split.passes)),
-            evidence={"data_split": [split_row(each) for each, _ in chosen[:MOST_ROWS]]},
+            evidence={"data_split": [split_row(each) for each, _ in chosen[:_MOST_ROWS]]},
             cause=_cause(split, len(module[0])),
-            fix=FIX,
+            fix=_FIX,
         )
     ]
 
 
-def _other_data(case: RuleContext, module: ModuleKey) -> list[Finding]:
-    """Each rank takes its share of another dataset: what the others would have taken of it is never seen."""
+def _different_datasets(context: RuleContext, module: ModuleKey) -> list[Finding]:
+    """Each rank takes its share of a different dataset, so the other shares of it are never used."""
     ranks = len(module[0])
-    chosen = [split for split in case.attempt.data.splits.get(module, []) if split.other_data(ranks)]
+    chosen = [split for split in context.attempt.data.splits.get(module, []) if split.other_data(ranks)]
     if not chosen:
         return []
     split = chosen[0]
     lengths = {str(rank): int(length) for rank, length in split.facts("length").items()}
     drew = split.per_rank
-    told = ", ".join(
-        f"rank {rank} {drew[rank]} of its {lengths[str(rank)]}" for rank in sorted(drew)[:MOST_TOLD]
+    counts = ", ".join(
+        f"rank {rank} {drew[rank]} of its {lengths[str(rank)]}" for rank in sorted(drew)[:_MOST_RANKS]
     )
     return [
-        case.finding(
-            "DDP302",
-            f"In epoch {split.epoch}, ranks drew from datasets that are not the same, each 1 of {ranks} samples of its "
-            f"own: {told}. The rest was not seen, or samples went to several ranks.",
-            severity=Severity.WARNING,
+        context.finding(
+            RULE,
+            f"In epoch {split.epoch}, ranks drew from different datasets, each 1 of {ranks} samples of its own: "
+            f"{counts}. The other samples were not used, or several ranks used the same samples.",
             module=module,
             step=split.step,
             stage="forward",
             ranks=tuple(sorted(split.passes)),
-            evidence={"data_split": [split_row(each) for each in chosen[:MOST_ROWS]], "lengths": lengths},
-            cause=f"a sampler deals one dataset out to {ranks} ranks, but the ranks hold different ones: already "
+            evidence={"data_split": [split_row(each) for each in chosen[:_MOST_ROWS]], "lengths": lengths},
+            cause=f"a sampler splits one dataset among {ranks} ranks, but the ranks hold different datasets: already "
             "split by rank, or cut or shuffled with another seed on each",
             fix="Split once. Give every rank the same dataset (random_split and shuffles with one seed everywhere) "
-            "and let DistributedSampler deal it out; or give each rank its own part, and shuffle that.",
+            "and let DistributedSampler split it; or give each rank its own part and shuffle that.",
         )
     ]
 
 
-def _judged(case: RuleContext, module: ModuleKey) -> list[tuple[EpochSplit, list[str]]]:
-    whole_world = len(module[0]) == case.attempt.world_size
-    joined = case.attempt.joined(module)
+def _with_problems(context: RuleContext, module: ModuleKey) -> list[tuple[EpochSplit, list[str]]]:
+    all_ranks = len(module[0]) == context.attempt.world_size
+    joined = context.attempt.joined(module)
     return [
-        (split, problems_of(split, whole_world, joined)) for split in case.attempt.data.splits.get(module, [])
+        (split, _problems(split, all_ranks, joined)) for split in context.attempt.data.splits.get(module, [])
     ]
 
 
-def problems_of(split: EpochSplit, whole_world: bool, joined: bool) -> list[str]:
-    """What is wrong with an epoch, in words; nothing where samplers pad, or leave out the last batch."""
+def _problems(split: EpochSplit, all_ranks: bool, joined: bool) -> list[str]:
+    """What is wrong with an epoch. Padding and a dropped last batch are not wrong."""
     if any(split.facts("replacement").values()):
         return []
     problems = []
-    # An estimate from every so-manieth sample is off by a few of them.
+    # Counts are estimated from every n-th sample, with an error of a few times n.
     error = 0 if split.exact else 4 * max(each.loader.stride for each in split.passes.values())
     padding = split.padding or 0
     allowed = max(len(split.passes) - 1, padding if padding <= split.global_batch else 0) + error
     about = "" if split.exact else "about "
     overlaps = split.overlap is not None and split.overlap > allowed
     if overlaps:
-        problems.append(f"{about}{split.overlap} of {split.samples} samples went to several ranks")
-    dealt = bool(split.one("replicas")) and whole_world
-    if split.missing is not None and split.missing > split.global_batch + error and (overlaps or dealt):
-        problems.append(f"{about}{split.missing} were left out")
+        problems.append(f"{about}{split.overlap} of {split.samples} samples were used by several ranks")
+    split_by_sampler = bool(split.one("replicas")) and all_ranks
+    if (
+        split.missing is not None
+        and split.missing > split.global_batch + error
+        and (overlaps or split_by_sampler)
+    ):
+        problems.append(f"{about}{split.missing} were not used")
     if split.complete and not joined and split.regular() and _uneven(split):
         shares = split.per_rank
         problems.append(f"ranks drew between {min(shares.values())} and {max(shares.values())} samples")
@@ -133,12 +149,12 @@ def _cause(split: EpochSplit, ranks: int) -> str:
         return f"no sampler splits the data among the ranks ({split.one('sampler') or 'several samplers'})"
     if len(set(split.facts("seed").values())) > 1:
         seeds = ", ".join(f"rank {rank}: {seed}" for rank, seed in list(split.facts("seed").items())[:8])
-        return f"the samplers' seeds differ ({seeds}), so each rank cuts its share from another order"
+        return f"the samplers' seeds differ ({seeds}), so each rank takes its share of a different order"
     if len({each.epoch.at for each in split.passes.values()}) > 1:
-        return "set_epoch got another number on some rank, so each rank cuts its share from another order"
+        return "set_epoch received another number on some rank, so each rank takes its share of a different order"
     if set(replicas.values()) != {ranks}:
-        told = " or ".join(sorted(map(str, set(replicas.values()))))
-        return f"samplers split the data among {told}, and {ranks} ranks train"
+        counts = " or ".join(sorted(map(str, set(replicas.values()))))
+        return f"samplers split the data among {counts}, but {ranks} ranks train"
     if len(set(split.facts("share").values())) < ranks:
-        return "several samplers take themselves for the same rank"
-    return "the samplers do not deal out one and the same order"
+        return "several samplers are configured as the same rank"
+    return "the samplers do not split the same order of samples"

@@ -1,30 +1,42 @@
-"""DDP303: every epoch came in the same order."""
+"""DDP303: every epoch used the same sample order."""
 
 from __future__ import annotations
 
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.data.collector import RepeatedOrder
 from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.rules.rule import Need, Rule, first_sentence
+
+RULE = Rule(
+    code="DDP303",
+    severity=Severity.WARNING,
+    title="Every epoch used the same sample order",
+    summary="every epoch has the same order",
+    needs=(Need.DATA,),
+    headline=first_sentence,
+)
 
 
-def find(case: RuleContext) -> list[Finding]:
+def find(context: RuleContext) -> list[Finding]:
     findings = []
-    modules = set(case.attempt.modules())
-    for (module, loader), repeats in sorted(case.attempt.data.repeats.items()):
+    modules = set(context.attempt.modules())
+    for (module, loader), repeats in sorted(context.attempt.data.repeats.items()):
         example = repeats.example
-        repeated = repeated_epochs(repeats)
-        # In a sequential order nothing was meant to change.
+        repeated = _repeated_epochs(repeats)
+        # A sequential order is the same in every epoch on purpose.
         if module not in modules or example is None or not repeated or not example.loader.shuffle:
             continue
-        at = example.epoch.at
-        stayed = f"the sampler's epoch stayed at {at}: set_epoch was not called"
-        cause = stayed if at is not None else "the order was drawn from the same seed again"
+        epoch = example.epoch.at
+        cause = (
+            "the order was drawn from the same seed again"
+            if epoch is None
+            else f"the sampler's epoch stayed at {epoch}: set_epoch was not called"
+        )
         findings.append(
-            case.finding(
-                "DDP303",
-                f"{len(repeated)} of {len(repeats.compared)} epochs came in the same order as the one before "
-                f"them, though {example.loader.sampler} shuffles; first in epoch {repeated[0]}.",
-                severity=Severity.WARNING,
+            context.finding(
+                RULE,
+                f"{len(repeated)} of {len(repeats.compared)} epochs used the same order as the epoch before, "
+                f"although {example.loader.sampler} shuffles. The first is epoch {repeated[0]}.",
                 module=module,
                 step=example.epoch.step,
                 stage="forward",
@@ -41,6 +53,6 @@ def find(case: RuleContext) -> list[Finding]:
     return findings
 
 
-def repeated_epochs(repeats: RepeatedOrder) -> list[int]:
-    """Epochs that no rank drew in another order than the epoch before."""
+def _repeated_epochs(repeats: RepeatedOrder) -> list[int]:
+    """Epochs that every rank drew in the same order as the epoch before."""
     return sorted(epoch for epoch, ranks in repeats.same.items() if ranks == repeats.compared[epoch])

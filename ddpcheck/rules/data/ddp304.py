@@ -3,39 +3,47 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.context import RuleContext
+from ddpcheck.analysis.data.same_batches import Sameness, sameness
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage
-from ddpcheck.rules.data import ddp301
+from ddpcheck.rules.rule import Need, Rule, first_sentence
 
-# One pair of equal gradients may be chance (a batch of one kind, a dead network); this many are not.
-_FEWEST = 2
+RULE = Rule(
+    code="DDP304",
+    severity=Severity.WARNING,
+    title="Local gradients are identical on several ranks",
+    summary="ranks computed bit-identical gradients",
+    needs=(Need.REDUCED_GRADIENTS,),
+    headline=first_sentence,
+    order=210.3,
+)
+
+# A single pair of equal gradients may be chance (a batch of one class, a dead network).
+_FEWEST_BACKWARDS = 2
 
 
-def find(case: RuleContext) -> list[Finding]:
-    # Where the batches themselves are known to be the same, that is the thing to say.
-    same_batches = {finding.module for finding in ddp301.find(case)}
+def find(context: RuleContext) -> list[Finding]:
     findings = []
-    for module in case.modules():
-        tally = case.attempt.gradients.tallies.get(module)
-        if tally is None or case.attempt.number(module) in same_batches:
+    for module in context.modules():
+        checks = context.attempt.gradients.tallies.get(module)
+        # DDP301 reports equal batches, which explain equal gradients.
+        if checks is None or sameness(context.attempt.data.of(module)) is not Sameness.NONE:
             continue
-        for ranks, count in sorted(tally.twins.items(), key=lambda item: -item[1])[:1]:
-            if count >= _FEWEST and 2 * count >= tally.checked:
-                findings.append(_finding(case, module, ranks, count, tally.checked))
+        for ranks, count in sorted(checks.identical.items(), key=lambda item: -item[1])[:1]:
+            if count >= _FEWEST_BACKWARDS and 2 * count >= checks.checked:
+                findings.append(_finding(context, module, ranks, count, checks.checked))
     return findings
 
 
 def _finding(
-    case: RuleContext, module: ModuleKey, ranks: tuple[int, ...], count: int, checked: int
+    context: RuleContext, module: ModuleKey, ranks: tuple[int, ...], count: int, checked: int
 ) -> Finding:
-    who = name_ranks(ranks)
-    return case.finding(
-        "DDP304",
-        f"{who[0].upper()}{who[1:]} computed the same gradients to the bit in {count} of {checked} backwards: the "
-        "work of all but one of them is lost.",
-        severity=Severity.WARNING,
+    return context.finding(
+        RULE,
+        f"{name_ranks(ranks).capitalize()} computed bit-identical gradients in {count} of {checked} backwards. "
+        "They duplicate each other's work.",
         module=module,
         stage=Stage.LOCAL.value,
         ranks=ranks,

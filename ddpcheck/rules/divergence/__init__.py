@@ -1,1 +1,1 @@
-"""divergence"""
+"""Rules about parameters, gradients and optimizers (2xx)."""

@@ -2,57 +2,78 @@
 
 from __future__ import annotations
 
+from ddpcheck.analysis.aggregate.agreement import Disagreement
+from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.divergence.nodes import apart_findings
-from ddpcheck.analysis.divergence.parameters import Divergence, divergence
+from ddpcheck.analysis.divergence.explain import Divergence, Explanation, Precedence
+from ddpcheck.analysis.divergence.nodes import node_findings
 from ddpcheck.analysis.evidence import of_disagreement
-from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage, TensorKind
+from ddpcheck.rules.rule import Location, Need, Rule
 
-_ANY = (
+RULE = Rule(
+    code="DDP201",
+    severity=Severity.ERROR,
+    title="Parameters diverged",
+    summary="parameters diverged: the first step and the elements",
+    needs=(Need.PARAMETERS,),
+    live=True,
+    replicas_diverge=True,
+    location=Location.STEP,
+    # After the rules that name a cause.
+    order=208.5,
+)
+
+_UNKNOWN = (
     "the update itself was not the same on every rank; most often gradients that were applied without being reduced (a "
     "forward through model.module, a backward under no_sync, an unused parameter)"
 )
-_FIX_ANY = (
-    "Call the DDP wrapper itself in the training loop, and let every backward that is followed by a step run outside "
+_FIX_UNKNOWN = (
+    "Call the DDP wrapper itself in the training loop, and run every backward that is followed by a step outside "
     "no_sync()."
 )
 _SAME_GRADIENTS = (
     "the update itself was not the same on every rank: all applied the same gradients with the same hyperparameters, "
-    "so what the optimizer keeps (momenta cleared or loaded on some rank), draws or computes with differs"
+    "so the optimizer's state (momenta cleared or loaded on one rank), random numbers or arithmetic differ"
 )
 _FIX_SAME_GRADIENTS = (
-    "Run again with --optimizer-state, which shows whether the optimizer's state differs before the step; clear or "
-    "load it on every rank alike, and let a step draw random numbers from a generator that is seeded alike."
+    "Run again with --optimizer-state, which shows whether the optimizer's state differs before the step. Clear or "
+    "load it on every rank, and draw random numbers inside a step from a generator with the same seed on every rank."
 )
 
 
-def find(case: RuleContext) -> list[Finding]:
-    parted = [divergence(case.attempt, module) for module in case.modules()]
-    found = [_finding(case, one) for one in parted if one is not None and one.code == "DDP201"]
-    return found + apart_findings(case, "DDP201")
+@RULE.explains_parameters(Precedence.UNEXPLAINED)
+def _unexplained(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation:
+    return Explanation()
 
 
-def _finding(case: RuleContext, parted: Divergence) -> Finding:
-    found = parted.found
-    evidence = of_disagreement(case.attempt, found, case.folder)
+def find(context: RuleContext) -> list[Finding]:
+    findings = [_finding(context, divergence) for divergence in context.diverged_parameters(RULE)]
+    return findings + node_findings(context, RULE, Stage.PARAMS)
+
+
+def _finding(context: RuleContext, divergence: Divergence) -> Finding:
+    first = divergence.first
+    evidence = of_disagreement(context.attempt, first, context.folder)
     differing = evidence["parameters"]
-    same = _same_gradients(case, parted)
-    return case.finding(
-        "DDP201",
-        f"After step {found.moment.step}, {differing['count']} of {differing['of']} parameters are no longer "
-        f"the same on all ranks; odd: {name_ranks(found.outlier_ranks())}. Before it they were equal to the bit.",
-        found=found,
+    same_gradients = _same_gradients(context, divergence)
+    return context.finding(
+        RULE,
+        f"Replicas diverge at step {divergence.step}: {differing['count']} of {differing['of']} parameters differ "
+        f"across ranks after it, and all were bit-identical before. Outlier: {name_ranks(first.outlier_ranks())}.",
+        disagreement=first,
         parameter=differing["names"][0] if differing["names"] else None,
         evidence=evidence,
-        cause=_SAME_GRADIENTS if same else _ANY,
-        fix=_FIX_SAME_GRADIENTS if same else _FIX_ANY,
+        cause=_SAME_GRADIENTS if same_gradients else _UNKNOWN,
+        fix=_FIX_SAME_GRADIENTS if same_gradients else _FIX_UNKNOWN,
     )
 
 
-def _same_gradients(case: RuleContext, parted: Divergence) -> bool:
-    """Whether all ranks are known to have applied the same gradients until the parting."""
-    moment = parted.found.moment
-    applied = case.attempt.agreement.stats_of(moment.module, Stage.APPLIED, TensorKind.GRADIENTS)
-    return bool(applied.compared) and (applied.first is None or applied.first.moment.step > moment.step)
+def _same_gradients(context: RuleContext, divergence: Divergence) -> bool:
+    """Whether all ranks are known to have applied the same gradients up to the divergence."""
+    module = divergence.first.moment.module
+    applied = context.attempt.agreement.stats_of(module, Stage.APPLIED, TensorKind.GRADIENTS)
+    return bool(applied.compared) and (applied.first is None or applied.first.moment.step > divergence.step)

@@ -2,34 +2,56 @@
 
 from __future__ import annotations
 
+from ddpcheck.analysis.aggregate.agreement import Disagreement
+from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.divergence.gradients import GradientDivergence
-from ddpcheck.analysis.divergence.stages import evidence_of, partings
-from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.divergence.explain import Divergence, Explanation, Precedence, gradient_evidence
+from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage
+from ddpcheck.rules.rule import Location, Need, Rule
+
+RULE = Rule(
+    code="DDP203",
+    severity=Severity.ERROR,
+    title="Reduced gradients differ across ranks",
+    summary="reduced gradients differ across ranks",
+    needs=(Need.REDUCED_GRADIENTS,),
+    live=True,
+    replicas_diverge=True,
+    location=Location.STEP,
+)
 
 
-def find(case: RuleContext) -> list[Finding]:
-    return [_finding(case, parted) for parted in partings(case, "DDP203")]
+@RULE.explains_gradients(Precedence.UNEXPLAINED)
+def _reduction(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation:
+    return Explanation(cause="the reduction did not give all ranks the same result")
 
 
-def _finding(case: RuleContext, parted: GradientDivergence) -> Finding:
-    found = parted.found
-    evidence = evidence_of(case, parted)
+def find(context: RuleContext) -> list[Finding]:
+    return [_finding(context, divergence) for divergence in context.diverged_gradients(RULE)]
+
+
+def _finding(context: RuleContext, divergence: Divergence) -> Finding:
+    first = divergence.first
+    evidence = gradient_evidence(context.attempt, divergence, context.folder)
     names = evidence["parameters"]["names"]
-    hooks = sorted({hook for rank in case.attempt.ranks.values() for hook in rank.hooks(found.moment.module)})
+    hooks = sorted(
+        {hook for rank in context.attempt.ranks.values() for hook in rank.hooks(first.moment.module)}
+    )
     if hooks:
         evidence["comm_hooks"] = hooks
-    return case.finding(
-        "DDP203",
-        f"At step {found.moment.step} DDP had finished its reduction, and the gradients it left are not the same on "
-        f"all ranks; odd: {name_ranks(found.outlier_ranks())}.",
-        found=found,
+    return context.finding(
+        RULE,
+        f"At step {divergence.step} the gradients differ across ranks after DDP finished its reduction. "
+        f"Outlier: {name_ranks(first.outlier_ranks())}.",
+        disagreement=first,
         stage=Stage.REDUCED.value,
         parameter=names[0] if names else None,
         evidence=evidence,
-        cause=parted.cause + (f"; a communication hook is at work: {', '.join(hooks)}" if hooks else ""),
-        fix="A communication hook must return the same on every rank. Without one, suspect memory or the network of "
-        "the odd rank: run it elsewhere, and check its hardware.",
+        cause=divergence.cause
+        + (f"; a communication hook is registered: {', '.join(hooks)}" if hooks else ""),
+        fix="A communication hook must return the same result on every rank. Without a hook, suspect the memory or "
+        "the network of the outlier: run it on another machine, and check its hardware.",
     )

@@ -1,4 +1,4 @@
-"""DDP205: gradients were changed differently on some rank between backward and step."""
+"""DDP205: gradients were changed differently across ranks between backward and step."""
 
 from __future__ import annotations
 
@@ -7,87 +7,119 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement
+from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.divergence.gradients import GradientDivergence
-from ddpcheck.analysis.divergence.stages import evidence_of, partings
-from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.divergence.explain import Divergence, Explanation, Precedence, gradient_evidence
+from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
+from ddpcheck.records.kinds.gradients import AppliedRecord
+from ddpcheck.rules.rule import Location, Need, Rule
 
-# Values of one tensor that must tell the same; fewer may do so by chance.
-LEAST = 3
-# Scaling rounds each value once: far less than this, in every format but fp8.
-SAME_FACTOR = 0.01
+RULE = Rule(
+    code="DDP205",
+    severity=Severity.ERROR,
+    title="Gradients were changed differently between backward and step",
+    summary="gradients were changed differently between backward and step",
+    needs=(Need.APPLIED_GRADIENTS,),
+    live=True,
+    replicas_diverge=True,
+    location=Location.STEP,
+)
 
-
-def how_changed(elements: Mapping[str, Any], odd: int, usual: int) -> str:
-    """What was done on rank `odd` that was not done on rank `usual`, in words; empty where it does not show."""
-    pairs = [
-        (float(said[str(odd)]), float(said[str(usual)]))
-        for said in (row["by_rank"] for row in elements.get("values", ()))
-        if isinstance(said.get(str(odd)), float) and isinstance(said.get(str(usual)), float)
-    ]
-    pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
-    if len(pairs) < LEAST:
-        return ""
-    return _zeroed(pairs, odd) or _clamped(pairs, odd) or _scaled(pairs, odd, usual)
-
-
-def _zeroed(pairs: Sequence[tuple[float, float]], odd: int) -> str:
-    return f"set to zero on rank {odd}" if all(ours == 0 for ours, _ in pairs) else ""
+# Values of one tensor that must show the same change; fewer may do so by chance.
+_FEWEST_VALUES = 3
+# Scaling rounds each value once, which changes the factor by far less than this in every format but fp8.
+_FACTOR_TOLERANCE = 0.01
 
 
-def _clamped(pairs: Sequence[tuple[float, float]], odd: int) -> str:
-    """All values that differ stand at one limit, on their own side of zero, and were beyond it."""
-    limit = abs(pairs[0][0])
-    at_limit = all(abs(ours) == limit and ours * theirs > 0 and abs(theirs) > limit for ours, theirs in pairs)
-    return f"clamped at {limit:.3g} on rank {odd}" if at_limit else ""
+@RULE.explains_gradients(Precedence.CHANGED_AFTER_REDUCTION)
+def _changed_after_reduction(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
+    """The reduction gave all ranks the same gradients, as far as sketches show it."""
+    applied = {rank: record for rank, record in first.digests.items() if isinstance(record, AppliedRecord)}
+    written = [rank for rank, record in applied.items() if record.moved]
+    step = first.moment.step
+    checks = attempt.gradients.tallies.get(module)
+    differed = checks is not None and checks.diverged is not None and checks.agreed_until < step
+    # Writes through .data leave no trace in version counters, but the result of the reduction was sketched.
+    agreed = checks is not None and any(begin <= step <= end for begin, end in checks.agreed)
+    if differed or not (written or agreed):
+        return None
+    cause = "gradients were written to between backward and step"
+    if 0 < len(written) < len(applied):
+        cause += f" on {name_ranks(written)} only"
+    return Explanation(cause=cause, evidence={"written_after_backward_on_ranks": written})
 
 
-def _scaled(pairs: Sequence[tuple[float, float]], odd: int, usual: int) -> str:
-    factors = sorted(ours / theirs for ours, theirs in pairs if theirs)
-    if len(factors) < LEAST or not factors[0] * factors[-1] > 0:
-        return ""
-    if abs(factors[-1] - factors[0]) > SAME_FACTOR * abs(factors[0]):
-        return ""
-    factor = factors[len(factors) // 2]
-    return f"scaled by different factors: rank {odd}'s are {factor:.3g} times those of rank {usual}"
+def find(context: RuleContext) -> list[Finding]:
+    return [_finding(context, divergence) for divergence in context.diverged_gradients(RULE)]
 
 
-def find(case: RuleContext) -> list[Finding]:
-    return [_finding(case, parted) for parted in partings(case, "DDP205")]
-
-
-def _finding(case: RuleContext, parted: GradientDivergence) -> Finding:
-    found = parted.found
-    evidence = evidence_of(case, parted)
+def _finding(context: RuleContext, divergence: Divergence) -> Finding:
+    first = divergence.first
+    evidence = gradient_evidence(context.attempt, divergence, context.folder)
     names = evidence["parameters"]["names"]
-    how = _how(found, evidence)
-    return case.finding(
-        "DDP205",
-        f"At step {found.moment.step} the reduction had left the same gradients on all ranks, but what the optimizer "
-        f"applies is not the same; odd: {name_ranks(found.outlier_ranks())}.",
-        found=found,
+    change = _change_between_ranks(first, evidence)
+    return context.finding(
+        RULE,
+        f"At step {divergence.step} the optimizer applies gradients that differ across ranks, although the reduction "
+        f"gave all ranks the same. Outlier: {name_ranks(first.outlier_ranks())}.",
+        disagreement=first,
         parameter=names[0] if names else None,
         evidence=evidence,
-        cause=f"{parted.cause}; {how}" if how else parted.cause,
-        fix="Clip, scale and mask gradients on every rank alike, by numbers that are equal everywhere: the norm of "
-        "the reduced gradient, not that of a rank's own loss or data.",
+        cause=f"{divergence.cause}; {change}" if change else divergence.cause,
+        fix="Clip, scale and mask gradients in the same way on every rank, by values that are equal on all ranks: "
+        "the norm of the reduced gradient, not that of a rank's own loss or data.",
     )
 
 
-def _how(found: Disagreement, evidence: dict[str, Any]) -> str:
-    """Seen from the largest group, or from a rank that changed nothing: what does another one hold?"""
+def _change_between_ranks(first: Disagreement, evidence: dict[str, Any]) -> str:
+    """Compares an outlier with the largest group, or with a rank that did not write to its gradients."""
     elements = evidence.get("elements", {})
-    # Values of a later step show what came of it, not what was done.
-    if elements.get("step") != found.moment.step:
+    # Values of a later step show the consequences, not the change.
+    if elements.get("step") != first.moment.step:
         return ""
-    wrote = evidence["written_after_backward_on_ranks"]
-    # Values are kept by those that were in time.
+    written = evidence["written_after_backward_on_ranks"]
+    # Only ranks that noticed the disagreement in time kept values.
     kept = {rank for row in elements["values"] for rank in row["by_rank"]}
-    sides = [[rank for rank in ranks if str(rank) in kept] for _, ranks in found.groups()]
-    shown = [ranks for ranks in sides if ranks]
-    if len(shown) < 2:
+    groups = [[rank for rank in ranks if str(rank) in kept] for _, ranks in first.groups()]
+    groups = [ranks for ranks in groups if ranks]
+    if len(groups) < 2:
         return ""
-    usual = next((rank for ranks in shown for rank in ranks if rank not in wrote), shown[0][0])
-    odd = next(ranks[0] for ranks in shown if usual not in ranks)
-    return how_changed(elements, odd, usual)
+    reference = next((rank for ranks in groups for rank in ranks if rank not in written), groups[0][0])
+    outlier = next(ranks[0] for ranks in groups if reference not in ranks)
+    return describe_change(elements, outlier, reference)
+
+
+def describe_change(elements: Mapping[str, Any], outlier: int, reference: int) -> str:
+    """What changed the values of rank `outlier` relative to rank `reference`; empty if no simple change explains it."""
+    pairs = [
+        (float(values[str(outlier)]), float(values[str(reference)]))
+        for values in (row["by_rank"] for row in elements.get("values", ()))
+        if isinstance(values.get(str(outlier)), float) and isinstance(values.get(str(reference)), float)
+    ]
+    pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
+    if len(pairs) < _FEWEST_VALUES:
+        return ""
+    return _zeroed(pairs, outlier) or _clamped(pairs, outlier) or _scaled(pairs, outlier, reference)
+
+
+def _zeroed(pairs: Sequence[tuple[float, float]], outlier: int) -> str:
+    return f"set to zero on rank {outlier}" if all(own == 0 for own, _ in pairs) else ""
+
+
+def _clamped(pairs: Sequence[tuple[float, float]], outlier: int) -> str:
+    """All values that differ have the same magnitude, keep their sign, and were larger before."""
+    limit = abs(pairs[0][0])
+    clamped = all(abs(own) == limit and own * other > 0 and abs(other) > limit for own, other in pairs)
+    return f"clamped at {limit:.3g} on rank {outlier}" if clamped else ""
+
+
+def _scaled(pairs: Sequence[tuple[float, float]], outlier: int, reference: int) -> str:
+    factors = sorted(own / other for own, other in pairs if other)
+    if len(factors) < _FEWEST_VALUES or not factors[0] * factors[-1] > 0:
+        return ""
+    if abs(factors[-1] - factors[0]) > _FACTOR_TOLERANCE * abs(factors[0]):
+        return ""
+    factor = factors[len(factors) // 2]
+    return f"scaled by different factors: rank {outlier}'s values are {factor:.3g} times those of rank {reference}"

@@ -2,83 +2,147 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.aggregate.agreement import groups_of, outlier_ranks
+from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of, outlier_ranks
+from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.divergence.optimizers import made_anew
-from ddpcheck.analysis.divergence.parameters import Divergence, divergence
+from ddpcheck.analysis.divergence.explain import Divergence, Explanation, Precedence
+from ddpcheck.analysis.divergence.optimizers import recreated_optimizer
 from ddpcheck.analysis.evidence import of_disagreement
-from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.report import RankStatus
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.kinds.digests import Stage
+from ddpcheck.records.kinds.digests import Stage, TensorKind
+from ddpcheck.records.kinds.gradients import AppliedRecord
+from ddpcheck.rules.rule import Location, Rule
 
-FIX = (
+RULE = Rule(
+    code="DDP207",
+    severity=Severity.ERROR,
+    title="Ranks took a different number of steps",
+    summary="ranks took a different number of steps",
+    replicas_diverge=True,
+    location=Location.STEP,
+)
+
+_FIX = (
     "Let all ranks decide together whether to step (reduce the flag first), give every rank the same number "
     "of batches, or train inside DDP's join()."
 )
 
 
-def find(case: RuleContext) -> list[Finding]:
-    return [finding for module in case.modules() for finding in _of_module(case, module)]
+@RULE.explains_parameters(Precedence.SKIPPED_STEP)
+def _skipped_step(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
+    """Ranks ran a different number of forwards before the same step: a rank skipped a step or took an extra one."""
+    root = attempt.agreement.forwards.get(module)
+    # A skipped step makes the parameters diverge at once; an older difference has other reasons.
+    if root is None or root.moment.step != first.moment.step or attempt.joined(module):
+        return None
+    cause, ranks = _by_reductions(attempt, module, root) or _by_majority(root)
+    forwards = {str(rank): record.forward for rank, record in root.digests.items()}
+    return Explanation(cause=cause, root=root, evidence={"forwards_before_step": forwards}, ranks=ranks)
 
 
-def _of_module(case: RuleContext, module: ModuleKey) -> list[Finding]:
-    parted = divergence(case.attempt, module)
-    if parted is not None and parted.code == "DDP207":
-        return [_left_out(case, parted)]
-    # With an optimizer made anew on some rank each counts for itself; DDP206 tells.
-    if case.attempt.joined(module) or made_anew(case.attempt, module) is not None:
-        return []
-    return _totals(case, module)
+def _by_reductions(
+    attempt: Attempt, module: ModuleKey, root: Disagreement
+) -> tuple[str, tuple[int, ...]] | None:
+    """All ranks reduce together. A rank that applies more reductions at once skipped a step; one that applies none
+    took an extra step."""
+    applied = attempt.agreement.stats_of(module, Stage.APPLIED, TensorKind.GRADIENTS).first
+    if applied is None:
+        return None
+    if (applied.moment.step, applied.moment.optimizer) != (root.moment.step, root.moment.optimizer):
+        return None
+    reductions = {
+        rank: record.synced for rank, record in applied.digests.items() if isinstance(record, AppliedRecord)
+    }
+    fewest = min(reductions.values())
+    if fewest == max(reductions.values()):
+        return None
+    ranks = tuple(
+        sorted(rank for rank, count in reductions.items() if (count == 0 if fewest == 0 else count > fewest))
+    )
+    return f"a step was {'added' if fewest == 0 else 'skipped'} on {name_ranks(ranks)}", ranks
 
 
-def _left_out(case: RuleContext, parted: Divergence) -> Finding:
-    root = parted.root or parted.found
+def _by_majority(root: Disagreement) -> tuple[str, tuple[int, ...]]:
+    """The outliers skipped or added a step; all ranks if there is no majority."""
     forwards = {rank: record.forward or 0 for rank, record in root.digests.items()}
     groups = groups_of({rank: str(count) for rank, count in forwards.items()})
-    told = "; ".join(f"{name_ranks(ranks)}: {count}" for count, ranks in groups)
-    evidence = {**parted.evidence, **of_disagreement(case.attempt, parted.found, case.folder)}
-    return case.finding(
-        "DDP207",
-        f"Step {root.moment.step} came after another number of forwards on some rank ({told}): {parted.cause}, "
-        "and the parameters part with it.",
-        found=parted.found,
-        ranks=parted.ranks,
-        evidence=evidence,
-        cause=parted.cause,
-        fix=FIX,
+    outliers = outlier_ranks([ranks for _, ranks in groups])
+    skipped = tuple(rank for rank in outliers if forwards[rank] > min(forwards.values()))
+    added = tuple(rank for rank in outliers if forwards[rank] < max(forwards.values()))
+    if len(outliers) < len(forwards) and skipped and not added:
+        return f"a step was skipped on {name_ranks(skipped)}", outliers
+    if len(outliers) < len(forwards) and added and not skipped:
+        return f"a step was added on {name_ranks(added)}", outliers
+    return f"a step was skipped on {name_ranks(skipped)}, or added on {name_ranks(added)}", outliers
+
+
+def find(context: RuleContext) -> list[Finding]:
+    return [finding for module in context.modules() for finding in _of_module(context, module)]
+
+
+def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
+    divergence = context.divergence(module).parameters
+    if divergence is not None and divergence.code == RULE.code:
+        return [_diverged(context, divergence)]
+    # A recreated optimizer counts its steps from zero; DDP206 reports it.
+    if context.attempt.joined(module) or recreated_optimizer(context.attempt, module) is not None:
+        return []
+    return _totals(context, module)
+
+
+def _diverged(context: RuleContext, divergence: Divergence) -> Finding:
+    root = divergence.root or divergence.first
+    groups = groups_of({rank: str(record.forward or 0) for rank, record in root.digests.items()})
+    counts = "; ".join(f"{name_ranks(ranks)}: {count}" for count, ranks in groups)
+    return context.finding(
+        RULE,
+        f"Replicas diverge at step {root.moment.step}: {divergence.cause}. "
+        f"Ranks ran a different number of forwards before this step ({counts}).",
+        disagreement=divergence.first,
+        ranks=divergence.ranks,
+        evidence={
+            **divergence.evidence,
+            **of_disagreement(context.attempt, divergence.first, context.folder),
+        },
+        cause=divergence.cause,
+        fix=_FIX,
     )
 
 
-def _totals(case: RuleContext, module: ModuleKey) -> list[Finding]:
-    """Only ranks that ended on their own count: one that was stopped could not take its last steps."""
-    finished = {row.rank for row in case.with_status(RankStatus.FINISHED)}
+def _totals(context: RuleContext, module: ModuleKey) -> list[Finding]:
+    """Compares totals only if all ranks finished: a rank that was stopped could not take its last steps."""
+    finished = {row.rank for row in context.with_status(RankStatus.FINISHED)}
     if not set(module[0]) <= finished:
         return []
-    if not all(case.attempt.ranks[rank].counts_steps for rank in module[0]):
+    if not all(context.attempt.ranks[rank].counts_steps for rank in module[0]):
         return []
     optimizers = {
-        o for data in case.attempt.of_module(module).values() for key, o in data.steps if key == module
+        optimizer
+        for data in context.attempt.of_module(module).values()
+        for key, optimizer in data.steps
+        if key == module
     }
     findings = []
     for optimizer in sorted(optimizers):
-        steps = {rank: case.attempt.ranks[rank].steps.get((module, optimizer), 0) for rank in module[0]}
+        steps = {rank: context.attempt.ranks[rank].steps.get((module, optimizer), 0) for rank in module[0]}
         groups = groups_of({rank: str(count) for rank, count in steps.items()})
         if len(groups) < 2:
             continue
-        told = "; ".join(f"{name_ranks(ranks)}: {count}" for count, ranks in groups)
+        counts = "; ".join(f"{name_ranks(ranks)}: {count}" for count, ranks in groups)
         findings.append(
-            case.finding(
-                "DDP207",
-                f"Ranks took a different number of optimizer steps ({told}).",
+            context.finding(
+                RULE,
+                f"Ranks took a different number of optimizer steps ({counts}).",
                 module=module,
                 step=min(steps.values()),
                 stage=Stage.PARAMS.value,
                 ranks=outlier_ranks([ranks for _, ranks in groups]),
                 evidence={"steps": {str(rank): count for rank, count in steps.items()}},
-                cause="some ranks stepped more often than others",
-                fix=FIX,
+                cause="some ranks took more steps than others",
+                fix=_FIX,
             )
         )
     return findings

@@ -2,44 +2,133 @@
 
 from __future__ import annotations
 
+from ddpcheck.analysis.aggregate.agreement import Disagreement
+from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.divergence.parameters import Divergence, divergence, writers
-from ddpcheck.analysis.evidence import of_disagreement
-from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.divergence.explain import SYNCED, Divergence, Explanation, Precedence
+from ddpcheck.analysis.evidence import differing_tensors, of_disagreement
+from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.analysis.reason_text import reason_text
 from ddpcheck.formatting import name_ranks
+from ddpcheck.records.kinds.digests import DigestRecord
+from ddpcheck.records.reasons import WriteWindow, is_stored_as
+from ddpcheck.rules.rule import Location, Need, Rule
+
+RULE = Rule(
+    code="DDP208",
+    severity=Severity.ERROR,
+    title="Parameters were written outside the optimizer step",
+    summary="parameters were written outside the optimizer step, differently across ranks",
+    needs=(Need.PARAMETERS,),
+    live=True,
+    replicas_diverge=True,
+    location=Location.STEP,
+)
+
+_FIX = (
+    "Load checkpoints on every rank (or before wrapping), and compute moving averages and manual updates from values "
+    "that were reduced or broadcast first. Gradients of loss.backward() after a forward through the wrapper are "
+    "reduced; those of autograd.grad are not."
+)
 
 
-def find(case: RuleContext) -> list[Finding]:
-    parted = [divergence(case.attempt, module) for module in case.modules()]
-    return [_finding(case, one) for one in parted if one is not None and one.code == "DDP208"]
+@RULE.explains_parameters(Precedence.WRITTEN_OUTSIDE_STEP)
+def _written(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
+    root = attempt.agreement.rewritten.get(module)
+    if root is None or root.moment.step > first.moment.step:
+        return None
+    return Explanation(cause=f"written {_when(attempt, root)}, {_by_which_ranks(root)}", root=root)
 
 
-def _finding(case: RuleContext, parted: Divergence) -> Finding:
-    found, root = parted.found, parted.root or parted.found
-    evidence = {**parted.evidence, **of_disagreement(case.attempt, found, case.folder)}
+def _when(attempt: Attempt, root: Disagreement) -> str:
+    module = root.moment.module
+    ranks = attempt.of_module(module).values()
+    windows = {rank.writes[module] for rank in ranks if module in rank.writes}
+    window = windows.pop() if len(windows) == 1 else ""
+    if window and not is_stored_as(window, WriteWindow.BEFORE_FORWARD):
+        return reason_text(window)
+    return "between two steps" if root.moment.step > 0 else "between wrapping and the first step"
+
+
+def _by_which_ranks(root: Disagreement) -> str:
+    ranks = _writers(root)
+    if set(ranks) == set(root.moment.module[0]):
+        return "on all ranks but differently"
+    return f"by {name_ranks(ranks)} only"
+
+
+def _writers(root: Disagreement) -> tuple[int, ...]:
+    """The ranks that wrote to their parameters before a step; the digests of the others are of the step before."""
+    return tuple(sorted(rank for rank, record in root.digests.items() if record.stage == root.moment.stage))
+
+
+@RULE.explains_parameters(Precedence.NO_OPTIMIZER)
+def _no_optimizer(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
+    """No step of a torch optimizer was observed: the job updates its parameters itself."""
+    if first.moment.optimizer >= 0:
+        return None
+    backwards = {
+        rank: reason_text(record.how)
+        for rank, record in first.digests.items()
+        if isinstance(record, DigestRecord)
+    }
+    not_reduced = {rank: how for rank, how in backwards.items() if how not in ("", SYNCED)}
+    cause = "updated outside optimizer.step()"
+    if not_reduced:
+        how = not_reduced[min(not_reduced)]
+        how = "no backward() ran before the update" if how == "none" else how
+        cause += f" from gradients that DDP did not reduce: {how}"
+    return Explanation(
+        cause=cause, evidence={"last_backward": {str(rank): how for rank, how in backwards.items()}}
+    )
+
+
+@RULE.explains_parameters(Precedence.FROZEN_PARAMETERS)
+def _frozen(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
+    """An optimizer step cannot make parameters diverge that no optimizer holds."""
+    differing = differing_tensors(attempt, first)
+    stepped = {
+        index
+        for rank in attempt.of_module(module).values()
+        for (_, key), record in rank.optimizers.items()
+        if key == module
+        for group in record.groups
+        for index in group
+    }
+    if not stepped or not differing or any(index in stepped for index in differing):
+        return None
+    return Explanation(cause="no optimizer steps these parameters")
+
+
+def find(context: RuleContext) -> list[Finding]:
+    return [_finding(context, divergence) for divergence in context.diverged_parameters(RULE)]
+
+
+def _finding(context: RuleContext, divergence: Divergence) -> Finding:
+    first, root = divergence.first, divergence.root or divergence.first
+    evidence = {**divergence.evidence, **of_disagreement(context.attempt, first, context.folder)}
     names = evidence["parameters"]["names"]
-    if parted.root is not None:
-        wrote = writers(root)
-        evidence["rewritten_on_ranks"] = list(wrote)
-        told = (
-            f"Before step {root.moment.step} and outside any optimizer, {name_ranks(wrote)} wrote to the "
-            "parameters, and not all ranks hold the same since."
+    if divergence.root is not None:
+        writers = _writers(root)
+        evidence["rewritten_on_ranks"] = list(writers)
+        message = (
+            f"Replicas diverge before step {root.moment.step}: {name_ranks(writers)} wrote to the parameters outside "
+            "any optimizer."
         )
     else:
-        told = (
-            f"At step {found.moment.step} {evidence['parameters']['count']} parameters differ that no "
-            f"optimizer steps: something else wrote to them; odd: {name_ranks(found.outlier_ranks())}."
+        message = (
+            f"At step {first.moment.step}, {evidence['parameters']['count']} parameters differ across ranks although "
+            f"no optimizer steps them: other code wrote to them. Outlier: {name_ranks(first.outlier_ranks())}."
         )
-    return case.finding(
-        "DDP208",
-        told,
-        found=root,
+    return context.finding(
+        RULE,
+        message,
+        disagreement=root,
         step=root.moment.step,
         parameter=names[0] if names else None,
-        ranks=root.outlier_ranks() if len(root.groups()) > 1 else found.outlier_ranks(),
+        ranks=root.outlier_ranks() if len(root.groups()) > 1 else first.outlier_ranks(),
         evidence=evidence,
-        cause=parted.cause,
-        fix="Load checkpoints on every rank (or before wrapping), and compute moving averages and hand-made "
-        "updates from values that were reduced or broadcast first: the gradients that loss.backward() leaves after "
-        "a forward through the wrapper are, those of autograd.grad are not.",
+        cause=divergence.cause,
+        fix=_FIX,
     )

@@ -7,131 +7,138 @@ from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of, outlier_ranks
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.divergence.nodes import apart_findings
+from ddpcheck.analysis.divergence.nodes import node_findings
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.kinds.digests import (
-    BUFFERS_NOT_SYNCED,
-    NORM_STATISTICS,
-    DigestRecord,
-    Stage,
-    TensorKind,
+from ddpcheck.records.kinds.digests import NORM_STATISTICS, DigestRecord, Stage, TensorKind
+from ddpcheck.records.reasons import BufferState, is_stored_as
+from ddpcheck.rules.rule import Location, Need, Rule
+
+RULE = Rule(
+    code="DDP210",
+    severity=Severity.ERROR,
+    title="Buffers differ after synchronisation",
+    summary="buffers differ after synchronisation",
+    needs=(Need.BUFFERS_AFTER_WRAPPING, Need.SYNCHRONISED_BUFFERS),
+    live=True,
+    replicas_diverge=True,
+    location=Location.STEP,
 )
 
 
-def find(case: RuleContext) -> list[Finding]:
+def find(context: RuleContext) -> list[Finding]:
     findings = []
-    for module in case.modules():
-        findings += _names(case, module) or _values(case, module) or _at_the_end(case, module)
-    return findings + apart_findings(case, "DDP210")
+    for module in context.modules():
+        findings += _names(context, module) or _values(context, module) or _at_the_end(context, module)
+    return findings + node_findings(context, RULE, Stage.BUFFERS)
 
 
-def _names(case: RuleContext, module: ModuleKey) -> list[Finding]:
+def _names(context: RuleContext, module: ModuleKey) -> list[Finding]:
     names = {
         rank: [str(row[0]) for row in data.as_wrapped[module].buffers]
-        for rank, data in case.attempt.of_module(module).items()
+        for rank, data in context.attempt.of_module(module).items()
     }
     groups = [ranks for _, ranks in groups_of({rank: "\n".join(each) for rank, each in names.items()})]
     if len(groups) < 2:
         return []
-    usual, other = names[groups[0][0]], names[groups[1][0]]
-    place = next(i for i, (a, b) in enumerate(zip_longest(usual, other)) if a != b)
-    at_place = {ranks: (*names[ranks[0]][place:], "not there")[0] for ranks in groups}
+    majority, other = names[groups[0][0]], names[groups[1][0]]
+    index = next(i for i, (a, b) in enumerate(zip_longest(majority, other)) if a != b)
+    at_index = {ranks: (*names[ranks[0]][index:], "missing")[0] for ranks in groups}
     return [
-        case.finding(
-            "DDP210",
-            f"Buffers stand in another order on {name_ranks(groups[1])}: number {place} is "
-            f"{at_place[groups[0]]} on {name_ranks(groups[0])} and {at_place[groups[1]]} on "
+        context.finding(
+            RULE,
+            f"Buffers have another order on {name_ranks(groups[1])}: number {index} is "
+            f"{at_index[groups[0]]} on {name_ranks(groups[0])} and {at_index[groups[1]]} on "
             f"{name_ranks(groups[1])}. DDP copies them by position.",
             module=module,
             stage=Stage.INIT_BEFORE.value,
-            parameter=(usual[place:] or other[place:])[0],
+            parameter=(majority[index:] or other[index:])[0],
             ranks=outlier_ranks(groups),
             evidence={
-                "position": place,
-                "names": {name_ranks(ranks): at_place[ranks] for ranks in groups[:4]},
+                "position": index,
+                "names": {name_ranks(ranks): at_index[ranks] for ranks in groups[:4]},
             },
             cause="buffers mapped to different names",
             fix="Register buffers in the same order on every rank: iterate over lists or sorted names, never "
-            "sets.",
+            "over sets.",
         )
     ]
 
 
-def _values(case: RuleContext, module: ModuleKey) -> list[Finding]:
-    found = case.attempt.agreement.stats_of(module, Stage.BUFFERS, TensorKind.BUFFERS).first
-    if found is None:
+def _values(context: RuleContext, module: ModuleKey) -> list[Finding]:
+    first = context.attempt.agreement.stats_of(module, Stage.BUFFERS, TensorKind.BUFFERS).first
+    if first is None:
         return []
-    evidence = of_disagreement(case.attempt, found, case.folder)
+    evidence = of_disagreement(context.attempt, first, context.folder)
     differing = evidence["parameters"]
     names = differing["names"]
     return [
-        case.finding(
-            "DDP210",
-            f"Right after DDP had synchronised the buffers, at synchronisation {found.moment.step}, "
-            f"{differing['count']} of {differing['of']} were not the same on all ranks; odd: "
-            f"{name_ranks(found.outlier_ranks())}.",
-            found=found,
+        context.finding(
+            RULE,
+            f"After DDP synchronised the buffers (synchronisation {first.moment.step}), {differing['count']} of "
+            f"{differing['of']} differ across ranks. Outlier: {name_ranks(first.outlier_ranks())}.",
+            disagreement=first,
             parameter=names[0] if names else None,
             evidence=evidence,
-            cause="the synchronisation did not reach these buffers",
-            fix="Register the buffers before wrapping and the same way on every rank, and do not replace "
-            "DDP's buffer hooks by ones that leave buffers out.",
+            cause="the synchronisation did not include these buffers",
+            fix="Register the buffers before wrapping and in the same way on every rank, and do not replace "
+            "DDP's buffer hooks with ones that skip buffers.",
         )
     ]
 
 
-def _at_the_end(case: RuleContext, module: ModuleKey) -> list[Finding]:
-    """Only ranks that wrote to buffers after their last step speak here: rank 0 may do so alone, and save."""
-    found = case.attempt.agreement.stats_of(module, Stage.BUFFERS_END, TensorKind.BUFFERS).first
-    # Models that have parted measure different statistics; why they parted is told elsewhere.
+def _at_the_end(context: RuleContext, module: ModuleKey) -> list[Finding]:
+    """Compares ranks that wrote to buffers after their last step: rank 0 may do so alone, to save them."""
+    first = context.attempt.agreement.stats_of(module, Stage.BUFFERS_END, TensorKind.BUFFERS).first
+    # Diverged models rightly measure different statistics; other rules report the divergence.
     if (
-        found is None
-        or case.attempt.agreement.stats_of(module, Stage.PARAMS, TensorKind.PARAMETERS).first is not None
+        first is None
+        or context.attempt.agreement.stats_of(module, Stage.PARAMS, TensorKind.PARAMETERS).first is not None
     ):
         return []
-    evidence = of_disagreement(case.attempt, found, case.folder)
+    evidence = of_disagreement(context.attempt, first, context.folder)
     differing = evidence["parameters"]
     names = differing["names"]
-    said = [record for record in found.digests.values() if isinstance(record, DigestRecord)]
-    if any(record.how == BUFFERS_NOT_SYNCED for record in said):
-        # Ranks that left at different moments rightly hold something else.
-        together = len({record.forward for record in said}) == 1
-        return [_left_alone(case, found, evidence)] if together else []
-    # Other buffers may be a rank's own notes.
-    measured = any(name.rpartition(".")[2] in NORM_STATISTICS for name in names)
+    records = [record for record in first.digests.values() if isinstance(record, DigestRecord)]
+    if any(is_stored_as(record.how, BufferState.NOT_SYNCED) for record in records):
+        # Ranks that ended at different forwards rightly hold different buffers.
+        same_forward = len({record.forward for record in records}) == 1
+        return [_not_synchronised(context, first, evidence)] if same_forward else []
+    # Other buffers may be private to a rank.
+    statistics = any(name.rpartition(".")[2] in NORM_STATISTICS for name in names)
     return [
-        case.finding(
-            "DDP210",
-            f"After the last step {name_ranks(tuple(found.digests))} wrote to buffers, and "
-            f"{differing['count']} of {differing['of']} ended up different; odd: {name_ranks(found.outlier_ranks())}. "
-            "Each rank evaluates another model, and a checkpoint depends on who writes it.",
-            severity=Severity.WARNING if measured else Severity.NOTE,
-            found=found,
+        context.finding(
+            RULE,
+            f"{name_ranks(tuple(first.digests)).capitalize()} wrote to buffers after the last step, and "
+            f"{differing['count']} of {differing['of']} now differ across ranks. Outlier: "
+            f"{name_ranks(first.outlier_ranks())}. Each rank evaluates a different model, and a checkpoint depends on "
+            "the rank that saves it.",
+            severity=Severity.WARNING if statistics else Severity.NOTE,
+            disagreement=first,
             parameter=names[0] if names else None,
             evidence=evidence,
             cause="buffers were written after the last training step, on each rank from its own data",
-            fix="Average the statistics over all ranks (all_reduce them) once they are recomputed, or broadcast "
+            fix="Average the statistics over all ranks (all_reduce) after you recompute them, or broadcast "
             "rank 0's.",
         )
     ]
 
 
-def _left_alone(case: RuleContext, found: Disagreement, evidence: dict[str, Any]) -> Finding:
+def _not_synchronised(context: RuleContext, first: Disagreement, evidence: dict[str, Any]) -> Finding:
     differing = evidence["parameters"]
     names = differing["names"]
-    return case.finding(
-        "DDP210",
-        f"DDP was told to leave buffers alone, and {differing['count']} of {differing['of']} are not the same on all "
-        f"ranks at the end, apart from statistics of normalisation; odd: {name_ranks(found.outlier_ranks())}. Each "
-        "rank evaluates another model, and a checkpoint depends on who writes it.",
+    return context.finding(
+        RULE,
+        f"DDP does not synchronise buffers here, and {differing['count']} of {differing['of']} differ across ranks at "
+        f"the end, not counting normalisation statistics. Outlier: {name_ranks(first.outlier_ranks())}. Each rank "
+        "evaluates a different model, and a checkpoint depends on the rank that saves it.",
         severity=Severity.NOTE,
-        found=found,
+        disagreement=first,
         parameter=names[0] if names else None,
         evidence=evidence,
         cause="broadcast_buffers=False, and buffers that each rank updates from its own data",
         fix="Update them from values that were reduced or gathered first (a codebook by all_reduce of its sums, a "
-        "queue by all_gather of its keys). Nothing, if they are meant to be each rank's own.",
+        "queue by all_gather of its keys). Nothing, if each rank is meant to have its own buffers.",
     )

@@ -1,1 +1,1 @@
-"""job"""
+"""Rules about the job and its ranks (6xx)."""

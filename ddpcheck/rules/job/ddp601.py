@@ -3,49 +3,61 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import RankStatus
 from ddpcheck.formatting import name_ranks
+from ddpcheck.rules.rule import Rule
+
+RULE = Rule(
+    code="DDP601",
+    severity=Severity.ERROR,
+    title="Some or all ranks did not report",
+    summary="no rank, or not every rank, reported",
+    needs=(),
+    incomplete=True,
+    # A rank that died or hangs explains why others did not report.
+    order=603.5,
+)
 
 
-def find(case: RuleContext) -> list[Finding]:
-    # Where ddpcheck itself failed, DDP605 says so: that is no mistake of the user's.
-    if not case.attempt.ranks:
-        return [] if case.strays or case.troubles else [_nobody(case)]
-    stranded = {fault.rank for fault in case.strays} | set(case.troubles)
-    missing = tuple(row.rank for row in case.with_status(RankStatus.MISSING) if row.rank not in stranded)
+def find(context: RuleContext) -> list[Finding]:
+    # If ddpcheck itself failed, DDP605 reports it.
+    if not context.attempt.ranks:
+        return [] if context.strays or context.troubles else [_no_rank(context)]
+    failed = {fault.rank for fault in context.strays} | set(context.troubles)
+    missing = tuple(row.rank for row in context.with_status(RankStatus.MISSING) if row.rank not in failed)
     if not missing:
         return []
-    reported = tuple(sorted(case.attempt.ranks))
+    reported = tuple(sorted(context.attempt.ranks))
     return [
-        case.finding(
-            "DDP601",
-            f"The job has {case.attempt.world_size} ranks, but only {name_ranks(reported)} reported; nothing "
-            f"is known of {name_ranks(missing)}.",
+        context.finding(
+            RULE,
+            f"The job has {context.attempt.world_size} ranks, but only {name_ranks(reported)} reported. There are "
+            f"no records of {name_ranks(missing)}.",
             ranks=missing,
-            evidence={"reported": list(reported), "world_size": case.attempt.world_size},
-            cause="these ranks started without ddpcheck, died before their process group was made, or write "
-            "elsewhere",
-            fix="Start every rank under ddpcheck run, with the run folder where all of them can write, or "
-            "put 'import ddpcheck.auto' at the top of the script.",
+            evidence={"reported": list(reported), "world_size": context.attempt.world_size},
+            cause="these ranks started without ddpcheck, died before they created their process group, or write "
+            "to another folder",
+            fix="Start every rank under ddpcheck run, with a run folder that all of them can write to, or "
+            "add 'import ddpcheck.auto' at the top of the script.",
         )
     ]
 
 
-def _nobody(case: RuleContext) -> Finding:
-    failed = case.exit_code not in (None, 0)
-    told = f" The command itself failed (exit status {case.exit_code})." if failed else ""
-    return case.finding(
-        "DDP601",
-        "No process under the command made a process group or a DDP module, so there was nothing to check."
-        + told,
-        evidence={"exit_code": case.exit_code},
-        cause="the command failed before it came to that"
+def _no_rank(context: RuleContext) -> Finding:
+    failed = context.exit_code not in (None, 0)
+    ending = f" The command itself failed (exit status {context.exit_code})." if failed else ""
+    return context.finding(
+        RULE,
+        "No process of the command created a process group or a DDP module, so there was nothing to check."
+        + ending,
+        evidence={"exit_code": context.exit_code},
+        cause="the command failed before it created one"
         if failed
-        else "the command does not train with DDP (some launchers quietly start one process only), or its "
-        "Python runs with -S, -I or -E and leaves injected code out",
-        fix="Check the command by itself first."
+        else "the command does not train with DDP (some launchers silently start only one process), or its "
+        "Python runs with -S, -I or -E and ignores injected code",
+        fix="Run the command without ddpcheck first."
         if failed
-        else "Put the launcher behind 'ddpcheck run --'; under python -S/-I/-E put 'import ddpcheck.auto' at "
+        else "Put the launcher behind 'ddpcheck run --'. With python -S/-I/-E, add 'import ddpcheck.auto' at "
         "the top of the script.",
     )

@@ -1,61 +1,70 @@
-"""DDP603: ranks hang, and where each one stands."""
+"""DDP603: ranks hang, and where each one waits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.finding import Finding
-from ddpcheck.analysis.hang.causes import mistake_of
-from ddpcheck.analysis.hang.snapshot import RankStack, alike, evidence_of, stands_of
+from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.hang.causes import likely_mistake
+from ddpcheck.analysis.hang.snapshot import RankStack, group_by_stack, rank_stacks, stack_evidence
 from ddpcheck.analysis.hang.stacks import WaitKind
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage
+from ddpcheck.rules.rule import Rule
 
-# What those that wait would come to next.
+RULE = Rule(
+    code="DDP603",
+    severity=Severity.ERROR,
+    title="Ranks hang",
+    summary="ranks hang: where each rank waits, and why",
+    needs=(),
+)
+
+# The stage that a waiting rank would reach next.
 _STAGES = {
     WaitKind.WRAPPING: Stage.INIT_AFTER,
     WaitKind.BUFFERS: Stage.BUFFERS,
     WaitKind.BACKWARD: Stage.REDUCED,
 }
-_ORDER = {stage.value: place for place, stage in enumerate(_STAGES.values())}
-_MOST_TOLD = 4
+_ORDER = {stage.value: index for index, stage in enumerate(_STAGES.values())}
+_MOST_GROUPS = 4
 
 
-def find(case: RuleContext) -> list[Finding]:
-    hang = case.notes.hangs.get(case.attempt.session)
-    if hang is None or not case.attempt.ranks:
+def find(context: RuleContext) -> list[Finding]:
+    hang = context.notes.hangs.get(context.attempt.session)
+    if hang is None or not context.attempt.ranks:
         return []
-    stands = stands_of(case.attempt, hang)
-    groups = alike(stands)
-    mistake = mistake_of(stands, case.attempt)
-    first = _first_waiting(stands)
-    told = "; ".join(
-        f"{name_ranks([stand.rank for stand in group])} {group[0].told(several=len(group) > 1)}"
-        for group in groups[:_MOST_TOLD]
+    stacks = rank_stacks(context.attempt, hang)
+    groups = group_by_stack(stacks)
+    mistake = likely_mistake(stacks, context.attempt)
+    first = _first_waiting(stacks)
+    states = "; ".join(
+        f"{name_ranks([stack.rank for stack in group])} {group[0].describe(several=len(group) > 1)}"
+        for group in groups[:_MOST_GROUPS]
     )
-    more = f"; and {len(groups) - _MOST_TOLD} more places" if len(groups) > _MOST_TOLD else ""
+    more = f"; and {len(groups) - _MOST_GROUPS} more groups" if len(groups) > _MOST_GROUPS else ""
     return [
-        case.finding(
-            "DDP603",
-            f"For {hang.seconds:.0f} s no rank got any further, so the job was stopped: {told}{more}.",
+        context.finding(
+            RULE,
+            f"No rank made progress for {hang.seconds:.0f} s, so ddpcheck stopped the job: {states}{more}.",
             step=first.step if first is not None else None,
             stage=_stage(first),
             ranks=mistake.ranks,
-            evidence={"seconds": hang.seconds, "standings": evidence_of(groups)},
+            evidence={"seconds": hang.seconds, "standings": stack_evidence(groups)},
             cause=mistake.cause,
             fix=mistake.fix,
         )
     ]
 
 
-def _first_waiting(stands: Sequence[RankStack]) -> RankStack | None:
-    """Of those that wait the one that is furthest behind, those that wait inside DDP first."""
-    inside = [stand for stand in stands if _stage(stand) is not None]
-    waiting = inside or [stand for stand in stands if stand.wait is not None]
-    return min(waiting, key=lambda stand: (stand.step, _ORDER.get(_stage(stand) or "", 0)), default=None)
+def _first_waiting(stacks: Sequence[RankStack]) -> RankStack | None:
+    """The waiting rank that is furthest behind; ranks that wait inside DDP come first."""
+    inside_ddp = [stack for stack in stacks if _stage(stack) is not None]
+    waiting = inside_ddp or [stack for stack in stacks if stack.wait is not None]
+    return min(waiting, key=lambda stack: (stack.step, _ORDER.get(_stage(stack) or "", 0)), default=None)
 
 
-def _stage(stand: RankStack | None) -> str | None:
-    stage = _STAGES.get(stand.wait.kind) if stand is not None and stand.wait is not None else None
+def _stage(stack: RankStack | None) -> str | None:
+    stage = _STAGES.get(stack.wait.kind) if stack is not None and stack.wait is not None else None
     return stage.value if stage is not None else None

@@ -1,100 +1,104 @@
-"""DDP605: ddpcheck switched a probe of its own off."""
+"""DDP605: ddpcheck disabled one of its probes."""
 
 from __future__ import annotations
 
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.formatting import name_ranks
+from ddpcheck.rules.rule import Rule
 
-MOST_HOSTS = 4
+RULE = Rule(
+    code="DDP605",
+    severity=Severity.NOTE,
+    title="ddpcheck disabled one of its probes",
+    summary="ddpcheck disabled one of its probes, and why",
+    needs=(),
+)
+
+_MOST_HOSTS = 4
 
 
-def find(case: RuleContext) -> list[Finding]:
+def find(context: RuleContext) -> list[Finding]:
     faults: dict[tuple[str, str, str], list[int]] = {}
-    for rank, data in case.attempt.ranks.items():
+    for rank, data in context.attempt.ranks.items():
         for fault in data.faults:
             faults.setdefault((f"{fault.probe}.{fault.entry}", fault.error, fault.where), []).append(rank)
-    for fault in case.strays:
+    for fault in context.strays:
         ranks = faults.setdefault((f"{fault.probe}.{fault.entry}", fault.error, fault.where), [])
         ranks += [fault.rank] if fault.rank is not None and fault.rank not in ranks else []
-    findings = [_fault(case, *key, tuple(sorted(ranks))) for key, ranks in faults.items()]
-    findings += [_unwritten(case, rank, text) for rank, text in sorted(case.troubles.items())]
-    return findings + (
-        _of_launchers(case) if case.number == 0 else []
-    )  # matters of the run, not of an attempt
+    findings = [_fault(context, *key, tuple(sorted(ranks))) for key, ranks in faults.items()]
+    findings += [_unwritten(context, rank, text) for rank, text in sorted(context.troubles.items())]
+    # The launcher's faults belong to the run, so they are reported once.
+    return findings + (_of_launchers(context) if context.number == 0 else [])
 
 
-def _of_launchers(case: RuleContext) -> list[Finding]:
-    notes = case.notes
-    found = [_unsampled(case, *key, tuple(sorted(hosts))) for key, hosts in notes.unsampled.items()]
-    return found + ([_incomplete_log(case, notes.unwritten)] if notes.unwritten else [])
+def _of_launchers(context: RuleContext) -> list[Finding]:
+    notes = context.notes
+    findings = [_unsampled(context, *key, tuple(sorted(hosts))) for key, hosts in notes.unsampled.items()]
+    return findings + ([_incomplete_log(context, notes.unwritten)] if notes.unwritten else [])
 
 
-def _unsampled(case: RuleContext, source: str, error: str, hosts: tuple[str, ...]) -> Finding:
-    told = f"{', '.join(hosts[:MOST_HOSTS])}{' …' if len(hosts) > MOST_HOSTS else ''}"
-    alone = source in ("", "sample", "thread")  # not one source, but the thread that reads all of them
-    return case.finding(
-        "DDP605",
-        f"Sampling {'the node' if alone else source} failed{f' on {told}' if hosts else ''}: {error}. The job was not "
-        f"touched{'' if alone else ', and all else was sampled on'}; what this would have shown is missing.",
-        severity=Severity.NOTE,
-        evidence={"entry": f"sampler.{source}", "error": error, "hosts": list(hosts[:MOST_HOSTS])},
-        cause="a driver that does not answer, something in this environment that ddpcheck does not expect, or a "
-        "fault inside it",
-        fix="Look at the driver (nvidia-smi) where it is about GPUs; otherwise please report it with this message.",
+def _unsampled(context: RuleContext, source: str, error: str, hosts: tuple[str, ...]) -> Finding:
+    names = f"{', '.join(hosts[:_MOST_HOSTS])}{' …' if len(hosts) > _MOST_HOSTS else ''}"
+    # The thread that reads all sources failed, not a single source.
+    whole_node = source in ("", "sample", "thread")
+    return context.finding(
+        RULE,
+        f"Sampling {'the node' if whole_node else source} failed{f' on {names}' if hosts else ''}: {error}. The job "
+        f"was not affected{'' if whole_node else ', and other samples continued'}; these samples are missing.",
+        evidence={"entry": f"sampler.{source}", "error": error, "hosts": list(hosts[:_MOST_HOSTS])},
+        cause="a driver that does not respond, an unexpected environment, or a bug in ddpcheck",
+        fix="For GPUs, check the driver (nvidia-smi). Otherwise report it with this message.",
     )
 
 
-def _incomplete_log(case: RuleContext, lines: int) -> Finding:
-    return case.finding(
-        "DDP605",
-        f"{lines} lines of the node's log could not be written: samples of the hardware are missing, or notes of how "
-        "processes ended. The ranks' own records are not concerned.",
-        severity=Severity.NOTE,
+def _incomplete_log(context: RuleContext, lines: int) -> Finding:
+    return context.finding(
+        RULE,
+        f"{lines} lines of the node log could not be written: hardware samples are missing, or notes on how processes "
+        "ended. The ranks' own records are not affected.",
         evidence={"lines": lines},
         cause="the run folder cannot be written, or its disk is nearly full",
-        fix="Free some space, or put the run folder elsewhere with --out.",
+        fix="Free some space, or choose another run folder with --out.",
     )
 
 
-def _fault(case: RuleContext, entry: str, error: str, where: str, ranks: tuple[int, ...]) -> Finding:
-    who = f" on {name_ranks(ranks)}" if ranks else ""
-    return case.finding(
-        "DDP605",
-        f"ddpcheck's own {entry} failed{who} and was switched off: {error}. Training went on untouched; what "
-        "this part looks at was not checked from then on.",
-        severity=Severity.NOTE,
+def _fault(context: RuleContext, entry: str, error: str, where: str, ranks: tuple[int, ...]) -> Finding:
+    where_failed = f" on {name_ranks(ranks)}" if ranks else ""
+    return context.finding(
+        RULE,
+        f"ddpcheck's probe {entry} failed{where_failed} and was disabled: {error}. Training was not affected; what "
+        "this probe checks was not checked from then on.",
         ranks=ranks,
         evidence={"entry": entry, "error": error, "where": where},
-        cause="a fault inside ddpcheck, or something in this environment that it does not expect",
-        fix="Please report it with this message; the other checks of this run hold.",
+        cause="a bug in ddpcheck, or an unexpected environment",
+        fix="Report it with this message. The other checks of this run are valid.",
     )
 
 
-def _unwritten(case: RuleContext, rank: int, text: str) -> Finding:
-    told = (
-        f"Rank {rank} could not write its records any more: {text}. What came after is not in this report."
-        if rank in case.attempt.ranks
-        else f"Rank {rank} could not write any record: {text}. It trained, and nothing of it was checked."
+def _unwritten(context: RuleContext, rank: int, text: str) -> Finding:
+    message = (
+        f"Rank {rank} could not continue to write its records: {text}. Later steps are not in this report."
+        if rank in context.attempt.ranks
+        else f"Rank {rank} could not write any record: {text}. It trained, but was not checked."
     )
-    return case.finding(
-        "DDP605",
-        told,
-        severity=Severity.NOTE,
+    return context.finding(
+        RULE,
+        message,
         ranks=(rank,),
         evidence={"error": text},
         cause="the run folder cannot be written",
-        fix="Free some space, or put the run folder elsewhere with --out.",
+        fix="Free some space, or choose another run folder with --out.",
     )
 
 
-def failed_rule(case: RuleContext, code: str, error: Exception) -> Finding:
-    """Stands in for what a rule of ours would have said, had it not failed itself."""
-    return case.finding(
-        "DDP605",
-        f"ddpcheck's rule for {code} failed: {type(error).__name__}: {error}. What it looks at was not judged.",
+def failed_rule(context: RuleContext, code: str, error: Exception) -> Finding:
+    """Reported in place of the findings of a rule that raised an exception."""
+    return context.finding(
+        RULE,
+        f"ddpcheck's rule for {code} failed: {type(error).__name__}: {error}. What it checks was not checked.",
         severity=Severity.WARNING,
         evidence={"rule": code, "error": f"{type(error).__name__}: {error}"},
-        cause="a fault inside ddpcheck, or records that it does not expect",
-        fix="Please report it with this message; the other checks of this run hold.",
+        cause="a bug in ddpcheck, or unexpected records",
+        fix="Report it with this message. The other checks of this run are valid.",
     )

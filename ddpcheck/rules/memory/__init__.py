@@ -1,1 +1,1 @@
-"""memory"""
+"""Rules about memory (5xx)."""

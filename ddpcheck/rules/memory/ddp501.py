@@ -6,91 +6,100 @@ from collections.abc import Mapping
 
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.memory.checks import sharded, uneven_ranks
+from ddpcheck.analysis.memory.checks import has_sharded_state, uneven_ranks
 from ddpcheck.analysis.memory.collector import MemoryGrowth, RankMemory
 from ddpcheck.formatting import name_ranks, size_text
+from ddpcheck.rules.rule import Need, Rule, first_sentence
 
-LEAST_ELSEWHERE = 64 << 20
-MOST_TOLD = 16
+RULE = Rule(
+    code="DDP501",
+    severity=Severity.WARNING,
+    title="Memory is uneven across ranks, or grows step by step",
+    summary="memory is uneven across ranks, or grows step by step",
+    needs=(Need.MEMORY,),
+    headline=first_sentence,
+    order=604.5,
+)
+
+_LEAST_ELSEWHERE = 64 << 20
+_MOST_RANKS = 16
 
 
-def find(case: RuleContext) -> list[Finding]:
-    ranks = case.attempt.memory.ranks
-    growing = {rank: found for rank, memory in sorted(ranks.items()) if (found := memory.growth())}
+def find(context: RuleContext) -> list[Finding]:
+    ranks = context.attempt.memory.ranks
+    growing = {rank: growth for rank, memory in sorted(ranks.items()) if (growth := memory.growth())}
     if growing:
-        # What grows on some ranks only makes them uneven too.
-        return [_growing(case, growing)]
+        # Growth on some ranks also makes memory uneven.
+        return [_growing(context, growing)]
     misplaced = {
         rank: held
         for rank, memory in sorted(ranks.items())
-        if sum((held := memory.elsewhere()).values()) >= LEAST_ELSEWHERE
+        if sum((held := memory.elsewhere()).values()) >= _LEAST_ELSEWHERE
     }
-    return [_misplaced(case, misplaced)] if misplaced else _uneven(case, ranks)
+    return [_misplaced(context, misplaced)] if misplaced else _uneven(context, ranks)
 
 
-def _growing(case: RuleContext, growing: Mapping[int, MemoryGrowth]) -> Finding:
+def _growing(context: RuleContext, growing: Mapping[int, MemoryGrowth]) -> Finding:
     rank = max(growing, key=lambda each: growing[each].per_step)
     growth = growing[rank]
-    ahead = size_text(1000 * growth.per_step)
+    predicted = size_text(1000 * growth.per_step)
     which = f"on rank {rank} " if len(growing) > 1 else ""
-    return case.finding(
-        "DDP501",
-        f"Memory of {name_ranks(tuple(growing))} grows all the time: {which}by "
-        f"{size_text(growth.per_step)} a step, from {size_text(growth.first)} at step {growth.first_step} to "
-        f"{size_text(growth.last)} at step {growth.last_step}. At that rate 1,000 more steps take {ahead}.",
-        severity=Severity.WARNING,
+    return context.finding(
+        RULE,
+        f"Memory of {name_ranks(tuple(growing))} grows steadily, {which}by {size_text(growth.per_step)} per step. It "
+        f"grew from {size_text(growth.first)} at step {growth.first_step} to {size_text(growth.last)} at step "
+        f"{growth.last_step}; 1,000 more steps would need {predicted} more.",
         step=growth.last_step,
         ranks=tuple(growing),
         evidence={
-            "bytes_a_step": {str(r): round(g.per_step) for r, g in list(growing.items())[:MOST_TOLD]},
+            "bytes_a_step": {str(r): round(g.per_step) for r, g in list(growing.items())[:_MOST_RANKS]},
             "first": growth.first,
             "last": growth.last,
         },
-        cause="something of every step is kept: a loss or an output that still holds its graph, a list that is "
-        "never emptied, a cache without a limit",
-        fix="Keep numbers instead of tensors (loss.item(), or loss.detach()), and empty what collects per step.",
+        cause="the job keeps something from every step: a loss or an output with its graph, a list that is "
+        "never cleared, a cache without a limit",
+        fix="Keep numbers instead of tensors (loss.item() or loss.detach()), and clear what accumulates per step.",
     )
 
 
-def _misplaced(case: RuleContext, misplaced: Mapping[int, Mapping[str, int]]) -> Finding:
+def _misplaced(context: RuleContext, misplaced: Mapping[int, Mapping[str, int]]) -> Finding:
     rank, held = next(iter(misplaced.items()))
     device, size = max(held.items(), key=lambda item: item[1])
     others = tuple(other for other in misplaced if other != rank)
-    return case.finding(
-        "DDP501",
+    return context.finding(
+        RULE,
         f"Rank {rank} holds {size_text(size)} on {device}, which is not its own device "
-        f"({case.attempt.memory.ranks[rank].device})." + (f" So do {name_ranks(others)}." if others else ""),
-        severity=Severity.WARNING,
+        f"({context.attempt.memory.ranks[rank].device})."
+        + (f" So do {name_ranks(others)}." if others else ""),
         ranks=tuple(misplaced),
-        evidence={"elsewhere": {str(r): dict(h) for r, h in list(misplaced.items())[:MOST_TOLD]}},
-        cause="a checkpoint was loaded to the device it was saved from, or tensors were made before "
+        evidence={"elsewhere": {str(r): dict(h) for r, h in list(misplaced.items())[:_MOST_RANKS]}},
+        cause="a checkpoint was loaded to the device it was saved from, or tensors were created before "
         "torch.cuda.set_device",
         fix='Load with map_location="cpu" or to this rank\'s device, and call torch.cuda.set_device(local_rank) '
-        "first of all.",
+        "before anything else.",
     )
 
 
-def _uneven(case: RuleContext, ranks: Mapping[int, RankMemory]) -> list[Finding]:
-    found = uneven_ranks(ranks, sharded(case.attempt))
-    if not found:
+def _uneven(context: RuleContext, ranks: Mapping[int, RankMemory]) -> list[Finding]:
+    uneven = uneven_ranks(ranks, has_sharded_state(context.attempt))
+    if not uneven:
         return []
-    worst = max(found, key=lambda each: each.level)
+    worst = max(uneven, key=lambda each: each.level)
     part = f" Most of the difference is {worst.part}." if worst.part else ""
     return [
-        case.finding(
-            "DDP501",
-            f"Rank {worst.rank} holds {size_text(worst.level)} after a step, where {size_text(worst.usual)} "
-            f"are usual: {size_text(worst.level - worst.usual)} more.{part}",
-            severity=Severity.WARNING,
-            ranks=tuple(each.rank for each in found),
+        context.finding(
+            RULE,
+            f"Rank {worst.rank} holds {size_text(worst.level)} after a step, {size_text(worst.level - worst.usual)} "
+            f"more than the median of {size_text(worst.usual)}.{part}",
+            ranks=tuple(each.rank for each in uneven),
             evidence={
-                "bytes": {str(rank): memory.level for rank, memory in sorted(ranks.items())[:MOST_TOLD]},
+                "bytes": {str(rank): memory.level for rank, memory in sorted(ranks.items())[:_MOST_RANKS]},
                 "part": worst.part,
             },
             cause=f"{worst.part} are not the same size on all ranks"
             if worst.part
             else "this rank keeps something that the others do not: a loaded checkpoint, collected results, a cache",
-            fix="Let go of what is not needed (del checkpoint), or deal the work out evenly: the fullest rank sets "
-            "the batch size of all.",
+            fix="Free what is not needed (del checkpoint), or distribute the work evenly: the rank with the highest "
+            "memory limits the batch size of all.",
         )
     ]

@@ -1,1 +1,1 @@
-"""performance"""
+"""Rules about time and network (4xx)."""

@@ -1,4 +1,4 @@
-"""DDP402: the others wait for a rank that is late, step after step."""
+"""DDP402: a straggler slows every step."""
 
 from __future__ import annotations
 
@@ -10,63 +10,83 @@ from ddpcheck.analysis.hardware.throttling import Throttling, throttled
 from ddpcheck.analysis.timing.model import Straggler, TimeTable
 from ddpcheck.analysis.timing.straggler import KEEPS_MEMORY, faults_memory_in, lacks_processors
 from ddpcheck.formatting import name_ranks
+from ddpcheck.rules.rule import Need, Rule, first_sentence
 
-MOST_TOLD = 16
+RULE = Rule(
+    code="DDP402",
+    severity=Severity.WARNING,
+    title="A straggler slows every step",
+    summary="a rank is a straggler: which rank, its cost per step, and whether data loading or compute causes it",
+    needs=(Need.TIME,),
+    headline=first_sentence,
+)
 
-CAUSE = {
-    "data": "the data loader takes longer there to give a batch",
+_MOST_RANKS = 16
+
+_CAUSES = {
+    "data": "the data loader takes longer there to return a batch",
     "forward": "the forward takes longer there: more work, or a slower or busier device",
     "backward": "the backward takes longer there: more work, or a slower or busier device",
-    "optimizer": "the optimizer's step takes longer there",
-    "other": "the training loop does something there, outside of DDP and the optimizer, that takes time",
+    "optimizer": "the optimizer step takes longer there",
+    "other": "the training loop spends time there outside forward, backward and optimizer",
 }
-FIX = {
-    "data": "Give the loader more workers or a larger prefetch_factor on that rank, and compare the storage, "
-    "the files and the size of the samples it reads with the other ranks'.",
-    "forward": "Compare what it computes (batch size, lengths, extra branches) and what it computes on (clock, "
-    "temperature, other jobs on that host or device) with the other ranks.",
-    "backward": "Compare what it computes (batch size, lengths, extra branches) and what it computes on (clock, "
-    "temperature, other jobs on that host or device) with the other ranks.",
-    "optimizer": "Compare the optimizer's parameters and settings, and the host and device it runs on, with the "
-    "other ranks'.",
-    "other": "Look for what only that rank does in the training loop: logging, printing, saving, metrics, "
-    "preparing batches by hand. Do it less often, or beside the training.",
+_FIXES = {
+    "data": "Give the loader more workers or a larger prefetch_factor on that rank, and compare its storage, "
+    "files and sample sizes with those of the other ranks.",
+    "forward": "Compare its work (batch size, lengths, extra branches) and its device (clock, temperature, other "
+    "jobs on that host or device) with the other ranks.",
+    "backward": "Compare its work (batch size, lengths, extra branches) and its device (clock, temperature, other "
+    "jobs on that host or device) with the other ranks.",
+    "optimizer": "Compare the optimizer's parameters and settings, the host and the device with those of the "
+    "other ranks.",
+    "other": "Look for work that only this rank does in the training loop: logging, printing, saving, metrics, "
+    "preparing batches. Do it less often, or in another thread or process.",
 }
-NO_PROCESSOR = "its training thread stood in line for a processor: the host has more to run than cores"
-MORE_PROCESSORS = (
+_NO_PROCESSOR = "its training thread waited for a processor: the host runs more threads than it has cores"
+_PARTS = {
+    "data": "waiting for data",
+    "forward": "in forward",
+    "backward": "in backward",
+    "optimizer": "in the optimizer step",
+    "other": "outside forward, backward and optimizer",
+}
+_MORE_PROCESSORS = (
     "Run fewer ranks, loader workers or threads (OMP_NUM_THREADS) on that host, or give the job more cores."
 )
-KEEP_MEMORY = (
-    f"Have glibc keep the memory it has: {KEEPS_MEMORY} in the environment of all ranks. Or preload another "
+_KEEP_MEMORY = (
+    f"Let glibc keep its memory: set {KEEPS_MEMORY} in the environment of all ranks. Or preload another "
     "allocator (jemalloc, tcmalloc)."
 )
-COMPUTING = ("forward", "backward", "optimizer")
-COOLER = (
-    "Look at that GPU's cooling, power supply and power limit (nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER), or "
-    "take its node out of the job."
+_COMPUTING = ("forward", "backward", "optimizer")
+_COOLING = (
+    "Check that GPU's cooling, power supply and power limit (nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER), or "
+    "remove its node from the job."
 )
 
 
-def find(case: RuleContext) -> list[Finding]:
-    return [_finding(case, table, table.straggler) for table in case.time if table.straggler is not None]
+def find(context: RuleContext) -> list[Finding]:
+    return [
+        _finding(context, table, table.straggler) for table in context.time if table.straggler is not None
+    ]
 
 
-def _finding(case: RuleContext, table: TimeTable, late: Straggler) -> Finding:
+def _finding(context: RuleContext, table: TimeTable, late: Straggler) -> Finding:
     busy_host, refaults = lacks_processors(late), faults_memory_in(late)
-    slowed = throttled(case.nodes, late.ranks, table.group) if late.part in COMPUTING else None
-    who = name_ranks(late.ranks)
-    its = "Its" if len(late.ranks) == 1 else "Their"
-    hosts = _whole_hosts(case, late.ranks)
-    where = f" ({_all_of(hosts)})" if hosts else ""
-    told = [row for row in table.ranks if row.rank in late.ranks][: MOST_TOLD // 2]
-    told += [row for row in table.ranks if row.rank not in late.ranks][: MOST_TOLD - len(told)]
-    return case.finding(
-        "DDP402",
-        f"The other ranks wait {_ms(late.cost_us)} longer for {who}{where} in each step, {100 * late.share:.0f} % of "
-        f"{_ms(table.step_us)} (in {late.steps_late} of {table.steps} steps). {its} {_part(late.part)} takes "
-        f"{_ms(late.own_us)}, that of the others {_ms(late.others_us)}.",
-        # What the host and its C library do is nothing that the job does wrong.
-        severity=Severity.NOTE if (busy_host or refaults) and slowed is None else Severity.WARNING,
+    throttling = throttled(context.nodes, late.ranks, table.group) if late.part in _COMPUTING else None
+    several = len(late.ranks) > 1
+    hosts = _all_ranks_of_hosts(context, late.ranks)
+    where = f" ({_describe_hosts(hosts)})" if hosts else ""
+    rows = [row for row in table.ranks if row.rank in late.ranks][: _MOST_RANKS // 2]
+    rows += [row for row in table.ranks if row.rank not in late.ranks][: _MOST_RANKS - len(rows)]
+    return context.finding(
+        RULE,
+        f"{name_ranks(late.ranks).capitalize()}{where} "
+        f"{'are stragglers: they cost' if several else 'is a straggler: it costs'} {_ms(late.cost_us)} per step. "
+        f"That is {100 * late.share:.0f} % of {_ms(table.step_us)}, in {late.steps_late} of {table.steps} steps. "
+        f"{'They spend' if several else 'It spends'} {_ms(late.own_us)} {_PARTS[late.part]}, the other ranks "
+        f"{_ms(late.others_us)}.",
+        # The host and its C library cause this, not the job.
+        severity=Severity.NOTE if (busy_host or refaults) and throttling is None else Severity.WARNING,
         stage=late.part,
         ranks=late.ranks,
         evidence={
@@ -77,66 +97,62 @@ def _finding(case: RuleContext, table: TimeTable, late: Straggler) -> Finding:
                 if late.faults is not None and late.kernel_us is not None
                 else {}
             ),
-            "wait_ms": {str(row.rank): _milli(row.parts["wait"].median_us) for row in told},
+            "wait_ms": {str(row.rank): _milli(row.parts["wait"].median_us) for row in rows},
             **({"hosts": list(hosts)} if hosts else {}),
-            **({} if slowed is None else {"throttled": _evidence(slowed)}),
+            **({} if throttling is None else {"throttled": _evidence(throttling)}),
         },
-        cause=_cause(late, slowed),
-        fix=_fix(late, slowed),
+        cause=_cause(late, throttling),
+        fix=_fix(late, throttling),
     )
 
 
-def _whole_hosts(case: RuleContext, late: tuple[int, ...]) -> tuple[str, ...]:
-    """The hosts that the late ranks are, where they are all ranks of some hosts and there are others."""
-    everyone: dict[str, set[int]] = {}
-    for number, rank in case.attempt.ranks.items():
-        everyone.setdefault(rank.header.host, set()).add(number)
-    whole = [host for host, ranks in sorted(everyone.items()) if ranks <= set(late)]
-    is_all = set(late) == {rank for host in whole for rank in everyone[host]}
-    return tuple(whole) if is_all and len(whole) < len(everyone) else ()
+def _all_ranks_of_hosts(context: RuleContext, late: tuple[int, ...]) -> tuple[str, ...]:
+    """The hosts of the late ranks, if these are all ranks of some hosts and there are other hosts."""
+    by_host: dict[str, set[int]] = {}
+    for number, rank in context.attempt.ranks.items():
+        by_host.setdefault(rank.header.host, set()).add(number)
+    hosts = [host for host, ranks in sorted(by_host.items()) if ranks <= set(late)]
+    covers_all = set(late) == {rank for host in hosts for rank in by_host[host]}
+    return tuple(hosts) if covers_all and len(hosts) < len(by_host) else ()
 
 
-def _all_of(hosts: tuple[str, ...]) -> str:
-    return f"all of {hosts[0]}" if len(hosts) == 1 else f"all of {len(hosts)} hosts, {hosts[0]} first"
+def _describe_hosts(hosts: tuple[str, ...]) -> str:
+    return f"all of {hosts[0]}" if len(hosts) == 1 else f"all of {len(hosts)} hosts, the first is {hosts[0]}"
 
 
-def _fix(late: Straggler, slowed: Throttling | None) -> str:
-    if slowed is not None:
-        return COOLER
+def _fix(late: Straggler, throttling: Throttling | None) -> str:
+    if throttling is not None:
+        return _COOLING
     if lacks_processors(late):
-        return MORE_PROCESSORS
-    return KEEP_MEMORY if faults_memory_in(late) else FIX[late.part]
+        return _MORE_PROCESSORS
+    return _KEEP_MEMORY if faults_memory_in(late) else _FIXES[late.part]
 
 
-def _cause(late: Straggler, slowed: Throttling | None) -> str:
-    if slowed is None and lacks_processors(late):
-        return NO_PROCESSOR
-    if slowed is None and faults_memory_in(late):
+def _cause(late: Straggler, throttling: Throttling | None) -> str:
+    if throttling is None and lacks_processors(late):
+        return _NO_PROCESSOR
+    if throttling is None and faults_memory_in(late):
         return (
-            f"page faults: in each step it takes {late.faults:,} pages more from the system than the others do, and "
-            f"gives them back; the kernel works {_ms(late.kernel_us or 0)} longer for it"
+            f"page faults: it allocates and frees {late.faults:,} more pages per step than the other ranks, which "
+            f"costs {_ms(late.kernel_us or 0)} more time in the kernel"
         )
-    if slowed is None:
-        return CAUSE[late.part]
-    reasons = ", ".join(f"{reason} in {100 * share:.0f} %" for reason, share in slowed.reasons.items())
+    if throttling is None:
+        return _CAUSES[late.part]
+    reasons = ", ".join(f"{reason} in {100 * share:.0f} %" for reason, share in throttling.reasons.items())
     clocks = ""
-    if slowed.clock is not None and slowed.others_clock is not None:
-        clocks = f"; it ran at {slowed.clock:.0f} MHz, the others at {slowed.others_clock:.0f}"
-    return f"throttling: its GPU ({', '.join(slowed.gpus)}) had its clocks held down ({reasons} of the samples{clocks})"
+    if throttling.clock is not None and throttling.others_clock is not None:
+        clocks = f"; it ran at {throttling.clock:.0f} MHz, the others at {throttling.others_clock:.0f} MHz"
+    gpus = ", ".join(throttling.gpus)
+    return f"throttling: the clocks of its GPU ({gpus}) were reduced ({reasons} of the samples{clocks})"
 
 
-def _evidence(slowed: Throttling) -> dict[str, Any]:
+def _evidence(throttling: Throttling) -> dict[str, Any]:
     return {
-        "gpus": list(slowed.gpus[:MOST_TOLD]),
-        "reasons": dict(slowed.reasons),
-        "mhz": None if slowed.clock is None else round(slowed.clock),
-        "others_mhz": None if slowed.others_clock is None else round(slowed.others_clock),
+        "gpus": list(throttling.gpus[:_MOST_RANKS]),
+        "reasons": dict(throttling.reasons),
+        "mhz": None if throttling.clock is None else round(throttling.clock),
+        "others_mhz": None if throttling.others_clock is None else round(throttling.others_clock),
     }
-
-
-def _part(part: str) -> str:
-    names = {"data": "wait for data", "optimizer": "optimizer step", "other": "code between the parts"}
-    return names.get(part, part)
 
 
 def _milli(microseconds: int) -> float:

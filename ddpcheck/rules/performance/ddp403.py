@@ -1,4 +1,4 @@
-"""DDP403: a link or a node's card gives less than the others while it is asked, and the ring waits for it."""
+"""DDP403: a link between nodes, or a node's network card, has a lower throughput than the others."""
 
 from __future__ import annotations
 
@@ -9,51 +9,63 @@ from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.network.infiniband import SlowPort
 from ddpcheck.analysis.network.model import Cost, NodeLink, SlowLink, cost_of
 from ddpcheck.formatting import megabits_text
+from ddpcheck.rules.rule import Need, Rule, first_sentence
 
-# Of a step: below, nobody would notice the link.
-LEAST_SHARE = 0.05
-MOST_TOLD = 8
+RULE = Rule(
+    code="DDP403",
+    severity=Severity.WARNING,
+    title="A link between nodes is slow",
+    summary="a link between nodes is slow: which node, its throughput and that of the others, and the cost per step",
+    needs=(Need.LINKS,),
+    headline=first_sentence,
+    # A slow link explains a straggler.
+    order=401.5,
+)
 
-NODE = (
+# Share of a step below which the link does not matter.
+_LEAST_SHARE = 0.05
+_MOST_LINKS = 8
+
+_NODE = (
     "the card, cable, switch port or driver of that node, a limit set there, or other traffic over its link"
 )
-DIRECTION = (
-    "one direction of the link between them, or other traffic on its way: which end it is cannot be told"
+_DIRECTION = (
+    "one direction of the link between them, or other traffic on its route; the data does not show which end"
 )
-FIX = (
+_FIX = (
     "Compare speed, duplex, MTU and errors of the card with those of the other nodes (ethtool, ip -s link), then the "
-    "cable and the switch port, and look for what else sends there. `ddpcheck links` measures every link on its own."
+    "cable and the switch port, and look for other traffic. `ddpcheck links` measures every link separately."
 )
-PORT_CAUSES = {
-    "rate": "the port runs below its rate: a bad cable or connector, fewer lanes, or another rate set at the switch",
-    "errors": "a bad cable or connector: what arrives broken is sent again",
-    "waiting": "what lies behind that port takes its data too slowly: the switch, a cable further on, or a receiver",
+_PORT_CAUSES = {
+    "rate": "the port runs below its rate: a bad cable or connector, fewer lanes, or a lower rate set at the switch",
+    "errors": "a bad cable or connector: damaged packets are retransmitted",
+    "waiting": "the other side of that port accepts data too slowly: the switch, another cable, or a receiver",
 }
-PORT_FIX = (
-    "Look at the port with ibstat and perfquery, reseat or exchange the cable, and compare the switch port."
+_PORT_FIX = (
+    "Check the port with ibstat and perfquery, reseat or replace the cable, and compare the switch port."
 )
 
 
-def find(case: RuleContext) -> list[Finding]:
-    if case.links is None:
+def find(context: RuleContext) -> list[Finding]:
+    if context.links is None:
         return []
-    found = []
-    if case.links.slow is not None:
-        found.append(_slow_link(case, case.links.slow, cost_of(case.links.slow, case.time)))
-    if case.links.slow_port is not None:
-        found.append(_slow_port(case, case.links.slow_port))
-    return found
+    findings = []
+    if context.links.slow is not None:
+        findings.append(_slow_link(context, context.links.slow, cost_of(context.links.slow, context.time)))
+    if context.links.slow_port is not None:
+        findings.append(_slow_port(context, context.links.slow_port))
+    return findings
 
 
-def _slow_link(case: RuleContext, slow: SlowLink, cost: Cost | None) -> Finding:
-    hidden = cost is not None and cost.share < LEAST_SHARE
-    return case.finding(
-        "DDP403",
-        f"{_named(slow)} gave {megabits_text(slow.bandwidth)} while asked, the links between the others "
-        f"{megabits_text(slow.usual)} (median): {slow.factor:.2g} times as much. {_costs(cost)}",
+def _slow_link(context: RuleContext, slow: SlowLink, cost: Cost | None) -> Finding:
+    hidden = cost is not None and cost.share < _LEAST_SHARE
+    return context.finding(
+        RULE,
+        f"{_name(slow)} is slow: {megabits_text(slow.bandwidth)} while busy, against a median of "
+        f"{megabits_text(slow.usual)} on the other links ({slow.factor:.2g} times as fast). {_describe_cost(cost)}",
         severity=Severity.NOTE if hidden else Severity.WARNING,
         stage="backward",
-        ranks=_ranks(case, slow.nodes),
+        ranks=_ranks(context, slow.nodes),
         evidence={
             "nodes": list(slow.nodes),
             "megabits": round(slow.bandwidth * 8e-6, 1),
@@ -61,30 +73,30 @@ def _slow_link(case: RuleContext, slow: SlowLink, cost: Cost | None) -> Finding:
             "factor": round(slow.factor, 2),
             "cost_ms": None if cost is None else round(cost.cost_us / 1000, 3),
             "step_ms": None if cost is None else round(cost.step_us / 1000, 3),
-            "links": [_told(link) for link in slow.links[:MOST_TOLD]],
+            "links": [_link_row(link) for link in slow.links[:_MOST_LINKS]],
         },
-        cause=NODE if len(slow.nodes) == 1 else DIRECTION,
-        fix=FIX,
+        cause=_NODE if len(slow.nodes) == 1 else _DIRECTION,
+        fix=_FIX,
     )
 
 
-def _named(slow: SlowLink) -> str:
+def _name(slow: SlowLink) -> str:
     if len(slow.nodes) == 1:
         which = f" at {slow.address}" if slow.address else ""
-        return f"{slow.nodes[0]}{which}, to and from the other nodes,"
+        return f"The link of {slow.nodes[0]}{which} to the other nodes"
     return f"The link from {slow.nodes[0]} to {slow.nodes[1]}"
 
 
-def _costs(cost: Cost | None) -> str:
+def _describe_cost(cost: Cost | None) -> str:
     if cost is None:
-        return "What it costs is not known: no step was clocked."
-    of = f"{cost.cost_us / 1000:.1f} ms of a step's {cost.step_us / 1000:.1f} ms"
-    if cost.share < LEAST_SHARE:
-        return f"It costs no more than {of}: the rest hides behind the backward."
-    return f"It costs {of} ({100 * cost.share:.0f} %) on every rank."
+        return "Its cost is unknown: no step was timed."
+    amount = f"{cost.cost_us / 1000:.1f} ms of a {cost.step_us / 1000:.1f} ms step"
+    if cost.share < _LEAST_SHARE:
+        return f"It costs at most {amount}: the backward hides the rest."
+    return f"It costs {amount} ({100 * cost.share:.0f} %) on every rank."
 
 
-def _told(link: NodeLink) -> dict[str, Any]:
+def _link_row(link: NodeLink) -> dict[str, Any]:
     return {
         "from": link.source,
         "to": link.target,
@@ -94,21 +106,21 @@ def _told(link: NodeLink) -> dict[str, Any]:
     }
 
 
-def _slow_port(case: RuleContext, slow: SlowPort) -> Finding:
+def _slow_port(context: RuleContext, slow: SlowPort) -> Finding:
     port = slow.port
-    said = {
-        "rate": f"runs at {slow.own / 1000:g} Gbit/s, those of the others at {slow.usual / 1000:g} (median)",
-        "errors": f"counted {slow.own:.0f} errors while the job ran, those of the others {slow.usual:.0f} (median)",
-        "waiting": f"had data and could not send {_more(slow)} as often for each byte as those of the others",
+    symptoms = {
+        "rate": f"runs at {slow.own / 1000:g} Gbit/s, the others at {slow.usual / 1000:g} Gbit/s (median)",
+        "errors": f"counted {slow.own:.0f} errors while the job ran, the others {slow.usual:.0f} (median)",
+        "waiting": f"had data but could not send it {_times(slow)} as often per byte as the others",
     }
-    return case.finding(
-        "DDP403",
-        f"InfiniBand port {port.name} of {port.node} {said[slow.why]}. "
+    return context.finding(
+        RULE,
+        f"InfiniBand port {port.name} of {port.node} {symptoms[slow.why]}. "
         f"It sent {port.sent / 1e6:.0f} MB in {port.seconds:.1f} s.",
-        # Waiting is a symptom, and may be another port's doing.
+        # Waiting is a symptom that another port may cause.
         severity=Severity.NOTE if slow.why == "waiting" else Severity.WARNING,
         stage="backward",
-        ranks=_ranks(case, (port.node,)),
+        ranks=_ranks(context, (port.node,)),
         evidence={
             "nodes": [port.node],
             "port": port.name,
@@ -116,15 +128,15 @@ def _slow_port(case: RuleContext, slow: SlowPort) -> Finding:
             "errors": port.errors,
             "waited_ticks": port.waited,
         },
-        cause=PORT_CAUSES[slow.why],
-        fix=PORT_FIX,
+        cause=_PORT_CAUSES[slow.why],
+        fix=_PORT_FIX,
     )
 
 
-def _more(slow: SlowPort) -> str:
+def _times(slow: SlowPort) -> str:
     return f"{slow.own / slow.usual:.0f} times" if slow.usual else "many times"
 
 
-def _ranks(case: RuleContext, nodes: tuple[str, ...]) -> tuple[int, ...]:
-    known = case.links.ranks if case.links is not None else {}
+def _ranks(context: RuleContext, nodes: tuple[str, ...]) -> tuple[int, ...]:
+    known = context.links.ranks if context.links is not None else {}
     return tuple(sorted(rank for node in nodes for rank in known.get(node, ())))

@@ -1,36 +1,45 @@
-"""DDP404: other sizes of buckets would hide more of the communication."""
+"""DDP404: another bucket size would hide more communication."""
 
 from __future__ import annotations
 
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.overlap.model import BucketAdvice, BucketLayout
+from ddpcheck.rules.rule import Need, Rule
 
-# What is not worth an experiment is not worth a note.
-LEAST_SHARE = 0.05
-LEAST_NS = 1_000_000
+RULE = Rule(
+    code="DDP404",
+    severity=Severity.NOTE,
+    title="Another bucket size would hide more communication",
+    summary="other bucket sizes would hide more communication, with the predicted gain (`--profile`)",
+    needs=(Need.OVERLAP,),
+    order=607,
+)
+
+# A smaller gain is not worth an experiment.
+_LEAST_SHARE = 0.05
+_LEAST_NS = 1_000_000
 _MIB = 1 << 20
 _DEFAULT = (1 * _MIB, 25 * _MIB)
 
 
-def find(case: RuleContext) -> list[Finding]:
-    seen = case.overlap
-    advice = seen.advice if seen is not None and not seen.machine_too_busy else None
-    if advice is None or advice.gain_ns < max(LEAST_NS, LEAST_SHARE * advice.step_ns):
+def find(context: RuleContext) -> list[Finding]:
+    overlap = context.overlap
+    advice = overlap.advice if overlap is not None and not overlap.machine_too_busy else None
+    if advice is None or advice.gain_ns < max(_LEAST_NS, _LEAST_SHARE * advice.step_ns):
         return []
-    return [_finding(case, advice)]
+    return [_finding(context, advice)]
 
 
-def _finding(case: RuleContext, advice: BucketAdvice) -> Finding:
-    module = next(key for key in case.modules() if case.attempt.number(key) == advice.module)
-    return case.finding(
-        "DDP404",
-        f"With {option(advice.best)} a step should take {advice.gain_ns / 1e6:.1f} ms less than its "
-        f"{advice.step_ns / 1e6:.1f} ms ({advice.gain_ns / advice.step_ns:.0%}): {_count(advice.best)} instead of "
-        f"{advice.now.buckets}. That is a simulation with the times at which gradients were ready and a link of "
-        f"{advice.latency_ns / 1e6:.2f} ms and {advice.bandwidth_gbps:.3g} GB/s, fitted to the reductions that were "
-        "seen.",
-        severity=Severity.NOTE,
+def _finding(context: RuleContext, advice: BucketAdvice) -> Finding:
+    module = next(key for key in context.modules() if context.attempt.number(key) == advice.module)
+    return context.finding(
+        RULE,
+        f"{_capitalised(_option(advice.best))} should save {advice.gain_ns / 1e6:.1f} ms of a "
+        f"{advice.step_ns / 1e6:.1f} ms step ({advice.gain_ns / advice.step_ns:.0%}): {_count(advice.best)} instead of "
+        f"{advice.now.buckets}. This is a simulation. It uses the measured times at which gradients were ready, "
+        f"and a latency of {advice.latency_ns / 1e6:.2f} ms and a bandwidth of {advice.bandwidth_gbps:.3g} GB/s, "
+        "fitted to the measured reductions.",
         module=module,
         evidence={
             "gain_ms": round(advice.gain_ns / 1e6, 3),
@@ -38,18 +47,18 @@ def _finding(case: RuleContext, advice: BucketAdvice) -> Finding:
             "backward_ms": {
                 "measured": round(advice.measured_ns / 1e6, 3),
                 "simulated": round(advice.now.backward_ns / 1e6, 3),
-                f"with {option(advice.best)}": round(advice.best.backward_ns / 1e6, 3),
+                f"with {_option(advice.best)}": round(advice.best.backward_ns / 1e6, 3),
             },
             "latency_ms": round(advice.latency_ns / 1e6, 3),
             "bandwidth_gbps": advice.bandwidth_gbps,
         },
-        cause=f"{_now(advice.now)}, and their reductions do not fit beside the rest of the backward",
-        fix=f"Try {_fix(advice.best)}, and measure: a simulation does not know everything.",
+        cause=f"gradients are reduced in {_count(advice.now)}, which do not overlap well with the backward",
+        fix=f"Try {_fix(advice.best)}, and measure the result.",
     )
 
 
-def option(layout: BucketLayout) -> str:
-    """The layout as DDP's constructor is told of it."""
+def _option(layout: BucketLayout) -> str:
+    """The option of DDP's constructor for this layout."""
     if (layout.first_bytes, layout.cap_bytes) == _DEFAULT:
         return "the default bucket_cap_mb"
     if layout.first_bytes == layout.cap_bytes:
@@ -58,15 +67,15 @@ def option(layout: BucketLayout) -> str:
 
 
 def _fix(layout: BucketLayout) -> str:
-    if option(layout).startswith("bucket_cap_mb_list"):
-        return f"DistributedDataParallel(model, {option(layout)}), which newer versions of torch have"
-    if option(layout).startswith("the"):
+    if _option(layout).startswith("bucket_cap_mb_list"):
+        return f"DistributedDataParallel(model, {_option(layout)}), which newer versions of torch support"
+    if _option(layout).startswith("the"):
         return "DistributedDataParallel(model) without bucket_cap_mb"
-    return f"DistributedDataParallel(model, {option(layout)})"
+    return f"DistributedDataParallel(model, {_option(layout)})"
 
 
-def _now(layout: BucketLayout) -> str:
-    return f"gradients go in {_count(layout)}"
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:] if text.startswith("the ") else text
 
 
 def _count(layout: BucketLayout) -> str:

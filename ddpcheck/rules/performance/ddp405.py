@@ -1,4 +1,4 @@
-"""DDP405: traffic takes a slower interface than the fastest one that connects the nodes."""
+"""DDP405: traffic uses a slower interface than the fastest one that connects the nodes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,30 @@ from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.hardware.routes import Route, open_to_all, taken
 from ddpcheck.analysis.hardware.traffic import LinkTraffic, Traffic
+from ddpcheck.rules.rule import Need, Rule, first_sentence
 
-# Less than this between two speeds is not worth a warning.
+RULE = Rule(
+    code="DDP405",
+    severity=Severity.WARNING,
+    title="Traffic uses a slower interface than available",
+    summary="traffic uses a slower network interface than available, and which one to set",
+    needs=(Need.TRAFFIC,),
+    headline=first_sentence,
+    # The interface explains a slow link.
+    order=400,
+)
+
+# A smaller ratio of speeds is not worth a warning.
 _TIMES_FASTER = 2.0
-# Gradients so small cost the same over any interface.
+# Smaller gradients cost the same over any interface.
 _FEWEST_BYTES = 64 << 10
-_MOST_TOLD = 4
+_MOST_HOSTS = 4
 _VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
 
-def find(case: RuleContext) -> list[Finding]:
-    traffic = case.traffic
-    if traffic is None or traffic.gradient_bytes < _FEWEST_BYTES or not _is_whole(case, traffic):
+def find(context: RuleContext) -> list[Finding]:
+    traffic = context.traffic
+    if traffic is None or traffic.gradient_bytes < _FEWEST_BYTES or not _all_nodes_sampled(context, traffic):
         return []
     used = taken(traffic.nodes)
     if used is None or used.speed is None:
@@ -29,61 +41,60 @@ def find(case: RuleContext) -> list[Finding]:
     ]
     if not better:
         return []
-    return [_finding(case, traffic, used, max(better, key=lambda route: route.speed or 0))]
+    return [_finding(context, traffic, used, max(better, key=lambda route: route.speed or 0))]
 
 
-def _is_whole(case: RuleContext, traffic: Traffic) -> bool:
-    """Whether every rank's node was sampled, and there are several."""
-    seen = {rank for node in traffic.nodes for rank in node.ranks}
+def _all_nodes_sampled(context: RuleContext, traffic: Traffic) -> bool:
+    """Whether the node of every rank was sampled, and there are several nodes."""
+    sampled = {rank for node in traffic.nodes for rank in node.ranks}
     hosts = {node.host for node in traffic.nodes}
-    return len(traffic.nodes) > 1 and len(hosts) == len(traffic.nodes) and seen == set(case.attempt.ranks)
+    return (
+        len(traffic.nodes) > 1 and len(hosts) == len(traffic.nodes) and sampled == set(context.attempt.ranks)
+    )
 
 
-def _finding(case: RuleContext, traffic: Traffic, used: Route, better: Route) -> Finding:
+def _finding(context: RuleContext, traffic: Traffic, used: Route, better: Route) -> Finding:
     speed, best = used.speed or 0, better.speed or 0
-    moved = sum(link.sent for link in used.links.values())
-    return case.finding(
-        "DDP405",
-        f"{moved / 1e6:.1f} MB a step went between {len(traffic.nodes)} nodes over {_named(used)} "
-        f"({speed} Mbit/s). {_named(better)} ({best} Mbit/s) connects the same nodes and was hardly used: "
-        f"{best / speed:.3g} times as fast.",
-        severity=Severity.WARNING,
-        ranks=tuple(sorted(case.attempt.ranks)),
+    bytes_per_step = sum(link.sent for link in used.links.values())
+    return context.finding(
+        RULE,
+        f"Traffic between {len(traffic.nodes)} nodes uses {_name(used)} ({speed} Mbit/s), although {_name(better)} "
+        f"({best} Mbit/s) is {best / speed:.3g} times as fast. It carries {bytes_per_step / 1e6:.1f} MB per step; "
+        "the faster interface connects the same nodes and was hardly used.",
+        ranks=tuple(sorted(context.attempt.ranks)),
         evidence={
             "interfaces": [
-                _told(host, route.links[host])
-                for host in list(used.links)[:_MOST_TOLD]
+                _interface_row(host, route.links[host])
+                for host in list(used.links)[:_MOST_HOSTS]
                 for route in (used, better)
             ],
             "nodes": len(traffic.nodes),
         },
-        cause=_cause(case, traffic.backend),
+        cause=_cause(context, traffic.backend),
         fix=_fix(traffic.backend, better),
     )
 
 
-def _told(host: str, link: LinkTraffic) -> dict[str, Any]:
+def _interface_row(host: str, link: LinkTraffic) -> dict[str, Any]:
     return {"node": host, "interface": link.name, "mbit": link.speed, "bytes_a_step": round(link.sent)}
 
 
-def _named(route: Route) -> str:
-    """One name where the nodes agree on it."""
+def _name(route: Route) -> str:
+    """One name if it is the same on all nodes."""
     names = sorted(set(route.names.values()))
     return (
         names[0] if len(names) == 1 else ", ".join(f"{name} on {host}" for host, name in route.names.items())
     )
 
 
-def _cause(case: RuleContext, backend: str) -> str:
-    """Whether somebody chose the interface, as the environment of the ranks tells."""
-    environments = [rank.header.environment for rank in case.attempt.ranks.values()]
+def _cause(context: RuleContext, backend: str) -> str:
+    """Whether the environment of the ranks selects the interface."""
+    environments = [rank.header.environment for rank in context.attempt.ranks.values()]
     for variable in _variables(backend):
         chosen = sorted({environment[variable] for environment in environments if variable in environment})
         if chosen:
-            return f"{variable} names it ({', '.join(chosen)})"
-    return (
-        "nothing tells the backend which interface to take, and it took that of the host's name or the first"
-    )
+            return f"{variable} selects it ({', '.join(chosen)})"
+    return "no variable selects an interface, so the backend used the one of the host name or the first one"
 
 
 def _variables(backend: str) -> list[str]:
@@ -94,7 +105,7 @@ def _fix(backend: str, better: Route) -> str:
     variables = _variables(backend)
     names = sorted(set(better.names.values()))
     if len(names) == 1:
-        said = " and ".join(f"{variable}={names[0]}" for variable in variables) or names[0]
-        return f"Set {said} in the job's environment, on every node."
+        assignments = " and ".join(f"{variable}={names[0]}" for variable in variables) or names[0]
+        return f"Set {assignments} in the job's environment, on every node."
     each = ", ".join(f"{name} on {host}" for host, name in better.names.items())
     return f"Set {' and '.join(variables) or 'the interface'} in the job's environment: {each}."

@@ -1,1 +1,1 @@
-"""wrapping"""
+"""Rules about wrapping a model in DDP (1xx)."""

@@ -3,81 +3,89 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.divergence.nodes import apart_findings
-from ddpcheck.analysis.divergence.parameters import names_agree
+from ddpcheck.analysis.divergence.explain import same_parameter_names
+from ddpcheck.analysis.divergence.nodes import node_findings
 from ddpcheck.analysis.evidence import of_disagreement
-from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage, TensorKind
+from ddpcheck.rules.rule import Location, Need, Rule
+
+RULE = Rule(
+    code="DDP101",
+    severity=Severity.ERROR,
+    title="Parameters or buffers differ across ranks after wrapping",
+    summary="parameters or buffers differ across ranks after wrapping",
+    needs=(Need.PARAMETERS_AFTER_WRAPPING,),
+    live=True,
+    replicas_diverge=True,
+    location=Location.WRAPPING,
+)
 
 
-def find(case: RuleContext) -> list[Finding]:
-    found = [
+def find(context: RuleContext) -> list[Finding]:
+    findings = [
         finding
-        for module in case.modules()
-        if names_agree(case.attempt, module)
-        for of in (TensorKind.PARAMETERS, TensorKind.BUFFERS)
-        for finding in _of_module(case, module, of)
+        for module in context.modules()
+        if same_parameter_names(context.attempt, module)
+        for kind in (TensorKind.PARAMETERS, TensorKind.BUFFERS)
+        for finding in _of_module(context, module, kind)
     ]
-    found += [finding for module in case.modules() for finding in _ignored(case, module)]
-    return found + apart_findings(case, "DDP101")
+    findings += [finding for module in context.modules() for finding in _ignored(context, module)]
+    return findings + node_findings(context, RULE, Stage.INIT_AFTER)
 
 
-def _of_module(case: RuleContext, module: ModuleKey, of: TensorKind) -> list[Finding]:
-    found = case.attempt.agreement.stats_of(module, Stage.INIT_AFTER, of).first
-    if found is None:
+def _of_module(context: RuleContext, module: ModuleKey, kind: TensorKind) -> list[Finding]:
+    first = context.attempt.agreement.stats_of(module, Stage.INIT_AFTER, kind).first
+    if first is None:
         return []
-    evidence = of_disagreement(case.attempt, found, case.folder)
-    options = case.attempt.ranks[min(found.digests)].latest[module].options
-    cause = _cause(options, of)
+    evidence = of_disagreement(context.attempt, first, context.folder)
+    options = context.attempt.ranks[min(first.digests)].latest[module].options
     differing = evidence["parameters"]
     names = differing["names"]
-    message = (
-        f"Right after DDP wrapped the model, {differing['count']} of {differing['of']} {of.value} are not "
-        f"the same on all ranks; odd: {name_ranks(found.outlier_ranks())}."
-    )
     return [
-        case.finding(
-            "DDP101",
-            message,
-            found=found,
+        context.finding(
+            RULE,
+            f"After DDP wrapped the model, {differing['count']} of {differing['of']} {kind.value} differ across "
+            f"ranks. Outlier: {name_ranks(first.outlier_ranks())}.",
+            disagreement=first,
             parameter=names[0] if names else None,
             evidence=evidence,
-            cause=cause,
-            fix="Let DDP broadcast at wrapping (leave init_sync and buffer broadcasting on), or load or seed "
+            cause=_cause(options, kind),
+            fix="Let DDP broadcast at wrapping (keep init_sync and buffer broadcasting enabled), or load or seed "
             "the same values on every rank before wrapping.",
         )
     ]
 
 
-def _ignored(case: RuleContext, module: ModuleKey) -> list[Finding]:
-    """What DDP ignores may differ, unless ranks apply the same gradients to it: then it is meant to be a replica."""
-    found = case.attempt.agreement.stats_of(module, Stage.INIT_AFTER, TensorKind.IGNORED).first
-    applied = case.attempt.agreement.stats_of(module, Stage.APPLIED, TensorKind.IGNORED)
-    if found is None or not applied.compared or applied.differing:
+def _ignored(context: RuleContext, module: ModuleKey) -> list[Finding]:
+    """Ignored parameters may differ, unless ranks apply the same gradients to them: then they are replicas."""
+    first = context.attempt.agreement.stats_of(module, Stage.INIT_AFTER, TensorKind.IGNORED).first
+    applied = context.attempt.agreement.stats_of(module, Stage.APPLIED, TensorKind.IGNORED)
+    if first is None or not applied.compared or applied.differing:
         return []
-    evidence = of_disagreement(case.attempt, found, case.folder)
+    evidence = of_disagreement(context.attempt, first, context.folder)
     names = evidence["parameters"]["names"]
     evidence["steps_with_equal_gradients"] = applied.compared
     return [
-        case.finding(
-            "DDP101",
-            f"Right after wrapping, {len(names)} parameters that DDP leaves alone are not the same on all ranks, and "
-            f"yet every rank applies the same gradients to them; odd: {name_ranks(found.outlier_ranks())}.",
-            found=found,
+        context.finding(
+            RULE,
+            f"After wrapping, {len(names)} parameters that DDP ignores differ across ranks, although every rank "
+            f"applies the same gradients to them. Outlier: {name_ranks(first.outlier_ranks())}.",
+            disagreement=first,
             parameter=names[0] if names else None,
             evidence=evidence,
-            cause="DDP was told to ignore these parameters, so it did not broadcast them at wrapping",
-            fix="Broadcast ignored parameters from one rank after wrapping, or build them from the same seed "
-            "everywhere.",
+            cause="DDP is configured to ignore these parameters, so it did not broadcast them at wrapping",
+            fix="Broadcast ignored parameters from one rank after wrapping, or initialise them from the same seed "
+            "on every rank.",
         )
     ]
 
 
-def _cause(options: dict[str, object], of: TensorKind) -> str:
+def _cause(options: dict[str, object], kind: TensorKind) -> str:
     if options.get("init_sync") is False:
-        return "init_sync=False: DDP was told not to broadcast at wrapping"
-    if of is TensorKind.BUFFERS and options.get("broadcast_buffers") is False:
-        return "broadcast_buffers=False: DDP was told to leave buffers alone, also at wrapping"
+        return "init_sync=False: DDP does not broadcast at wrapping"
+    if kind is TensorKind.BUFFERS and options.get("broadcast_buffers") is False:
+        return "broadcast_buffers=False: DDP does not broadcast buffers, not even at wrapping"
     return "the broadcast at wrapping did not make the ranks equal"

@@ -6,75 +6,91 @@ from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import groups_of, outlier_ranks
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage
+from ddpcheck.rules.rule import Location, Need, Rule
+
+RULE = Rule(
+    code="DDP103",
+    severity=Severity.ERROR,
+    title="Ranks built different parameters, or the same ones in a different order",
+    summary="ranks built different parameters, or the same ones in a different order",
+    needs=(Need.PARAMETERS_AFTER_WRAPPING,),
+    live=True,
+    replicas_diverge=True,
+    location=Location.WRAPPING,
+    # Different parameters cause different buffers and values (DDP101).
+    order=100,
+)
 
 _SAME_ORDER = (
     "Build the model in the same order on every rank: iterate over lists or sorted names, never over sets, and "
-    "keep rank-dependent conditions out of the constructor."
+    "keep conditions that depend on the rank out of the constructor."
 )
 _SAME_IGNORED = (
-    "Let DDP ignore the same parameters on every rank; what one rank alone trains belongs outside DDP."
+    "Let DDP ignore the same parameters on every rank. Keep parameters that only one rank trains outside DDP."
 )
 
 
-def find(case: RuleContext) -> list[Finding]:
-    return [finding for module in case.modules() for finding in _of_module(case, module)]
+def find(context: RuleContext) -> list[Finding]:
+    return [finding for module in context.modules() for finding in _of_module(context, module)]
 
 
-def _of_module(case: RuleContext, module: ModuleKey) -> list[Finding]:
-    rows = {rank: data.as_wrapped[module].parameters for rank, data in case.attempt.of_module(module).items()}
+def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
+    wrapped = {rank: data.as_wrapped[module] for rank, data in context.attempt.of_module(module).items()}
+    rows = {rank: record.parameters for rank, record in wrapped.items()}
     # Shapes and dtypes count: DDP compares them too, but its error does not name the parameter.
-    said = {rank: repr([row[:3] for row in rows[rank]]) for rank in rows}
-    groups = groups_of(said)
+    groups = groups_of({rank: repr([row[:3] for row in rows[rank]]) for rank in rows})
     if len(groups) < 2:
         return []
-    usual, other = rows[groups[0][1][0]], rows[groups[1][1][0]]
-    place, parameter = _first_difference(usual, other)
-    odd = outlier_ranks([ranks for _, ranks in groups])
-    same_set = {row[0] for row in usual} == {row[0] for row in other}
-    cause = "the same names in another order" if same_set else "different sets of parameters"
-    ignored = {rank: data.as_wrapped[module].ignored for rank, data in case.attempt.of_module(module).items()}
-    differently = len({tuple(names) for names in ignored.values()}) > 1
-    if differently:
-        cause = "DDP was told to ignore different parameters: the ignored ones are not the same on all ranks"
+    majority, other = rows[groups[0][1][0]], rows[groups[1][1][0]]
+    index, parameter = _first_difference(majority, other)
+    ignored = {rank: record.ignored for rank, record in wrapped.items()}
+    ignored_differ = len({tuple(names) for names in ignored.values()}) > 1
     evidence: dict[str, Any] = {
-        "position": place,
+        "position": index,
         "at_that_position": [
-            {"ranks": list(ranks), "parameter": _describe(rows[ranks[0]], place)} for _, ranks in groups
+            {"ranks": list(ranks), "parameter": _describe(rows[ranks[0]], index)} for _, ranks in groups
         ],
     }
-    if differently:
+    if ignored_differ:
+        cause = (
+            "DDP is configured to ignore different parameters: the ignored ones are not the same on all ranks"
+        )
         evidence["ignored"] = {str(rank): ", ".join(names) or "nothing" for rank, names in ignored.items()}
+    elif {row[0] for row in majority} == {row[0] for row in other}:
+        cause = "the same names in another order"
+    else:
+        cause = "different sets of parameters"
     return [
-        case.finding(
-            "DDP103",
-            f"Parameter number {place} is {_describe(usual, place)} on {name_ranks(groups[0][1])} and "
-            f"{_describe(other, place)} on {name_ranks(groups[1][1])}. DDP pairs parameters by position.",
+        context.finding(
+            RULE,
+            f"Parameter number {index} is {_describe(majority, index)} on {name_ranks(groups[0][1])} and "
+            f"{_describe(other, index)} on {name_ranks(groups[1][1])}. DDP pairs parameters by position.",
             module=module,
             stage=Stage.INIT_BEFORE.value,
             parameter=parameter,
-            ranks=odd,
+            ranks=outlier_ranks([ranks for _, ranks in groups]),
             evidence=evidence,
             cause=cause,
-            fix=_SAME_IGNORED if differently else _SAME_ORDER,
+            fix=_SAME_IGNORED if ignored_differ else _SAME_ORDER,
         )
     ]
 
 
-def _first_difference(usual: list[list[Any]], other: list[list[Any]]) -> tuple[int, str]:
-    for place, (a, b) in enumerate(zip(usual, other, strict=False)):
+def _first_difference(majority: list[list[Any]], other: list[list[Any]]) -> tuple[int, str]:
+    for index, (a, b) in enumerate(zip(majority, other, strict=False)):
         if a[:3] != b[:3]:
-            return place, str(a[0])
-    place = min(len(usual), len(other))
-    longer = usual if len(usual) > len(other) else other
-    return place, str(longer[place][0])
+            return index, str(a[0])
+    index = min(len(majority), len(other))
+    longer = majority if len(majority) > len(other) else other
+    return index, str(longer[index][0])
 
 
-def _describe(rows: list[list[Any]], place: int) -> str:
-    if place >= len(rows):
-        return "not there"
-    name, dtype, shape, _ = rows[place]
+def _describe(rows: list[list[Any]], index: int) -> str:
+    if index >= len(rows):
+        return "missing"
+    name, dtype, shape, _ = rows[index]
     return f"{name} ({dtype} {'x'.join(map(str, shape)) or 'scalar'})"

@@ -2,70 +2,107 @@
 
 from __future__ import annotations
 
+from ddpcheck.analysis.aggregate.agreement import Disagreement
+from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.divergence.parameters import divergence
-from ddpcheck.analysis.evidence import of_disagreement
+from ddpcheck.analysis.divergence.explain import Divergence, Explanation, Precedence
+from ddpcheck.analysis.evidence import differing_tensors, of_disagreement, tensor_rows
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
+from ddpcheck.rules.rule import Location, Rule
 
-FIX = (
-    "Wrap the model in DDP again after the change, or make all parameters and set requires_grad before "
-    "wrapping."
+RULE = Rule(
+    code="DDP104",
+    severity=Severity.ERROR,
+    title="A parameter was added, replaced or unfrozen after wrapping",
+    summary="a parameter was added, replaced or unfrozen after wrapping",
+    live=True,
+    replicas_diverge=True,
+    location=Location.WRAPPING,
 )
 
+_FIX = "Wrap the model in DDP again after the change, or create all parameters and set requires_grad before wrapping."
+_MOST_CHANGES = 10
 
-def find(case: RuleContext) -> list[Finding]:
-    return [finding for module in case.modules() for finding in _of_module(case, module)]
 
-
-def _of_module(case: RuleContext, module: ModuleKey) -> list[Finding]:
-    parted = divergence(case.attempt, module)
-    if parted is not None and parted.code == "DDP104":
-        evidence = {**of_disagreement(case.attempt, parted.found, case.folder), **parted.evidence}
-        return [
-            case.finding(
-                "DDP104",
-                f"{parted.parameter} was {parted.cause} after wrapping, so DDP does not reduce its "
-                f"gradients; from step {parted.found.moment.step} on ranks hold different values.",
-                found=parted.found,
-                parameter=parted.parameter,
-                evidence=evidence,
-                cause=f"{parted.cause} after wrapping",
-                fix=FIX,
+@RULE.explains_parameters(Precedence.UNKNOWN_TO_REDUCER)
+def _unknown_to_reducer(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
+    changes = [
+        record
+        for rank in attempt.of_module(module).values()
+        for key, record in rank.structure
+        if key == module and record.step <= first.moment.step
+    ]
+    rows = tensor_rows(attempt, first)
+    differing = {rows[index][0] for index in differing_tensors(attempt, first) if index < len(rows)}
+    for record in changes:
+        if record.parameter in differing or not differing:
+            return Explanation(
+                cause=record.change,
+                parameter=record.parameter,
+                evidence={"change": record.change, "noticed_at_step": record.step},
             )
-        ]
-    return _harmless_so_far(case, module)
+    return None
 
 
-def _harmless_so_far(case: RuleContext, module: ModuleKey) -> list[Finding]:
-    """The ranks still agree: perhaps the user reduces that gradient by hand. Worth a word, no alarm."""
-    seen = {
-        (record.parameter, record.change): (rank, record)
-        for rank, data in case.attempt.of_module(module).items()
+def find(context: RuleContext) -> list[Finding]:
+    return [finding for module in context.modules() for finding in _of_module(context, module)]
+
+
+def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
+    divergence = context.divergence(module).parameters
+    if divergence is not None and divergence.code == RULE.code:
+        return [_diverged(context, divergence)]
+    return _no_divergence_yet(context, module)
+
+
+def _diverged(context: RuleContext, divergence: Divergence) -> Finding:
+    return context.finding(
+        RULE,
+        f"{divergence.parameter} was {divergence.cause} after wrapping, so DDP does not reduce its gradients. "
+        f"Replicas diverge at step {divergence.step}.",
+        disagreement=divergence.first,
+        parameter=divergence.parameter,
+        evidence={
+            **of_disagreement(context.attempt, divergence.first, context.folder),
+            **divergence.evidence,
+        },
+        cause=f"{divergence.cause} after wrapping",
+        fix=_FIX,
+    )
+
+
+def _no_divergence_yet(context: RuleContext, module: ModuleKey) -> list[Finding]:
+    """The ranks still agree, perhaps because the user reduces that gradient: a note."""
+    changes = {
+        (record.parameter, record.change): record
+        for data in context.attempt.of_module(module).values()
         for key, record in data.structure
         if key == module
     }
-    if not seen:
+    if not changes:
         return []
-    (parameter, change), (_, record) = next(iter(seen.items()))
+    (parameter, change), record = next(iter(changes.items()))
     ranks = tuple(
         rank
-        for rank, data in case.attempt.of_module(module).items()
+        for rank, data in context.attempt.of_module(module).items()
         if any(key == module for key, _ in data.structure)
     )
     return [
-        case.finding(
-            "DDP104",
-            f"{parameter} was {change} after wrapping on {name_ranks(ranks)}: DDP does not reduce its "
-            "gradients. The ranks still agreed where they were compared.",
+        context.finding(
+            RULE,
+            f"{parameter} was {change} after wrapping on {name_ranks(ranks)}, so DDP does not reduce its gradients. "
+            "The ranks still agreed wherever they were compared.",
             severity=Severity.NOTE,
             module=module,
             step=record.step,
             parameter=parameter,
             ranks=ranks,
-            evidence={"changes": [{"parameter": name, "change": how} for name, how in list(seen)[:10]]},
+            evidence={
+                "changes": [{"parameter": name, "change": how} for name, how in list(changes)[:_MOST_CHANGES]]
+            },
             cause=f"{change} after wrapping",
-            fix=FIX,
+            fix=_FIX,
         )
     ]

@@ -5,7 +5,7 @@ seen in: -
 ranks: 3
 launcher: python
 expect: DDP601
-cause: nothing is known of rank 2
+cause: no records of rank 2
 step: none
 odd ranks: 2
 """

@@ -4,7 +4,7 @@ variant of: sampler_seed_differs
 seen in: -
 ranks: 3
 expect: DDP302
-cause: set_epoch got another number on some rank
+cause: set_epoch received another number on some rank
 stage: forward
 step: 0
 odd ranks: 0 1 2

@@ -4,7 +4,7 @@ variant of: mean_over_own_tokens
 seen in: transformers#34242
 ranks: 3
 expect: DDP305
-cause: whatever the number of labelled tokens
+cause: regardless of the number of labelled tokens
 stage: forward
 step: 0
 odd ranks: 2

@@ -4,7 +4,7 @@ variant of: uneven_last_batch
 seen in: -
 ranks: 2
 expect: DDP305
-cause: whatever the number of samples
+cause: regardless of the number of samples
 stage: forward
 step: 0
 odd ranks: 1

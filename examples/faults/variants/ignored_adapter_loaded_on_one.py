@@ -4,7 +4,7 @@ variant of: ignored_adapter
 seen in: OneTrainer#803
 ranks: 3
 expect: DDP101
-cause: told to ignore
+cause: configured to ignore
 stage: init.after
 step: none
 odd ranks: 1

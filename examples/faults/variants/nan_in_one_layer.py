@@ -4,7 +4,7 @@ variant of: nan_spreads
 seen in: -
 ranks: 2
 expect: DDP209
-cause: in 2 of its 4 gradients, and first in that of before
+cause: in 2 of its 4 gradients, first in that of before
 stage: local
 step: 3
 odd ranks: 0

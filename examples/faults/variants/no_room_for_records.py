@@ -5,7 +5,7 @@ seen in: -
 ranks: 2
 expect: DDP605
 severity: note
-cause: could not write its records any more
+cause: could not continue to write its records
 step: none
 odd ranks: 1
 """

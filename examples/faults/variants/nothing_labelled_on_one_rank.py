@@ -4,7 +4,7 @@ variant of: nan_spreads
 seen in: -
 ranks: 3
 expect: DDP209
-cause: in all 4 of its gradients: it came with the loss or the inputs
+cause: in all 4 of its gradients: it comes from the loss or the inputs
 stage: local
 step: 2
 odd ranks: 2

@@ -4,7 +4,7 @@ variant of: optimizer_state_on_rank_0
 seen in: -
 ranks: 3
 expect: DDP206
-cause: an optimizer made anew on some rank
+cause: an optimizer was recreated on some ranks only
 stage: params
 step: 3
 odd ranks: 2

@@ -7,7 +7,7 @@ variant of: optimizer_state_on_rank_0
 seen in: -
 ranks: 2
 expect: DDP206
-cause: optimizer state was loaded on rank 1 alone
+cause: optimizer state was loaded on rank 1 only
 stage: params
 step: 4
 odd ranks: 0 1

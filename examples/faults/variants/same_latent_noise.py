@@ -5,7 +5,7 @@ seen in: -
 ranks: 3
 launcher: torchrun
 expect: DDP306
-cause: seeded its generator alike
+cause: seeded its generator with the same number
 stage: forward
 step: 0
 odd ranks: 0 1 2

@@ -5,7 +5,7 @@ seen in: -
 ranks: 2
 launcher: environment
 expect: DDP306
-cause: seeded its generator alike
+cause: seeded its generator with the same number
 stage: forward
 step: 3
 odd ranks: 0 1

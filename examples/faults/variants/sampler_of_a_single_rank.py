@@ -5,7 +5,7 @@ seen in: -
 ranks: 2
 launcher: python
 expect: DDP301
-cause: takes itself for number 0 of 1
+cause: is configured as rank 0 of 1
 stage: forward
 step: 0
 odd ranks: 0 1

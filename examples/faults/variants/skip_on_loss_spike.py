@@ -5,7 +5,7 @@ seen in: -
 ranks: 3
 launcher: torchrun
 expect: DDP207
-cause: a step was left out on rank 0
+cause: a step was skipped on rank 0
 stage: params
 step: 4
 odd ranks: 0

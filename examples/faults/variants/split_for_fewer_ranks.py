@@ -4,7 +4,7 @@ variant of: everyone_is_rank_zero
 seen in: -
 ranks: 3
 expect: DDP301
-cause: ranks 0 and 2 each take themselves for number 0 of 2, and 3 ranks train
+cause: ranks 0 and 2 are each configured as rank 0 of 2, but 3 ranks train
 stage: forward
 step: 0
 odd ranks: 0 2

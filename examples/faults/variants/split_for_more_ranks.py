@@ -4,7 +4,7 @@ variant of: sampler_seed_differs
 seen in: -
 ranks: 2
 expect: DDP302
-cause: among 4, and 2 ranks train
+cause: among 4, but 2 ranks train
 stage: forward
 step: 0
 odd ranks: 0 1

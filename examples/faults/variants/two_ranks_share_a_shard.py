@@ -4,7 +4,7 @@ variant of: everyone_is_rank_zero
 seen in: -
 ranks: 3
 expect: DDP301
-cause: ranks were handed the same data
+cause: ranks received the same data
 stage: forward
 step: 0
 odd ranks: 0 2

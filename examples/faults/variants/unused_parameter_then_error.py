@@ -7,7 +7,7 @@ variant of: unused_parameter
 seen in: pytorch#112152
 ranks: 3
 expect: DDP202
-cause: no gradient came for blocks.1.weight, blocks.1.bias
+cause: no gradient arrived for blocks.1.weight, blocks.1.bias
 stage: applied
 step: 2
 odd ranks: 0 1 2

@@ -6,7 +6,7 @@ variant of: weights_written_in_forward
 seen in: -
 ranks: 3
 expect: DDP208
-cause: written between backward and step, by rank 2 alone
+cause: written between backward and step, by rank 2 only
 stage: rewritten
 step: 1
 odd ranks: 2

@@ -8,7 +8,7 @@ variant of: weights_written_in_forward
 seen in: -
 ranks: 3
 expect: DDP208
-cause: on all ranks but not alike
+cause: on all ranks but differently
 stage: rewritten
 step: 3
 odd ranks: 0 1 2

@@ -4,7 +4,7 @@ variant of: checkpoint_on_rank_0
 seen in: -
 ranks: 2
 expect: DDP208
-cause: written between two steps, by rank 1 alone
+cause: written between two steps, by rank 1 only
 stage: rewritten
 step: 3
 odd ranks: 0 1

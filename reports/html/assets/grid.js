@@ -1,4 +1,4 @@
-// A heat map: rows of ranks, columns of parts or of other ranks, a number in each cell.
+// A heat map: rows of ranks or nodes, columns of phases or nodes, a number in each cell.
 
 const grid = (figure, spec) => {
   let at = 0;
@@ -23,12 +23,12 @@ const grid = (figure, spec) => {
           bar(u, row, column, column + 1, shade(value), 0.94);
         }),
       );
-    // A letter takes about seven pixels.
+    // A letter is about seven pixels wide.
     const letters = Math.max(2, Math.floor((width - 90) / Math.min(16, spec.columns.length) / 7));
     const fitting = (label) => (label.length > letters ? label.slice(0, letters - 1) + "…" : label);
     const labels = (u, splits) => splits.map((at) => fitting(spec.columns[Math.floor(at)] ?? ""));
     const options = rowChart(rows, range, spec.xLabel, labels, paint);
-    // Under the middle of each column, as far as they have room.
+    // Labels under the middle of each column, as many as fit.
     const every = Math.ceil(spec.columns.length / 16);
     const middles = spec.columns.map((_, number) => number + 0.5).filter((_, number) => number % every === 0);
     options.axes[0].splits = () => middles;

@@ -1,4 +1,4 @@
-// A timeline: one row a rank (or a host), bars from one moment to another.
+// A timeline: one row for each rank, with a bar for each span.
 
 const lanes = (figure, spec) => {
   let at = 0;
@@ -16,12 +16,12 @@ const lanes = (figure, spec) => {
     const read = (u, left, top) => {
       const moment = u.posToVal(left, "x");
       const row = rowAt(u, top, rows);
-      // What is drawn last lies on top.
-      const found = spans.findLast((span) => span[0] === row && span[1] <= moment && moment <= span[2]);
+      // The span that is drawn last is on top.
+      const span = spans.findLast((one) => one[0] === row && one[1] <= moment && moment <= one[2]);
       const where = `${rows[row].label} at ${short(moment)} ${spec.unit}`;
-      if (!found) return `${where}: nothing`;
-      const what = found[4] ? `, ${found[4]}` : "";
-      return `${where}: ${spec.kinds[found[3]].label}${what}, ${short(found[2] - found[1])} ${spec.unit}`;
+      if (!span) return `${where}: nothing`;
+      const what = span[4] ? `, ${span[4]}` : "";
+      return `${where}: ${spec.kinds[span[3]].label}${what}, ${short(span[2] - span[1])} ${spec.unit}`;
     };
     return { options, data: [range, [null, null]], read, down: rowHeight(rows.length) };
   };

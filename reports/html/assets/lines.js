@@ -1,4 +1,4 @@
-// Lines over steps. With many ranks: the lowest, the median and the highest, and whichever ranks are asked for.
+// Lines over steps. With many ranks: minimum, median and maximum, and the ranks that the reader enters.
 
 const MOST_LINES = 12;
 
@@ -14,9 +14,9 @@ const lines = (figure, spec) => {
     const columns = spec.x.map((_, at) => ofRanks.map((one) => one.values[at]).filter((value) => value !== null));
     const over = (pick) => columns.map((column) => (column.length ? pick(column) : null));
     return [
-      { label: `lowest of ${ofRanks.length} ranks`, values: over((column) => column.reduce((a, b) => Math.min(a, b))) },
+      { label: `minimum of ${ofRanks.length} ranks`, values: over((column) => column.reduce((a, b) => Math.min(a, b))) },
       { label: "median rank", values: over(median) },
-      { label: "highest rank", values: over((column) => column.reduce((a, b) => Math.max(a, b))) },
+      { label: "maximum", values: over((column) => column.reduce((a, b) => Math.max(a, b))) },
     ];
   };
   const summarised = many ? summary() : [];
@@ -24,7 +24,7 @@ const lines = (figure, spec) => {
   const make = (width) => {
     const shown = many ? [...summarised, ...chosen.map((rank) => byRank.get(rank))] : ofRanks;
     const series = [...shown, ...others];
-    // A logarithmic scale has no place for zero.
+    // A logarithmic scale cannot show zero.
     const fit = (values) => (spec.log ? values.map((value) => (value > 0 ? value : null)) : values);
     const alone = spec.x.length < 40;
     const options = {
@@ -54,9 +54,9 @@ const lines = (figure, spec) => {
     const read = (u) => {
       const at = u.cursor.idx;
       if (at === null || at === undefined) return "";
-      const said = series.filter((_, number) => u.series[number + 1].show).map((one) => `${one.label} ${short(one.values[at])}`);
+      const parts = series.filter((_, number) => u.series[number + 1].show).map((one) => `${one.label} ${short(one.values[at])}`);
       const unit = spec.unit ? ` ${spec.unit}` : "";
-      return `${spec.xLabel ?? "step"} ${short(spec.x[at])}: ${said.join(", ")}${unit}`;
+      return `${spec.xLabel ?? "step"} ${short(spec.x[at])}: ${parts.join(", ")}${unit}`;
     };
     return { options, data: [spec.x, ...series.map((one) => fit(one.values))], read };
   };

@@ -1,4 +1,4 @@
-// Numbers as people read them, and ranks as they type them.
+// Formatting of numbers, parsing of ranks, and the median.
 
 const short = (value) => {
   if (value === null || value === undefined) return "–";
@@ -7,14 +7,14 @@ const short = (value) => {
   return String(Number(value.toPrecision(4)));
 };
 
-// "3, 17-20" within 0 to most.
+// "3, 17-20" as a list of the ranks that exist.
 const parseRanks = (text, known) => {
   const chosen = new Set();
   for (const part of text.split(/[\s,]+/)) {
-    const found = /^(\d+)(?:-(\d+))?$/.exec(part);
-    if (!found) continue;
-    const first = Number(found[1]);
-    const last = Math.min(Number(found[2] ?? first), first + 4096);
+    const match = /^(\d+)(?:-(\d+))?$/.exec(part);
+    if (!match) continue;
+    const first = Number(match[1]);
+    const last = Math.min(Number(match[2] ?? first), first + 4096);
     for (let rank = first; rank <= last; rank++) if (known.has(rank)) chosen.add(rank);
   }
   return [...chosen];

@@ -1,4 +1,4 @@
-// Brings the charts to life once the page is there.
+// Draws the charts once the page is loaded.
 
 const kinds = { lines, strip, lanes, grid };
 for (const figure of document.querySelectorAll("figure[data-chart]")) {
@@ -23,7 +23,7 @@ new ResizeObserver(() => {
   }
 }).observe(document.querySelector("main"));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw());
-// Paper is always light, and about this wide.
+// Print is always light, and about this wide.
 addEventListener("beforeprint", () => {
   document.body.classList.add("paper");
   redraw(660);

@@ -1,18 +1,18 @@
-// One chart on the page: draws itself anew when its width or the colours change, and can be used by keyboard.
+// One chart: redrawn when its width or the colours change, and usable by keyboard.
 
 class Plot {
-  // make(width) gives uPlot's options and data, and read(plot, left, top): what stands under the cursor, in words.
+  // make(width) returns uPlot's options and data, and read(plot, left, top): the text for the cursor's position.
   constructor(figure, make) {
     this.figure = figure;
     this.make = make;
     this.holder = figure.querySelector(".plot");
     this.readout = figure.querySelector(".readout");
     this.holder.tabIndex = 0;
-    // To a picture screen readers hand no keys on.
+    // Screen readers do not forward keys to an image.
     this.holder.setAttribute("role", "application");
     this.holder.setAttribute("aria-roledescription", "chart");
     this.holder.addEventListener("keydown", (event) => this.key(event));
-    // Only who uses the keyboard has every move read out.
+    // Screen readers announce moves of the cursor only while the chart has the focus.
     this.holder.addEventListener("focus", () => this.readout.setAttribute("aria-live", "polite"));
     this.holder.addEventListener("blur", () => this.readout.removeAttribute("aria-live"));
     this.draw();
@@ -23,30 +23,30 @@ class Plot {
     this.width = width;
     const { options, data, read, down } = this.make(width);
     this.read = read;
-    // How far the cursor goes up or down at a key: a row, where there are rows.
+    // How far a key moves the cursor up or down: one row, if there are rows.
     this.down = down ?? 5;
-    options.hooks = { ...options.hooks, setCursor: [() => this.tell()] };
+    options.hooks = { ...options.hooks, setCursor: [() => this.updateReadout()] };
     options.width = width;
     this.plot = new uPlot(options, data, this.holder);
     this.holder.querySelectorAll(".u-legend th").forEach((label, number) => this.toggled(label, number + 1));
   }
 
-  // An entry of the legend takes its line away and brings it back, by mouse and by keyboard.
+  // An entry of the legend hides and shows its line, by mouse and by keyboard.
   toggled(label, series) {
-    const tell = () => label.setAttribute("aria-pressed", String(this.plot.series[series].show));
+    const update = () => label.setAttribute("aria-pressed", String(this.plot.series[series].show));
     label.tabIndex = 0;
     label.setAttribute("role", "button");
-    label.addEventListener("click", tell);
+    label.addEventListener("click", update);
     label.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" && event.key !== " ") return;
       event.preventDefault();
       event.stopPropagation();
       label.click();
     });
-    tell();
+    update();
   }
 
-  tell() {
+  updateReadout() {
     const { left, top } = this.plot.cursor;
     this.readout.textContent = left >= 0 ? this.read(this.plot, left, top) : this.readout.dataset.rest;
   }

@@ -1,4 +1,4 @@
-// What charts of one row a rank have in common: labels, the heights of rows, which row lies under the cursor.
+// Shared by charts with one row for each rank: labels, row heights, and the row under the cursor.
 
 const rowHeight = (rows) => Math.max(10, Math.min(26, Math.round(560 / rows)));
 
@@ -25,7 +25,7 @@ const rowChart = (rows, range, xLabel, xValues, paint) => {
   };
 };
 
-// What can be looked at one at a time, where there is a choice.
+// The pages of a chart, if there are several.
 const choosing = (figure, show) => {
   const chooser = figure.querySelector("select");
   chooser?.addEventListener("change", () => show(chooser.selectedIndex));

@@ -1,4 +1,4 @@
-// Agreement: one row a rank, one column a step. Many ranks share rows, and a row opens into its ranks.
+// Agreement: one row for each rank, one column for each step. Many ranks share rows, which can be expanded.
 
 const MOST_ROWS = 48;
 
@@ -7,7 +7,7 @@ const strip = (figure, spec) => {
   const back = figure.querySelector(".back");
 
   const blocks = () => {
-    // Powers of two: nodes and switches hold so many ranks.
+    // Powers of two, as nodes and switches have.
     const size = 2 ** Math.ceil(Math.log2(Math.max(1, shown.length / MOST_ROWS)));
     const rows = [];
     for (let at = 0; at < shown.length; at += size) {
@@ -20,23 +20,23 @@ const strip = (figure, spec) => {
 
   const range = [Math.min(...spec.stretches.map((one) => one.first)), Math.max(...spec.stretches.map((one) => one.last)) + 1];
 
-  // The worst of a row counts.
+  // The worst state of its ranks is the state of a row.
   const stateOf = (stretch, ranks) => {
-    const odd = ranks.filter((rank) => stretch.oddSet.has(rank)).length;
-    const absent = ranks.filter((rank) => stretch.absentSet.has(rank)).length;
-    if (odd) return { kind: stretch.majority ? "odd" : "apart", count: odd };
+    const outliers = ranks.filter((rank) => stretch.outliers.has(rank)).length;
+    const absent = ranks.filter((rank) => stretch.missing.has(rank)).length;
+    if (outliers) return { kind: stretch.majority ? "outlier" : "split", count: outliers };
     if (absent === ranks.length) return { kind: "absent", count: absent };
     if (absent) return { kind: "partly", count: absent };
     return { kind: "agree", count: ranks.length };
   };
-  const stretches = spec.stretches.map((one) => ({ ...one, oddSet: new Set(one.odd), absentSet: new Set(one.absent) }));
-  const words = { odd: "differs from the majority", apart: "differ, without a majority", absent: "nothing recorded", partly: "nothing recorded", agree: "agrees" };
+  const stretches = spec.stretches.map((one) => ({ ...one, outliers: new Set(one.odd), missing: new Set(one.absent) }));
+  const words = { outlier: "differs from the majority", split: "differs, no majority", absent: "no record", partly: "no record", agree: "agrees" };
 
   const make = () => {
     const rows = blocks();
     const states = stretches.map((stretch) => rows.map((row) => stateOf(stretch, row.ranks)));
-    const fills = { odd: colour("error"), apart: colour("warning"), absent: colour("absent"), partly: colour("absent"), agree: colour("ok") };
-    const shares = { odd: 0.96, apart: 0.96, absent: 0.15, partly: 0.5, agree: 0.5 };
+    const fills = { outlier: colour("error"), split: colour("warning"), absent: colour("absent"), partly: colour("absent"), agree: colour("ok") };
+    const shares = { outlier: 0.96, split: 0.96, absent: 0.15, partly: 0.5, agree: 0.5 };
     const paint = (u) => {
       stretches.forEach((stretch, number) =>
         rows.forEach((_, row) => {

@@ -44,7 +44,7 @@ def head(report: Report) -> tuple[str, Html]:
         ("run", name),
         ("ranks", counted(report.world_size, "rank")),
         ("steps", counted(report.steps, "step")),
-        ("exit status of the command", "unknown" if report.exit_code is None else str(report.exit_code)),
+        ("exit status", "unknown" if report.exit_code is None else str(report.exit_code)),
         ("started", _minute(report.run.get("started"))),
         ("duration", _duration(report.run.get("seconds"))),
         ("torch", ", ".join(map(str, report.run.get("torch") or ()))),

@@ -1,4 +1,4 @@
-"""Nodes: processors, interfaces, GPUs and traffic, in tables and over time."""
+"""Nodes and the links between them: processors, GPUs and traffic, and a heat map of slow links."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpcheck.analysis.report import Report
+from ddpcheck.formatting import megabits_text
 from ddpcheck.reports.html.chart import chart
 from ddpcheck.reports.html.markup import Html, joined, tag
 from ddpcheck.reports.html.table import folded, rows_table, view
@@ -18,9 +19,15 @@ from ddpcheck.reports.views.hardware import (
     topology_tables,
     traffic_table,
 )
+from ddpcheck.reports.views.links import link_summary, link_table, port_table, slowdowns
+from ddpcheck.reports.views.table import Table
 from ddpcheck.reports.views.timeseries import Values, series_table
 
 _MOST_NODES = 4
+# Rows and columns of the heat map; of more nodes those with the slowest links are drawn.
+_MOST_HEAT_MAP_NODES = 32
+# A link that is this many times slower, or more, has the darkest colour.
+_DARKEST = 4.0
 
 
 def traffic(report: Report) -> Html | None:
@@ -74,3 +81,38 @@ def _lines(title: str, unit: str, seconds: Sequence[float], values: Mapping[str,
     most = max((value for line in values.values() for value in line if value is not None), default=0.0)
     table = series_table(values, title, unit)
     return chart("lines", title, f"Maximum {most:.4g} {unit}.", spec, rows_table(table, table.rows))
+
+
+def links(report: Report) -> Html | None:
+    table, ports = link_table(report), port_table(report)
+    if table is None and ports is None:
+        return None
+    heat_map = None if table is None else _heat_map(report, table)
+    return joined([tag("p", link_summary(report)), heat_map, view(ports, heading=True)])
+
+
+def _heat_map(report: Report, table: Table) -> Html:
+    factors = slowdowns(report)
+    nodes = _slowest_nodes(factors)
+    spec = {
+        "rows": [f"from {node}" for node in nodes],
+        "columns": nodes,
+        "xLabel": "to",
+        "unit": "times slower than usual",
+        "low": 1,
+        "high": _DARKEST,
+        "values": [[factors.get((source, target)) for target in nodes] for source in nodes],
+    }
+    usual = megabits_text(report.links["usual"])
+    summary = f"The usual throughput is {usual} while busy. A grey line: nothing was sent that way."
+    key = [("heat-1", "usual"), ("heat-4", "slower"), ("heat-6", f"{_DARKEST:g} times slower or more")]
+    figures = rows_table(table, table.rows)
+    return chart("grid", "Slowdown of each link against the usual throughput", summary, spec, figures, key)
+
+
+def _slowest_nodes(factors: Mapping[tuple[str, str], float]) -> list[str]:
+    worst: dict[str, float] = {}
+    for pair, factor in factors.items():
+        for node in pair:
+            worst[node] = max(worst.get(node, 0.0), factor)
+    return sorted(sorted(worst, key=lambda node: -worst[node])[:_MOST_HEAT_MAP_NODES])

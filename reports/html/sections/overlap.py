@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ddpcheck.analysis.overlap.model import BucketOverlap, BucketPart, Overlap
 from ddpcheck.analysis.report import Report
-from ddpcheck.formatting import trace_units_size_text
+from ddpcheck.formatting import optional_size_text
 from ddpcheck.reports.html.chart import chart
 from ddpcheck.reports.html.markup import Html, joined
 from ddpcheck.reports.html.table import MOST_CHART_ROWS, pages, rows_table, view
@@ -86,7 +86,7 @@ def _reduction(
     """One rank's part in the reduction of a bucket, from its last gradient to its end."""
     start, end = part.start_ns, part.end_ns
     hidden = 100 * part.hidden_ns / max(1, end - start)
-    label = f"bucket {bucket.bucket}, {trace_units_size_text(bucket.bytes)}, {hidden:.0f} % hidden"
+    label = f"bucket {bucket.bucket}, {optional_size_text(bucket.bytes)}, {hidden:.0f} % hidden"
     ready = start if part.ready_ns is None else min(start, part.ready_ns)
     arrived = min(end, start + (part.wait_ns or 0))
     phases = ((_QUEUED, ready, start), (_WAITING, start, arrived), (_TRANSFER, arrived, end))

@@ -16,9 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ddpcheck.agent import backward_tracker
-from ddpcheck.agent.backward_tracker import BackwardState, BackwardTracker, Reason
-from ddpcheck.agent.guard import Guard
+from ddpcheck.agent.backward_tracker import BackwardState, BackwardTracker
+from ddpcheck.guard import Guard
 from ddpcheck.probes.probe import Probe
+from ddpcheck.records.reasons import UnsyncedReason
 from tests.helpers.fake_context import watch
 
 X = torch.ones(2, 3)
@@ -167,7 +168,7 @@ def test_no_sync(net: Net, watching: BackwardTracker, heard: Heard) -> None:
     net.require_backward_grad_sync = False
     watching.forward(armed=False)
     net(X).sum().backward()
-    assert (watching.window.last, watching.window.reason) == (BackwardState.UNSYNCED, Reason.NO_SYNC)
+    assert (watching.window.last, watching.window.reason) == (BackwardState.UNSYNCED, UnsyncedReason.NO_SYNC)
     assert (counts(watching), heard.events) == ((0, 1, 0, 1), ["unsynced_backward_begun"])
 
 
@@ -182,12 +183,12 @@ def test_accumulation_ends_in_a_reduced_backward(net: Net, watching: BackwardTra
 def test_a_forward_inside_no_sync_and_its_backward_outside(net: Net, watching: BackwardTracker) -> None:
     watching.forward(armed=False)
     net(X).sum().backward()
-    assert watching.window.reason is Reason.FORWARD_IN_NO_SYNC
+    assert watching.window.reason is UnsyncedReason.FORWARD_IN_NO_SYNC
 
 
 def test_a_wrapper_that_was_bypassed(net: Net, watching: BackwardTracker, heard: Heard) -> None:
     net(X).sum().backward()
-    assert (watching.window.last, watching.window.reason) == (BackwardState.UNSYNCED, Reason.BYPASS)
+    assert (watching.window.last, watching.window.reason) == (BackwardState.UNSYNCED, UnsyncedReason.BYPASS)
     assert (counts(watching), watching.number, heard.events) == ((0, 0, 0, 1), 0, ["unsynced_backward_begun"])
 
 
@@ -203,7 +204,7 @@ def test_an_update_by_hand_that_shows_at_a_stray_backward_ends_the_step(net: Net
     watching.forward(armed=True)
     net(X).sum().backward()
     net(X).sum().backward()
-    assert (watching.window.last, watching.window.reason) == (BackwardState.UNSYNCED, Reason.BYPASS)
+    assert (watching.window.last, watching.window.reason) == (BackwardState.UNSYNCED, UnsyncedReason.BYPASS)
 
 
 def test_two_forwards_before_two_backwards(net: Net, watching: BackwardTracker) -> None:
@@ -214,7 +215,10 @@ def test_two_forwards_before_two_backwards(net: Net, watching: BackwardTracker) 
     losses[0].backward()
     assert watching.window.last is BackwardState.SYNCED
     losses[1].backward()
-    assert (watching.window.last, watching.window.reason) == (BackwardState.UNSYNCED, Reason.TWO_FORWARDS)
+    assert (watching.window.last, watching.window.reason) == (
+        BackwardState.UNSYNCED,
+        UnsyncedReason.TWO_FORWARDS,
+    )
     assert counts(watching) == (2, 0, 1, 1)
 
 
@@ -224,7 +228,10 @@ def test_a_second_backward_on_one_forward(net: Net, watching: BackwardTracker, h
     loss.backward(retain_graph=True)
     told = len(heard)
     loss.backward()
-    assert (watching.window.last, watching.window.reason) == (BackwardState.UNSYNCED, Reason.SECOND_BACKWARD)
+    assert (watching.window.last, watching.window.reason) == (
+        BackwardState.UNSYNCED,
+        UnsyncedReason.SECOND_BACKWARD,
+    )
     assert (counts(watching), heard.events[told:]) == ((1, 0, 1, 1), ["unsynced_backward_begun"])
 
 
@@ -323,7 +330,7 @@ def test_a_step_closes_the_window(net: Net, watching: BackwardTracker) -> None:
     # It can still be read until something new begins.
     assert watching.window.last is BackwardState.SYNCED
     net(X).sum().backward()
-    assert (counts(watching), watching.window.reason) == ((0, 0, 0, 1), Reason.BYPASS)
+    assert (counts(watching), watching.window.reason) == ((0, 0, 0, 1), UnsyncedReason.BYPASS)
     watching.close_window()
     watching.forward(armed=True)
     assert (counts(watching), watching.window.last) == ((1, 0, 0, 0), BackwardState.NONE)

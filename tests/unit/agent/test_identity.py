@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ddpcheck.agent.identity import session_id
-from ddpcheck.records.session_name import of_one_job
+from ddpcheck.records.session_name import is_same_job
 
 Become = Callable[..., str]
 
@@ -40,8 +40,8 @@ def test_a_restart_is_another_start_of_the_same_job(session_of: Become) -> None:
     assert [len(set(names)) for names in (first, second, third)] == [1, 1, 1]
     assert len({first[0], second[0], third[0]}) == 3
     assert len({name[:8] for name in (first[0], second[0], third[0])}) == 3, "files are named by these"
-    assert of_one_job(first[0], second[0])
-    assert of_one_job(first[0], third[0])
+    assert is_same_job(first[0], second[0])
+    assert is_same_job(first[0], third[0])
 
 
 def test_a_world_that_shrinks_and_grows_again(session_of: Become) -> None:
@@ -57,7 +57,7 @@ def test_process_groups_made_one_after_the_other(session_of: Become) -> None:
 
 
 def test_another_job(session_of: Become) -> None:
-    assert not of_one_job(session_of(0), session_of(0, store=dist.HashStore()))
+    assert not is_same_job(session_of(0), session_of(0, store=dist.HashStore()))
 
 
 def test_without_a_store_that_can_compare(session_of: Become, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddpcheck.agent.install import set_aside
+from ddpcheck.torch_compat import suspend_user_modes
 
 
 class Functions(TorchFunctionMode):
@@ -35,7 +35,7 @@ class Operators(TorchDispatchMode):
 def test_modes_hear_nothing_inside_and_go_on_after() -> None:
     ones = torch.ones(3)
     with Functions() as functions, Operators() as first, Operators() as second:
-        with set_aside(), set_aside():
+        with suspend_user_modes(), suspend_user_modes():
             assert float((ones + 1).sum()) == 6.0
         assert [mode.heard for mode in (functions, first, second)] == [0, 0, 0]
         ones + 1
@@ -45,7 +45,7 @@ def test_modes_hear_nothing_inside_and_go_on_after() -> None:
 def test_modes_are_back_after_an_error() -> None:
     ones = torch.ones(3)
     with Functions() as functions, Operators() as operators:
-        with pytest.raises(KeyboardInterrupt), set_aside():
+        with pytest.raises(KeyboardInterrupt), suspend_user_modes():
             raise KeyboardInterrupt
         ones + 1
     assert (functions.heard, operators.heard) == (1, 1)
@@ -54,6 +54,6 @@ def test_modes_are_back_after_an_error() -> None:
 
 def test_a_default_device_is_not_for_us() -> None:
     with torch.device("meta"):
-        with set_aside():
+        with suspend_user_modes():
             assert torch.ones(1).device.type == "cpu"
         assert torch.ones(1).device.type == "meta"

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpcheck.analysis.tensor_values import differing_elements, element_size, index_of, value
+from ddpcheck.analysis.tensor_values import differing_elements, element_size, unravel_index, value
 
 
 @pytest.mark.parametrize(
@@ -57,4 +57,4 @@ def test_an_index_is_torchs(shape: list[int], data: st.DataObject) -> None:
     total = math.prod(shape)
     place = data.draw(st.integers(0, total - 1))
     tensor = torch.arange(total).view(shape)
-    assert tensor[tuple(index_of(place, shape))].item() == place
+    assert tensor[tuple(unravel_index(place, shape))].item() == place

@@ -1,4 +1,4 @@
-"""`ddpcheck diff`: exit statuses, one sentence for what cannot be done, and both kinds of output."""
+"""`ddpcheck diff`: exit statuses, errors and both kinds of output."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def status(*arguments: str) -> int:
 
 def test_agreement(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status("first", "second") == 0
-    assert capsys.readouterr().out.startswith("The runs agree to the bit, over 4 steps\n")
+    assert capsys.readouterr().out.startswith("The runs agree bit for bit over 4 steps\n")
 
 
-def test_parting(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_divergence(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status("first", str(runs / "20260101-121500-slower")) == 10
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "The runs part at step 0, stage hyperparameters, module 0, ranks 0-1"
+    assert lines[0] == "The runs diverge at step 0, stage hyperparameters, module 0, ranks 0-1"
     assert lines[1] == "  0.lr is 0.1 in run A and 0.05 in run B."
     assert max(map(len, lines)) <= 80
 
@@ -67,15 +67,15 @@ def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "says"),
     [
         (["first", "nowhere"], "there is no run 'nowhere'"),
-        (["first", "wider"], "run A holds no sketches of gradients"),
-        (["first", "second", "--attempt", "3"], "has no attempt 3: it holds only attempt 0"),
-        (["first", "second", "--attempt", "1,2,3"], "is neither a number nor two of them"),
-        (["first", "second", "--attempt", "-1"], "is neither a number nor two of them"),
-        (["first", "second", "--rtol", "-1"], "is no tolerance"),
-        (["first", "second", "--rtol", "nan"], "is no tolerance"),
+        (["first", "wider"], "run A has no gradient sketches"),
+        (["first", "second", "--attempt", "3"], "has no attempt 3: it has only attempt 0"),
+        (["first", "second", "--attempt", "1,2,3"], "give one or two numbers"),
+        (["first", "second", "--attempt", "-1"], "give one or two numbers"),
+        (["first", "second", "--rtol", "-1"], "give a number above 0"),
+        (["first", "second", "--rtol", "nan"], "give a number above 0"),
     ],
 )
-def test_what_cannot_be_done(
+def test_usage_errors(
     runs: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
     assert status(*arguments) == 2

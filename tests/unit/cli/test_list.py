@@ -1,4 +1,4 @@
-"""`ddpcheck list`: whatever lies in the folder has a row, and nothing breaks the table."""
+"""`ddpcheck list`: every folder has a row, whatever it contains."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def runs(tmp_path: Path) -> Path:
     return runs
 
 
-def test_the_newest_first_each_with_one_word(runs: Path) -> None:
+def test_newest_first_with_state(runs: Path) -> None:
     document = json.loads(listed(runs, "--json"))
     assert document["schema"] == 1
     found = {run["folder"]: run for run in document["runs"]}
@@ -75,9 +75,9 @@ def test_the_newest_first_each_with_one_word(runs: Path) -> None:
     assert found["holiday-photos"]["size"] == 1500
 
 
-def test_the_table_fits_and_keeps_names_whole(runs: Path) -> None:
+def test_the_table_fits_and_does_not_cut_names(runs: Path) -> None:
     rows = listed(runs).splitlines()
-    assert rows[0].split() == ["run", "ranks", "steps", "took", "verdict", "size", "findings"]
+    assert rows[0].split() == ["run", "ranks", "steps", "duration", "verdict", "size", "findings"]
     assert max(map(len, rows)) <= 80
     [row] = [row for row in rows if row.startswith("20260101")]
     assert row.split()[:5] == ["20260101-100000-train", "2", "3", "1:15", "findings"]
@@ -92,6 +92,6 @@ def test_a_damaged_report_is_torn(runs: Path, damage: str) -> None:
 
 
 def test_no_runs_and_no_folder(tmp_path: Path) -> None:
-    assert "There is no run in" in listed(tmp_path)
-    with pytest.raises(RunNotFound, match="make a run with"):
+    assert "No runs in" in listed(tmp_path)
+    with pytest.raises(RunNotFound, match="create a run with"):
         CliRunner().invoke(app, ["list", str(tmp_path / "nowhere")], catch_exceptions=False)

@@ -1,4 +1,4 @@
-"""`ddpcheck report`: which run is meant, and what is printed of it."""
+"""`ddpcheck report`: what it prints and writes."""
 
 from __future__ import annotations
 
@@ -11,66 +11,15 @@ import pytest
 
 from ddpcheck.__main__ import main
 from ddpcheck.analysis.report import Report, Verdict
-from ddpcheck.cli.run_lookup import find_run
-from ddpcheck.errors import RunNotFound, RunUnreadable, UsageError
-
-
-def make_runs(root: Path, *names: str) -> Path:
-    for name in names:
-        (root / name).mkdir(parents=True)
-        (root / name / "run.json").write_text("{}")
-    return root
-
-
-@pytest.fixture
-def runs(tmp_path: Path) -> Path:
-    (tmp_path / "runs" / "20270101-000000-not-a-run").mkdir(parents=True)
-    return make_runs(
-        tmp_path / "runs", "20260102-101500-train", "20260101-101500-train", "20260101-111500-eval"
-    )
-
-
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        (None, "20260102-101500-train"),
-        ("20260101-101500-train", "20260101-101500-train"),
-        ("20260102", "20260102-101500-train"),
-        ("20260101-11", "20260101-111500-eval"),
-        ("eval", "20260101-111500-eval"),
-    ],
-)
-def test_names(runs: Path, given: str | None, found: str) -> None:
-    assert find_run(given, runs) == runs / found
-
-
-def test_a_folder_is_taken_as_it_is(runs: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "elsewhere"
-    folder.mkdir()
-    (folder / "rank-00000.jsonl").touch()
-    assert find_run(str(folder), runs) == folder
-
-
-@pytest.mark.parametrize("given", ["train", "20260101"])
-def test_more_than_one(runs: Path, given: str) -> None:
-    with pytest.raises(UsageError, match="means 2 runs"):
-        find_run(given, runs)
-
-
-def test_none(runs: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunNotFound, match=r"no run 'zzz'.*holds 20260102-101500-train"):
-        find_run("zzz", runs)
-    with pytest.raises(RunNotFound, match="no run ''"):
-        find_run("", runs)
-    with pytest.raises(RunNotFound, match="not a run folder"):
-        find_run(str(tmp_path), runs)
-    with pytest.raises(RunNotFound, match="ddpcheck run -- COMMAND"):
-        find_run(None, tmp_path / "nowhere")
+from ddpcheck.errors import RunUnreadable
+from ddpcheck.records.kinds.profile import TraceRecord
+from tests.helpers.run_builder import RunBuilder
+from tests.helpers.trace_builder import all_reduce, described, kernel, step, write
 
 
 @pytest.fixture
 def analysed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
-    """The analysis, replaced by one that only says which runs it was given."""
+    """Replaces the analysis; records the runs that it gets."""
     asked: list[Path] = []
 
     def analyse_run(path: Path, *, course: bool = False) -> Report:
@@ -83,7 +32,9 @@ def analysed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
     module.analyse_run = analyse_run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ddpcheck.analysis.report_builder", module)
     monkeypatch.chdir(tmp_path)
-    make_runs(tmp_path / "ddpcheck-runs", "20260101-101500-train", "torn")
+    for name in ("20260101-101500-train", "torn"):
+        (tmp_path / "ddpcheck-runs" / name).mkdir(parents=True)
+        (tmp_path / "ddpcheck-runs" / name / "run.json").write_text("{}")
     return asked
 
 
@@ -110,10 +61,10 @@ def test_further_reports(analysed: list[Path], capsys: pytest.CaptureFixture[str
     assert page.read_text().startswith("<!DOCTYPE html>")
     assert Path("j.xml").read_text().startswith("<?xml")
     assert Path("r.md").read_text().startswith("## ")
-    assert f"page  {page}" in capsys.readouterr().out
+    assert f"Page:  {page}" in capsys.readouterr().out
 
 
-def test_a_file_that_cannot_be_written_is_said_and_fails(
+def test_an_output_that_cannot_be_written_fails_the_command(
     analysed: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -132,3 +83,92 @@ def test_unreadable(analysed: list[Path], capsys: pytest.CaptureFixture[str]) ->
         main(["report", "torn"])
     assert leaving.value.code == 1
     assert capsys.readouterr().err == "ddpcheck: nothing in torn can be read\n"
+
+
+def status(*arguments: object) -> object:
+    with pytest.raises(SystemExit) as leaving:
+        main(["report", *map(str, arguments)])
+    return leaving.value.code
+
+
+@pytest.fixture
+def profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two ranks, each with a trace of one complete and one truncated step."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "ddpcheck-runs" / "20260101-101500-train"
+    (folder / "traces").mkdir(parents=True)
+    build = RunBuilder(folder, 2).wrap().train(6)
+    for rank in (0, 1):
+        events = [step(5, 0, 100), *kernel("gemm", 10, 50, launched=5)]
+        events += all_reduce(20 + 10 * rank, 80, launched=8, **described(1000))
+        events += [step(6, 100, 110), *kernel("gemm", 101, 109, launched=100)]
+        name = f"traces/node0_10{rank}_rank{rank}.1.pt.trace.json"
+        write(folder / name, events, rank=rank)
+        build.say(rank, TraceRecord(file=name, first=5, end=6))
+    build.end().save()
+    return folder
+
+
+def events(path: Path) -> list[dict[str, object]]:
+    return list(json.loads(path.read_text())["traceEvents"])
+
+
+def test_trace_in_the_run_folder_or_in_out(profiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(profiled, "--trace") == 0
+    assert (profiled / "timeline.json.gz").exists()
+    assert "Wrote one timeline of 2 ranks" in capsys.readouterr().out
+    assert status(profiled, "--trace", "all.json") == 0
+    assert status("--trace", "latest.json") == 0
+    assert Path("latest.json").read_text() == Path("all.json").read_text()
+
+
+def test_trace_has_only_complete_steps(profiled: Path) -> None:
+    assert status(profiled, "--trace", "all.json") == 0
+    names = {event["name"] for event in events(Path("all.json"))}
+    assert "step 5" in names
+    assert "step 6" not in names
+
+
+def test_report_of_a_profiled_run(profiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(profiled, "--json") == 0
+    overlap = json.loads(capsys.readouterr().out)["overlap"]
+    assert [(rank["comm_ns"], rank["overlap_ns"]) for rank in overlap["ranks"]] == [
+        (60_000, 30_000),
+        (50_000, 20_000),
+    ]
+    assert [rank["exposed_transfer_ns"] for rank in overlap["ranks"]] == [30_000, 30_000]
+    assert overlap["steps"] == [
+        {"step": 5, "took_ns": 100_000, "exposed_transfer_ns": 30_000, "exposed_wait_ns": 0}
+    ]
+    [bucket] = overlap["buckets"]
+    assert (bucket["bytes"], bucket["transfer_ns"], bucket["last_rank"]) == (4000, 50_000, 1)
+    assert [part["wait_ns"] for part in bucket["ranks"]] == [10_000, 0]
+
+
+def test_a_missing_trace_is_listed(profiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    next(profiled.glob("traces/*rank1*")).unlink()
+    assert status(profiled, "--trace", "all.json") == 0
+    assert "left out: there is no file" in capsys.readouterr().err
+    assert status(profiled, "--json") == 0
+    overlap = json.loads(capsys.readouterr().out)["overlap"]
+    assert [rank["rank"] for rank in overlap["ranks"]] == [0]
+    assert overlap["ranks"][0]["exposed_transfer_ns"] is None
+    assert "there is no file" in overlap["left_out"][0]
+
+
+def test_an_invalid_trace_is_left_out(profiled: Path) -> None:
+    for path in profiled.glob("traces/*"):
+        path.write_text("{}")
+    assert status(profiled) == 0
+    assert status(profiled, "--trace", "all.json") == 1
+
+
+def test_nothing_was_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    RunBuilder(tmp_path, 2).wrap().train(2).end().save()
+    assert status(tmp_path, "--trace") == 1
+    assert "use `ddpcheck run --profile`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["out.json"], ["--trace", "out.txt"]])
+def test_wrong_usage(profiled: Path, arguments: list[str]) -> None:
+    assert status(profiled, *arguments) == 2

@@ -1,30 +1,36 @@
-"""`ddpcheck run`: what reaches the launcher, and what is refused before it."""
+"""`ddpcheck run`: settings that the launcher receives, and usage errors."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import typer
 
 from ddpcheck.__main__ import main
-from ddpcheck.cli.run_options import RunOptions
+from ddpcheck.cli.options import with_options
+from ddpcheck.config import Config, option, options
 from ddpcheck.errors import CommandNotStarted, UserError
 from ddpcheck.reports.outputs import Outputs
 
 
 class Launcher(ModuleType):
-    """Stands for the real launcher and keeps what it was called with."""
+    """Replaces the launcher and records its arguments."""
 
     def __init__(self) -> None:
         super().__init__("ddpcheck.launcher.run")
-        self.called: tuple[list[str], RunOptions] | None = None
+        self.called: tuple[list[str], Config] | None = None
+        self.outputs = Outputs()
         self.result: int | UserError = 0
 
-    def run_watched(self, command: Sequence[str], options: RunOptions) -> int:
-        self.called = (list(command), options)
+    def run_job(self, command: Sequence[str], settings: Config, outputs: Outputs) -> int:
+        self.called = (list(command), settings)
+        self.outputs = outputs
         if isinstance(self.result, UserError):
             raise self.result
         return self.result
@@ -45,7 +51,7 @@ def status(*arguments: str) -> object:
 
 def test_defaults(launcher: Launcher) -> None:
     assert status("--", "torchrun", "train.py") == 0
-    assert launcher.called == (["torchrun", "train.py"], RunOptions())
+    assert launcher.called == (["torchrun", "train.py"], Config())
 
 
 def test_every_option(launcher: Launcher) -> None:
@@ -58,16 +64,34 @@ def test_every_option(launcher: Launcher) -> None:
     outputs = Outputs(
         "page.html", Path("junit.xml"), Path("report.md"), Path("copy.json"), True, "warning", tensorboard=""
     )
-    asked = RunOptions(
-        Path("there"), "n", "warning", True, 5, True, "full", "0,10:13", 3, True, 30.0, 0.5, outputs=outputs
+    settings = Config(
+        out=Path("there"),
+        name="n",
+        fail_on="warning",
+        fail_fast=True,
+        every=5,
+        optimizer_state=True,
+        gradients="full",
+        save_gradients="0,10:13",
+        sketch_every=3,
+        quiet=True,
+        hang_timeout=30.0,
+        sample_hz=0.5,
+        html="page.html",
+        junit=Path("junit.xml"),
+        markdown=Path("report.md"),
+        json_copy=Path("copy.json"),
+        github=True,
+        tensorboard=True,
     )
-    assert launcher.called == (["true"], asked)
+    assert launcher.called == (["true"], settings)
+    assert launcher.outputs == outputs
 
 
 @pytest.mark.parametrize(("argument", "live"), [("--live", True), ("--no-live", False)])
-def test_the_live_view_is_asked_for_or_declined(launcher: Launcher, argument: str, live: bool) -> None:
+def test_live_view_option(launcher: Launcher, argument: str, live: bool) -> None:
     assert status(argument, "--", "true") == 0
-    assert launcher.called == (["true"], RunOptions(live=live))
+    assert launcher.called == (["true"], Config(live=live))
 
 
 @pytest.mark.parametrize(
@@ -79,13 +103,14 @@ def test_the_live_view_is_asked_for_or_declined(launcher: Launcher, argument: st
         (["--profile", "--profile-steps", "3"], "3"),
     ],
 )
-def test_what_is_profiled(launcher: Launcher, arguments: list[str], window: str) -> None:
+def test_profiled_steps(launcher: Launcher, arguments: list[str], window: str) -> None:
     assert status(*arguments, "--", "true") == 0
-    assert launcher.called == (["true"], RunOptions(profile=window))
+    assert launcher.called is not None
+    assert launcher.called[1].profile == window
 
 
 @pytest.mark.parametrize("steps", ["x", "5:3", "3,7", "5:", "-1"])
-def test_a_window_is_one_range_with_an_end(
+def test_profile_steps_must_be_one_range_with_an_end(
     launcher: Launcher, capsys: pytest.CaptureFixture[str], steps: str
 ) -> None:
     assert status(f"--profile-steps={steps}", "--", "true") == 2
@@ -105,10 +130,10 @@ def test_a_window_is_one_range_with_an_end(
         ("-- true --html x.html", None),
     ],
 )
-def test_a_page_with_and_without_a_name(launcher: Launcher, words: str, html: str | None) -> None:
+def test_html_with_and_without_a_file(launcher: Launcher, words: str, html: str | None) -> None:
     assert status(*words.split()) == 0
     assert launcher.called is not None
-    assert launcher.called[1].outputs.html == html
+    assert launcher.outputs.html == html
     assert launcher.called[0][0] == "true"
 
 
@@ -121,7 +146,7 @@ def test_a_page_with_and_without_a_name(launcher: Launcher, words: str, html: st
         ("--markdown=.", "this is a folder"),
     ],
 )
-def test_places_that_cannot_be_written_are_refused_before_the_job(
+def test_output_files_are_checked_before_the_job(
     launcher: Launcher, capsys: pytest.CaptureFixture[str], words: str, said: str
 ) -> None:
     assert status(words, "--", "true") == 2
@@ -130,12 +155,12 @@ def test_places_that_cannot_be_written_are_refused_before_the_job(
 
 
 @pytest.mark.parametrize("steps", ["x", "5:3", "-1"])
-def test_steps_that_are_none(launcher: Launcher, capsys: pytest.CaptureFixture[str], steps: str) -> None:
+def test_invalid_steps(launcher: Launcher, capsys: pytest.CaptureFixture[str], steps: str) -> None:
     assert status(f"--save-gradients={steps}", "--", "true") == 2
     assert "--save-gradients" in capsys.readouterr().err
 
 
-def test_gradients_cannot_be_saved_unseen(launcher: Launcher) -> None:
+def test_save_gradients_needs_gradients(launcher: Launcher) -> None:
     assert status("--gradients", "off", "--save-gradients", "3", "--", "true") == 2
 
 
@@ -148,9 +173,9 @@ def test_gradients_cannot_be_saved_unseen(launcher: Launcher) -> None:
     ],
 )
 @pytest.mark.parametrize("dashes", [[], ["--"]])
-def test_the_command_is_left_alone(launcher: Launcher, dashes: list[str], command: list[str]) -> None:
+def test_the_command_is_unchanged(launcher: Launcher, dashes: list[str], command: list[str]) -> None:
     assert status(*dashes, *command) == 0
-    assert launcher.called == (command, RunOptions())
+    assert launcher.called == (command, Config())
 
 
 def test_the_status_is_the_launchers(launcher: Launcher) -> None:
@@ -158,7 +183,7 @@ def test_the_status_is_the_launchers(launcher: Launcher) -> None:
     assert status("true") == 10
 
 
-def test_errors_for_people_are_one_line(launcher: Launcher, capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_errors_are_one_line(launcher: Launcher, capsys: pytest.CaptureFixture[str]) -> None:
     launcher.result = CommandNotStarted("there is no program 'torchrn\x1b'", 127)
     assert status("torchrn") == 127
     captured = capsys.readouterr()
@@ -200,6 +225,44 @@ def test_no_command(launcher: Launcher, capsys: pytest.CaptureFixture[str], argu
 def test_wrong_usage(launcher: Launcher, arguments: list[str]) -> None:
     assert status(*arguments, "--", "true") == 2
     assert launcher.called is None
+
+
+def test_an_option_is_declared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field with metadata is an option of the command and reaches the ranks; nothing else has to change."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Extended(Config):
+        depth: int = field(
+            default=3, metadata=option("How deep to look.", metavar="N", min=1, for_ranks=True)
+        )
+
+    monkeypatch.setattr("ddpcheck.config.Config", Extended)
+    monkeypatch.setattr("ddpcheck.cli.options.Config", Extended)
+    received: list[Config] = []
+
+    @with_options()
+    def command(**settings: Any) -> None:
+        received.append(Extended.from_options(settings))
+
+    app = typer.Typer()
+    app.command()(command)
+    app(args=["--depth", "7", "--every", "2"], standalone_mode=False)
+    [config] = received
+    in_rank = Extended.from_environment(config.to_environment())
+    assert isinstance(in_rank, Extended)
+    assert (in_rank.depth, in_rank.every) == (7, 2)
+    with pytest.raises(Exception, match="greater than or equal to 1"):
+        app(args=["--depth", "0"], standalone_mode=False)
+
+
+def test_every_setting_has_help_and_reaches_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("--help") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    declared = dict(options())
+    assert declared.keys() | {"run_dir", "run_id", "board"} == {each.name for each in fields(Config)}
+    for declaration in declared.values():
+        assert declaration.help.split()[0] in shown
+    assert "Stop after N seconds without progress (0: never)" in shown
 
 
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`ddpcheck trace`: what it prints, what it writes, and how it says no."""
+"""`ddpcheck trace`: output, files and errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(*arguments: object) -> int:
 def test_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder) == 0
     out, err = capsys.readouterr()
-    assert "Rank 1 came last most often: in 1 of 1 collectives." in out
+    assert "Rank 1 arrived last most often: in 1 of 1 collectives." in out
     assert err == ""
 
 
@@ -58,7 +58,7 @@ def test_a_folder_with_a_bad_file(folder: Path, capsys: pytest.CaptureFixture[st
     out = "".join(capsys.readouterr().out.split())
     assert "leftout:" in out
     assert "broken.jsoniscutoff" in out
-    assert "Rank1camelast" in out
+    assert "Rank1arrivedlast" in out
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_folder_with_a_bad_file(folder: Path, capsys: pytest.CaptureFixture[st
         ("hello", "is not a trace: it does not begin like JSON"),
         ('{"traceEvents": [{"ph": "X"', "is cut off"),
         ('{"lr": 1}', "is JSON but not a trace"),
-        ('{"traceEvents": []}', "holds no communication"),
+        ('{"traceEvents": []}', "contains no communication"),
     ],
 )
 def test_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str) -> None:
@@ -82,7 +82,7 @@ def test_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: 
 
 def test_only_compute(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(write(tmp_path / "rank0.json", kernel("gemm", 0, 5))) == 1
-    assert "holds no communication" in capsys.readouterr().err
+    assert "contains no communication" in capsys.readouterr().err
 
 
 def test_usage(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`ddpcheck view` and `--tensorboard`: what can go wrong is said in one sentence."""
+"""`ddpcheck view` and `--tensorboard`: errors are one sentence."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.__main__ import main
-from ddpcheck.cli.view import _events
+from ddpcheck.cli.view import _events_folder
 from ddpcheck.errors import PortInUse, ViewerFailed
 from ddpcheck.launcher import viewer
-from ddpcheck.launcher.viewer import free_port, show
+from ddpcheck.launcher.viewer import free_port, run_tensorboard
 from tests.helpers.run_builder import RunBuilder
 
 
@@ -34,8 +34,8 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mistake in these tests must not leave them waiting for a server to end."""
-    monkeypatch.setattr("ddpcheck.launcher.viewer.show", _never)
+    """An error in these tests must not start a real server."""
+    monkeypatch.setattr("ddpcheck.launcher.viewer.run_tensorboard", _never)
 
 
 def _never(*_: object, **__: object) -> None:
@@ -59,12 +59,12 @@ def taken() -> Iterator[int]:
 
 
 @pytest.mark.usefixtures("without_tensorboard")
-def test_without_tensorboard_nothing_is_begun(
+def test_without_tensorboard_no_job_starts(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = (
         1,
-        "ddpcheck: TensorBoard is not installed beside ddpcheck: `pip install 'ddpcheck[tensorboard]'` installs it\n",
+        "ddpcheck: TensorBoard is not installed: install it with `pip install 'ddpcheck[tensorboard]'`\n",
     )
     out = tmp_path / "job"
     assert says(capsys, "view", run) == said
@@ -81,11 +81,11 @@ def test_no_such_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert said.count("\n") == 1
 
 
-def test_a_torn_run_is_shown_as_far_as_it_goes(run: Path, tmp_path: Path) -> None:
+def test_a_truncated_run_is_shown(run: Path, tmp_path: Path) -> None:
     (run / "run.json").write_bytes(b"")
     first = run / "rank-00000.jsonl"
     first.write_bytes(first.read_bytes()[:-40])
-    events = _events(run, tmp_path / "spare")
+    events = _events_folder(run, tmp_path / "spare")
     assert events == run / "tensorboard"
     assert sorted(path.name for path in events.iterdir()) == [
         "ddpcheck.json",
@@ -95,7 +95,7 @@ def test_a_torn_run_is_shown_as_far_as_it_goes(run: Path, tmp_path: Path) -> Non
     ]
 
 
-def test_a_run_that_nobody_can_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.json").write_text("{")
     status, said = says(capsys, "view", tmp_path)
     assert status == 1
@@ -103,11 +103,11 @@ def test_a_run_that_nobody_can_read(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert said.count("\n") == 1
 
 
-def test_what_is_current_is_not_made_again(run: Path, tmp_path: Path) -> None:
-    made = _events(run, tmp_path).stat().st_ino
-    assert _events(run, tmp_path).stat().st_ino == made
+def test_a_current_folder_is_not_written_again(run: Path, tmp_path: Path) -> None:
+    made = _events_folder(run, tmp_path).stat().st_ino
+    assert _events_folder(run, tmp_path).stat().st_ino == made
     os.utime(run / "rank-00000.jsonl", (2e9, 2e9))
-    assert _events(run, tmp_path).stat().st_ino != made
+    assert _events_folder(run, tmp_path).stat().st_ino != made
 
 
 def test_a_run_folder_that_cannot_be_written(
@@ -123,20 +123,20 @@ def test_a_run_folder_that_cannot_be_written(
         real(report, where, out)  # type: ignore[arg-type]
 
     monkeypatch.setattr(folder, "write_tensorboard", write)
-    assert _events(run, tmp_path) == tmp_path / "tensorboard"
-    assert "cannot be written (Permission denied)" in capsys.readouterr().err
+    assert _events_folder(run, tmp_path) == tmp_path / "tensorboard"
+    assert "(Permission denied); using" in capsys.readouterr().err
 
 
 def test_a_port_in_use(run: Path, taken: int, capsys: pytest.CaptureFixture[str]) -> None:
     status, said = says(capsys, "view", run, "--port", taken)
     assert (status, said) == (
         1,
-        f"ddpcheck: port {taken} is in use: give another one with --port, or leave it out\n",
+        f"ddpcheck: port {taken} is in use; choose another one with --port, or omit the option\n",
     )
     assert not (run / "tensorboard").exists()
 
 
-def test_the_first_free_port_is_taken(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_free_port_is_used(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(viewer, "FIRST_PORT", taken)
     assert taken < free_port(None) < taken + 100
     monkeypatch.setattr(viewer, "_PORTS_TRIED", 1)
@@ -152,13 +152,13 @@ def test_a_tensorboard_that_does_not_start(
     broken.chmod(0o755)
     monkeypatch.setattr(viewer.sys, "executable", str(broken))
     monkeypatch.setattr(viewer, "_answers", lambda port: False)
-    with pytest.raises(ViewerFailed, match="ended with status 3: ImportError: no such thing"):
-        show(tmp_path, "run", taken)
+    with pytest.raises(ViewerFailed, match="exited with status 3: ImportError: no such thing"):
+        run_tensorboard(tmp_path, "run", taken)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_are_passed_on(tmp_path: Path, number: signal.Signals) -> None:
-    """A server that waits for its signal stands in for TensorBoard."""
+def test_signals_are_forwarded(tmp_path: Path, number: signal.Signals) -> None:
+    """A fake server that waits for a signal replaces TensorBoard."""
     fake = tmp_path / "python"
     fake.write_text(
         f"#!{sys.executable}\nimport os, signal, socket, sys\n"
@@ -171,7 +171,7 @@ def test_signals_are_passed_on(tmp_path: Path, number: signal.Signals) -> None:
     code = (
         "import sys; from pathlib import Path; from ddpcheck.launcher.viewer import *\n"
         f"sys.executable = {str(fake)!r}\n"
-        f"sys.exit(show(Path({str(tmp_path)!r}), 'mine', free_port(None)))"
+        f"sys.exit(run_tensorboard(Path({str(tmp_path)!r}), 'mine', free_port(None)))"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -182,21 +182,23 @@ def test_signals_are_passed_on(tmp_path: Path, number: signal.Signals) -> None:
     assert (tmp_path / "heard").exists()
 
 
-def test_a_second_name_is_for_one_thing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_belongs_to_one_option(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, said = says(capsys, "report", run, "x", "--trace", "--tensorboard")
     assert status == 2
-    assert "give one of --trace and --tensorboard" in said
+    assert "give only one of --trace and --tensorboard" in said
     status, said = says(capsys, "report", run, "x")
     assert status == 2
     assert "give --trace or --tensorboard" in said
 
 
-def test_a_folder_of_somebody_elses(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_foreign_folder_is_not_overwritten(
+    run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     status, said = says(capsys, "report", run, tmp_path / "mine", "--tensorboard")
     assert status == 1
-    assert said.endswith("ddpcheck did not make it: name a folder that is not there\n")
+    assert said.endswith("was not created by ddpcheck: name a folder that does not exist\n")
     status, _ = says(capsys, "report", run, tmp_path / "new", "--tensorboard")
     assert status == 0
     assert (tmp_path / "new" / "job").is_dir()

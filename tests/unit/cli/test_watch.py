@@ -1,4 +1,4 @@
-"""`ddpcheck watch`: a run folder seen from outside, growing or at rest."""
+"""`ddpcheck watch`: follows a run folder from another process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from ddpcheck.cli.app import app
 from ddpcheck.launcher.multi_node import remote_follow
-from ddpcheck.launcher.multi_node.remote_follow import RemoteFollow
+from ddpcheck.launcher.multi_node.remote_follow import RunFollower
 from ddpcheck.launcher.process.process_table import process_start
 from tests.helpers.paths import ROOT
 from tests.helpers.run_builder import RunBuilder
@@ -26,15 +26,15 @@ def watched(*arguments: object) -> str:
 
 
 @pytest.mark.parametrize("name", [path.name for path in sorted(STORED.iterdir())])
-def test_every_stored_run_can_be_looked_at(name: str) -> None:
+def test_every_stored_run_can_be_watched(name: str) -> None:
     assert "ranks" in watched(STORED / name, "--once")
 
 
-def test_a_run_that_has_ended_comes_with_its_verdict(tmp_path: Path) -> None:
+def test_an_ended_run_shows_its_verdict(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path / "run", 2).wrap().optimizer().train(2)
     text = watched(builder.train(2, first=2, odd={1: ["body.bias"]}).end().save())
-    assert "replicas part at step 2 (ranks 0-1)" in text
-    assert "Replicas part at step 2" in text
+    assert "replicas diverge at step 2 (outlier: ranks 0-1)" in text
+    assert "Replicas diverge at step 2" in text
     assert "error DDP201" in text
 
 
@@ -52,21 +52,21 @@ def begun(folder: Path, **description: object) -> RunBuilder:
     return builder
 
 
-def test_a_run_under_way_is_shown_as_it_stands(tmp_path: Path) -> None:
+def test_a_running_job_shows_its_state(tmp_path: Path) -> None:
     begun(tmp_path / "run")
     text = watched(tmp_path / "run", "--once")
-    assert "train  under way, 2 ranks" in text
+    assert "train  running, 2 ranks" in text
     assert "step 2   replicas agree, 2 steps compared" in text
     assert "Replicas" not in text
 
 
-def test_a_launcher_that_was_killed_is_told(tmp_path: Path) -> None:
+def test_a_killed_launcher_is_reported(tmp_path: Path) -> None:
     begun(tmp_path / "run", pid_start=1)
     text = watched(tmp_path / "run")
     assert "its launcher is gone" in text
 
 
-def test_following_goes_on_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_continues_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     builder = begun(tmp_path / "run")
     turns: list[float] = []
 
@@ -79,24 +79,24 @@ def test_following_goes_on_until_the_run_ends(tmp_path: Path, monkeypatch: pytes
         builder.save()
 
     monkeypatch.setattr(remote_follow.time, "sleep", go_on)
-    states = list(RemoteFollow(tmp_path / "run"))
+    states = list(RunFollower(tmp_path / "run"))
     assert [state.steps for state in states] == [2, 3, 4, 5]
     assert [state.ended for state in states] == [False, False, False, True]
     assert states[-1].seconds == 12.5
     assert [rank.status for rank in states[-1].ranks] == ["finished", "vanished"]
 
 
-def test_ranks_that_nobody_launched_tell_of_their_end_themselves(tmp_path: Path) -> None:
+def test_without_a_launcher_the_run_ends_with_its_ranks(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path / "run", 2).wrap().optimizer().train(2)
     builder.save()
     (tmp_path / "run" / "run.json").unlink()
-    assert not RemoteFollow(tmp_path / "run").look().ended
+    assert not RunFollower(tmp_path / "run").read_state().ended
     builder.end().save()
     (tmp_path / "run" / "run.json").unlink()
-    assert RemoteFollow(tmp_path / "run").look().ended
+    assert RunFollower(tmp_path / "run").read_state().ended
 
 
-def test_a_torn_description_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_damaged_run_file_is_ignored(tmp_path: Path) -> None:
     builder = begun(tmp_path / "run")
     (tmp_path / "run" / "run.json").write_text(json.dumps(builder.description)[:20])
     assert "replicas agree" in watched(tmp_path / "run", "--once")

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from ddpcheck.diff.approximate import LARGEST, Tolerance, common_ratio, explain_ratio, ratio_of
 from ddpcheck.diff.compare import compare_runs
 from ddpcheck.diff.model import Comparison, DiffSource, DiffVerdict, Method
 from ddpcheck.errors import NotComparable
+from ddpcheck.probes.sketches.sketch import Sketch
 from ddpcheck.records.kinds.data import BatchRecord
 from ddpcheck.records.kinds.rank import RankHeader
-from tests.helpers.run_builder import NAMES, RunBuilder
+from ddpcheck.records.sketch_codec import Packed, pack, unpack
+from tests.helpers.run_builder import NAMES, RunBuilder, sketch_of
 
 MEAN = (2.0, 3.0, -4.0)
 STEPS = 5
@@ -31,7 +34,7 @@ def build(
     rewrite: int = -1,
     **wrap: Any,
 ) -> RunBuilder:
-    """A run whose global batch is dealt out to its ranks; `factors` multiply the reduced gradients of a step."""
+    """A run whose global batch is distributed over its ranks; `factors` multiply the reduced gradients of a step."""
     run = RunBuilder(folder, world_size).wrap(**wrap)
     run.optimizer()
     for step in range(STEPS):
@@ -42,8 +45,8 @@ def build(
             run.rewrite(step, run.ranks)
         by = (factors or {}).get(step, (1.0,) * len(MEAN))
         # Ranks compute different gradients with the same mean.
-        apart = {rank: (rank - (world_size - 1) / 2) for rank in run.ranks}
-        local = {rank: [x + shift for x in MEAN] for rank, shift in apart.items()}
+        shifts = {rank: (rank - (world_size - 1) / 2) for rank in run.ranks}
+        local = {rank: [x + shift for x in MEAN] for rank, shift in shifts.items()}
         run.backward(step + 1, local, [x * factor for x, factor in zip(MEAN, by, strict=True)])
         run.apply(step)
         changed = {"0.lr": (lr or {})[step]} if step in (lr or {}) else {} if step else {"0.lr": 0.1}
@@ -65,7 +68,7 @@ def test_one_rank_and_four(tmp_path: Path) -> None:
     assert found.compared == {"init.after": 1, "reduced": STEPS, "hyperparameters": STEPS}
     assert [one.step for one in found.growth] == list(range(STEPS))
     assert all(0 < one.relative < 1e-6 for one in found.growth)
-    assert "so no two numbers need be equal to the bit" in found.notes[0]
+    assert "so results are not bitwise equal" in found.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -111,8 +114,8 @@ def test_a_difference_that_came_at_once(tmp_path: Path) -> None:
     found = against_one(tmp_path, factors={3: (1.3, 0.8, 1.1)})
     assert found.first is not None
     assert (found.first.step, found.first.agreed_until) == (3, 2)
-    assert found.first.message.endswith("all at once")
-    assert "were the same up to step 2" in found.cause
+    assert found.first.message.endswith("suddenly")
+    assert "equal up to step 2" in found.cause
 
 
 def test_a_difference_that_grew(tmp_path: Path) -> None:
@@ -125,9 +128,9 @@ def test_a_difference_that_grew(tmp_path: Path) -> None:
 
 def test_a_tolerance_of_ones_own(tmp_path: Path) -> None:
     factors = dict.fromkeys(range(STEPS), (1.02, 0.98, 1.0))
-    assert against_one(tmp_path, factors=factors).verdict is DiffVerdict.PARTED
+    assert against_one(tmp_path, factors=factors).verdict is DiffVerdict.DIVERGED
     assert against_one(tmp_path, factors=factors, rtol=0.1).verdict is DiffVerdict.AGREE
-    assert against_one(tmp_path, factors=factors, rtol=1e-3).verdict is DiffVerdict.PARTED
+    assert against_one(tmp_path, factors=factors, rtol=1e-3).verdict is DiffVerdict.DIVERGED
 
 
 def test_settings_are_compared_exactly(tmp_path: Path) -> None:
@@ -215,7 +218,7 @@ def test_without_sketches(tmp_path: Path) -> None:
     b = build(tmp_path / "b", 2)
     for rank in b.ranks:
         b.records[rank] = [record for record in b.records[rank] if record.kind != "backward"]
-    with pytest.raises(NotComparable, match=r"run B holds no sketches .*--gradients off"):
+    with pytest.raises(NotComparable, match=r"run B has no gradient sketches .*--gradients off"):
         compare_runs(build(tmp_path / "a", 1).save(), b.save())
 
 
@@ -237,3 +240,75 @@ def test_gradients_that_come_late(tmp_path: Path) -> None:
     assert found.first is not None
     assert (found.first.step, found.first.stage) == (1, DiffSource.REDUCED)
     assert found.compared["reduced"] == STEPS
+
+
+SLACK = 1e-4
+
+
+def packed(*values: float) -> list[Packed]:
+    return unpack(pack(map(sketch_of, values)))
+
+
+def test_a_factor_of_all() -> None:
+    pairs = list(zip(packed(1.0, -2.0, 0.3), packed(3.0, -6.0, 0.9), strict=True))
+    assert common_ratio(pairs, SLACK) == pytest.approx(3.0, rel=1e-6)
+
+
+def test_no_factor_of_all() -> None:
+    assert common_ratio(list(zip(packed(1.0, -2.0), packed(3.0, -6.1), strict=True)), SLACK) is None
+    assert common_ratio(list(zip(packed(0.0), packed(1.0), strict=True)), SLACK) is None
+    assert common_ratio(list(zip(packed(1.0), packed(float("nan")), strict=True)), SLACK) is None
+
+
+def test_values_that_fit_by_chance_and_norms_that_do_not() -> None:
+    [a], [b] = unpack(pack([Sketch(1.0, 1.0, 0, 4)])), unpack(pack([Sketch(2.0, 1.0, 0, 4)]))
+    assert common_ratio([(a, b)], SLACK) is None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (4.00001, "4.0 (= world size)"),
+        (0.25, "0.25 (= 1 / world size)"),
+        (-4.0, "-4.0 (= world size)"),
+        (7.0001, "7.0"),
+        (1 / 3, "0.333333"),
+        (1.2345, "1.2345"),
+    ],
+)
+def test_names(ratio: float, text: str) -> None:
+    assert str(explain_ratio(ratio, {"nothing": 1.0, "world size": 4.0}, SLACK)) == text
+
+
+def test_ratios_of_settings() -> None:
+    assert ratio_of(0.1, 0.4) == pytest.approx(4.0)
+    for a, b in ((0, 1), (1, 0), (True, 2), ("a", "b"), (None, 1), (1.0, float("inf"))):
+        assert ratio_of(a, b) is None
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "half", "first"),
+    [
+        (["float32"], False, 2.0**-8),
+        (["float32", "float64"], False, 2.0**-8),
+        # The records' own resolution.
+        (["float64"], False, 2.0**-20),
+        # A GradScaler tells that fp32 parameters are trained in fp16.
+        (["float32"], True, LARGEST),
+        (["float32", "bfloat16"], False, LARGEST),
+        (["something new"], False, LARGEST),
+    ],
+)
+def test_the_coarsest_dtype_decides(dtypes: list[str], half: bool, first: float) -> None:
+    assert Tolerance(None, dtypes, half).at(0) == first
+
+
+def test_it_grows_with_the_steps_up_to_a_limit() -> None:
+    tolerance = Tolerance(None, ["float32"], False)
+    assert tolerance.at(9) == pytest.approx(10 * tolerance.at(0))
+    assert tolerance.at(100_000) == LARGEST
+
+
+def test_what_was_asked_for_holds_at_every_step() -> None:
+    tolerance = Tolerance(0.5, ["float32"], False)
+    assert (tolerance.at(0), tolerance.at(1000)) == (0.5, 0.5)

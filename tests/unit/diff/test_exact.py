@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from ddpcheck.diff.compare import compare_runs
-from ddpcheck.diff.exact import MOST_AHEAD, RankWalk
+from ddpcheck.diff.exact import MOST_AHEAD, RankComparison
 from ddpcheck.diff.model import Comparison, DiffSource, DiffVerdict, Method
-from ddpcheck.diff.record_diff import DiffLocation
-from ddpcheck.diff.run_input import read_side
+from ddpcheck.diff.record_diff import RankContext
+from ddpcheck.diff.run_input import read_run
 from ddpcheck.errors import NotComparable
 from ddpcheck.records.kinds.data import BatchRecord
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
@@ -118,16 +118,16 @@ def test_the_same_job_twice(compared: Compare) -> None:
             (0, 1),
             "start from different",
         ),
-        ({"more": 1}, 0, DiffSource.FORWARDS, None, (0, 1), "another number of forwards"),
-        ({"data": 3}, 3, DiffSource.DATA, None, (1,), "fed different data"),
-        ({"drew": 2}, 2, DiffSource.RANDOM, None, (0, 1), "random numbers are not"),
+        ({"more": 1}, 0, DiffSource.FORWARDS, None, (0, 1), "number of forwards per step differs"),
+        ({"data": 3}, 3, DiffSource.DATA, None, (1,), "trained on different data"),
+        ({"drew": 2}, 2, DiffSource.RANDOM, None, (0, 1), "random numbers differ"),
         ({"buffers": {0: ["mean"]}}, 4, DiffSource.BUFFERS, "mean", (0,), "Buffers differ"),
         ({"rewrite": 3}, 3, DiffSource.REWRITTEN, NAMES[2], (0, 1), "outside the optimizer"),
         ({"local": 2}, 2, DiffSource.LOCAL, NAMES[0], (0, 1), "the computation differs"),
-        ({"reduced": 2}, 2, DiffSource.REDUCED, NAMES[0], (0, 1), "the reduction gave something else"),
-        ({"applied": 5}, 5, DiffSource.APPLIED, None, (0,), "are the same after the reduction"),
-        ({"lr": 4}, 4, DiffSource.HYPER, None, (0, 1), "the optimizer's settings"),
-        ({"params": 1}, 1, DiffSource.PARAMS, NAMES[1], (1,), "the optimizer's update itself"),
+        ({"reduced": 2}, 2, DiffSource.REDUCED, NAMES[0], (0, 1), "reduced gradients differ"),
+        ({"applied": 5}, 5, DiffSource.APPLIED, None, (0,), "are equal after the reduction"),
+        ({"lr": 4}, 4, DiffSource.HYPER, None, (0, 1), "the optimizer's hyperparameters"),
+        ({"params": 1}, 1, DiffSource.PARAMS, NAMES[1], (1,), "the optimizer's update differs"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -141,7 +141,7 @@ def test_one_change(
     says: str,
 ) -> None:
     found = compared(**changes)
-    assert found.verdict is DiffVerdict.PARTED
+    assert found.verdict is DiffVerdict.DIVERGED
     assert found.first is not None
     assert (found.first.step, found.first.stage, found.first.parameter) == (step, stage, parameter)
     assert found.first.ranks == ranks
@@ -159,13 +159,13 @@ def test_what_was_not_sketched_is_not_known(tmp_path: Path) -> None:
     assert found.first is not None
     # The parameters after the step tell which one it was.
     assert (found.first.step, found.first.stage, found.first.parameter) == (5, DiffSource.APPLIED, NAMES[1])
-    assert "it was not sketched" in found.cause
+    assert "It was not sketched" in found.cause
 
 
 def test_the_earliest_of_several_changes(compared: Compare) -> None:
     found = compared(data=3, params=3, lr=3, local=3, rewrite=3, drew=4)
     assert found.first is not None
-    stages = [(parting.step, parting.stage) for parting in (found.first, *found.then)]
+    stages = [(divergence.step, divergence.stage) for divergence in (found.first, *found.then)]
     assert stages == [
         (3, DiffSource.DATA),
         (3, DiffSource.REWRITTEN),
@@ -182,7 +182,7 @@ def test_a_rank_that_parts_before_the_others(tmp_path: Path) -> None:
     assert found.first is not None
     assert (found.first.step, found.first.stage, found.first.ranks) == (1, DiffSource.DATA, (1,))
     # Rank 0 first differs three steps later, and that is no news any more.
-    assert all(parting.step <= 3 for parting in found.then)
+    assert all(divergence.step <= 3 for divergence in found.then)
 
 
 def test_values_of_both_sides(compared: Compare) -> None:
@@ -210,7 +210,7 @@ def test_gradients_that_are_a_multiple(compared: Compare) -> None:
     found = compared(reduced=2)
     assert found.first is not None
     # By 3; their size is known to half an octave. One parameter alone has a ratio to anything: none is named.
-    assert re.fullmatch(r"gradients are apart by 0\.\d+ of their size, all at once", found.first.message)
+    assert re.fullmatch(r"gradients differ by 0\.\d+ of their size, suddenly", found.first.message)
     assert [(one.step, one.beyond) for one in found.growth] == [(n, n == 2) for n in range(STEPS)]
     assert "from step 2 on" in found.notes[0]
 
@@ -230,7 +230,7 @@ def test_differences_no_larger_than_rounding(tmp_path: Path) -> None:
     found = compare_runs(build(tmp_path / "a").save(), b.save())
     assert found.first is not None
     assert (found.first.step, found.first.stage) == (0, DiffSource.REDUCED)
-    assert "as close as rounding keeps them" in found.notes[0]
+    assert "Rounding explains" in found.notes[0]
     assert compare_runs(tmp_path / "a", tmp_path / "b", rtol=1e-5).verdict is DiffVerdict.AGREE
 
 
@@ -257,14 +257,14 @@ def test_a_step_left_out(tmp_path: Path) -> None:
     found = compare_runs(build(tmp_path / "a").save(), b.save())
     assert found.first is not None
     assert (found.first.step, found.first.stage) == (4, DiffSource.FORWARDS)
-    assert "run B left out an optimizer step" in found.first.message
+    assert "run B skipped an optimizer step" in found.first.message
 
 
 def test_another_optimizer(tmp_path: Path) -> None:
     b = build(tmp_path / "b")
     for rank in b.ranks:
-        place = next(n for n, record in enumerate(b.records[rank]) if isinstance(record, OptimizerRecord))
-        b.records[rank][place] = OptimizerRecord(0, "AdamW", 0, [[0, 1, 2]])
+        key = next(n for n, record in enumerate(b.records[rank]) if isinstance(record, OptimizerRecord))
+        b.records[rank][key] = OptimizerRecord(0, "AdamW", 0, [[0, 1, 2]])
     found = compare_runs(build(tmp_path / "a").save(), b.save())
     assert found.first is not None
     assert (found.first.step, found.first.message) == (0, "class is SGD in run A and AdamW in run B")
@@ -308,7 +308,7 @@ def test_nothing_in_common(tmp_path: Path) -> None:
         run.wrap()
         run.records[0] = [record for record in run.records[0] if not isinstance(record, DigestRecord)]
         run.save()
-    with pytest.raises(NotComparable, match="no step in common"):
+    with pytest.raises(NotComparable, match="no recorded step in common"):
         compare_runs(tmp_path / "a", tmp_path / "b")
 
 
@@ -332,7 +332,7 @@ def test_a_missing_rank(tmp_path: Path) -> None:
     (tmp_path / "b" / "rank-00001.jsonl").unlink()
     found = compare_runs(build(tmp_path / "a").save(), tmp_path / "b")
     assert found.verdict is DiffVerdict.AGREE
-    assert found.notes == ("Run B holds no records of rank 1.",)
+    assert found.notes == ("Run B has no records of rank 1.",)
 
 
 def test_attempts(tmp_path: Path) -> None:
@@ -345,9 +345,9 @@ def test_attempts(tmp_path: Path) -> None:
         second.records[rank][0] = replace(header, session="b2", time=3000.0)
     second.save()
     other = build(tmp_path / "b").save()
-    assert compare_runs(tmp_path / "a", other).verdict is DiffVerdict.PARTED
+    assert compare_runs(tmp_path / "a", other).verdict is DiffVerdict.DIVERGED
     assert compare_runs(tmp_path / "a", other, attempts=(0, 0)).verdict is DiffVerdict.AGREE
-    with pytest.raises(NotComparable, match="has no attempt 2: it holds attempts 0 to 1"):
+    with pytest.raises(NotComparable, match="has no attempt 2: it has attempts 0 to 1"):
         compare_runs(tmp_path / "a", other, attempts=(2, 0))
 
 
@@ -355,8 +355,8 @@ def test_what_waits_for_its_counterpart_is_forgotten(tmp_path: Path) -> None:
     """Run B was not sketched, so every backward of run A waits in vain."""
     a, b = build(tmp_path / "a", world_size=1, steps=600), build(tmp_path / "b", world_size=1, steps=600)
     b.records[0] = [record for record in b.records[0] if record.kind not in ("backward", "batch")]
-    walk = RankWalk(read_side("A", a.save(), None), read_side("B", b.save(), None), DiffLocation(0))
-    assert walk.differences(None) == []
+    comparison = RankComparison(read_run("A", a.save(), None), read_run("B", b.save(), None), RankContext(0))
+    assert comparison.differences(None) == []
     # Two records a step.
-    assert 0 < len(walk.waiting[0]) <= 2 * 2 * (MOST_AHEAD + 1)
-    assert walk.compared["params"] == 600
+    assert 0 < len(comparison.waiting[0]) <= 2 * 2 * (MOST_AHEAD + 1)
+    assert comparison.compared["params"] == 600

@@ -6,18 +6,11 @@ import csv
 import io
 import re
 import threading
-from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from ddpcheck.analysis import context, report_builder
-from ddpcheck.records.kinds.rank import RankHeader
 from tests.helpers.fake_context import FakeContext
 from tests.helpers.paths import ROOT
-from tests.helpers.run_builder import RunBuilder
 from tests.helpers.sample_reports import of_many_ranks
 
 PAGE = (ROOT / "docs" / "extending.md").read_text()
@@ -34,7 +27,8 @@ def examples() -> tuple[dict[str, Any], ...]:
     return tuple(found)
 
 
-PROBE, RULE, REPORT = examples()
+# tests/unit/rules/test_new_rule.py runs the rules.
+PROBE, _, _, REPORT = examples()
 
 
 def test_the_probe_writes_when_something_changes() -> None:
@@ -51,22 +45,6 @@ def test_the_probe_writes_when_something_changes() -> None:
     first, second = context.records
     assert (first.step, second.step) == (0, 2)  # type: ignore[union-attr]
     assert second.count == first.count + 1  # type: ignore[union-attr]
-
-
-def test_the_rule_names_the_odd_rank_and_is_silent_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(context, "title", lambda code: "Arguments differ across ranks")
-    monkeypatch.setattr(report_builder, "RULES", (RULE["find"],))
-    sound = RunBuilder(tmp_path / "sound", 3).wrap().train(2).end()
-    assert sound.findings() == []
-    build = RunBuilder(tmp_path / "odd", 3)
-    header = build.records[1][0]
-    assert isinstance(header, RankHeader)
-    build.records[1][0] = replace(header, argv=["train.py", "--debug"])
-    finding = build.wrap().train(2).end().only("DDP699")
-    assert finding.ranks == (1,)
-    assert "rank 1: train.py --debug" in finding.message
 
 
 def test_the_report_has_one_line_a_finding() -> None:

@@ -37,7 +37,7 @@ ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
     ],
 )
 def test_nothing_is_said_of_machines_in_good_order(context: DoctorContext) -> None:
-    assert [one for one in diagnose(context) if one.severity is not Severity.OK] == []
+    assert [one for one in diagnose(context) if not one.passed] == []
 
 
 def test_every_check_says_that_all_is_well() -> None:
@@ -106,7 +106,7 @@ def test_machines_of_the_same_name() -> None:
 
 def test_the_same_words_of_several_hosts_are_said_once() -> None:
     context = job(3, 2, lambda facts: replace(facts, limits={**facts.limits, "open_files": [256, 256]}))
-    [found] = [one for one in diagnose(context) if one.severity is not Severity.OK]
+    [found] = [one for one in diagnose(context) if not one.passed]
     assert (found.hosts, found.ranks) == (("node0", "node1", "node2"), tuple(range(6)))
 
 

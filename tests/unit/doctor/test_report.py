@@ -54,7 +54,7 @@ def test_it_fits_a_narrow_terminal(context: DoctorContext) -> None:
 
 def test_a_machine_in_good_order() -> None:
     text = shown(single())
-    assert text.startswith("No problems\nthis machine, node0\n")
+    assert text.startswith("No problems found\nthis machine, node0\n")
     assert "gloo uses eth0 (10.0.0.1, MTU 1500, 10 Gbit/s)" in text
 
 
@@ -120,8 +120,8 @@ def test_the_interface_by_nccls_documentation(asked: str | None, taken: str | No
     [
         (["--wait", "0"], 2, "--wait 0"),
         (["--python", sys.executable, "--", "torchrun"], 2, "--python"),
-        (["--", "/no/such/launcher"], 127, "could not be started"),
-        (["--", "false"], 1, "false ended with status 1"),
+        (["--", "/no/such/launcher"], 127, "cannot start"),
+        (["--", "false"], 1, "false exited with status 1"),
         (["--", "true"], 1, "python -m ddpcheck.doctor"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The follower of a run under way: what it notes, and what becomes of it when it stumbles."""
+"""The monitor of a running job: what it logs, and how it handles errors."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def follower(folder: Path, fail_fast: bool) -> RunMonitor:
 
 
 @pytest.mark.parametrize("fail_fast", [False, True])
-def test_only_fail_fast_stops_a_job_that_parts(tmp_path: Path, fail_fast: bool) -> None:
+def test_only_fail_fast_stops_a_job_that_diverges(tmp_path: Path, fail_fast: bool) -> None:
     RunBuilder(tmp_path, 2).wrap().optimizer().train(3).step(3, odd=ODD).save()
     follow = follower(tmp_path, fail_fast)
     assert (follow.tick() is not None) == fail_fast
     follow.close()
 
 
-def test_a_sound_job_is_not_stopped(tmp_path: Path) -> None:
+def test_a_job_without_findings_is_not_stopped(tmp_path: Path) -> None:
     RunBuilder(tmp_path, 2).wrap().optimizer().train(3).save()
     follow = follower(tmp_path, fail_fast=True)
     assert follow.tick() is None
     follow.close()
 
 
-def test_one_that_stumbled_reads_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_error_no_records_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     polls = []
 
     def stumble(run: RunReader, seconds: float) -> bool:
@@ -49,7 +49,7 @@ def test_one_that_stumbled_reads_no_further(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(KeyError):
         follow.tick()
     assert follow.tick() is None
-    assert follow.stumbled
+    assert follow.failed
     assert len(polls) == 1
     follow.close()
 
@@ -61,7 +61,7 @@ def polled(folder: Path, host: str) -> RunReader:
 
 
 @pytest.mark.parametrize(("world_size", "followed"), [(8, 8), (128, 0)])
-def test_only_in_a_large_job_other_hosts_are_left_to_their_launchers(
+def test_in_a_large_job_each_launcher_reads_its_own_host(
     tmp_path: Path, world_size: int, followed: int
 ) -> None:
     RunBuilder(tmp_path, world_size).wrap().optimizer().train(3).end().save()
@@ -73,8 +73,8 @@ def test_only_in_a_large_job_other_hosts_are_left_to_their_launchers(
     assert {attempt.steps(rank) for rank in attempt.ranks} == {3}
 
 
-def test_the_launcher_of_rank_0_follows_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LONG_SECONDS", 60.0)
+def test_the_launcher_of_rank_0_reads_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLOW_POLL_SECONDS", 60.0)
     RunBuilder(tmp_path, 128).wrap().optimizer().train(3).save()
     run = RunReader(tmp_path, "somewhere")
     host = next(iter(polled(tmp_path, "").attempts.values())).ranks[0].header.host
@@ -86,14 +86,14 @@ def test_the_launcher_of_rank_0_follows_all(tmp_path: Path, monkeypatch: pytest.
     assert {attempt.steps(rank) for rank in attempt.ranks} == {3}
 
 
-def test_what_takes_too_long_is_left_for_the_next_time(tmp_path: Path) -> None:
+def test_a_slow_read_continues_at_the_next_tick(tmp_path: Path) -> None:
     RunBuilder(tmp_path, 4).wrap().optimizer().train(30).end().save()
     run = RunReader(tmp_path)
     assert not run.poll(seconds=0.0)
     assert run.poll()
 
 
-def test_a_view_that_fails_costs_the_view_alone(tmp_path: Path) -> None:
+def test_an_error_in_the_view_only_disables_the_view(tmp_path: Path) -> None:
     RunBuilder(tmp_path, 2).wrap().optimizer().train(3).step(3, odd=ODD).save()
     turns = []
 
@@ -103,7 +103,7 @@ def test_a_view_that_fails_costs_the_view_alone(tmp_path: Path) -> None:
             raise ValueError("no")
 
     config = Config(run_dir=str(tmp_path), run_id="test", fail_fast=True)
-    follow = RunMonitor(RunReader(tmp_path), NodeLog(tmp_path), config, show=Broken())  # type: ignore[arg-type]
+    follow = RunMonitor(RunReader(tmp_path), NodeLog(tmp_path), config, view=Broken())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no"):
         follow.tick()
     assert follow.tick() is not None
@@ -112,7 +112,7 @@ def test_a_view_that_fails_costs_the_view_alone(tmp_path: Path) -> None:
 
 
 class Turns:
-    """A follower by a clock of our own, and how often it reads."""
+    """A monitor with a fake clock that counts reads."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, fail_fast: bool = False) -> None:
         self.now = 100.0
@@ -134,36 +134,36 @@ class Turns:
         return self.polls - before
 
 
-def test_where_nobody_looks_on_records_are_read_once_a_second(
+def test_without_a_view_records_are_read_once_per_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = Turns(tmp_path, monkeypatch)
-    turns.reads_in(module.ALERT_SECONDS + 1)
+    turns.reads_in(module.NEW_FILE_SECONDS + 1)
     assert 9 <= turns.reads_in(10) <= 10
     turns.follow.close()
 
 
-def test_a_new_file_is_looked_at_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_file_is_read_immediately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = Turns(tmp_path, monkeypatch)
-    turns.reads_in(module.ALERT_SECONDS + 1.5)
+    turns.reads_in(module.NEW_FILE_SECONDS + 1.5)
     (tmp_path / "rank-00000.jsonl").touch()
     assert turns.reads_in(1) == 10
     turns.follow.close()
 
 
-def test_with_fail_fast_records_are_read_at_every_turn(
+def test_with_fail_fast_records_are_read_at_every_tick(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = Turns(tmp_path, monkeypatch, fail_fast=True)
-    turns.reads_in(module.ALERT_SECONDS + 1)
+    turns.reads_in(module.NEW_FILE_SECONDS + 1)
     assert turns.reads_in(2) == 20
     turns.follow.close()
 
 
-def test_a_folder_that_vanishes_takes_nothing_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removed_run_folder_does_not_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     turns = Turns(folder, monkeypatch)
-    turns.reads_in(module.ALERT_SECONDS + 1)
+    turns.reads_in(module.NEW_FILE_SECONDS + 1)
     shutil.rmtree(folder)
     assert turns.reads_in(3) == 3

@@ -1,4 +1,4 @@
-"""Making the folder of a run, naming it, and refusing clearly."""
+"""Creates and names run folders, and rejects unusable ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ddpcheck.config import Config
 from ddpcheck.errors import OutputFolderError
 from ddpcheck.launcher.multi_node import shared_run
 from ddpcheck.launcher.multi_node.shared_run import spans_nodes
-from ddpcheck.launcher.run_folder import begin_run, finish_run, make_run_folder, read_run_file, run_name
+from ddpcheck.launcher.run_folder import begin_run, find_job_id, finish_run, make_run_folder, run_name
+from ddpcheck.records.run_folder import read_run_file
 
 COMMAND = ["torchrun", "--nproc", "4", "train.py", "--token", "abc"]
 
@@ -58,7 +59,7 @@ def test_name(command: list[str], name: str) -> None:
     assert run_name(command) == name
 
 
-def test_default_place(here: Path) -> None:
+def test_default_folder(here: Path) -> None:
     first, second = make_run_folder(COMMAND), make_run_folder(COMMAND)
     assert first.path != second.path
     assert first.path.parent == here / "ddpcheck-runs"
@@ -66,7 +67,7 @@ def test_default_place(here: Path) -> None:
     assert make_run_folder(COMMAND, name="my run").path.name.endswith("-my-run")
 
 
-def test_private_whatever_the_umask(here: Path, umask: int) -> None:
+def test_permissions_do_not_depend_on_the_umask(here: Path, umask: int) -> None:
     (here / "ddpcheck-runs").mkdir()
     (here / "ddpcheck-runs").chmod(0o755)
     folder = make_run_folder(COMMAND)
@@ -101,18 +102,18 @@ def test_refusals(here: Path) -> None:
             make_run_folder(COMMAND, out=Path(out))
     folder = make_run_folder(COMMAND, out=Path("taken"))
     begin_run(folder, COMMAND, config(folder.path))
-    with pytest.raises(OutputFolderError, match="already holds a run"):
+    with pytest.raises(OutputFolderError, match="already contains a run"):
         make_run_folder(COMMAND, out=Path("taken"))
     (here / "old").mkdir()
     (here / "old" / "rank-00000.jsonl").write_text("")
-    with pytest.raises(OutputFolderError, match="already holds a run"):
+    with pytest.raises(OutputFolderError, match="already contains a run"):
         make_run_folder(COMMAND, out=Path("old"))
     (here / "ddpcheck-runs").write_text("")
     with pytest.raises(OutputFolderError, match="is a file"):
         make_run_folder(COMMAND)
 
 
-def test_empty_folder_is_taken(here: Path) -> None:
+def test_an_empty_folder_is_used(here: Path) -> None:
     (here / "empty").mkdir()
     assert make_run_folder(COMMAND, out=Path("empty")).path == here / "empty"
 
@@ -131,7 +132,7 @@ def test_nodes_of_one_job_share_a_folder(here: Path, monkeypatch: pytest.MonkeyP
     second = make_run_folder(command, out=Path("shared"))
     assert second.joined
     assert begin_run(second, command, config(second.path)).joined
-    # Another job, a job on one node, and a run whose launcher is gone are something else.
+    # Not joined: another job, a job on one node, and a run whose launcher has ended.
     for other in (["torchrun", "--nnodes", "2", "eval.py"], ["torchrun", "train.py"]):
         with pytest.raises(OutputFolderError):
             make_run_folder(other, out=Path("shared"))
@@ -159,3 +160,26 @@ def test_nodes_of_one_job_share_a_folder(here: Path, monkeypatch: pytest.MonkeyP
 )
 def test_spans_nodes(command: list[str], environ: dict[str, str], several: bool) -> None:
     assert spans_nodes(command, environ) is several
+
+
+SLURM = {"SLURM_JOB_ID": "42", "SLURM_STEP_ID": "1"}
+
+
+@pytest.mark.parametrize(
+    ("given", "command", "environ", "expected"),
+    [
+        ("mine", ["torchrun", "--rdzv-id", "7"], SLURM, "mine"),
+        ("", ["torchrun", "--rdzv-id", "7", "train.py"], SLURM, "7"),
+        ("", ["torchrun", "--rdzv_id=7", "train.py"], {}, "7"),
+        ("", ["torchrun", "--rdzv-id", "none", "train.py"], {}, ""),
+        ("", ["torchrun", "train.py"], {"PET_RDZV_ID": "8"}, "8"),
+        ("", ["python", "train.py"], SLURM, "42.1"),
+        ("", ["python", "train.py"], {**SLURM, "SLURM_RESTART_COUNT": "2"}, "42.1.2"),
+        ("", ["python", "train.py"], {"PBS_JOBID": "5.head"}, "5.head"),
+        ("", ["python", "train.py"], {}, ""),
+    ],
+)
+def test_job_id_sources_in_order(
+    given: str, command: list[str], environ: dict[str, str], expected: str
+) -> None:
+    assert find_job_id(given, command, environ) == expected

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ddpcheck.launcher.rank_tools import rank_command
-from ddpcheck.links.evaluate import is_uneven, judge
+from ddpcheck.links.evaluate import find_slow_links, is_uneven
 from ddpcheck.links.heat_map import render_links
 from ddpcheck.links.model import BETWEEN, WITHIN, AllReduce, LinksReport, MeasuredLink, Node
 from ddpcheck.links.options import check_seconds, check_tolerance, parse_sizes
@@ -27,7 +27,7 @@ def survey(nodes: int, slow: str = "", per_node: int = 1) -> LinksReport:
             for y in a.ranks
             if x != y
         ]
-    found = judge(hosts, links, 1.5)
+    found = find_slow_links(hosts, links, 1.5)
     swept = (AllReduce(1 << 20, 0.1, 1e7, 2e7),)
     return LinksReport("gloo", tuple(hosts), tuple(links), swept, tuple(found), 1.5, 12.0, slow=bool(found))
 
@@ -35,8 +35,8 @@ def survey(nodes: int, slow: str = "", per_node: int = 1) -> LinksReport:
 def test_the_slow_host_is_named() -> None:
     [cause] = survey(4, slow="host2", per_node=2).explanations
     assert (cause.kind, cause.names, cause.group) == ("slow node", ("host2",), BETWEEN)
-    assert "host2 is slow, to and from everybody: 4.0 times slower" in cause.sentence()
-    assert "(200 Mbit/s against 800 Mbit/s)" in cause.sentence()
+    assert "host2 is slow in both directions, to all others: 4.0 times slower" in cause.sentence()
+    assert "(200 Mbit/s vs. 800 Mbit/s)" in cause.sentence()
 
 
 def test_a_healthy_network_is_told_in_one_line() -> None:
@@ -70,9 +70,9 @@ def test_links_json_can_be_read_back() -> None:
 def test_options() -> None:
     assert parse_sizes("1M, 64k,128") == (128, 65536, 1 << 20)
     for wrong in ("", "1T", "-5", "3", "1M,,2M"):
-        with pytest.raises(ValueError, match="is no size"):
+        with pytest.raises(ValueError, match="is not a size"):
             parse_sizes(wrong)
-    with pytest.raises(ValueError, match="seconds a pair"):
+    with pytest.raises(ValueError, match="seconds per pair"):
         check_seconds(float("nan"))
     with pytest.raises(ValueError, match="above 1"):
         check_tolerance(1.0)

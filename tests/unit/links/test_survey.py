@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 import torch
 
 from ddpcheck.links import survey as module
 from ddpcheck.links.model import BETWEEN, LinksReport, MeasuredLink, Node
-from ddpcheck.links.survey import SurveyOptions, survey
+from ddpcheck.links.survey import SurveyOptions, rounds, survey
 
 NODES = [Node(f"host{number}", (number,)) for number in range(4)]
 EVEN, ONE_LINK, NODE = 0, 1, 2
@@ -26,8 +28,8 @@ def surveyed(monkeypatch: pytest.MonkeyPatch, *kinds: int) -> tuple[LinksReport,
     """The report of one rank that sees these looks in turn, and how many were left unused."""
     left = [look(kind) for kind in kinds]
     monkeypatch.setattr(module, "_nodes", lambda: NODES)
-    monkeypatch.setattr(module, "_look", lambda *_: left.pop(0))
-    monkeypatch.setattr(module, "_agreed", lambda mine: mine)
+    monkeypatch.setattr(module, "_measure_all", lambda *_: left.pop(0))
+    monkeypatch.setattr(module, "_from_rank_zero", lambda mine: mine)
     monkeypatch.setattr(module, "sweep_allreduce", lambda *_: [])
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
@@ -54,3 +56,14 @@ def test_only_what_every_look_shows_is_told(
 def test_each_link_counts_by_its_best_look(monkeypatch: pytest.MonkeyPatch) -> None:
     report, _ = surveyed(monkeypatch, ONE_LINK, NODE)
     assert {link.bandwidth for link in report.links} == {1e8}
+
+
+@pytest.mark.parametrize("count", range(9))
+def test_everybody_meets_everybody_once_in_disjoint_pairs(count: int) -> None:
+    plan = rounds(range(count))
+    for pairs in plan:
+        busy = [unit for pair in pairs for unit in pair]
+        assert len(busy) == len(set(busy))
+    met = sorted(tuple(sorted(pair)) for pairs in plan for pair in pairs)
+    assert met == list(combinations(range(count), 2))
+    assert len(plan) <= count

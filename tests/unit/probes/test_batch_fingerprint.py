@@ -1,4 +1,4 @@
-"""Fingerprints of batches: equal for equal batches and for no others, whatever their structure."""
+"""Fingerprints of batches: equal for equal batches only, whatever their structure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from ddpcheck.probes.batch_fingerprint import BUDGET, Contents, Fingerprint, Taken, _as_bytes, _thinned, take
+from ddpcheck.probes.batch_fingerprint import (
+    BUDGET,
+    BatchContents,
+    Fingerprint,
+    FingerprintFuture,
+    _as_bytes,
+    _downsampled,
+    fingerprint_batch,
+)
 from ddpcheck.probes.digest.device_copy import copy_to_host
 
 Pair = namedtuple("Pair", "x y")
@@ -33,7 +41,7 @@ def numbers(seed: int, *shape: int) -> torch.Tensor:
 
 
 def of(*things: Any) -> Fingerprint:
-    return take(Contents(*things)).fingerprint()
+    return fingerprint_batch(BatchContents(*things)).fingerprint()
 
 
 STRUCTURES = [
@@ -77,11 +85,11 @@ def test_a_large_tensor_is_sampled_from_end_to_end(place: int) -> None:
     assert of(batch).digest != before.digest
 
 
-def test_what_is_read_is_bounded() -> None:
-    contents = Contents([numbers(1, 500, 500) for _ in range(1000)])
+def test_the_bytes_read_are_bounded() -> None:
+    contents = BatchContents([numbers(1, 500, 500) for _ in range(1000)])
     assert len(contents.tensors) <= 64
-    taken = take(contents)
-    assert sum(map(len, taken._known)) <= 2 * BUDGET
+    taken = fingerprint_batch(contents)
+    assert sum(map(len, taken._on_host)) <= 2 * BUDGET
 
 
 @pytest.mark.parametrize(
@@ -97,7 +105,7 @@ def test_what_is_read_is_bounded() -> None:
         torch.empty(3, device="meta"),
     ],
 )
-def test_what_holds_no_data_has_no_fingerprint(nothing: Any) -> None:
+def test_objects_without_data_have_no_fingerprint(nothing: Any) -> None:
     assert of(nothing).digest == ""
 
 
@@ -107,7 +115,7 @@ def test_tensors_of_other_layouts_are_passed_over() -> None:
     assert of(torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)).digest == ""
 
 
-def test_variety_tells_how_much_a_batch_holds() -> None:
+def test_variety_counts_distinct_values() -> None:
     assert of(torch.zeros(64, 64)).variety == 1
     assert of(torch.full((8,), 7)).variety == 1
     assert of(torch.arange(8)).variety == 8
@@ -139,15 +147,20 @@ def test_numbers_that_are_no_tensor_count_too(make: Any) -> None:
     assert of(x, make(5)).digest == of(x, make(5)).digest != of(x, make(6)).digest
 
 
-def test_a_long_list_does_not_hide_what_comes_after_it() -> None:
+def test_a_long_list_does_not_hide_the_next_argument() -> None:
     names = [f"{number}.png" for number in range(500)]
-    first, second = (take(Contents(names, [number])).fingerprint().digest for number in (1, 2))
+    first, second = (
+        fingerprint_batch(BatchContents(names, [number])).fingerprint().digest for number in (1, 2)
+    )
     assert first != second
 
 
 def test_counts() -> None:
     labels = torch.tensor([[1, -100, 3], [-100, -100, 6]])
-    assert take(Contents(labels), [(labels, -100), (labels, 1)]).fingerprint().counts == (3, 5)
+    assert fingerprint_batch(BatchContents(labels), [(labels, -100), (labels, 1)]).fingerprint().counts == (
+        3,
+        5,
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,10 +174,10 @@ def test_counts() -> None:
     ],
 )
 def test_the_size_of_a_batch(things: tuple[Any, ...], rows: int) -> None:
-    assert Contents(things).rows() == rows
+    assert BatchContents(things).rows() == rows
 
 
-def test_nothing_is_changed() -> None:
+def test_the_batch_is_not_changed() -> None:
     x = numbers(0, 6, 8).requires_grad_()
     y = x * 2
     version, state = y._version, torch.get_rng_state()
@@ -175,27 +188,27 @@ def test_nothing_is_changed() -> None:
 
 
 def from_device(x: torch.Tensor, labels: torch.Tensor) -> Fingerprint:
-    """The way of a batch that lies on a device, with its copy already there."""
-    pieces = [_as_bytes(_thinned(x)), _as_bytes((labels != -100).sum())]
+    """The code path of a batch on a device, with its copy complete."""
+    pieces = [_as_bytes(_downsampled(x)), _as_bytes((labels != -100).sum())]
     copy = copy_to_host(torch.cat(pieces).view(1, -1))
-    return Taken(b"", 0, [], [copy], [[pieces[0].numel()]], [], counted=1).fingerprint()
+    return FingerprintFuture(b"", 0, [], [copy], [[pieces[0].numel()]], [], counted=1).fingerprint()
 
 
-def test_each_tensor_has_a_mark_of_its_own() -> None:
+def test_each_tensor_has_its_own_digest() -> None:
     x, y, t = numbers(0, 8, 3), numbers(1, 8, 3), torch.arange(8)
     one, other = of(x, t).parts, of(y, {"times": t}).parts
     assert one[1] == other[1] != ""
     assert one[0] != other[0]
-    # A number for all samples, a mask of ones: not enough to tell batches apart.
+    # One value for all samples, or a mask of ones: not enough to distinguish batches.
     assert of(x, torch.tensor(3), torch.ones(8)).parts[1:] == ("", "")
 
 
-def test_marks_come_back_from_a_device() -> None:
+def test_digests_of_tensors_arrive_from_a_device() -> None:
     x, t = numbers(0, 8, 3), torch.arange(8)
     pieces = [_as_bytes(x), _as_bytes(t)]
     copy = copy_to_host(torch.cat(pieces).view(1, -1))
     sizes = [[piece.numel() for piece in pieces]]
-    assert Taken(b"", 0, [], [copy], sizes, [], counted=0).fingerprint().parts == of(x, t).parts
+    assert FingerprintFuture(b"", 0, [], [copy], sizes, [], counted=0).fingerprint().parts == of(x, t).parts
 
 
 def test_samples_and_counts_come_back_from_a_device() -> None:
@@ -205,4 +218,4 @@ def test_samples_and_counts_come_back_from_a_device() -> None:
     assert first == again
     assert first.digest != other.digest
     assert first.counts == (3,)
-    assert _thinned(x).numel() <= 4096
+    assert _downsampled(x).numel() <= 4096

@@ -1,4 +1,4 @@
-"""The data probe: what it writes of batches, loaders and random numbers, and what it leaves untouched."""
+"""The data probe: its records of batches, loaders and random numbers, and that it changes nothing."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
-from ddpcheck.agent.patches import Patches
-from ddpcheck.agent.tracked_loader import MOST_MARKED, facts_of, observed, stride_for
 from ddpcheck.analysis.data.split import unpack
-from ddpcheck.probes.data import DataProbe, _columns, _mark
+from ddpcheck.patches import Patches, around_next_index
+from ddpcheck.probes.data import DataProbe, _columns, _dataset_digest
 from ddpcheck.probes.probe import Probe
+from ddpcheck.probes.sample_draws import MOST_MARKED, facts_of, stride_for
 from ddpcheck.records.kinds.data import BatchRecord, EpochRecord, LoaderRecord
 from ddpcheck.records.registry import to_line
 from tests.helpers.fake_context import FakeContext, Job
 
 
 class Training:
-    """A model under the data probe alone, with the real data loader patched."""
+    """A model with the data probe alone and the real, patched data loader."""
 
     def __init__(self, dropout: float = 0.0, **config: Any) -> None:
         self.context = FakeContext(**config)
@@ -42,7 +42,7 @@ class Training:
         self.patches.replace(
             _BaseDataLoaderIter,
             "_next_index",
-            lambda draw: observed(draw, dispatcher.sample_drawn, dispatcher.sampler_exhausted),
+            lambda draw: around_next_index(draw, dispatcher.sample_drawn, dispatcher.sampler_exhausted),
         )
 
     def step(self, *args: Any, **kwargs: Any) -> None:
@@ -79,7 +79,7 @@ def dataset(samples: int = 20) -> TensorDataset:
 
 def drawn(record: EpochRecord) -> set[int]:
     bits = unpack(record.map) or 0
-    return {place for place in range(bits.bit_length()) if bits >> place & 1}
+    return {index for index in range(bits.bit_length()) if bits >> index & 1}
 
 
 def test_each_forward_leaves_one_small_record(training: Training) -> None:
@@ -93,7 +93,7 @@ def test_each_forward_leaves_one_small_record(training: Training) -> None:
     assert max(len(to_line(record)) for record in training.batches()) < 100
 
 
-def test_the_step_is_told_where_it_is_not_the_forward(training: Training) -> None:
+def test_the_step_is_written_if_it_is_not_the_forward(training: Training) -> None:
     training.job.dispatcher.before_forward(training.model, torch.randn(2, 4))
     training.step(torch.randn(2, 4))
     training.step(torch.randn(2, 4))
@@ -107,7 +107,7 @@ def test_every_so_manieth_forward() -> None:
         assert [record.forward for record in made.batches()] == [0, 3, 6]
 
 
-def test_evaluation_is_not_looked_at(training: Training) -> None:
+def test_evaluation_is_not_recorded(training: Training) -> None:
     training.model.eval()
     training.step(torch.randn(2, 4))
     training.end()
@@ -137,7 +137,7 @@ def test_draws_show_only_where_something_was_drawn(dropout: float) -> None:
         assert (first != third) == bool(dropout)
 
 
-def test_draws_before_a_forward_come_with_a_mark_of_each_tensor() -> None:
+def test_draws_before_a_forward_have_a_digest_of_each_tensor() -> None:
     for made in under_watch():
         made.job.wrapped()
         for drawn in (True, False, True):
@@ -145,8 +145,8 @@ def test_draws_before_a_forward_come_with_a_mark_of_each_tensor() -> None:
             made.step(x, torch.arange(8))
         made.step(torch.randn(8, 4))  # one tensor is the whole batch
         made.end()
-        told = [(bool(record.drew_before), len(record.parts)) for record in made.batches()]
-        assert told == [(True, 2), (False, 0), (True, 2), (False, 0)]
+        recorded = [(bool(record.drew_before), len(record.parts)) for record in made.batches()]
+        assert recorded == [(True, 2), (False, 0), (True, 2), (False, 0)]
 
 
 def test_numbers_drawn_by_the_step_are_not_drawn_before_the_next_forward(training: Training) -> None:
@@ -163,7 +163,7 @@ def test_numbers_drawn_by_the_step_are_not_drawn_before_the_next_forward(trainin
 
 
 def test_the_generator_is_left_as_it_was(training: Training) -> None:
-    """The same numbers come out with and without the probe, from shuffling and from dropout."""
+    """Shuffling and dropout give the same numbers with and without the probe."""
 
     def train(step: Any) -> list[Any]:
         torch.manual_seed(8)
@@ -202,7 +202,7 @@ def test_an_epoch_and_its_samples(training: Training) -> None:
 
 
 class Folder(Dataset[torch.Tensor]):
-    """Holds more than a mark looks at."""
+    """Has more values than the digest reads."""
 
     def __init__(self) -> None:
         self.files = [f"{number}.png" for number in range(200)]
@@ -216,18 +216,18 @@ class Folder(Dataset[torch.Tensor]):
 
 @pytest.mark.parametrize("whole", [Folder(), dataset(200)], ids=["list", "tensor"])
 @pytest.mark.parametrize("as_list", [False, True])
-def test_shares_of_one_dataset_have_marks_of_their_own(whole: Any, as_list: bool) -> None:
+def test_subsets_of_one_dataset_have_different_digests(whole: Any, as_list: bool) -> None:
     def mark(*indices: int) -> str:
         numbers = range(*indices)
         share: Any = Subset(whole, list(numbers) if as_list else numbers)
-        return _mark(iter(DataLoader(share, batch_size=2)))
+        return _dataset_digest(iter(DataLoader(share, batch_size=2)))
 
     assert mark(0, 200, 2) == mark(0, 200, 2) != ""
     assert mark(0, 200, 2) != mark(1, 200, 2)
 
 
 class Images(Dataset[Any]):
-    """A path and a class for each sample, and the classes once more."""
+    """A path and a class for each sample, and a separate list of the classes."""
 
     def __init__(self, count: int) -> None:
         self.samples = [(f"{number}.png", number % 3) for number in range(count)]
@@ -238,7 +238,7 @@ class Images(Dataset[Any]):
 
 
 class Noted(Dataset[Any]):
-    """Wraps another dataset and keeps notes, one for each sample and a few of its own."""
+    """Wraps another dataset and has its own attributes, one of them per sample."""
 
     def __init__(self, whole: Any) -> None:
         self.dataset, self.notes, self.few = whole, torch.rand(len(whole)), [1, 2, 3]
@@ -248,7 +248,7 @@ class Noted(Dataset[Any]):
 
 
 @pytest.mark.parametrize(
-    ("held", "columns"),
+    ("data", "columns"),
     [
         (Folder(), 1),
         (Subset(dataset(200), range(100)), 1),
@@ -263,13 +263,13 @@ class Noted(Dataset[Any]):
         ([1, 2, 3], 0),
     ],
 )
-def test_columns_name_each_sample(held: Any, columns: int) -> None:
-    found = _columns(held, len(held))
-    assert len(found) == columns
-    assert found == _columns(held, len(held))
+def test_columns_name_each_sample(data: Any, columns: int) -> None:
+    digests = _columns(data, len(data))
+    assert len(digests) == columns
+    assert digests == _columns(data, len(data))
 
 
-def test_columns_tell_shares_apart() -> None:
+def test_columns_distinguish_subsets() -> None:
     shares = [_columns(Subset(dataset(200), range(rank, 200, 2)), 100) for rank in range(2)]
     assert shares[0] != shares[1]
 
@@ -300,7 +300,7 @@ def test_workers_draw_ahead_and_persist(training: Training) -> None:
     assert (first.complete, second.complete) == (True, True)
 
 
-def test_a_loader_that_is_not_trained_on_leaves_nothing(training: Training) -> None:
+def test_a_loader_without_training_writes_nothing(training: Training) -> None:
     for (batch,) in DataLoader(dataset(), batch_size=4):
         training.step(batch)
         for _ in DataLoader(dataset(3), batch_size=3):
@@ -346,7 +346,7 @@ def test_a_stream_has_no_indices(training: Training) -> None:
     assert [record.map for record in training.epochs()] == [""]
 
 
-def test_what_a_stack_of_samplers_says() -> None:
+def test_attributes_of_nested_samplers() -> None:
     inner: Any = DistributedSampler(dataset(), 4, 3, seed=9)
 
     class Shard:
@@ -360,7 +360,7 @@ def test_what_a_stack_of_samplers_says() -> None:
     assert facts_of(BatchSampler(RandomSampler(range(4), replacement=True), 2, False))["replacement"] is True
 
 
-def test_nobody_is_called_by_looking_at_a_sampler() -> None:
+def test_reading_a_sampler_calls_no_user_code() -> None:
     class Touchy:
         @property
         def seed(self) -> int:
@@ -379,7 +379,7 @@ def test_the_stride_keeps_maps_small_and_ranks_mixed(length: int, ranks: int) ->
     assert not followed or stride == 1 or {number % ranks for number in followed} == set(range(ranks))
 
 
-def test_a_module_that_is_told_of_an_iterator_does_not_keep_it(training: Training) -> None:
+def test_an_iterator_is_not_kept_alive(training: Training) -> None:
     import gc
     import weakref
 

@@ -1,4 +1,4 @@
-"""Whole gradients in files: the right steps, the right bytes, readable by the format's own library."""
+"""Full gradients in files: the selected steps, the right bytes, readable with the safetensors package."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "gradients").glob("*"))
 
 
-def test_nothing_is_kept_unasked(tmp_path: Path) -> None:
+def test_no_files_unless_requested(tmp_path: Path) -> None:
     train(tmp_path, 2)
     assert list(tmp_path.iterdir()) == []
 
@@ -53,7 +53,7 @@ def test_every_step(tmp_path: Path) -> None:
     assert len(names(tmp_path)) == 6
 
 
-def test_what_is_in_them(tmp_path: Path) -> None:
+def test_the_contents_of_the_files(tmp_path: Path) -> None:
     module = train(tmp_path, 1, save_gradients="0")
     stem = str(tmp_path / "gradients" / "step-00000000-module-0-rank-00000-01234567")
     kept = load_file(stem + ".safetensors")
@@ -68,7 +68,7 @@ def test_what_is_in_them(tmp_path: Path) -> None:
 
 
 def test_local_gradients_are_copies(tmp_path: Path) -> None:
-    """DDP writes the mean over them before the file is written."""
+    """DDP overwrites them with the mean before the file is written."""
 
     class Doubled(nn.Linear):
         """Its gradients change between ready and reduced, as if by a reducer."""
@@ -93,7 +93,7 @@ def test_local_gradients_are_copies(tmp_path: Path) -> None:
     assert kept["reduced/bias"].tolist() == [2.0, 2.0]
 
 
-def test_nothing_stays_in_memory(tmp_path: Path) -> None:
+def test_no_tensor_stays_in_memory(tmp_path: Path) -> None:
     module = nn.Linear(3, 2)
     context = FakeContext(tmp_path, save_gradients="0:2")
     job = Job(module, context, [GradientProbe]).wrapped()
@@ -112,7 +112,7 @@ def test_only_the_user_may_read_them(tmp_path: Path) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "gradients").iterdir()} == {0o600}
 
 
-def test_what_the_format_does_not_know_is_left_out(tmp_path: Path) -> None:
+def test_unsupported_dtypes_are_left_out(tmp_path: Path) -> None:
     class Strange(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -133,7 +133,7 @@ def test_what_the_format_does_not_know_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", list(NAMES), ids=str)
-def test_every_dtype_comes_back(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_every_dtype_can_be_read(tmp_path: Path, dtype: torch.dtype) -> None:
     tensor = torch.tensor([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]).to(dtype).t()
     empty = torch.empty(0, 2, dtype=dtype)
     rows = {name: (dtype, list(t.shape), tensor_bytes(t)) for name, t in (("a", tensor), ("b", empty))}

@@ -1,4 +1,4 @@
-"""The gradient probe: what it writes, how often it reads, and that it leaves gradients as they are."""
+"""The gradient probe: what it writes, how often it reads, and that it does not change gradients."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ddpcheck.probes.write_detection import READ_AGAIN
 from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
 from ddpcheck.records.registry import to_line
 from ddpcheck.records.sketch_codec import unpack
-from ddpcheck.records.sketch_shares import deal
+from ddpcheck.records.sketch_shares import distribute
 from tests.helpers.fake_context import FakeContext, Job
 
 
 class Many(nn.Module):
-    """As many parameters as one likes."""
+    """A module with any number of parameters."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Many(nn.Module):
 
 
 class Watched:
-    """A module in training, under the gradient probe alone."""
+    """A module in training with the gradient probe alone."""
 
     def __init__(self, module: nn.Module, **config: Any) -> None:
         self.context = FakeContext(**config)
@@ -81,14 +81,16 @@ def test_a_step_is_two_records() -> None:
     expected = [sketch(p.grad).value for p in tracked.module.parameters() if p.grad is not None]
     assert [one.value for one in unpack(backward.local)] == pytest.approx(expected, rel=1e-6)
     # This is rank 0 of two.
-    share = [expected[place] for place in deal(tuple(p.numel() for p in tracked.module.parameters()), 2)[0]]
+    share = [
+        expected[index] for index in distribute(tuple(p.numel() for p in tracked.module.parameters()), 2)[0]
+    ]
     assert [one.value for one in unpack(backward.reduced)] == pytest.approx(share, rel=1e-6)
     assert (applied.step, applied.last, applied.synced, applied.unsynced) == (0, "synced", 1, 0)
     assert (applied.moved, applied.reason, applied.nonfinite) == (False, "", {})
 
 
 def test_records_are_small() -> None:
-    """200 parameters, two ranks: at most 2 KB a step, also where every step is sketched."""
+    """200 parameters, two ranks: at most 2 KB per step, even if every step is sketched."""
     tracked = Watched(Many(200), sketch_every=1)
     for _ in range(100):
         tracked.backward(inputs()).step()
@@ -115,7 +117,7 @@ def test_only_every_so_many_steps(every: int) -> None:
 
 
 class Counted:
-    """Counts what is read, and of which gradient."""
+    """Counts the reads of each gradient."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sketched: list[int] = []
@@ -123,11 +125,11 @@ class Counted:
         real_submit = submit.submit
 
         def counting(real_sketch: Callable[..., Any]) -> Callable[..., Any]:
-            def sketch(tensor: torch.Tensor, along: Any = None) -> Any:
-                found = real_sketch(tensor, along)
-                if found is not None:
+            def sketch(tensor: torch.Tensor, on_read: Any = None) -> Any:
+                sketched = real_sketch(tensor, on_read)
+                if sketched is not None:
                     self.sketched.append(tensor.data_ptr())
-                return found
+                return sketched
 
             return sketch
 
@@ -136,7 +138,7 @@ class Counted:
             return real_submit(tensors)
 
         monkeypatch.setattr(batch, "sketch", counting(batch.sketch))
-        monkeypatch.setattr(batch, "sketch_where_it_lies", counting(batch.sketch_where_it_lies))
+        monkeypatch.setattr(batch, "sketch_in_place", counting(batch.sketch_in_place))
         monkeypatch.setattr(gradients, "submit", counting_submit)
         monkeypatch.setattr(submit, "submit", counting_submit)
 
@@ -148,7 +150,7 @@ def test_three_passes(monkeypatch: pytest.MonkeyPatch, clipped: bool) -> None:
     pointers = sorted(p.grad.data_ptr() for p in tracked.module.parameters() if p.grad is not None)
     share = counted.sketched[6:]
     assert sorted(counted.sketched[:6]) == pointers  # as computed
-    # As reduced: one of two ranks sketches half of them, which are digested on the way, and digests the others.
+    # Reduced gradients: one of two ranks sketches and hashes half of them in one pass, and hashes the others.
     assert len(share) == 3
     assert sorted(share + counted.submitted) == pointers
     if clipped:
@@ -192,7 +194,7 @@ def gradient_of(parameter: nn.Parameter) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("write", [None, written_densely, written_to_the_small_one, clipped, replaced])
-def test_large_gradients_are_read_again_only_where_something_tells_of_a_write(
+def test_large_gradients_are_hashed_again_only_after_a_write(
     monkeypatch: pytest.MonkeyPatch, write: Callable[[Mixed], None] | None
 ) -> None:
     monkeypatch.setattr(gradients, "FIRST_STEPS", 0)
@@ -208,7 +210,7 @@ def test_large_gradients_are_read_again_only_where_something_tells_of_a_write(
     tracked.step()
     assert (large in counted.submitted) == (write is not None)
     assert small in counted.submitted
-    # Whichever way, the record is of what was applied.
+    # In both cases the record is that of the applied gradients.
     (record,) = tracked.applied
     assert record.root == combine(applied).hex()
 
@@ -236,7 +238,7 @@ def test_between_sketches_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (len(counted.sketched), len(counted.submitted)) == (0, 6)
 
 
-def test_whether_anybody_wrote_to_the_gradients() -> None:
+def test_writes_to_gradients_are_detected() -> None:
     tracked = Watched(Many(3))
     tracked.backward(inputs()).step()
     tracked.backward(inputs())
@@ -249,7 +251,7 @@ def test_whether_anybody_wrote_to_the_gradients() -> None:
     assert [record.moved for record in tracked.applied] == [False, True, False, True]
 
 
-def test_what_is_applied_is_digested() -> None:
+def test_applied_gradients_are_digested() -> None:
     tracked = Watched(Many(3))
     x = inputs()
     tracked.optimizer.param_groups[0]["lr"] = 0.0
@@ -264,8 +266,8 @@ def test_values_that_are_not_finite() -> None:
     tracked = Watched(Many(4))
     tracked.backward(torch.tensor([1.0, math.nan, 1.0, 1.0, math.inf, 1.0, 1.0])).step()
     (backward,), (applied,) = tracked.backwards, tracked.applied
-    wrong = {str(place): 2 for place in range(4)}
-    assert (backward.local_nonfinite, applied.nonfinite) == (wrong, wrong)
+    counts = {str(index): 2 for index in range(4)}
+    assert (backward.local_nonfinite, applied.nonfinite) == (counts, counts)
     assert backward.reduced_nonfinite == {"0": 2, "3": 2}  # this rank's share
 
 
@@ -299,14 +301,14 @@ def test_parameters_without_gradients() -> None:
     (backward,), (applied,) = tracked.backwards, tracked.applied
     assert backward.absent == [1, 2]
     local = unpack(backward.local)
-    assert [place for place, one in enumerate(local) if one.norm == 0] == [1, 2]
+    assert [index for index, one in enumerate(local) if one.norm == 0] == [1, 2]
     tracked.backward(inputs()).step()
     assert (tracked.backwards[1].absent, applied.last) == ([], "synced")
 
 
 @pytest.mark.parametrize("option", ["find_unused_parameters", "static_graph"])
-def test_what_a_backward_leaves_out_is_reduced_once_more(option: str) -> None:
-    """DDP hands the gradient of an unused parameter to the reduction as it finds it, zeros only if there is none."""
+def test_unused_parameters_are_reduced_again(option: str) -> None:
+    """DDP reduces the existing gradient of an unused parameter, and zeros only if there is none."""
     module = Many(3)
     setattr(module, option, True)
     tracked = Watched(module)
@@ -321,7 +323,7 @@ def test_what_a_backward_leaves_out_is_reduced_once_more(option: str) -> None:
     assert tracked.backwards[1].absent == [2]
 
 
-def test_nothing_more_is_read_where_every_parameter_must_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_extra_pass_if_every_parameter_must_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     tracked = Watched(Many(2))
     tracked.job.forward(inputs()).backward()
     counted = Counted(monkeypatch)
@@ -354,7 +356,7 @@ def test_a_backward_around_the_wrapper() -> None:
     tracked.module(inputs()).backward()
     tracked.step()
     last = tracked.applied[-1]
-    assert (last.last, last.reason, last.synced, last.unsynced) == ("unsynced", "wrapper bypassed", 0, 1)
+    assert (last.last, last.reason, last.synced, last.unsynced) == ("unsynced", "wrapper_bypassed", 0, 1)
     assert (last.moved, len(tracked.backwards)) == (True, 1)
 
 
@@ -383,7 +385,7 @@ def test_sparse_gradients() -> None:
     assert tracked.applied[0].root != tracked.applied[1].root
 
 
-def test_an_optimizer_answers_for_its_own_parameters() -> None:
+def test_an_optimizer_records_its_own_parameters() -> None:
     module = Many(2)
     tracked = Watched(module)
     tracked.optimizer = torch.optim.SGD([module.parts[0]], lr=0.1)
@@ -449,7 +451,7 @@ def test_gradients_generators_and_versions_stay_as_they_are() -> None:
 
 
 class Behind:
-    """A device that is behind: whoever asks for sketches too early would have to wait."""
+    """A device that is behind: reading sketches too early would wait."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.arrived = False
@@ -477,7 +479,7 @@ def test_nothing_waits_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [record.step for record in tracked.applied] == [0, 1, 2]
 
 
-def test_what_is_still_on_its_way_is_waited_for_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_digests_are_awaited_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     behind = Behind(monkeypatch)
     tracked = Watched(Many(3)).backward(inputs()).step().backward(inputs()).step()
     assert tracked.context.records == []
@@ -486,7 +488,7 @@ def test_what_is_still_on_its_way_is_waited_for_at_the_end(monkeypatch: pytest.M
     assert ([record.step for record in tracked.backwards], len(tracked.applied)) == ([0, 1], 2)
 
 
-def test_a_second_step_has_no_backward_behind_it() -> None:
+def test_a_second_step_has_no_backward() -> None:
     tracked = Watched(Many(2)).backward(inputs()).step().step().backward(inputs()).step()
     assert [(record.synced, record.last) for record in tracked.applied] == [
         (1, "synced"),
@@ -500,13 +502,13 @@ def test_values_that_are_not_finite_come_in_the_order_of_the_backward() -> None:
     tracked.backward(inputs(), scale=math.nan).step()
     (backward,) = tracked.backwards
     places = list(map(int, backward.local_nonfinite))
-    # The loss lies behind the last layer.
+    # The loss comes after the last layer.
     assert sorted(places[:2]) == [2, 3]
     assert sorted(places) == [0, 1, 2, 3]
 
 
 class Wrapping(nn.Module):
-    """Gradients of all its parameters are wrappers: the one that is one makes them so."""
+    """The gradients of all its parameters are wrappers, because one parameter is a wrapper."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Parameters that DDP was told to leave alone."""
+"""Parameters that DDP ignores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.helpers.fake_context import FakeContext, watch
 
 
 def looks(gradients: list[float], ignored: tuple[str, ...] = ("1.weight", "gone")) -> list[DigestRecord]:
-    """What is written of a module that gets these gradients, one a step."""
+    """The records of a module with these gradients, one per step."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     torch_optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -40,13 +40,13 @@ def test_values_and_the_gradients_of_the_first_steps() -> None:
         (Stage.APPLIED.value, 3),
     ]
     assert {record.of for record in records} == {"ignored"}
-    # In the order of the names; of one that is no parameter there is nothing to say.
+    # In the order of the names; a name that is not a parameter has no leaf.
     assert [leaf == bytes(8) for leaf in unpack_leaves(records[0].leaves, 8)] == [False, True]
 
 
-def test_gradients_that_never_change_tell_nothing() -> None:
+def test_constant_gradients_are_no_evidence() -> None:
     assert [record.stage for record in looks([0.0] * 4)] == [Stage.INIT_AFTER.value]
 
 
-def test_nothing_is_ignored() -> None:
+def test_no_record_without_ignored_parameters() -> None:
     assert looks([1.0, 2.0, 3.0], ignored=()) == []

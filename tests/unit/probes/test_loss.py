@@ -1,4 +1,4 @@
-"""The loss of each step: what backward was called on, and nothing that could be taken for it."""
+"""The loss of each step: the scalars on which backward was called, and nothing else."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
-from ddpcheck.probes.loss import MOST_PENDING, ROWS_A_RECORD, LossProbe, read_scalar
+from ddpcheck.probes.loss import MAX_PENDING, STEPS_PER_RECORD, LossProbe, read_scalar
 from ddpcheck.probes.probe import Probe
 from ddpcheck.records.kinds.optimizers import LossRecord
 from tests.helpers.fake_context import FakeContext, Job
 
 
 class Rank:
-    """A job under the probe alone; backwards are told of, and not run."""
+    """A job with the probe alone; backward events are emitted without a backward."""
 
     def __init__(self) -> None:
         self.context = FakeContext()
@@ -37,7 +37,7 @@ class Rank:
 @pytest.fixture
 def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
     # A slow machine writes more often.
-    monkeypatch.setattr("ddpcheck.probes.loss.SECONDS_A_RECORD", 1e9)
+    monkeypatch.setattr("ddpcheck.probes.loss.SECONDS_PER_RECORD", 1e9)
     return Rank()
 
 
@@ -51,7 +51,7 @@ def test_a_scalar_is_read_as_torch_reads_it(dtype: torch.dtype) -> None:
         assert scalar.value() == tensor.item()
 
 
-def test_what_is_no_plain_scalar_is_left_alone() -> None:
+def test_other_roots_are_not_read() -> None:
     class Mine(torch.Tensor):
         pass
 
@@ -71,12 +71,16 @@ def test_what_is_no_plain_scalar_is_left_alone() -> None:
 
 
 def test_steps_that_follow_each_other_share_a_record(rank: Rank) -> None:
-    for step in range(ROWS_A_RECORD + 2):
+    for step in range(STEPS_PER_RECORD + 2):
         rank.backward(torch.tensor(step / 3))
         rank.step()
     first, second = rank.losses()
-    assert first == (0, 0, [float(f"{torch.tensor(step / 3).item():.9g}") for step in range(ROWS_A_RECORD)])
-    assert second[1] == ROWS_A_RECORD
+    assert first == (
+        0,
+        0,
+        [float(f"{torch.tensor(step / 3).item():.9g}") for step in range(STEPS_PER_RECORD)],
+    )
+    assert second[1] == STEPS_PER_RECORD
     assert len(second[2]) == 2
 
 
@@ -84,8 +88,8 @@ def test_nine_digits_bring_every_float_back(rank: Rank) -> None:
     value = torch.tensor(0.1) * 3
     rank.backward(value)
     rank.step()
-    [(_, _, [told])] = rank.losses()
-    assert torch.tensor(told).equal(value)
+    [(_, _, [losses])] = rank.losses()
+    assert torch.tensor(losses).equal(value)
 
 
 def test_micro_batches_add_up_as_their_gradients_do(rank: Rank) -> None:
@@ -106,7 +110,7 @@ def test_one_backward_that_cannot_be_read_leaves_the_step_unknown(rank: Rank) ->
     assert rank.losses() == [(0, 0, [None, None, 0.5])]
 
 
-def test_a_backward_inside_a_backward_is_none_of_its_own(rank: Rank) -> None:
+def test_a_nested_backward_does_not_count(rank: Rank) -> None:
     rank.job.dispatcher.backward_called(torch.tensor(0.5))
     rank.backward(torch.tensor(100.0))
     rank.job.dispatcher.backward_returned()
@@ -123,7 +127,7 @@ def test_a_backward_that_raised_does_not_hide_the_next(rank: Rank) -> None:
     assert rank.losses() == [(0, 0, [8.0, 0.5])]
 
 
-def test_what_is_not_finite_is_written_as_text(rank: Rank) -> None:
+def test_non_finite_losses_are_written_as_text(rank: Rank) -> None:
     for value in (math.nan, math.inf, -math.inf):
         rank.backward(torch.tensor(value))
         rank.step()
@@ -147,7 +151,7 @@ def test_a_scale_is_taken_out_again(rank: Rank) -> None:
     assert rank.losses() == [(0, 0, [0.5, 0.25])]
 
 
-def test_under_a_scale_that_cannot_be_read_nothing_is_told(rank: Rank) -> None:
+def test_an_unknown_scale_gives_no_loss(rank: Rank) -> None:
     rank.backward(torch.tensor(512.0))
     tracked = rank.job.dispatcher._tracked(rank.optimizer)
     assert tracked is not None
@@ -180,7 +184,7 @@ def test_two_optimizers_have_a_loss_each(rank: Rank) -> None:
 
 
 class Late:
-    """A number that a device does not send for long."""
+    """A number that a device sends late."""
 
     def __init__(self, number: float, there: list[bool]) -> None:
         self.number, self.there = number, there
@@ -193,15 +197,15 @@ class Late:
         return self.number
 
 
-def test_nobody_waits_for_a_device(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_wait_for_a_device(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     there = [False]
     monkeypatch.setattr("ddpcheck.probes.loss.read_scalar", lambda root: Late(float(root), there))
-    for step in range(MOST_PENDING + 3):
+    for step in range(MAX_PENDING + 3):
         rank.backward(step)
         rank.step()
     there[0] = True
     rank.backward(1000)
     rank.step()
-    told = [value for _, _, values in rank.losses() for value in values]
-    # Of the oldest, nobody knows any more; the rest came in the end.
-    assert told == [None] * 3 + [float(step) for step in range(3, MOST_PENDING + 3)] + [1000.0]
+    losses = [value for _, _, values in rank.losses() for value in values]
+    # The oldest were dropped; the rest arrived at the end.
+    assert losses == [None] * 3 + [float(step) for step in range(3, MAX_PENDING + 3)] + [1000.0]

@@ -1,4 +1,4 @@
-"""The memory probe: what is counted, once, and when it is written down."""
+"""The memory probe: what it counts, and when it writes a record."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from ddpcheck.probes import memory
-from ddpcheck.probes.memory import AT_LEAST_EVERY, FIRST, MemoryProbe, held
+from ddpcheck.probes.memory import AT_LEAST_EVERY, FIRST, MemoryProbe, memory_of
 from ddpcheck.probes.process import device_memory
-from ddpcheck.probes.process.os_counters import Resident, most_resident, reads, resident
+from ddpcheck.probes.process.os_counters import Resident, peak_resident, reads, resident
 from ddpcheck.records.kinds.memory import MemoryPartsRecord, MemoryRecord
 from tests.helpers.fake_context import FakeContext, Job
 from tests.helpers.unreadable_tensors import fake, wrapper
@@ -26,7 +26,7 @@ def job(module: nn.Module, **options: Any) -> tuple[Job, FakeContext]:
 
 
 def train(job: Job, optimizer: torch.optim.Optimizer, steps: int, set_to_none: bool = True) -> None:
-    """With real backwards: their first gradient is a moment of its own."""
+    """With real backwards, since their first gradient is an event."""
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=set_to_none)
         job.forward(torch.randn(2, 8)).sum().backward()
@@ -49,14 +49,14 @@ def test_parts_of_a_module() -> None:
     assert parts.kept < weights / 2
 
 
-def test_gradients_that_were_kept() -> None:
+def test_gradients_from_before_the_backward_are_counted() -> None:
     module = nn.Linear(8, 8)
     running, context = job(module)
     train(running, torch.optim.SGD(module.parameters(), lr=0.1), 3, set_to_none=False)
     assert context.of(MemoryPartsRecord)[-1].kept == 72 * 4
 
 
-def test_views_of_buckets_hold_nothing() -> None:
+def test_views_of_buckets_take_no_memory() -> None:
     module = nn.Linear(8, 8)
     running, context = job(module)
     running.tracked.options["gradient_as_bucket_view"] = True
@@ -66,20 +66,20 @@ def test_views_of_buckets_hold_nothing() -> None:
 
 
 def test_shared_memory_counts_once() -> None:
-    whole = torch.zeros(100)
-    assert held([whole, whole[:10], whole.view(10, 10)]) == 400
-    assert held([torch.empty(0), torch.empty(0)]) == 0
+    tensor = torch.zeros(100)
+    assert memory_of([tensor, tensor[:10], tensor.view(10, 10)]) == 400
+    assert memory_of([torch.empty(0), torch.empty(0)]) == 0
     sparse = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.ones(2), (3,), check_invariants=True)
-    assert held([sparse.coalesce()]) == 2 * 8 + 2 * 4
+    assert memory_of([sparse.coalesce()]) == 2 * 8 + 2 * 4
 
 
-def test_wrappers_count_by_what_they_say_of_themselves() -> None:
+def test_wrappers_count_with_their_reported_size() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert held([wrapper(), fake(), torch.ones(3)]) == 3 * 12
+        assert memory_of([wrapper(), fake(), torch.ones(3)]) == 3 * 12
 
 
-def test_steps_are_written_while_they_tell_something(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_written_when_memory_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100 << 20]
     monkeypatch.setattr(memory, "resident", lambda: Resident(now[0], now[0]))
     module = nn.Linear(8, 8)
@@ -95,7 +95,7 @@ def test_steps_are_written_while_they_tell_something(monkeypatch: pytest.MonkeyP
     assert context.of(MemoryRecord)[-1].host == 103 << 20
 
 
-def test_only_the_first_optimizer_counts_steps_and_every_is_kept() -> None:
+def test_only_the_first_optimizer_counts_steps_and_every_applies() -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     running, context = job(module, every=2)
     first, second = (torch.optim.SGD(part.parameters(), lr=0.1) for part in module)
@@ -113,7 +113,7 @@ STATISTICS = {
 
 
 def test_a_device_by_torch_s_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for torch.cuda: there is no device here."""
+    """Replaces torch.cuda: there is no device here."""
     asked: list[Any] = []
 
     def statistics(device: int | None) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def test_a_device_by_torch_s_statistics(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(device_memory.torch, "cuda", cuda)
     assert device_memory.device_memory() == (10, 40, 30)
     own = SimpleNamespace(type="cuda", index=1)
-    assert device_memory.held_elsewhere(own) == {"cuda:0": 10, "cuda:2": 10}  # type: ignore[arg-type]
+    assert device_memory.memory_on_other_devices(own) == {"cuda:0": 10, "cuda:2": 10}  # type: ignore[arg-type]
     assert asked == [None, 0, 2]
     module = nn.Linear(8, 8)
     running, context = job(module)
@@ -136,20 +136,20 @@ def test_a_device_by_torch_s_statistics(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_process_that_uses_no_device_gets_no_context() -> None:
-    assert not device_memory.awake()
+    assert not device_memory.is_initialized()
     assert device_memory.device_memory() == (0, 0, 0)
-    assert device_memory.held_elsewhere(torch.device("cpu")) == {}
+    assert device_memory.memory_on_other_devices(torch.device("cpu")) == {}
     assert not torch.cuda.is_initialized()
 
 
 def test_the_system_s_counters() -> None:
     before = resident()
-    # Pages of their own: what earlier tests have given back might serve for a tensor.
+    # Separate pages: a tensor might reuse memory that earlier tests have freed.
     kept = mmap.mmap(-1, 50 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     kept[:: mmap.PAGESIZE] = b"1" * (len(kept) // mmap.PAGESIZE)
     after = resident()
     assert after.own - before.own == pytest.approx(50 << 20, rel=0.1)
-    assert most_resident() >= after.whole > after.own
+    assert peak_resident() >= after.whole > after.own
     asked = reads().asked
     with open(torch.__file__, "rb") as file:
         size = len(file.read())

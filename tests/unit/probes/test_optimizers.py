@@ -137,7 +137,7 @@ def test_fresh_optimizers_have_no_state_to_compare(context: FakeContext, module:
 
 
 def loaded(module: nn.Module, exp_avg: float = 0.0) -> torch.optim.AdamW:
-    """An optimizer that comes from a checkpoint."""
+    """An optimizer loaded from a checkpoint."""
     optimizer = torch.optim.AdamW(module.parameters())
     for parameter in module.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -146,7 +146,7 @@ def loaded(module: nn.Module, exp_avg: float = 0.0) -> torch.optim.AdamW:
     return optimizer
 
 
-def test_a_loaded_state_is_looked_at_before_the_first_step(context: FakeContext, module: nn.Module) -> None:
+def test_a_loaded_state_is_digested_before_the_first_step(context: FakeContext, module: nn.Module) -> None:
     optimizer = loaded(module)
     Job(module, context).wrapped().train(optimizer, steps=3)
     (record,) = context.digests(Stage.STATE)
@@ -173,8 +173,8 @@ def test_a_state_that_differs_shows_at_its_parameter(module: nn.Module) -> None:
     assert records[0].hyper == records[1].hyper
 
 
-def test_a_sharded_state_is_told_apart_from_a_differing_one(module: nn.Module) -> None:
-    """Under ZeRO every rank holds the state of other parameters: there is nothing to compare."""
+def test_a_sharded_state_is_not_a_differing_state(module: nn.Module) -> None:
+    """Under ZeRO every rank has the state of other parameters: it cannot be compared."""
     parts = []
     for kept in ("weight", "bias"):
         context = FakeContext()
@@ -186,7 +186,7 @@ def test_a_sharded_state_is_told_apart_from_a_differing_one(module: nn.Module) -
     assert parts[0] != parts[1]
 
 
-def test_a_state_that_is_loaded_later_is_looked_at_again(context: FakeContext, module: nn.Module) -> None:
+def test_a_state_that_is_loaded_later_is_digested_again(context: FakeContext, module: nn.Module) -> None:
     job = Job(module, context).wrapped()
     optimizer = torch.optim.AdamW(module.parameters())
     job.train(optimizer, steps=2)

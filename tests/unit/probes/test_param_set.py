@@ -1,4 +1,4 @@
-"""The structure probe: what DDP's reducer was not told of."""
+"""The parameter-set probe: parameters that DDP's reducer does not know."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_an_added_parameter_is_written_down_once_with_the_new_list(context: Fake
     assert context.of(StructureRecord) == [StructureRecord(0, "added", "late", 1, 1)]
     before, after = context.of(ModuleRecord)
     assert [row[0] for row in before.parameters] == ["0.weight", "0.bias"]
-    # A module's own parameters come before those of its children.
+    # A module's own parameters are listed before those of its children.
     assert [row[0] for row in after.parameters] == ["late", "0.weight", "0.bias"]
     listed = context.records.index(after)
     digest = next(r for r in context.records[listed:] if getattr(r, "stage", "") == Stage.PARAMS.value)
@@ -46,7 +46,7 @@ def test_unfrozen_after_wrapping(context: FakeContext) -> None:
     assert [(r.change, r.parameter) for r in context.of(StructureRecord)] == [("unfrozen", "bias")]
 
 
-def test_nothing_is_said_of_a_module_that_stays(context: FakeContext) -> None:
+def test_no_record_for_an_unchanged_module(context: FakeContext) -> None:
     module = nn.Linear(2, 2)
     Job(module, context).wrapped().train(torch.optim.SGD(module.parameters(), lr=0.1), steps=5)
     assert context.of(StructureRecord) == []
@@ -56,10 +56,10 @@ def test_nothing_is_said_of_a_module_that_stays(context: FakeContext) -> None:
 def test_a_job_that_swaps_parameters_at_every_step_does_not_fill_the_disk(
     context: FakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(param_set, "MOST_CHANGES", 10)
+    monkeypatch.setattr(param_set, "MAX_CHANGES", 10)
     module = nn.Linear(2, 2)
     job = Job(module, context, [param_set.ParamSetProbe]).wrapped()
-    # All of them live on, as DDP's reducer lets the first one: none takes the place of another in memory.
+    # All stay alive, as DDP's reducer keeps the first one: no address is reused.
     biases = [nn.Parameter(torch.zeros(2)) for _ in range(50)]
     for bias in biases:
         module.bias = bias

@@ -1,4 +1,4 @@
-"""The window of the profiler: what it records, when it gives way, and that it leaves nothing behind."""
+"""The profiler session: what it records, when it stops for the user's profiler, and that it cleans up."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from ddpcheck.agent.patches import Patches
 from ddpcheck.agent.rank_context import OWN, marked
 from ddpcheck.config import Config
+from ddpcheck.patches import Patches
 from ddpcheck.probes.gradients import GradientProbe
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.process.profiler_conflict import PROFILERS
@@ -28,15 +28,15 @@ from tests.helpers.fake_context import FakeContext, Job
 @pytest.fixture(autouse=True)
 def switches() -> Iterator[None]:
     patches = Patches()
-    PROFILERS.of_the_user = False
+    PROFILERS.user_profiles = False
     PROFILERS.watch_switches(patches)
     yield
     patches.remove()
-    PROFILERS.of_the_user, PROFILERS.step_aside, PROFILERS.exported = False, None, None
+    PROFILERS.user_profiles, PROFILERS.on_conflict, PROFILERS.on_export = False, None, None
 
 
 class Training:
-    """A module in training under the probe, one real backward a step."""
+    """A module in training with the probe, one real backward per step."""
 
     def __init__(self, folder: Path, window: str = "2:4") -> None:
         self.context = FakeContext(folder, profile=window)
@@ -64,7 +64,7 @@ def marks(path: Path) -> list[str]:
     return [event["name"] for event in events if event.get("name", "").startswith("ProfilerStep")]
 
 
-def test_whole_steps_are_recorded_and_no_others(tmp_path: Path) -> None:
+def test_only_complete_steps_are_recorded(tmp_path: Path) -> None:
     training = Training(tmp_path).steps(6)
     [record] = training.traces
     assert (record.first, record.end, record.own) == (2, 4, True)
@@ -73,7 +73,7 @@ def test_whole_steps_are_recorded_and_no_others(tmp_path: Path) -> None:
     assert not torch.autograd._profiler_enabled()
 
 
-def test_the_file_is_named_for_torch_tb_profiler_and_for_its_owner_alone(tmp_path: Path) -> None:
+def test_the_file_has_the_name_for_torch_tb_profiler_and_private_permissions(tmp_path: Path) -> None:
     [record] = Training(tmp_path).steps(4).traces
     host, pid, rank = Path(record.file).name.split(".")[0].rsplit("_", 2)
     assert (host, pid, rank) == (os.uname().nodename, str(os.getpid()), "rank0")
@@ -88,7 +88,7 @@ def test_a_window_from_the_first_step_begins_with_its_forward(tmp_path: Path) ->
     assert marks(tmp_path / record.file) == ["ProfilerStep#0"]
 
 
-def test_of_a_job_that_ends_too_early_the_whole_steps_are_kept(tmp_path: Path) -> None:
+def test_complete_steps_are_kept_if_the_job_ends_early(tmp_path: Path) -> None:
     training = Training(tmp_path, "2:9").steps(4)
     assert training.traces == []
     training.end()
@@ -96,7 +96,7 @@ def test_of_a_job_that_ends_too_early_the_whole_steps_are_kept(tmp_path: Path) -
     assert (record.first, record.end) == (2, 4)
 
 
-def test_a_step_that_was_never_finished_is_not_kept(tmp_path: Path) -> None:
+def test_an_unfinished_step_is_not_kept(tmp_path: Path) -> None:
     training = Training(tmp_path, "2:9").steps(2)
     training.end()
     assert training.traces == []
@@ -118,7 +118,7 @@ def test_two_optimizers_share_a_step(tmp_path: Path) -> None:
 def test_when_gradients_were_ready(tmp_path: Path) -> None:
     first, _ = Training(tmp_path).steps(5).context.of(ReadyRecord)
     assert sorted(first.order) == [0, 1, 2, 3]
-    # The last layer's come first.
+    # The gradients of the last layer come first.
     assert set(first.order[:2]) == {2, 3}
     assert first.after_us[0] == 0
     assert first.after_us == sorted(first.after_us)
@@ -167,7 +167,7 @@ def test_one_that_is_only_prepared_keeps_ours_out_too(tmp_path: Path) -> None:
     assert training.traces == [TraceRecord(file="", own=False)]
 
 
-def test_nothing_of_ours_stays_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KINETO_LOG_LEVEL", raising=False)
     Training(tmp_path).steps(6)
     assert "KINETO_LOG_LEVEL" not in os.environ
@@ -181,7 +181,7 @@ def test_it_is_wanted_only_where_a_window_is() -> None:
     assert ProfileProbe.wanted(Config(run_dir="", run_id="", profile="5:8"))
 
 
-def test_our_own_work_is_marked_where_a_profiler_looks_on() -> None:
+def test_our_own_work_has_a_span_in_traces() -> None:
     calls: list[Any] = []
     entry = marked(calls.append)
     entry("before")
@@ -213,7 +213,7 @@ def _resident_pages() -> int:
 
 
 class _Buckets:
-    """What DDP keeps of its options."""
+    """The options that DDP keeps as attributes."""
 
     def __init__(self, cap: int, default: bool, listed: list[int]) -> None:
         self.bucket_bytes_cap, self.bucket_bytes_cap_default = cap, default

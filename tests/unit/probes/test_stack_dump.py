@@ -1,4 +1,4 @@
-"""The standing probe: signs of progress, and an answer from beside the training thread."""
+"""The stack dump probe: heartbeats, and a stack from another thread than the training thread."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from ddpcheck.agent.guard import GUARD
 from ddpcheck.agent.shm_exchange import ShmExchange, ask, create_exchange, signs
+from ddpcheck.guard import GUARD
 from ddpcheck.probes import stack_dump
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.stack_dump import StackDumpProbe, frames_of
@@ -23,7 +23,7 @@ from tests.helpers.fake_context import FakeContext, Job
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> Iterator[Path]:
+def exchange(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "board"
     create_exchange(path)
     yield path
@@ -43,64 +43,64 @@ def answer(context: FakeContext, count: int = 1) -> StackRecord:
     return context.of(StackRecord)[-1]
 
 
-def test_every_moment_of_training_is_a_sign(board: Path) -> None:
-    context = scene_on(board)
+def test_every_moment_of_training_is_a_sign(exchange: Path) -> None:
+    context = scene_on(exchange)
     module = nn.Linear(2, 2)
     job = Job(module, context, [StackDumpProbe]).wrapped()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    seen = [signs(board)[os.getpid()].beats]
+    beats = [signs(exchange)[os.getpid()].beats]
     for _ in range(3):
         job.train(optimizer)
-        seen.append(signs(board)[os.getpid()].beats)
-    assert seen == sorted(set(seen))
+        beats.append(signs(exchange)[os.getpid()].beats)
+    assert beats == sorted(set(beats))
 
 
-def test_a_question_is_answered_once_from_beside_a_thread_that_waits(board: Path) -> None:
-    context = scene_on(board)
+def test_a_question_is_answered_once_from_beside_a_thread_that_waits(exchange: Path) -> None:
+    context = scene_on(exchange)
     module = nn.Linear(2, 2)
     job = Job(module, context, [StackDumpProbe]).wrapped()
     job.train(torch.optim.SGD(module.parameters(), lr=0.1), steps=2)
-    ask(board, 1)
-    said = answer(context)
-    assert (said.look, said.step, said.moment, said.left) == (1, 2, "after_step", False)
-    assert said.thread == threading.get_native_id()
-    here = [f"{Path(file).name} {function}" for file, _, function in said.frames]
+    ask(exchange, 1)
+    record = answer(context)
+    assert (record.look, record.step, record.moment, record.left) == (1, 2, "after_step", False)
+    assert record.thread == threading.get_native_id()
+    here = [f"{Path(file).name} {function}" for file, _, function in record.frames]
     assert "test_stack_dump.py answer" in here
     # The innermost first, and places only.
     assert here.index("test_stack_dump.py answer") < here.index(
         "test_stack_dump.py test_a_question_is_answered_once_from_beside_a_thread_that_waits"
     )
-    assert all(isinstance(line, int) for _, line, _ in said.frames)
+    assert all(isinstance(line, int) for _, line, _ in record.frames)
     time.sleep(0.5)
     assert len(context.of(StackRecord)) == 1
     job.context.emit(Probe.before_exit)
-    ask(board, 2)
+    ask(exchange, 2)
     assert answer(context, 2).left
 
 
-def test_own_threads_are_introduced(board: Path) -> None:
-    context = scene_on(board)
+def test_own_threads_are_introduced(exchange: Path) -> None:
+    context = scene_on(exchange)
     context.probes = [StackDumpProbe(context)]
     deadline = time.monotonic() + 10.0
-    while not signs(board)[os.getpid()].own_threads and time.monotonic() < deadline:
+    while not signs(exchange)[os.getpid()].own_threads and time.monotonic() < deadline:
         time.sleep(0.01)
-    own = signs(board)[os.getpid()].own_threads
+    own = signs(exchange)[os.getpid()].own_threads
     assert own
     assert threading.get_native_id() not in own
 
 
 @pytest.mark.parametrize("config", [{"hang_timeout": 0.0}, {}])
-def test_without_a_board_or_a_timeout_there_is_no_thread(board: Path, config: dict[str, float]) -> None:
+def test_without_a_board_or_a_timeout_there_is_no_thread(exchange: Path, config: dict[str, float]) -> None:
     before = threading.active_count()
-    context = scene_on(board, **config) if config else FakeContext()
+    context = scene_on(exchange, **config) if config else FakeContext()
     job = Job(nn.Linear(2, 2), context, [StackDumpProbe])
     job.train(torch.optim.SGD(job.module.parameters(), lr=0.1))
     assert threading.active_count() == before
     assert context.of(StackRecord) == []
 
 
-def test_the_thread_of_a_session_that_is_over_ends(board: Path) -> None:
-    context = scene_on(board)
+def test_the_thread_of_a_session_that_is_over_ends(exchange: Path) -> None:
+    context = scene_on(exchange)
     probe = StackDumpProbe(context)
     [thread] = [
         t for t in threading.enumerate() if isinstance(t, stack_dump._Listener) and t._probe() is probe
@@ -115,9 +115,9 @@ def test_the_thread_of_a_session_that_is_over_ends(board: Path) -> None:
     assert not thread.is_alive()
 
 
-def test_the_thread_ends_with_its_session_though_somebody_holds_the_probe(board: Path) -> None:
-    """A module of the group before may live on, and with it all that tracked it."""
-    context = scene_on(board)
+def test_the_thread_ends_with_its_session_even_if_the_probe_is_alive(exchange: Path) -> None:
+    """A module of the previous group may stay alive, and with it everything that tracked it."""
+    context = scene_on(exchange)
     probe = StackDumpProbe(context)
     [thread] = [
         t for t in threading.enumerate() if isinstance(t, stack_dump._Listener) and t._probe() is probe
@@ -127,24 +127,26 @@ def test_the_thread_ends_with_its_session_though_somebody_holds_the_probe(board:
     assert not thread.is_alive()
 
 
-def test_a_system_without_threads_costs_this_probe_only(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_threads_costs_this_probe_only(
+    exchange: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(stack_dump._Listener, "start", refuse)
     monkeypatch.setattr(GUARD, "off", set())
     monkeypatch.setattr(GUARD, "_unreported", [])
-    context = scene_on(board)
+    context = scene_on(exchange)
     context.probes = [StackDumpProbe(context)]
     assert GUARD.off == {"standing"}
 
 
-def test_a_deep_stack_is_kept_from_both_ends() -> None:
+def test_a_deep_stack_is_truncated_in_the_middle() -> None:
     def dive(depth: int) -> list[list[object]]:
         return frames_of(threading.get_ident()) if depth == 0 else dive(depth - 1)
 
     frames = dive(100)
-    assert len(frames) == stack_dump.MOST_INNER + stack_dump.MOST_OUTER
+    assert len(frames) == stack_dump.MAX_INNER + stack_dump.MAX_OUTER
     assert frames[1][2] == "dive"
     assert frames[-1][2] != "dive"
 

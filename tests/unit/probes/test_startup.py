@@ -1,4 +1,4 @@
-"""The start-up probe: the last stretches, and the end of watching."""
+"""The start-up probe: the last stages, and the end of tracing."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from ddpcheck.agent.startup_tracer import StartupTracer
 from ddpcheck.probes import startup
+from ddpcheck.probes.process.startup_tracer import StartupTracer
 from ddpcheck.probes.startup import StartupProbe
 from ddpcheck.records.kinds.startup import StartupRecord
 from tests.helpers.fake_context import FakeContext, Job

@@ -1,4 +1,4 @@
-"""The clocks of a step: what counts as which part, and that ddpcheck's own time does not."""
+"""The phases of a step: what belongs to which phase, and that the time of ddpcheck does not count."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ddpcheck.agent.patches import Patches, calling
-from ddpcheck.agent.tracked_loader import timed
 from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
+from ddpcheck.patches import Patches, around_next, calling
 from ddpcheck.probes import step_timing
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.process.os_counters import ProcessorQueue
-from ddpcheck.probes.process.step_phases import DevicePhaseTimer, clock_for
-from ddpcheck.probes.step_timing import ROWS_A_RECORD, StepTimingProbe
+from ddpcheck.probes.process.step_phases import DevicePhaseTimer, device_timer
+from ddpcheck.probes.step_timing import STEPS_PER_RECORD, StepTimingProbe
 from ddpcheck.records.kinds.timing import ClockRecord
 from ddpcheck.records.registry import to_line
 from tests.helpers.fake_context import FakeContext, Job
@@ -28,7 +27,7 @@ MILLI = 1_000_000
 
 
 class Hands:
-    """A clock that stands still until a test moves it."""
+    """A clock that only a test advances."""
 
     def __init__(self) -> None:
         self.ns = 1_000 * MILLI
@@ -48,7 +47,7 @@ def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
 
 
 class Rank:
-    """The probe alone, told of moments by hand."""
+    """The probe alone, with events emitted by hand."""
 
     def __init__(self) -> None:
         self.context = FakeContext()
@@ -124,7 +123,7 @@ def test_every_part_of_a_step(rank: Rank, hands: Hands) -> None:
     assert record.optimizer == [11_000]
 
 
-def test_what_ddpcheck_takes_is_not_the_jobs(rank: Rank, hands: Hands) -> None:
+def test_the_time_of_ddpcheck_does_not_count(rank: Rank, hands: Hands) -> None:
     rank.emit(Probe.before_forward)
     hands.pass_ms(5)
     # As the session counts it while probes work.
@@ -233,7 +232,7 @@ def test_a_new_optimizer_takes_over(rank: Rank, hands: Hands) -> None:
 
 
 def test_a_step_costs_few_bytes(rank: Rank, hands: Hands) -> None:
-    for _ in range(2 * ROWS_A_RECORD):
+    for _ in range(2 * STEPS_PER_RECORD):
         for event in (Probe.before_forward, Probe.buffers_synced, Probe.after_forward, Probe.backward_called):
             rank.emit(event)
             hands.pass_ms(12.345)
@@ -243,8 +242,8 @@ def test_a_step_costs_few_bytes(rank: Rank, hands: Hands) -> None:
         rank.emit(Probe.backward_returned)
         rank.step()
     records = rank.context.of(ClockRecord)
-    assert sum(len(record.total) for record in records) == 2 * ROWS_A_RECORD
-    assert sum(map(len, map(to_line, records))) / (2 * ROWS_A_RECORD) < 100
+    assert sum(len(record.total) for record in records) == 2 * STEPS_PER_RECORD
+    assert sum(map(len, map(to_line, records))) / (2 * STEPS_PER_RECORD) < 100
 
 
 class Event:
@@ -353,12 +352,12 @@ def test_events_are_used_again(rank: Rank, event: type[Event]) -> None:
     assert event.made == made
 
 
-def test_a_device_that_is_far_behind_is_given_up(rank: Rank, event: type[Event]) -> None:
+def test_events_of_a_device_that_is_far_behind_are_dropped(rank: Rank, event: type[Event]) -> None:
     probe = on_device(rank)
     event.ready_until_ms = -1.0
-    for _ in range(step_timing.MOST_PENDING + 10):
+    for _ in range(step_timing.MAX_PENDING + 10):
         device_step(rank)
-    assert len(probe._pending) <= step_timing.MOST_PENDING
+    assert len(probe._pending) <= step_timing.MAX_PENDING
 
 
 def test_nothing_is_recorded_into_a_captured_graph(event: type[Event]) -> None:
@@ -370,7 +369,7 @@ def test_nothing_is_recorded_into_a_captured_graph(event: type[Event]) -> None:
 
 
 class OnDevice:
-    """All that is asked of a tensor."""
+    """The attributes of a tensor that are read."""
 
     is_cuda = True
 
@@ -378,7 +377,7 @@ class OnDevice:
 def test_a_model_on_a_gpu_is_timed_without_waiting_for_it(
     rank: Rank, event: type[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The very calls into torch.cuda, with everything that waits for a device forbidden."""
+    """The real calls into torch.cuda; everything that waits for a device raises."""
 
     def waits(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("the training loop was made to wait for its device")
@@ -387,7 +386,7 @@ def test_a_model_on_a_gpu_is_timed_without_waiting_for_it(
         monkeypatch.setattr(torch.cuda, name, waits)
     monkeypatch.setattr(torch.cuda, "Event", event)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    clock = clock_for([OnDevice()])  # type: ignore[list-item]
+    clock = device_timer([OnDevice()])  # type: ignore[list-item]
     assert clock is not None
     [probe] = rank.context.probes
     assert isinstance(probe, StepTimingProbe)
@@ -401,7 +400,7 @@ def test_a_model_on_a_gpu_is_timed_without_waiting_for_it(
 
 
 def test_a_model_on_the_host_needs_no_events() -> None:
-    assert clock_for([torch.zeros(2)]) is None
+    assert device_timer([torch.zeros(2)]) is None
 
 
 def test_time_in_line_for_a_processor(tmp_path: Path) -> None:
@@ -416,30 +415,30 @@ def test_time_in_line_for_a_processor(tmp_path: Path) -> None:
 
 
 def test_the_loader_is_timed_and_unchanged(rank: Rank) -> None:
-    heard: list[str] = []
+    calls: list[str] = []
     patches = Patches()
-    observers = [lambda _, said=said: heard.append(said) for said in ("requested", "received", "exhausted")]
-    patches.replace(_BaseDataLoaderIter, "__next__", lambda take: timed(take, *observers))
+    observers = [lambda _, name=name: calls.append(name) for name in ("requested", "received", "exhausted")]
+    patches.replace(_BaseDataLoaderIter, "__next__", lambda take: around_next(take, *observers))
     try:
         loader = DataLoader(TensorDataset(torch.arange(4)), batch_size=2)
         assert [batch[0].tolist() for batch in loader] == [[0, 1], [2, 3]]
     finally:
         patches.remove()
-    assert heard == ["requested", "received", "requested", "received", "requested", "exhausted"]
+    assert calls == ["requested", "received", "requested", "received", "requested", "exhausted"]
     assert [batch[0].tolist() for batch in loader] == [[0, 1], [2, 3]]
-    assert len(heard) == 6
+    assert len(calls) == 6
 
 
-def test_a_tensors_backward_goes_through_the_function_that_is_watched() -> None:
-    heard: list[str] = []
+def test_tensor_backward_calls_the_patched_function() -> None:
+    calls: list[str] = []
     patches = Patches()
     patches.replace(
         torch.autograd,
         "backward",
-        lambda f: calling(f, lambda *a, **k: heard.append("called"), lambda *a, **k: heard.append("over")),
+        lambda f: calling(f, lambda *a, **k: calls.append("called"), lambda *a, **k: calls.append("over")),
     )
     try:
         torch.ones(1, requires_grad=True).sum().backward()
     finally:
         patches.remove()
-    assert heard == ["called", "over"]
+    assert calls == ["called", "over"]

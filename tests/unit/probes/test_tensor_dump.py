@@ -1,4 +1,4 @@
-"""Captures: files that the safetensors package reads, within a budget."""
+"""Dumped tensors: files that the safetensors package reads, within a budget."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def context(tmp_path: Path) -> FakeContext:
     return FakeContext(tmp_path, rank=3)
 
 
-def moment(
+def snapshot_key(
     module: nn.Module, of: TensorKind = TensorKind.PARAMETERS, step: int = 5, optimizer: int | None = 0
 ) -> SnapshotKey:
     return SnapshotKey(watch(module), Stage.PARAMS, of, step, optimizer)
@@ -66,31 +66,33 @@ def same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:
 
 
 def test_parameters_come_back_to_the_bit(context: FakeContext, module: nn.Module, tmp_path: Path) -> None:
-    name, whole, cut = dump_tensors(context, moment(module), list(range(len(KINDS))))
-    assert whole == list(range(len(KINDS)))
-    assert cut == []
-    found = load_file(tmp_path / name)
-    assert found.keys() == KINDS.keys()
+    name, complete, truncated = dump_tensors(context, snapshot_key(module), list(range(len(KINDS))))
+    assert complete == list(range(len(KINDS)))
+    assert truncated == []
+    loaded = load_file(tmp_path / name)
+    assert loaded.keys() == KINDS.keys()
     for key, tensor in KINDS.items():
-        assert same_bits(found[key], tensor), key
+        assert same_bits(loaded[key], tensor), key
 
 
 def test_buffers_come_back_to_the_bit(context: FakeContext, module: nn.Module, tmp_path: Path) -> None:
-    name, _, _ = dump_tensors(context, moment(module, TensorKind.BUFFERS), list(range(len(BUFFERS))))
-    found = load_file(tmp_path / name)
-    assert all(same_bits(found[key], tensor) for key, tensor in BUFFERS.items())
-    assert found.keys() == BUFFERS.keys()
+    name, _, _ = dump_tensors(context, snapshot_key(module, TensorKind.BUFFERS), list(range(len(BUFFERS))))
+    loaded = load_file(tmp_path / name)
+    assert all(same_bits(loaded[key], tensor) for key, tensor in BUFFERS.items())
+    assert loaded.keys() == BUFFERS.keys()
 
 
-def test_only_what_was_asked_for(context: FakeContext, module: nn.Module, tmp_path: Path) -> None:
-    name, whole, _ = dump_tensors(context, moment(module), [1, 5])
-    assert whole == [1, 5]
+def test_only_the_requested_tensors_are_written(
+    context: FakeContext, module: nn.Module, tmp_path: Path
+) -> None:
+    name, complete, _ = dump_tensors(context, snapshot_key(module), [1, 5])
+    assert complete == [1, 5]
     with safe_open(tmp_path / name, "pt") as file:
         assert set(file.keys()) == {"float16", "scalar"}
 
 
 def test_our_own_reader_agrees(context: FakeContext, module: nn.Module, tmp_path: Path) -> None:
-    name, _, _ = dump_tensors(context, moment(module), [0, 7])
+    name, _, _ = dump_tensors(context, snapshot_key(module), [0, 7])
     file = CapturedTensors(tmp_path / name)
     assert file.names() == {"float64", "transposed"}
     assert file.read("transposed") == struct.pack("<6f", 0, 3, 1, 4, 2, 5)
@@ -98,7 +100,7 @@ def test_our_own_reader_agrees(context: FakeContext, module: nn.Module, tmp_path
 
 
 def test_only_the_user_can_read_it(context: FakeContext, module: nn.Module, tmp_path: Path) -> None:
-    name, _, _ = dump_tensors(context, moment(module), [0])
+    name, _, _ = dump_tensors(context, snapshot_key(module), [0])
     assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
     assert (tmp_path / name).parent.stat().st_mode & 0o777 == 0o700
 
@@ -106,46 +108,46 @@ def test_only_the_user_can_read_it(context: FakeContext, module: nn.Module, tmp_
 def test_the_budget_cuts(context: FakeContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_dump, "BUDGET", 100)
     module = nn.ParameterList([torch.arange(15.0), torch.arange(20.0).view(4, 5), torch.arange(3.0)])
-    name, whole, cut = dump_tensors(context, moment(module), [0, 1, 2])
-    assert (whole, cut) == ([0], [1])
-    found = load_file(tmp_path / name)
-    assert torch.equal(found["0"], torch.arange(15.0))
-    assert torch.equal(found["1"], torch.arange(10.0))
-    assert "2" not in found
+    name, complete, truncated = dump_tensors(context, snapshot_key(module), [0, 1, 2])
+    assert (complete, truncated) == ([0], [1])
+    loaded = load_file(tmp_path / name)
+    assert torch.equal(loaded["0"], torch.arange(15.0))
+    assert torch.equal(loaded["1"], torch.arange(10.0))
+    assert "2" not in loaded
 
 
-def test_what_the_format_does_not_know_is_left_out(context: FakeContext, tmp_path: Path) -> None:
+def test_unsupported_dtypes_are_left_out(context: FakeContext, tmp_path: Path) -> None:
     module = nn.Module()
     module.register_buffer("wide", torch.zeros(2, dtype=torch.complex128))
     module.register_buffer("sparse", torch.eye(2).to_sparse())
     module.register_buffer("plain", torch.ones(1))
-    name, whole, _ = dump_tensors(context, moment(module, TensorKind.BUFFERS), [0, 1, 2])
-    assert whole == [2]
+    name, complete, _ = dump_tensors(context, snapshot_key(module, TensorKind.BUFFERS), [0, 1, 2])
+    assert complete == [2]
     assert load_file(tmp_path / name).keys() == {"plain"}
 
 
-def test_what_has_no_memory_is_left_out(context: FakeContext, tmp_path: Path) -> None:
+def test_unreadable_tensors_are_left_out(context: FakeContext, tmp_path: Path) -> None:
     module = nn.Module()
     for number, make in enumerate([*UNREADABLE, wrapper]):
         module.register_buffer(str(number), make())
     module.register_buffer("plain", torch.ones(1))
-    name, whole, cut = dump_tensors(
-        context, moment(module, TensorKind.BUFFERS), list(range(len(UNREADABLE) + 2))
+    name, complete, truncated = dump_tensors(
+        context, snapshot_key(module, TensorKind.BUFFERS), list(range(len(UNREADABLE) + 2))
     )
-    assert (len(whole), cut) == (1, [])
+    assert (len(complete), truncated) == (1, [])
     assert load_file(tmp_path / name).keys() == {"plain"}
 
 
-def test_no_two_moments_share_a_file(context: FakeContext, module: nn.Module) -> None:
+def test_no_two_snapshots_share_a_file(context: FakeContext, module: nn.Module) -> None:
     tracked = watch(module)
-    moments = [
+    keys = [
         SnapshotKey(tracked, Stage.INIT_AFTER, TensorKind.PARAMETERS, -1),
         SnapshotKey(tracked, Stage.INIT_AFTER, TensorKind.BUFFERS, -1),
         SnapshotKey(tracked, Stage.PARAMS, TensorKind.PARAMETERS, 3, 0),
         SnapshotKey(tracked, Stage.PARAMS, TensorKind.PARAMETERS, 3, 1),
         SnapshotKey(tracked, Stage.PARAMS, TensorKind.PARAMETERS, 4, 1),
     ]
-    assert len({dump_tensors(context, each, [0])[0] for each in moments}) == len(moments)
+    assert len({dump_tensors(context, each, [0])[0] for each in keys}) == len(keys)
 
 
 @pytest.mark.parametrize(

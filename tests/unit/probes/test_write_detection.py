@@ -1,17 +1,175 @@
-"""Windows into large gradients: dense writes show, and nothing is looked at that cannot be."""
+"""Late-write detection: samples of parameters and gradients show writes, and locate them in the step."""
 
 from __future__ import annotations
 
+import base64
+import struct
+import subprocess
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from ddpcheck.analysis.tensor_values import value
 from ddpcheck.probes import write_detection
-from ddpcheck.probes.write_detection import READ_AGAIN, WINDOW, WINDOWS, sample_windows
-from tests.helpers.unreadable_tensors import UNREADABLE
+from ddpcheck.probes.write_detection import (
+    FIRST,
+    READ_AGAIN,
+    WINDOW,
+    WINDOWS,
+    TensorSampler,
+    TensorSamples,
+    sample_gradient,
+)
+from ddpcheck.records.digest_codec import unpack_samples
+from ddpcheck.records.kinds.digests import Stage
+from tests.helpers.fake_context import FakeContext, Job
+from tests.helpers.unreadable_tensors import UNREADABLE, wrapper
 
 COUNT = READ_AGAIN // 4 + 100
+
+
+def take(*tensors: torch.Tensor) -> TensorSamples:
+    return TensorSampler().take(tensors)
+
+
+def first(tensor: torch.Tensor) -> bytes:
+    (sample,) = take(tensor).first
+    return sample
+
+
+def test_samples_begin_with_the_first_values() -> None:
+    assert first(torch.arange(20.0)) == struct.pack("<8f", *range(8))
+    assert first(torch.arange(6.0).view(2, 3)) == struct.pack("<6f", *range(6))
+    assert first(nn.Parameter(torch.tensor([1.5, 2.5]))) == struct.pack("<2f", 1.5, 2.5)
+
+
+def test_samples_of_scalars_and_empty_tensors() -> None:
+    assert first(torch.tensor(3.0)) == struct.pack("<f", 3.0)
+    assert first(torch.tensor(7)) == struct.pack("<q", 7)
+    assert first(torch.zeros(0)) == b""
+    assert first(torch.zeros(3, 0)) == b""
+
+
+def test_samples_of_bfloat16_can_be_decoded() -> None:
+    data = first(torch.tensor([1.0, -2.0, 0.5], dtype=torch.bfloat16))
+    assert [value(data[at : at + 2], "bfloat16") for at in (0, 2, 4)] == [1.0, -2.0, 0.5]
+
+
+def test_tensors_in_another_memory_order_have_no_samples() -> None:
+    assert first(torch.arange(6.0).view(2, 3).t()) == b""
+    assert first(torch.arange(20.0)[::2]) == b""
+    assert first(torch.arange(20.0)[4:]) == struct.pack("<8f", *range(4, 12))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(2, 2, device="meta"),
+        torch.eye(3).to_sparse(),
+        torch.zeros(4).as_subclass(type("Theirs", (torch.Tensor,), {})),
+    ],
+    ids=["meta", "sparse", "subclass"],
+)
+def test_tensors_without_plain_memory_have_no_samples(tensor: torch.Tensor) -> None:
+    assert first(tensor) == b""
+
+
+@pytest.mark.parametrize("make", [*UNREADABLE, wrapper])
+def test_unreadable_tensors_are_not_read(make: Callable[[], torch.Tensor]) -> None:
+    assert first(make()) == b""
+
+
+def test_memory_that_is_freed_between_two_samples() -> None:
+    """As with offloading: the view keeps its address, but the memory is freed."""
+    full = torch.ones(100)
+    view, sampler = full[50:], TensorSampler()
+    assert sampler.take([view]).first[0]
+    full.untyped_storage().resize_(0)
+    assert sampler.take([view]).first == [b""]
+
+
+def test_packed_samples_have_the_format_of_records() -> None:
+    packed = take(torch.arange(20.0), torch.zeros(0), torch.tensor(True)).packed()
+    assert unpack_samples(base64.b64encode(packed).decode()) == [struct.pack("<8f", *range(8)), b"", b"\x01"]
+
+
+def test_samples_without_a_write_are_equal() -> None:
+    tensors = [torch.randn(50), torch.randn(3, 4).t(), torch.tensor(1.0)]
+    sampler = TensorSampler()
+    assert sampler.take(tensors) == sampler.take(tensors)
+
+
+@pytest.mark.parametrize("shape", [(1000,), (3,), ()])
+def test_every_write_that_autograd_sees_is_detected(shape: tuple[int, ...]) -> None:
+    parameter = nn.Parameter(torch.zeros(shape))
+    sampler = TensorSampler()
+    before = sampler.take([parameter])
+    with torch.no_grad():
+        parameter.view(-1)[-1].fill_(1.0)
+    assert sampler.take([parameter]) != before
+
+
+@pytest.mark.parametrize("size", [1, 8, 15, 16, 1000])
+@pytest.mark.parametrize("write", ["in place", "replaced"])
+def test_writes_through_data_are_detected(size: int, write: str) -> None:
+    parameter = nn.Parameter(torch.ones(size))
+    sampler = TensorSampler()
+    before = sampler.take([parameter])
+    if write == "in place":
+        parameter.data.mul_(0.5)
+    else:
+        parameter.data = torch.zeros(size)
+    assert sampler.take([parameter]) != before
+
+
+def test_a_list_that_grew_has_other_samples() -> None:
+    sampler = TensorSampler()
+    one, two = torch.ones(4), torch.ones(4)
+    assert sampler.take([one]) != sampler.take([one, two])
+
+
+def test_tensors_made_in_inference_mode_have_no_versions() -> None:
+    with torch.inference_mode():
+        tensor = torch.ones(4)
+    assert take(tensor).versions == [0]
+
+
+def test_samples_are_small() -> None:
+    samples = take(torch.zeros(1 << 20))
+    assert len(samples.first[0]) == FIRST
+    assert len(samples.middle[0]) <= FIRST
+
+
+def test_a_smaller_tensor_at_the_same_address_is_not_read_past_its_end() -> None:
+    """The memory of the larger tensor may have been unmapped."""
+    program = """
+import ctypes, mmap, torch
+from ddpcheck.probes.write_detection import TensorSampler
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+page = mmap.PAGESIZE
+flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+at = libc.mmap(None, 16 * page, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+
+def tensor(size):
+    return torch.frombuffer((ctypes.c_char * size).from_address(at), dtype=torch.float32)
+
+parameter = torch.nn.Parameter(tensor(16 * page))
+sampler = TensorSampler()
+sampler.take([parameter])
+parameter.data = tensor(page)
+libc.munmap(at + page, 15 * page)
+sampler.take([parameter])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -26,25 +184,27 @@ COUNT = READ_AGAIN // 4 + 100
     ],
     ids=["scaled", "clamped", "first", "last", "a tenth at the beginning", "a tenth in the middle"],
 )
-def test_a_write_without_a_mark_shows(write: Callable[[torch.Tensor], object]) -> None:
+def test_a_write_to_a_large_gradient_through_data_is_detected(
+    write: Callable[[torch.Tensor], object],
+) -> None:
     gradient = torch.randn(COUNT, generator=torch.Generator().manual_seed(1))
-    before, version = sample_windows(gradient), gradient._version
+    before, version = sample_gradient(gradient), gradient._version
     assert len(before) == WINDOWS * WINDOW
-    assert sample_windows(gradient) == before
+    assert sample_gradient(gradient) == before
     write(gradient.data)
     assert gradient._version == version
-    assert sample_windows(gradient) != before
+    assert sample_gradient(gradient) != before
 
 
 @pytest.mark.parametrize(
     "view", [lambda g: g.view(2, -1).t(), lambda g: g[10:]], ids=["transposed", "offset"]
 )
-def test_whatever_is_one_span_of_memory(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_any_gradient_in_one_span_is_sampled(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
     gradient = view(torch.randn(2 * COUNT))
-    before = sample_windows(gradient)
+    before = sample_gradient(gradient)
     gradient.data.mul_(2)
     assert before
-    assert sample_windows(gradient) != before
+    assert sample_gradient(gradient) != before
 
 
 @pytest.mark.parametrize(
@@ -52,13 +212,58 @@ def test_whatever_is_one_span_of_memory(view: Callable[[torch.Tensor], torch.Ten
     [None, torch.randn(READ_AGAIN // 4), torch.randn(2 * COUNT)[::2], torch.empty(COUNT, device="meta")],
     ids=["none", "small", "strided", "meta"],
 )
-def test_what_is_read_again(gradient: torch.Tensor | None) -> None:
-    assert sample_windows(gradient) == b""
+def test_other_gradients_are_not_sampled(gradient: torch.Tensor | None) -> None:
+    assert sample_gradient(gradient) == b""
 
 
 @pytest.mark.parametrize("make", UNREADABLE)
-def test_what_has_no_memory_to_look_at(
+def test_unreadable_gradients_are_not_sampled(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], torch.Tensor]
 ) -> None:
     monkeypatch.setattr(write_detection, "READ_AGAIN", -1)  # they are small
-    assert sample_windows(make()) == b""
+    assert sample_gradient(make()) == b""
+
+
+def write_windows(write: Callable[[str, nn.Module], None], forwards: int = 1) -> list[str]:
+    """The recorded windows of three steps in which `write` is called at each part."""
+    torch.manual_seed(0)
+    module, context = nn.Linear(3, 2), FakeContext()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    job = Job(module, context).wrapped()
+    for _ in range(3):
+        write("before", module)
+        for _ in range(forwards):
+            output = job.forward(torch.ones(1, 3))
+            write("forward", module)
+            output.sum().backward()
+            write("after", module)
+        job.step(optimizer)
+    return [record.how for record in context.digests(Stage.REWRITTEN) if record.optimizer is not None]
+
+
+@pytest.mark.parametrize(
+    ("part", "how"),
+    [
+        ("before", "before_forward"),
+        ("forward", "in_forward"),
+        ("after", "after_backward"),
+    ],
+)
+def test_the_second_write_is_located(part: str, how: str) -> None:
+    def write(now: str, module: Any) -> None:
+        if now == part:
+            module.weight.data += 1
+
+    assert write_windows(write) == ["", how, how]
+
+
+def test_with_several_forwards_the_window_is_unknown() -> None:
+    def write(now: str, module: Any) -> None:
+        if now == "forward":
+            module.weight.data += 1
+
+    assert write_windows(write, forwards=2) == ["", "", ""]
+
+
+def test_without_a_write_there_is_no_record() -> None:
+    assert write_windows(lambda now, module: None) == []

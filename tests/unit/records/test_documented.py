@@ -1,4 +1,4 @@
-"""docs/records.md tells of every kind and every field."""
+"""docs/records.md documents every kind and every field."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SECTIONS = dict(re.findall(r"^### `(\w+)`\n(.*?)(?=^### |\Z)", PAGE, re.DOTALL |
 
 
 @pytest.mark.parametrize("kind", record_kinds())
-def test_every_field_is_told_of(kind: str) -> None:
-    told = set(re.findall(r"`(\w+)`", SECTIONS[kind]))
-    assert {field.name for field in fields(record_kinds()[kind])} <= told
+def test_every_field_is_documented(kind: str) -> None:
+    documented = set(re.findall(r"`(\w+)`", SECTIONS[kind]))
+    assert {field.name for field in fields(record_kinds()[kind])} <= documented
 
 
-def test_every_stage_is_told_of() -> None:
+def test_every_stage_is_documented() -> None:
     assert {stage.value for stage in Stage} <= set(re.findall(r"`([\w.]+)`", SECTIONS["digest"]))
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_documented() -> None:
     assert f"the version of the format, now {SCHEMA}." in PAGE

@@ -1,4 +1,4 @@
-"""The small pieces of text every report for people is made of."""
+"""Safe text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""report.json: its exact keys, its strictness, and the way back."""
+"""report.json: its keys, strict JSON, and decoding."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_keys_are_the_public_ones_in_order() -> None:
     )
 
 
-def test_it_comes_back_as_it_went() -> None:
+def test_round_trip() -> None:
     assert from_json(to_json(REPORT)) == REPORT
 
 

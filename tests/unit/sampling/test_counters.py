@@ -1,4 +1,4 @@
-"""Counters that grow, wrap around and start again."""
+"""Counters that increase, wrap around and are reset."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpcheck.sampling.counters import CounterTotals, growth
+from ddpcheck.sampling.counters import CounterTotals, increase
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,8 @@ from ddpcheck.sampling.counters import CounterTotals, growth
         (2**20, 10, 32, 10),
     ],
 )
-def test_growth(last: int, reading: int, bits: int, expected: int) -> None:
-    assert growth(last, reading, bits) == expected
+def test_increase(last: int, reading: int, bits: int, expected: int) -> None:
+    assert increase(last, reading, bits) == expected
 
 
 @given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=30))

@@ -1,4 +1,4 @@
-"""What /proc, /sys and the kernel tell of a host."""
+"""Readings of a host from /proc, /sys and ioctl."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_interfaces_are_read_by_column() -> None:
 
 
 def test_bytes_over_loopback_are_counted() -> None:
-    """At least what was sent: others may use the loopback too."""
+    """At least the sent bytes: other processes may use the loopback too."""
     reading = interfaces.Interfaces()
     assert reading.read()["lo"][:2] == [0, 0]
     with (
@@ -50,7 +50,7 @@ def test_bytes_over_loopback_are_counted() -> None:
     assert sent >= 30_000
 
 
-def test_the_loopback_is_known_for_one() -> None:
+def test_the_loopback_interface_is_classified() -> None:
     [loopback] = [row for row in interface_facts.describe() if row["name"] == "lo"]
     assert (loopback["class"], loopback["running"], loopback["speed"]) == ("loopback", True, None)
     assert "127.0.0.1/8" in loopback["addresses"]
@@ -69,10 +69,8 @@ def test_the_loopback_is_known_for_one() -> None:
         ("tun", 25000, 25000),
     ],
 )
-def test_speeds_that_are_made_up_are_not_believed(
-    driver: str, speed: int | None, believed: int | None
-) -> None:
-    assert interface_facts.believed(driver, speed) == believed
+def test_fictitious_speeds_are_ignored(driver: str, speed: int | None, believed: int | None) -> None:
+    assert interface_facts.plausible_speed(driver, speed) == believed
 
 
 def test_infiniband_counts_words_of_four_bytes(tmp_path: Path) -> None:
@@ -100,7 +98,7 @@ def test_no_infiniband(tmp_path: Path) -> None:
     assert (ports.describe(), ports.read()) == ([], {})
 
 
-def test_processors_at_work() -> None:
+def test_processor_and_memory_use() -> None:
     share = host.Cpu()
     until = time.monotonic() + 0.2
     while time.monotonic() < until:
@@ -111,7 +109,7 @@ def test_processors_at_work() -> None:
     assert facts["cpus"] == os.cpu_count()
 
 
-def test_a_rank_is_read_until_it_is_gone() -> None:
+def test_a_rank_is_read_until_it_exits() -> None:
     ranks = RankProcesses()
     child = subprocess.Popen(["sleep", "60"])
     ranks.add(3, os.getpid())
@@ -127,13 +125,13 @@ def test_a_rank_is_read_until_it_is_gone() -> None:
     assert sorted(ranks.read()) == ["3"]
 
 
-def test_a_restarted_rank_takes_the_place_of_the_old_one() -> None:
+def test_a_restarted_rank_replaces_the_old_process() -> None:
     ranks = RankProcesses()
     ranks.add(0, 2**22 + 5)  # no such process
     ranks.add(0, os.getpid())
     assert ranks.read()["0"][0] == os.getpid()
 
 
-def test_namespaces_have_names() -> None:
+def test_network_namespace_ids() -> None:
     assert network_namespace() == network_namespace(os.getpid()) != ""
     assert network_namespace(2**22 + 5) == ""

@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers import nvml
 
-# The library is found when a process starts, so each case has a process of its own.
+# The library is loaded when a process starts, so each case has its own process.
 READ = """
 import json, sys, time
 from ddpcheck.sampling.nvml import Gpus
@@ -36,7 +36,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(library: Path, script: str, *pauses: float) -> tuple[list[Any], dict[str, Any]]:
-    """What several readings gave, and what was told of the GPUs after the first."""
+    """Several readings, and the description of the GPUs after the first."""
     done = subprocess.run(
         [sys.executable, "-c", READ, *map(str, pauses)],
         env={**os.environ, **nvml.environment(library, script)},
@@ -50,7 +50,7 @@ def read(library: Path, script: str, *pauses: float) -> tuple[list[Any], dict[st
     return answer["reads"], answer["facts"]
 
 
-def test_everything_that_a_gpu_tells(library: Path) -> None:
+def test_all_readings_of_a_gpu(library: Path) -> None:
     script = "devices 2\nlinks 4\nnvlink 1000 100000\npcie 500 1000000 64\nthrottle 4\nprocess 1 77 123456\n"
     reads, facts = read(library, script, 0.5)
     first, second = reads[0][1], reads[1][1]
@@ -80,9 +80,9 @@ def test_everything_that_a_gpu_tells(library: Path) -> None:
     assert facts["driver"] == "570.00.00"
 
 
-def test_how_gpus_are_connected(library: Path) -> None:
+def test_topology(library: Path) -> None:
     _, by_links = read(library, "devices 4\nlinks 4\n")
-    # 0 and 1 face each other; 2 and 3 meet behind a switch.
+    # 0 and 1 are connected directly, 2 and 3 through a switch.
     assert by_links["topology"][0] == ["X", "NV4", "SYS", "SYS"]
     assert by_links["topology"][2] == ["SYS", "SYS", "X", "NV4"]
     _, by_bus = read(library, "devices 4\n")
@@ -109,7 +109,7 @@ def test_counters_of_nvlink_5_are_in_bytes(library: Path) -> None:
     assert sent % 1024 or received % 1024  # a byte's precision, not a KiB's
 
 
-def test_what_is_not_supported_is_asked_once(library: Path, tmp_path: Path) -> None:
+def test_unsupported_calls_are_not_repeated(library: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     script = (
         f"devices 2\nlog {log}\nfail nvmlDeviceGetPowerUsage 3\nfail nvmlDeviceGetCurrentClocksEventReasons 13\n"
@@ -128,19 +128,19 @@ def test_what_is_not_supported_is_asked_once(library: Path, tmp_path: Path) -> N
     assert {"ECC", "NVLink", "PCIe bytes", "power", "throttle reasons"} == set(
         facts["gpus"][0]["unsupported"]
     )
-    # An older name for the reasons, and a measured rate instead of a counter.
+    # An older function for the reasons, and a measured rate instead of a counter.
     assert reads[3][0]["throttled"] == 8
     assert reads[3][0]["pcie_rate"] == [1_000_000, 2_000_000]
     assert "power" not in reads[3][0]
 
 
-def test_an_error_that_passes_is_asked_again(library: Path) -> None:
+def test_a_temporary_error_is_retried(library: Path) -> None:
     reads, facts = read(library, "fail_until nvmlDeviceGetPowerUsage 10 2\n", 0.0, 0.0)
     assert [gpus[0].get("power") for gpus in reads] == [None, None, 300_000]
     assert "power" not in facts["gpus"][0]["unsupported"]
 
 
-def test_an_error_that_stays_is_left(library: Path, tmp_path: Path) -> None:
+def test_a_persistent_error_is_not_retried(library: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     read(library, f"log {log}\npcie 0 0 64\nfail nvmlDeviceGetPowerUsage 10\n", *[0.0] * 8)
     assert log.read_text().count("nvmlDeviceGetPowerUsage") == 3
@@ -155,7 +155,7 @@ def test_a_gpu_is_lost(library: Path, tmp_path: Path) -> None:
     assert log.read_text().count(" 15\n") == 1
 
 
-def test_a_gpu_cut_in_slices(library: Path) -> None:
+def test_mig_slices(library: Path) -> None:
     reads, facts = read(library, "devices 2\nmig 1 3\n")
     assert reads[0][1]["mig"] == [2 << 30] * 3
     assert "busy" not in reads[0][1]
@@ -177,7 +177,7 @@ def test_a_driver_without_gpus(library: Path, script: str, note: str) -> None:
     assert facts == {"note": note}
 
 
-def test_a_gpu_that_cannot_be_reached_hides_no_other(library: Path) -> None:
+def test_an_unreachable_gpu_does_not_hide_others(library: Path) -> None:
     reads, facts = read(library, "devices 3\nfail_until nvmlDeviceGetHandleByIndex_v2 15 1\n")
     assert len(reads[0]) == len(facts["gpus"]) == 2
     assert facts["note"] == "GPU 0 cannot be reached: GPU is lost"

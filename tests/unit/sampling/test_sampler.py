@@ -1,4 +1,4 @@
-"""The sampling thread: its lines, its limits, and that nothing it meets reaches the job."""
+"""The sampling thread: lines, limits and errors."""
 
 from __future__ import annotations
 
@@ -7,34 +7,56 @@ import os
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddpcheck.records.node_log import NodeLog
 from ddpcheck.sampling import gpu_source, host, infiniband, interfaces, nvml
 from ddpcheck.sampling import host as cpu
 from ddpcheck.sampling import interfaces as interface_facts
 from ddpcheck.sampling import sampler as module
-from ddpcheck.sampling.sampler import Sampler
+from ddpcheck.sampling.sampler import Sampler, merge_samples
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    [path] = folder.glob("node-*.jsonl")
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """The complete lines of the node log."""
+    return [
+        json.loads(line) for path in folder.glob("node-*.jsonl") for line in path.read_text().split("\n")[:-1]
+    ]
 
 
-def sample_for(folder: Path, seconds: float, **options: Any) -> list[dict[str, Any]]:
+def samples_in(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["kind"] == "sample"]
+
+
+def faults_in(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["kind"] == "fault"]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def sample_until(
+    folder: Path, condition: Callable[[list[dict[str, Any]]], bool], **options: Any
+) -> list[dict[str, Any]]:
+    """The log of a sampler that is closed as soon as `condition` holds for the log."""
     sampler = Sampler(folder, **options)
     sampler.start()
-    sampler.meet(3, os.getpid())
-    time.sleep(seconds)
+    sampler.add_rank(3, os.getpid())
+    wait_until(lambda: condition(lines(folder)))
     sampler.close()
     return lines(folder)
 
 
-def test_facts_then_samples_then_the_effort(tmp_path: Path) -> None:
-    found = sample_for(tmp_path, 0.5, hz=20)
+def test_log_has_facts_then_samples_then_cost(tmp_path: Path) -> None:
+    found = sample_until(tmp_path, lambda rows: len(samples_in(rows)) > 3, hz=20)
     assert found[0]["kind"] == "hardware"
     assert found[-1]["kind"] == "sampled"
     samples = found[1:-1]
@@ -47,12 +69,10 @@ def test_facts_then_samples_then_the_effort(tmp_path: Path) -> None:
     assert [line["time"] for line in samples] == sorted(line["time"] for line in samples)
 
 
-def test_a_long_job_takes_few_lines_and_loses_no_byte(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MOST_OF_A_CORE", 1.0)
-    found = sample_for(tmp_path, 1.5, hz=200, lines=4)
-    samples = [line for line in found if line["kind"] == "sample"]
+def test_downsampling_keeps_totals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CPU_SHARE", 1.0)
+    found = sample_until(tmp_path, lambda rows: len(samples_in(rows)) >= 16, hz=200, lines=4)
+    samples = samples_in(found)
     taken = found[-1]["samples"]
     assert taken > 40
     # Four lines of one sample each, four of two, four of four, …
@@ -60,25 +80,20 @@ def test_a_long_job_takes_few_lines_and_loses_no_byte(
     assert samples[-1]["interfaces"]["lo"][0] >= samples[-2]["interfaces"]["lo"][0]
 
 
-def test_costly_samples_come_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def burn(self: object) -> list[dict[str, Any]]:
-        until = time.thread_time() + 0.02
-        while time.thread_time() < until:
-            pass
-        return [{"memory": 1}]
-
-    monkeypatch.setattr(nvml.Gpus, "read", burn)
-    # 20 ms at 20 Hz would be 40 % of a core; 1 % leaves room for one in two seconds.
-    assert sample_for(tmp_path, 1.0, hz=20)[-1]["samples"] <= 3
+def test_the_pause_after_an_expensive_sample_limits_the_cpu_share(tmp_path: Path) -> None:
+    sampling = module._Sampling(NodeLog(tmp_path), 20.0, 10, host.RankProcesses(), threading.Event())
+    assert sampling._pause(0.0) == 1 / 20
+    assert sampling._pause(0.02) == pytest.approx(0.02 / module.MAX_CPU_SHARE)
+    sampling._sources.close()
 
 
 @pytest.fixture
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As often as asked, however busy the machine is."""
-    monkeypatch.setattr(module, "MOST_OF_A_CORE", 1.0)
+def unlimited_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples at the requested rate, however busy the machine is."""
+    monkeypatch.setattr(module, "MAX_CPU_SHARE", 1.0)
 
 
-# What may fail, by what it is called in the log; and the keys that the samples then lack.
+# Sources that may fail, by their names in the log.
 SOURCES: dict[str, tuple[object, str]] = {
     "interfaces": (interfaces.Interfaces, "read"),
     "cpu": (cpu.Cpu, "read"),
@@ -89,12 +104,12 @@ SOURCES: dict[str, tuple[object, str]] = {
 }
 
 
-@pytest.mark.usefixtures("unhurried")
+@pytest.mark.usefixtures("unlimited_rate")
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_source_that_fails_is_left_and_the_others_go_on(
+def test_a_failed_source_does_not_affect_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
-    """It answers twice, so that it is known, and never again."""
+    """It works twice and then fails."""
     (place, name), calls = SOURCES[source], []
 
     def fail(*arguments: object) -> Any:
@@ -104,13 +119,13 @@ def test_a_source_that_fails_is_left_and_the_others_go_on(
         return KNOWN[source]
 
     monkeypatch.setattr(place, name, fail)
-    found = sample_for(tmp_path, 0.6, hz=20)
-    faults = [line for line in found if line["kind"] == "fault"]
+    found = sample_until(tmp_path, lambda rows: bool(faults_in(rows)) and len(samples_in(rows)) > 4, hz=20)
+    faults = faults_in(found)
     assert [(line["probe"], line["entry"], line["error"]) for line in faults] == [
         ("sampler", source, "RuntimeError: no such luck")
     ]
     assert len(calls) == 3
-    samples = [line for line in found if line["kind"] == "sample"]
+    samples = samples_in(found)
     assert (found[0]["kind"], found[-1]["kind"]) == ("hardware", "sampled")
     assert source in samples[1]
     assert len(samples) > 3
@@ -128,7 +143,7 @@ KNOWN = {
 }
 
 
-@pytest.mark.usefixtures("unhurried")
+@pytest.mark.usefixtures("unlimited_rate")
 @pytest.mark.parametrize(
     ("place", "name", "source"),
     [
@@ -139,111 +154,122 @@ KNOWN = {
         (cpu.Cpu, "__init__", "cpu"),
     ],
 )
-def test_what_fails_at_the_beginning(
+def test_errors_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: object, name: str, source: str
 ) -> None:
     def fail(*arguments: object) -> None:
         raise KeyError(name)
 
     monkeypatch.setattr(place, name, fail)
-    found = sample_for(tmp_path, 0.3, hz=20)
+    found = sample_until(tmp_path, lambda rows: bool(faults_in(rows)) and len(samples_in(rows)) >= 2, hz=20)
     assert [(line["entry"], line["error"]) for line in found if line["kind"] == "fault"] == [
         (source, f"KeyError: '{name}'")
     ]
     assert found[-1]["samples"] >= 2
 
 
-@pytest.mark.usefixtures("unhurried")
-def test_a_rank_whose_process_vanishes(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("unlimited_rate")
+def test_a_rank_whose_process_exits(tmp_path: Path) -> None:
     sampler = Sampler(tmp_path, 20)
     sampler.start()
-    child = subprocess.Popen(["sleep", "0.3"])
-    sampler.meet(5, child.pid)
-    sampler.meet(3, os.getpid())
-    time.sleep(0.2)
+    child = subprocess.Popen(["sleep", "600"])
+    sampler.add_rank(5, child.pid)
+    sampler.add_rank(3, os.getpid())
+    wait_until(lambda: any({"3", "5"} == set(row["ranks"]) for row in samples_in(lines(tmp_path))))
+    child.kill()
     child.wait()
-    time.sleep(0.3)
+    wait_until(lambda: set(samples_in(lines(tmp_path))[-1]["ranks"]) == {"3"})
     sampler.close()
     found = lines(tmp_path)
     ranks = [set(line["ranks"]) for line in found if line["kind"] == "sample"]
     assert {"3", "5"} in ranks
     assert ranks[-1] == {"3"}
-    assert not [line for line in found if line["kind"] == "fault"]
+    assert not faults_in(found)
 
 
-@pytest.mark.usefixtures("unhurried")
+@pytest.mark.usefixtures("unlimited_rate")
 def test_a_driver_that_stops_answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest is sampled on, and what it tells after all counts again."""
-    monkeypatch.setattr(gpu_source, "PATIENCE_SECONDS", 0.05)
+    """Other sources are sampled meanwhile; GPUs are sampled again after the driver has recovered."""
+    monkeypatch.setattr(gpu_source, "ANSWER_SECONDS", 0.05)
     silent = threading.Event()
     calls = []
 
     def read(self: object) -> list[dict[str, int]]:
         calls.append(1)
         if len(calls) == 4:
-            silent.wait(0.5)
+            silent.wait(60)
         return [{"memory": len(calls)}]
 
     monkeypatch.setattr(nvml.Gpus, "read", read)
     monkeypatch.setattr(nvml.Gpus, "describe", lambda self: {"gpus": [{}]})
-    found = sample_for(tmp_path, 1.2, hz=20)
-    told = [bool(line.get("gpus")) for line in found if line["kind"] == "sample"]
+
+    def has_recovered(rows: list[dict[str, Any]]) -> bool:
+        told = [bool(row.get("gpus")) for row in samples_in(rows)]
+        if told.count(False) >= 3:
+            silent.set()
+        return silent.is_set() and told[-1]
+
+    found = sample_until(tmp_path, has_recovered, hz=20)
+    told = [bool(row.get("gpus")) for row in samples_in(found)]
     assert told[0]
     assert told[-1]
     assert told.count(False) >= 3
-    assert not [line for line in found if line["kind"] == "fault"]
+    assert not faults_in(found)
 
 
-@pytest.mark.usefixtures("unhurried")
+@pytest.mark.usefixtures("unlimited_rate")
 def test_a_driver_that_never_answers_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_source, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(gpu_source, "ANSWER_SECONDS", 0.05)
     hung = threading.Event()
     calls = []
 
     def read(self: object) -> list[dict[str, int]]:
         calls.append(1)
         if len(calls) == 3:
-            hung.wait(20)
+            hung.wait(120)
         return [{"memory": 1}]
 
     monkeypatch.setattr(nvml.Gpus, "read", read)
     monkeypatch.setattr(nvml.Gpus, "describe", lambda self: {"gpus": [{}]})
-    began = time.monotonic()
-    found = sample_for(tmp_path, 0.8, hz=20)
-    assert time.monotonic() - began < 5
+    # Closing does not wait for the call that hangs.
+    found = sample_until(tmp_path, lambda rows: len(samples_in(rows)) > 5, hz=20)
     hung.set()
-    [fault] = [line for line in found if line["kind"] == "fault"]
+    [fault] = faults_in(found)
     assert (fault["entry"], fault["error"][:26]) == ("gpus", "NVML has not answered for ")
-    samples = [line for line in found if line["kind"] == "sample"]
+    samples = samples_in(found)
     assert [bool(line.get("gpus")) for line in samples][:2] == [True, True]
     assert len(samples) > 5
     assert found[-1]["kind"] == "sampled"
 
 
-@pytest.mark.usefixtures("unhurried")
-def test_a_driver_that_takes_its_time_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_source, "PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr(nvml.Gpus, "open", lambda self: time.sleep(0.3))
+@pytest.mark.usefixtures("unlimited_rate")
+def test_a_driver_that_starts_slowly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_source, "ANSWER_SECONDS", 0.05)
+    started = threading.Event()
+    monkeypatch.setattr(nvml.Gpus, "open", lambda self: started.wait(60))
     monkeypatch.setattr(nvml.Gpus, "read", lambda self: [{"memory": 1}])
     monkeypatch.setattr(nvml.Gpus, "describe", lambda self: {"gpus": [{"index": 0}]})
-    found = sample_for(tmp_path, 1.0, hz=20)
+
+    def has_answered(rows: list[dict[str, Any]]) -> bool:
+        if samples_in(rows):
+            started.set()
+        return any(row.get("gpus") for row in samples_in(rows)[-1:])
+
+    found = sample_until(tmp_path, has_answered, hz=20)
     facts = [line["nvml"] for line in found if line["kind"] == "hardware"]
     assert facts == [{"note": "NVML has not answered"}, {"gpus": [{"index": 0}]}]
     told = [bool(line.get("gpus")) for line in found if line["kind"] == "sample"]
     assert (told[0], told[-1]) == (False, True)
-    assert not [line for line in found if line["kind"] == "fault"]
+    assert not faults_in(found)
 
 
-def test_a_driver_that_hangs_does_not_hold_the_launcher(
+def test_a_hanging_driver_does_not_block_the_launcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hung = threading.Event()
-    monkeypatch.setattr(nvml.Gpus, "open", lambda self: hung.wait(20))
-    began = time.monotonic()
-    found = sample_for(tmp_path, 0.1, hz=2.0)
-    assert time.monotonic() - began < 2.5
+    monkeypatch.setattr(nvml.Gpus, "open", lambda self: hung.wait(120))
+    found = sample_until(tmp_path, lambda rows: bool(rows), hz=2.0)
     hung.set()
-    # What else there is to know is known, and of the driver what there is to say.
     assert found[0]["nvml"] == {"note": "NVML has not answered"}
     assert found[-1]["kind"] == "sampled"
 
@@ -252,22 +278,20 @@ def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / f"node-{os.uname().nodename}.jsonl").mkdir()
     sampler = Sampler(tmp_path, 20)
     sampler.start()
-    time.sleep(0.3)
+    wait_until(lambda: sampler.unwritten >= 4)
     sampler.close()
-    assert sampler.unwritten >= 4
 
 
-def test_what_is_left_of_a_full_disk_is_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAST_ROOM", 1 << 60)
+def test_no_samples_on_a_nearly_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MIN_FREE_BYTES", 1 << 60)
     sampler = Sampler(tmp_path, 20)
     sampler.start()
-    time.sleep(0.2)
+    wait_until(lambda: sampler.unwritten >= 3)
     sampler.close()
     assert list(tmp_path.iterdir()) == []
-    assert sampler.unwritten >= 3
 
 
-def test_no_room_for_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_limit_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -286,3 +310,39 @@ def test_nothing_is_sampled_at_0_hz(tmp_path: Path, started: bool) -> None:
         sampler.start()
     sampler.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_merged_samples_keep_latest_totals_and_extremes() -> None:
+    early = {
+        "time": 1.0,
+        "cpu": 90.0,
+        "memory": 7,
+        "interfaces": {"lo": [1, 1]},
+        "ranks": {"0": [5, 900, 1, 1]},
+    }
+    late = {
+        "time": 2.0,
+        "cpu": 10.0,
+        "memory": 9,
+        "interfaces": {"lo": [4, 4]},
+        "ranks": {"0": [5, 800, 2, 2]},
+    }
+    assert merge_samples(early, late) == {**late, "cpu": 90.0, "ranks": {"0": [5, 900, 2, 2]}}
+
+
+def test_merged_gpu_samples() -> None:
+    early = {"gpus": [{"clock": 900, "temperature": 80, "throttled": 4, "pcie": [1, 1], "power": 5}]}
+    late = {"gpus": [{"clock": 1400, "temperature": 60, "throttled": 8, "pcie": [9, 9]}]}
+    expected = {"clock": 900, "temperature": 80, "throttled": 12, "pcie": [9, 9]}
+    assert merge_samples(early, late) == {"gpus": [expected]}
+    assert merge_samples(early, {"gpus": [{"lost": "gone"}]}) == {"gpus": [{"lost": "gone"}]}
+
+
+def test_missing_values_are_kept() -> None:
+    early = {"time": 1.0, "cpu": 5.0, "gpus": [{"clock": 900}]}
+    assert merge_samples(early, {"time": 2.0}) == {**early, "time": 2.0}
+
+
+def test_a_restarted_rank_is_not_merged() -> None:
+    early, late = {"ranks": {"0": [5, 900, 1, 1]}}, {"ranks": {"0": [6, 100, 0, 0], "1": [7, 1, 0, 0]}}
+    assert merge_samples(early, late) == late

@@ -1,4 +1,4 @@
-"""TCP connections as the kernel knows them, on real sockets."""
+"""TCP statistics of real sockets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from ddpcheck.sampling import tcp
 from ddpcheck.sampling import tcp as connections_module
-from ddpcheck.sampling.tcp import NAMES, Connection, Connections, messages, parse, sockets
+from ddpcheck.sampling.tcp import ROUTE_FIELDS, Connection, Connections, dump_sockets, messages, parse
 
 SIZE = 8 << 20
 
@@ -41,7 +41,7 @@ def send(sender: socket.socket, receiver: socket.socket, pause: float = 0.0) -> 
 
 
 def seen(sender: socket.socket) -> Connection:
-    found = parse(sockets()[os.fstat(sender.fileno()).st_ino])
+    found = parse(dump_sockets()[os.fstat(sender.fileno()).st_ino])
     assert found is not None
     assert found.ports == (sender.getsockname()[1], sender.getpeername()[1])
     return found
@@ -59,7 +59,7 @@ def test_bytes_and_addresses(family: socket.AddressFamily) -> None:
         assert found.min_rtt > 0
 
 
-def test_a_receiver_that_takes_nothing_is_told_from_a_slow_network() -> None:
+def test_a_slow_receiver_is_not_a_slow_network() -> None:
     with pair() as (sender, receiver):
         receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         send(sender, receiver, pause=0.6)
@@ -68,7 +68,7 @@ def test_a_receiver_that_takes_nothing_is_told_from_a_slow_network() -> None:
         assert found.receiver_limited + found.buffer_limited >= 0.7 * found.busy
 
 
-def test_messages_that_are_cut_off() -> None:
+def test_truncated_messages() -> None:
     assert list(messages(b"")) == []
     assert list(messages(struct.pack("=IHHII", 4, 20, 0, 1, 0))) == []
     assert parse(b"short") is None
@@ -83,17 +83,17 @@ def connection(
 
 
 class Kernel:
-    """What the kernel says, one reading after the other; bodies are names of the connections behind them."""
+    """Fake kernel messages, one reading after the other; a body is the name of a connection."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.found: dict[int, Connection] = {}
         self.held = {1: {11, 12}}
-        monkeypatch.setattr(tcp, "sockets", lambda: {inode: b"%d" % inode for inode in self.found})
+        monkeypatch.setattr(tcp, "dump_sockets", lambda: {inode: b"%d" % inode for inode in self.found})
         monkeypatch.setattr(tcp, "parse", lambda body: self.found[int(body)])
         monkeypatch.setattr(connections_module, "_sockets", lambda pid: self.held.get(pid, set()))
-        monkeypatch.setattr(connections_module, "LEAST_BYTES", 1)
-        monkeypatch.setattr(connections_module, "LEAST_GROWTH", 1)
-        monkeypatch.setattr(connections_module, "MOST_OF_A_CORE", float("inf"))
+        monkeypatch.setattr(connections_module, "MIN_ROUTE_BYTES", 1)
+        monkeypatch.setattr(connections_module, "MIN_INCREASE", 1)
+        monkeypatch.setattr(connections_module, "MAX_CPU_SHARE", float("inf"))
 
 
 PAIR = "10.0.0.1 10.0.0.2"
@@ -102,22 +102,22 @@ PAIR = "10.0.0.1 10.0.0.2"
 def test_totals_by_pair_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, source = Kernel(monkeypatch), Connections()
     kernel.found = {11: connection(100, 10), 12: connection(50, 8, limited=6), 13: connection(7, 7)}
-    # Side by side they share the link: bytes add up, times do not.
+    # Parallel connections share the link: bytes add up, times do not.
     assert source.read([1]) == {PAIR: [150, 10, 10, 0, 40, 2]}
-    # A connection that is gone stays in the total.
+    # A closed connection stays in the total.
     kernel.found = {11: connection(160, 15)}
     assert source.read([1]) == {PAIR: [210, 15, 15, 0, 40, 1]}
     kernel.held = {1: {14}}
     kernel.found = {14: connection(5, 1, min_rtt=30)}
     assert source.read([1]) == {PAIR: [215, 16, 16, 0, 30, 1]}
-    # And when all ranks have gone.
+    # Also after all ranks have ended.
     kernel.found = {}
     assert source.read([]) == {PAIR: [215, 16, 16, 0, 30, 0]}
-    assert len(NAMES) == 6
+    assert len(ROUTE_FIELDS) == 6
 
 
 def test_small_messages_do_not_make_a_link_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They wait in the queue behind the gradients, and carry nothing."""
+    """They wait in the queue behind gradients and transfer few bytes."""
     kernel, source = Kernel(monkeypatch), Connections()
     for reading in range(1, 5):
         kernel.found = {
@@ -125,12 +125,12 @@ def test_small_messages_do_not_make_a_link_busy(monkeypatch: pytest.MonkeyPatch)
             12: connection(50 * reading, 400 * reading),
         }
         assert source.read([1]) == {PAIR: [1000 * reading, 100 * reading, 100 * reading, 0, 40, 2]}
-    monkeypatch.setattr(connections_module, "LEAST_GROWTH", 100)
+    monkeypatch.setattr(connections_module, "MIN_INCREASE", 100)
     kernel.found = {11: connection(4010, 900), 12: connection(210, 5000)}
     assert source.read([1])[PAIR][:2] == [4000, 400]
 
 
-def test_an_inode_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reused_inode(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, source = Kernel(monkeypatch), Connections()
     kernel.found = {11: connection(1000, 100)}
     source.read([1])
@@ -138,49 +138,49 @@ def test_an_inode_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert source.read([1])[PAIR][:2] == [1200, 130]
 
 
-def test_a_rank_that_is_met_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_is_added_late(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, source = Kernel(monkeypatch), Connections()
     kernel.found = {11: connection(100)}
     assert source.read([2]) == {}
     assert source.read([1, 2])[PAIR][0] == 100
 
 
-def test_traffic_within_an_address_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traffic_within_one_address_is_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, source = Kernel(monkeypatch), Connections()
     kernel.found = {11: connection(100, remote="10.0.0.1")}
     assert source.read([1]) == {}
 
 
-def test_of_very_many_those_that_carry_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_busiest_routes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, source = Kernel(monkeypatch), Connections()
-    monkeypatch.setattr(connections_module, "LEAST_BYTES", 100)
+    monkeypatch.setattr(connections_module, "MIN_ROUTE_BYTES", 100)
     kernel.held = {1: set(range(5000))}
     kernel.found = {n: connection(n, remote=f"10.1.{n // 256}.{n % 256}") for n in range(5000)}
     kept = source.read([1])
-    assert [row[0] for row in kept.values()] == list(range(4999, 4999 - connections_module.MOST_ROUTES, -1))
+    assert [row[0] for row in kept.values()] == list(range(4999, 4999 - connections_module.MAX_ROUTES, -1))
 
 
-def test_what_is_costly_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expensive_readings_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, source = Kernel(monkeypatch), Connections()
     kernel.found = {11: connection(100)}
-    monkeypatch.setattr(connections_module, "MOST_OF_A_CORE", 1e-9)
+    monkeypatch.setattr(connections_module, "MAX_CPU_SHARE", 1e-9)
     assert source.read([1]) != {}
     assert source.read([1]) == {}
 
 
-def test_a_kernel_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_refuses_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def refuse() -> dict[int, bytes]:
         asked.append(1)
         raise OSError(93, "Protocol not supported")
 
-    monkeypatch.setattr(tcp, "sockets", refuse)
+    monkeypatch.setattr(tcp, "dump_sockets", refuse)
     source = Connections()
     assert (source.read([1]), source.read([1])) == ({}, {})
     assert len(asked) == 1
 
 
-def test_without_ranks_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp, "sockets", lambda: pytest.fail("asked"))
+def test_without_ranks_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "dump_sockets", lambda: pytest.fail("asked"))
     assert Connections().read([]) == {}

@@ -14,7 +14,7 @@ from ddpcheck.traces.analyse import analyse
 from ddpcheck.traces.merged import write_merged
 from ddpcheck.traces.model import TraceResult
 from ddpcheck.traces.rank_trace import RankTrace
-from ddpcheck.traces.reader import Loaded, load
+from ddpcheck.traces.reader import LoadedTraces, load
 from tests.helpers.trace_builder import (
     BACKWARD_THREAD,
     Event,
@@ -288,7 +288,7 @@ def test_a_folder_names_its_bad_files(tmp_path: Path) -> None:
     write(tmp_path / "rank0.json", all_reduce(0, 10), 0)
     (tmp_path / "rank1.json").write_text((tmp_path / "rank0.json").read_text()[:-40])
     (tmp_path / "settings.json").write_text(json.dumps({"lr": 0.1}))
-    loaded: Loaded = load([tmp_path])
+    loaded: LoadedTraces = load([tmp_path])
     assert [trace.rank for trace in loaded.traces] == [0]
     assert [said.partition(" is ")[2].partition(":")[0] for said in loaded.left_out] == [
         "cut off",
@@ -299,8 +299,8 @@ def test_a_folder_names_its_bad_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("events", "said"),
     [
-        ([], "holds no communication"),
-        (kernel("gemm", 0, 1), "holds no communication"),
+        ([], "contains no communication"),
+        (kernel("gemm", 0, 1), "contains no communication"),
         ([span("user_annotation", "nccl:all_reduce", 0, 1)], "record the trace with ProfilerActivity.CUDA"),
     ],
 )
@@ -317,7 +317,7 @@ def test_no_communication(tmp_path: Path, events: list[Event], said: str) -> Non
         (
             "trace.json",
             b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "x", "ts": "soon"}]}',
-            "no sense",
+            "invalid event",
         ),
     ],
 )
@@ -340,7 +340,7 @@ def test_a_timeline_in_the_folder_is_passed_over(tmp_path: Path) -> None:
     write_merged(loaded.traces, analyse(loaded.traces), tmp_path / "all.json")
     again = load([tmp_path])
     assert (len(again.traces), again.left_out) == (1, ())
-    with pytest.raises(TraceIsTimeline, match="give the traces it was made from"):
+    with pytest.raises(TraceIsTimeline, match="pass the original traces instead"):
         load([tmp_path / "all.json"])
 
 

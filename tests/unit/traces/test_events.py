@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from ddpcheck.errors import TraceUnreadable
 from ddpcheck.traces.event_filter import EventFilter
-from ddpcheck.traces.events import EventPrefilter, EventReader
+from ddpcheck.traces.events import EventPrefilter, EventReader, nanoseconds
 
 NOTHING_DROPPED = EventPrefilter([])
 
 
 def read(
-    text: bytes, window: int = 64, thinner: EventPrefilter = NOTHING_DROPPED
+    text: bytes, window: int = 64, prefilter: EventPrefilter = NOTHING_DROPPED
 ) -> tuple[list[Any], dict[str, Any]]:
-    reader = EventReader(io.BytesIO(text), "the file", thinner, window)
+    reader = EventReader(io.BytesIO(text), "the file", prefilter, window)
     names = [event.name for events in reader for event in events]
     return names, reader.facts
 
@@ -89,10 +89,10 @@ def test_what_profilers_write_wrongly() -> None:
         (b"<html>", "does not begin like JSON"),
         (b'{"loss": [1, 2]}', "no traceEvents"),
         (b'{"loss": [1, ', "not a trace, or cut off before its first event"),
-        (b'{"traceEvents": [1, 2, 3]}', "are no events"),
+        (b'{"traceEvents": [1, 2, 3]}', "are not events"),
         (b'{"traceEvents": [{"name": "a"}, {"na', "is cut off"),
         (b'{"traceEvents": [{"name": "a"}, {"name": "b"}', "is cut off"),
-        (b'{"traceEvents": [{"name": "a"},,{"name": "b"}]}', "broken JSON"),
+        (b'{"traceEvents": [{"name": "a"},,{"name": "b"}]}', "not valid JSON"),
     ],
 )
 @pytest.mark.parametrize("window", [16, 10**6])
@@ -136,9 +136,9 @@ def test_thinning_drops_what_the_sieve_would_drop(layout: str) -> None:
     events = ",".join(layout % each for each in [("M", "first one, always kept"), *NAMES])
     text = f'{{"traceEvents": [{events}\n  ]}}'.encode()
     everything, _ = read(text, 10**6)
-    thinned, _ = read(text, 10**6, EventFilter().thinner)
+    filtered, _ = read(text, 10**6, EventFilter().prefilter)
     assert len(everything) == 10
-    assert thinned == [
+    assert filtered == [
         "first one, always kept",
         "gemm",
         "c10d::allreduce_",
@@ -147,4 +147,38 @@ def test_thinning_drops_what_the_sieve_would_drop(layout: str) -> None:
         "kept",
         "aten::last one, always kept",
     ]
-    assert "aten::mm" in read(text, 10**6, EventFilter(with_operations=True).thinner)[0]
+    assert "aten::mm" in read(text, 10**6, EventFilter(with_operations=True).prefilter)[0]
+
+
+@pytest.mark.parametrize(
+    ("written", "exact"),
+    [
+        (b"12", 12_000),
+        (b"12.5", 12_500),
+        (b"-1.250", -1_250),
+        (b"-0.250", -250),
+        (b"0.001", 1),
+        (b"1e3", 1_000_000),
+        (b"1.5e3", 1_500_000),
+        (b'"7.001"', 7_001),
+        (b'"7"', 7_000),
+        (b"4458676524595.135", 4_458_676_524_595_135),
+        # A float would be off by 39 nanoseconds here.
+        (b"1711964646123456.789", 1_711_964_646_123_456_789),
+        (b"12.3456", 12_346),
+        (b"12.34500000000001", 12_345),
+    ],
+)
+def test_written(written: bytes, exact: int) -> None:
+    assert nanoseconds(written) == exact
+
+
+@given(st.integers(min_value=0, max_value=2**62))
+def test_three_decimals(exact: int) -> None:
+    assert nanoseconds(b"%d.%03d" % divmod(exact, 1000)) == exact
+
+
+@pytest.mark.parametrize("written", [b"", b"null", b'""', b"Infinity", b"nan", b"\xff", b'"soon"'])
+def test_no_time(written: bytes) -> None:
+    with pytest.raises(ValueError, match="is not a time"):
+        nanoseconds(written)

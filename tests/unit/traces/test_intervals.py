@@ -14,7 +14,7 @@ intervals = st.lists(st.tuples(moments, moments), max_size=12)
 
 
 def painted(pieces: list[Interval]) -> set[int]:
-    return {moment for start, end in pieces for moment in range(start, end)}
+    return {time for start, end in pieces for time in range(start, end)}
 
 
 @given(intervals)

@@ -119,9 +119,9 @@ def check_rules(events: list[dict[str, Any]]) -> None:
         assert began[0] <= began[1]
 
 
-def _innermost(lane: list[dict[str, Any]], moment: float) -> dict[str, Any]:
-    """The last to begin of those that are open, as viewers have it: what ends at this very moment may be gone."""
-    return max((each for each in lane if each["ts"] <= moment), key=lambda each: (each["ts"], -each["dur"]))
+def _innermost(lane: list[dict[str, Any]], time: float) -> dict[str, Any]:
+    """The last to begin of those that are open, as viewers have it: what ends at this very time may be gone."""
+    return max((each for each in lane if each["ts"] <= time), key=lambda each: (each["ts"], -each["dur"]))
 
 
 def _check_nesting(lane: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Agreement: who stands with whom, and no moment remembered longer than it has to be."""
+"""Digests are compared once all ranks have reported, and then dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mean check lets every correct AllReduce pass, however it rounds, and catches wrong ones."""
+"""The mean check accepts every correct AllReduce, whatever its rounding, and detects wrong ones."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ ELEMENT = ["0.01", "an exponent bit"]
 def rates_caught(
     dtype: torch.dtype, count: int, breaks: list[str], least: float = 0.0, size: int = 0
 ) -> dict[str, float]:
-    """Of `count` AllReduces of normal gradients, each broken in several ways in turn, how many are caught."""
+    """Of `count` AllReduces of normal gradients, each broken in several ways, how many are detected."""
     draw = random.Random(f"broken {dtype} {breaks} {size}")
     caught = dict.fromkeys(breaks, 0)
     name = str(dtype).removeprefix("torch.")
@@ -229,7 +229,7 @@ def broken(
 
 
 def a_place(parts: torch.Tensor, draw: random.Random, least: float) -> int:
-    """One element, no smaller than `least` of the root mean square where there is one."""
+    """One element, at least `least` times the root mean square, if there is one."""
     rms = parts.double().norm().item() / math.sqrt(parts.numel())
     for _ in range(1000):
         at = draw.randrange(parts.numel())
@@ -283,7 +283,7 @@ def test_half_precision(dtype: torch.dtype, least: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_over_a_whole_model(dtype: torch.dtype) -> None:
-    """A backward of 32 parameters, all reduced wrongly in the same way: one of them is enough to tell."""
+    """A backward of 32 parameters, all reduced wrongly in the same way: one of them is enough."""
     draw = random.Random(f"model {dtype}")
     name, models = str(dtype).removeprefix("torch."), 1000
     missed = dict.fromkeys(WHOLE, 0)
@@ -358,8 +358,8 @@ def test_dtypes() -> None:
     assert not can_check("int64")
 
 
-def test_the_bounds_are_as_unlikely_as_they_say() -> None:
-    few, many = mean_check_module._DEVIATIONS, mean_check_module._DEVIATIONS_AT_MOST
+def test_the_probability_of_exceeding_the_bounds() -> None:
+    few, many = mean_check_module._DEVIATIONS, mean_check_module._MOST_DEVIATIONS
     assert 2 * math.exp(-(few**2) / 2) < 1e-12
     steps = [index / 1000 for index in range(1, 100_000)]
     longer = [min(1, 2 * math.exp(-y * y / 2)) for y in steps]

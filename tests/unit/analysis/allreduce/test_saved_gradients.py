@@ -1,4 +1,4 @@
-"""Saved gradients side by side, from files that may be missing, cut or damaged."""
+"""Comparison of saved gradients, from files that may be missing, truncated or damaged."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_a_step_of_which_nothing_is_there(tmp_path: Path) -> None:
         saved_gradients(tmp_path, 0)
     save_all(tmp_path, step=4)
     save_all(tmp_path, step=12)
-    with pytest.raises(RunNotFound, match=r"no gradients of step 5: there are some of step 4, 12\."):
+    with pytest.raises(RunNotFound, match=r"no saved gradients of step 5 \(saved steps: 4, 12\)"):
         saved_gradients(tmp_path, 5)
 
 
@@ -203,7 +203,7 @@ def test_names_may_have_slashes_and_dots(tmp_path: Path) -> None:
 
 
 def test_attempts_are_kept_apart_oldest_first(tmp_path: Path) -> None:
-    """A restart that comes by the same step again; its mark sorts before that of the first attempt."""
+    """A restart repeats the step; the name of its file sorts before that of the first attempt."""
     save_all(tmp_path, what="-ffffffff")
     save_all(tmp_path, local={0: [5.0, 5.0], 1: [5.0, 5.0]}, reduced=[5.0, 5.0], what="-00000000")
     for age, mark in enumerate(("ffffffff", "00000000")):

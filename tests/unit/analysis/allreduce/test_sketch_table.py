@@ -1,4 +1,4 @@
-"""Columns of sketches summed up at once say what each sketch by itself says."""
+"""Columns of sketches summed at once equal the sum of single sketches."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_is_not_finite_is_told() -> None:
 
 
 def test_a_damaged_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="sketches"):
+    with pytest.raises(ValueError, match="sketch"):
         SketchTable({0: "00000"})
 
 

@@ -15,7 +15,7 @@ from ddpcheck.analysis.aggregate.rank_data import RankData
 from ddpcheck.analysis.data.batches import MOST_PENDING, Batches, ModuleBatches
 from ddpcheck.analysis.data.collector import DataCollector
 from ddpcheck.analysis.data.same_batches import Sameness, sameness
-from ddpcheck.analysis.data.split import Pass, split, unpack
+from ddpcheck.analysis.data.split import LoaderPass, split, unpack
 from ddpcheck.records.kinds.data import BatchRecord, EpochRecord, LoaderRecord
 from ddpcheck.records.kinds.rank import RankHeader
 
@@ -27,7 +27,7 @@ def packed(samples: Iterable[int]) -> str:
     return base64.b64encode(zlib.compress(bits.to_bytes(64, "little"))).decode()
 
 
-def passed(samples: list[int], length: int, complete: bool = True, stride: int = 1) -> Pass:
+def passed(samples: list[int], length: int, complete: bool = True, stride: int = 1) -> LoaderPass:
     epoch = EpochRecord(
         0,
         0,
@@ -38,7 +38,7 @@ def passed(samples: list[int], length: int, complete: bool = True, stride: int =
         complete=complete,
         map=packed(s // stride for s in samples),
     )
-    return Pass(LoaderRecord(0, length, "Sampler", stride=stride), epoch)
+    return LoaderPass(LoaderRecord(0, length, "Sampler", stride=stride), epoch)
 
 
 @given(
@@ -121,7 +121,7 @@ def test_the_ranks_that_share_a_batch_are_named() -> None:
 def test_forwards_at_other_steps_are_not_compared() -> None:
     seen = ModuleBatches()
     seen.compare(3, {0: BatchRecord(3, step=1, digest="a"), 1: BatchRecord(3, step=2, digest="a")})
-    assert (seen.apart, seen.forwards) == (1, 0)
+    assert (seen.at_different_steps, seen.forwards) == (1, 0)
 
 
 def test_regular_batches_have_one_usual_size() -> None:
@@ -144,12 +144,13 @@ def test_what_waits_for_a_rank_is_bounded() -> None:
 
 
 def test_an_epoch_of_which_a_rank_says_nothing_is_left_out() -> None:
-    data = Attempt("a").collector(DataCollector)
+    attempt = Attempt("a")
+    data = attempt.collector(DataCollector)
     ranks = [RankData(RankHeader(rank, 3, "node0", rank, 1, "a", 1.0)) for rank in range(3)]
     for rank in ranks[:2]:
         data.add_loader(rank, LoaderRecord(0, 60, "Sampler"))
     data.add_epoch(ranks[0], MODULE, passed([1], 60).epoch)
-    data.end()
+    data.end(attempt)
     assert data.splits == {}
     # Without its loader, and not trained on: neither counts.
     data.add_epoch(ranks[2], MODULE, passed([1], 60).epoch)

@@ -1,10 +1,10 @@
-"""Stacks: which communication a rank waits in, and which line of the user's led there."""
+"""Stacks: which communication a rank waits in, and which line of the user's code called it."""
 
 from __future__ import annotations
 
 import pytest
 
-from ddpcheck.analysis.hang.stacks import Wait, WaitKind, in_debugger, place_of, wait_of
+from ddpcheck.analysis.hang.stacks import Wait, WaitKind, in_debugger, user_frame, wait_of
 
 TORCH = "/env/lib/python3.11/site-packages/torch"
 C10D = f"{TORCH}/distributed/distributed_c10d.py"
@@ -83,13 +83,13 @@ def test_elsewhere(frames: list[list[object]]) -> None:
 
 
 def test_the_users_line() -> None:
-    assert place_of(BACKWARD) == USER
-    assert place_of(BUFFERS) == USER
+    assert user_frame(BACKWARD) == USER
+    assert user_frame(BUFFERS) == USER
     trainer = ["/env/lib/python3.11/site-packages/lightning/trainer.py", 9, "fit"]
-    assert place_of([BARRIER[0], trainer, USER]) == USER
+    assert user_frame([BARRIER[0], trainer, USER]) == USER
     # A program that lies in a library altogether, as with `python -m`.
-    assert place_of([BARRIER[0], trainer]) == trainer
-    assert place_of([BARRIER[0]]) is None
+    assert user_frame([BARRIER[0], trainer]) == trainer
+    assert user_frame([BARRIER[0]]) is None
 
 
 def test_a_debugger_is_known() -> None:

@@ -111,7 +111,7 @@ def test_ddp501_growing_on_one_rank(tmp_path: Path) -> None:
     finding = job(tmp_path, lambda rank, step: BASE + rank * step * 2 * MIB).only("DDP501")
     assert (finding.severity.value, finding.ranks) == ("warning", (1,))
     assert finding.evidence["bytes_a_step"] == {"1": 2 * MIB}
-    assert "Memory of rank 1 grows all the time: by 2.1 MB a step" in finding.message
+    assert "Memory of rank 1 grows steadily, by 2.1 MB per step" in finding.message
 
 
 def test_ddp501_uneven(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import random
 
 from ddpcheck.analysis.hardware.statistics import NodeSample, sample_from
 from ddpcheck.analysis.network.route_counters import MOST_STRETCHES, RouteCounterTable
+from ddpcheck.records.node_kinds import SampleRecord, from_mapping
 
 PAIR = "10.0.0.1 10.0.0.2"
 
@@ -13,9 +14,7 @@ PAIR = "10.0.0.1 10.0.0.2"
 def told(samples: list[tuple[float, list[int]]]) -> RouteCounterTable:
     tallies = RouteCounterTable()
     for time, row in samples:
-        sample = sample_from({"time": time, "connections": {PAIR: row}})
-        assert sample is not None
-        tallies.add(sample)
+        tallies.add(sample_from(SampleRecord(time, connections={PAIR: row})))
     return tallies
 
 
@@ -51,6 +50,6 @@ def test_counters_that_go_back_are_not_believed() -> None:
 
 def test_rows_of_another_shape_are_left_out() -> None:
     for row in ([1, 2, 3], [1, 2, 3, 4, 5, -6], "x", None):
-        sample = sample_from({"time": 1.0, "connections": {PAIR: row}})
-        assert sample is not None
-        assert sample.connections == {}
+        record = from_mapping({"kind": "sample", "time": 1.0, "connections": {PAIR: row}})
+        assert isinstance(record, SampleRecord)
+        assert sample_from(record).connections == {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.analysis.startup.scenario import reads_by_node, told_by_node
+from ddpcheck.analysis.startup.scenario import node_summary, reads_by_node
 from ddpcheck.analysis.startup.table import StartupTable
 from ddpcheck.analysis.startup.timeline import is_direct, timeline
 from ddpcheck.records.kinds.rank import RankHeader
@@ -73,7 +73,7 @@ def test_scenario_a_every_rank_reads_the_same_file(tmp_path: Path) -> None:
     assert (startup["loaded_bytes"], startup["repeated_bytes"]) == (4 * SIZE, 3 * SIZE)
     assert startup["summary"].startswith(
         "4 ranks read 2.0 GB (500.0 MB from storage, the rest from the page cache), the slowest in 2.00 s. "
-        "1.5 GB of it were files that another rank read too: reading once and broadcasting would save that."
+        "1.5 GB of it were files that several ranks read: reading once and broadcasting would save that."
     )
     assert (startup["broadcast_bytes"], startup["broadcast_rate"]) == (SIZE, 1000 * MB)
 
@@ -104,14 +104,14 @@ def test_scenario_a_on_two_nodes(tmp_path: Path) -> None:
         "4 ranks read 2.0 GB (1.0 GB from storage, the rest from the page cache)"
     )
     assert startup["summary"].endswith(
-        "By node: node0 1.0 GB (500.0 MB from storage), node1 1.0 GB (500.0 MB from storage). A page cache is its "
-        "node's own: each node asks storage for itself."
+        "By node: node0 1.0 GB (500.0 MB from storage), node1 1.0 GB (500.0 MB from storage). Each node has its "
+        "own page cache and reads from storage itself."
     )
 
 
 def test_many_nodes_are_not_all_told(tmp_path: Path) -> None:
     rows = [timeline(rank, f"node{rank}", way(load())) for rank in range(6)]
-    said = told_by_node(reads_by_node(rows))
+    said = node_summary(reads_by_node(rows))
     assert "node3 500.0 MB (nothing from storage) and 2 more nodes." in said
     assert "node4" not in said
 
@@ -119,7 +119,7 @@ def test_many_nodes_are_not_all_told(tmp_path: Path) -> None:
 def test_one_reader_on_one_of_two_nodes() -> None:
     rows = [timeline(0, "node0", way(load())), timeline(1, "node1", way())]
     assert [node["loaded_bytes"] for node in reads_by_node(rows)] == [SIZE, 0]
-    assert told_by_node(reads_by_node(rows)) == ""
+    assert node_summary(reads_by_node(rows)) == ""
 
 
 def test_every_rank_reads_a_file_of_its_own(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_scenario_a_prime_one_rank_reads(tmp_path: Path) -> None:
     assert (startup["scenario"], startup["equal_before"]) == ("one rank reads", False)
     assert startup["repeated_bytes"] == 0
     assert startup["summary"] == (
-        "Rank 0 alone read 500.0 MB (all from the page cache) in 2.00 s; the others got it by the broadcast and "
+        "Only rank 0 read 500.0 MB (all from the page cache) in 2.00 s; the others received it by broadcast and "
         "waited up to 4.50 s for it in DDP's constructor."
     )
 
@@ -169,7 +169,7 @@ def test_a_direct_read_is_told_by_what_was_measured(
     assert is_direct(record) is direct
     startup = report(tmp_path, [way(record), way(record)])
     assert [row["direct"] for row in startup["ranks"]] == [direct] * 2
-    assert ("straight to the device" in startup["summary"]) is direct
+    assert ("directly to the device" in startup["summary"]) is direct
 
 
 def test_copies_to_a_device(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ddpcheck.analysis.timeseries.build import MOST_NAMED, MOST_RANKS
 from ddpcheck.analysis.timeseries.links import link_matrices
 from ddpcheck.analysis.timeseries.loss import MOST_STEPS, LossSeries
 from ddpcheck.analysis.timeseries.model import NamedSeries, RunTimeSeries, SeriesKind
-from ddpcheck.analysis.timeseries.series import THINNING_MOST_POINTS, line
+from ddpcheck.analysis.timeseries.series import MAX_REPORT_POINTS, named_series
 from ddpcheck.records.kinds.digests import DigestRecord
 from ddpcheck.records.kinds.optimizers import LossRecord
 from tests.helpers.cluster import BYTES, START, Cluster, Interface
@@ -192,19 +192,21 @@ def test_no_more_ranks_are_named_than_can_be_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_long_line_keeps_the_same_steps_on_every_rank() -> None:
-    whole = line(SeriesKind.LOSS, range(5000), [float(step) for step in range(5000)], THINNING_MOST_POINTS)
-    late = line(
-        SeriesKind.LOSS, range(3, 5000), [float(step) for step in range(3, 5000)], THINNING_MOST_POINTS
+    whole = named_series(
+        SeriesKind.LOSS, range(5000), [float(step) for step in range(5000)], MAX_REPORT_POINTS
+    )
+    late = named_series(
+        SeriesKind.LOSS, range(3, 5000), [float(step) for step in range(3, 5000)], MAX_REPORT_POINTS
     )
     assert whole is not None
     assert late is not None
-    assert len(whole.steps) <= THINNING_MOST_POINTS + 1
+    assert len(whole.steps) <= MAX_REPORT_POINTS + 1
     assert list(whole.steps)[1:] == list(late.steps)
     assert (whole.steps[-1], whole.values[-1]) == (4999, 4999.0)
-    odd = line(SeriesKind.LOSS, range(1, 8001, 8), [1.0] * 1000, 100)
+    odd = named_series(SeriesKind.LOSS, range(1, 8001, 8), [1.0] * 1000, 100)
     assert odd is not None
     assert 50 < len(odd.steps) <= 101
-    assert line(SeriesKind.LOSS, [1, 2], [None, None], 10) is None
+    assert named_series(SeriesKind.LOSS, [1, 2], [None, None], 10) is None
 
 
 def test_losses_of_a_long_job_stay_few_and_damage_is_left_out() -> None:

@@ -80,7 +80,7 @@ def test_what_is_not_finite_has_no_norm() -> None:
 
 
 def test_many_ranks_share_the_room() -> None:
-    assert GradientSeries(ranks=1024).room < GradientSeries(ranks=64).room < GradientSeries(ranks=4).room
+    assert GradientSeries(ranks=1024).limit < GradientSeries(ranks=64).limit < GradientSeries(ranks=4).limit
 
 
 def test_a_run_shows_who_parted_and_when(tmp_path: Path) -> None:

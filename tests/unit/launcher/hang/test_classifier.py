@@ -1,4 +1,4 @@
-"""From two looks at a rank: does it wait, stand still, or is it merely slow?"""
+"""Classification of ranks by two samples."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.launcher.hang.classifier import ActivitySample, RankActivityState, state_of
-from ddpcheck.launcher.process.process_table import TICKS_A_SECOND, Activity
+from ddpcheck.launcher.hang.classifier import ActivitySample, RankActivityState, classify
+from ddpcheck.launcher.process.process_table import TICKS_PER_SECOND, Activity
 from ddpcheck.records.kinds.hang import StackRecord
 from tests.unit.analysis.hang.test_stacks import BACKWARD, BARRIER, MAIN, USER
 
@@ -27,7 +27,7 @@ def sighting(
 def became(
     frames: list[Any] | None, then: list[Any] | None = None, backend: str = "gloo", **moved: Any
 ) -> RankActivityState:
-    """What a rank is said to be that stood at `frames`, then at `then`, with these counters moved."""
+    """The state of a rank with the stack `frames`, then `then`, and these counter increases."""
     later = sighting(frames if then is None else then, SECONDS)
     assert later.activity is not None
     moving = {
@@ -35,13 +35,13 @@ def became(
         for name, value in moved.items()
     }
     later = replace(later, activity=replace(later.activity, **moving))
-    return state_of(sighting(frames), later, backend)
+    return classify(sighting(frames), later, backend)
 
 
 @pytest.mark.parametrize("frames", [BARRIER, BACKWARD])
-def test_in_communication_and_nothing_moves(frames: list[Any]) -> None:
+def test_in_communication_without_activity(frames: list[Any]) -> None:
     assert became(frames) is RankActivityState.WAITS
-    # A tick or a wake-up, and threads that hardly work, change nothing.
+    # Single ticks, wake-ups and nearly idle threads do not count.
     assert (
         became(frames, thread_ticks=1, thread_switches=1, switches=9000, ticks=100) is RankActivityState.WAITS
     )
@@ -53,21 +53,21 @@ def test_in_communication_and_nothing_moves(frames: list[Any]) -> None:
         {"thread_ticks": 500},
         {"thread_switches": 30},
         {"bytes": 10 << 20},
-        {"ticks": int(0.5 * SECONDS * TICKS_A_SECOND)},
+        {"ticks": int(0.5 * SECONDS * TICKS_PER_SECOND)},
     ],
 )
-def test_in_communication_but_something_moves(moved: dict[str, int]) -> None:
-    """A backward that computes, a transfer on a slow link, another thread that works."""
+def test_in_communication_with_activity(moved: dict[str, int]) -> None:
+    """A backward pass, a transfer on a slow link, another busy thread."""
     assert became(BACKWARD, **moved) is RankActivityState.BUSY
 
 
-def test_a_stack_that_moves_is_busy() -> None:
+def test_a_changed_stack_is_busy() -> None:
     assert became(BARRIER, BACKWARD) is RankActivityState.BUSY
     assert became(ELSEWHERE, [["/home/me/train.py", 42, "main"], MAIN]) is RankActivityState.BUSY
 
 
-def test_nccl_keeps_a_processor_busy_in_a_collective_but_says_nothing_in_a_backward() -> None:
-    spinning = int(SECONDS * TICKS_A_SECOND)
+def test_nccl_spins_in_a_collective_but_not_in_a_backward() -> None:
+    spinning = int(SECONDS * TICKS_PER_SECOND)
     assert became(BARRIER, backend="nccl", thread_ticks=spinning, ticks=spinning) is RankActivityState.WAITS
     assert became(BARRIER, backend="gloo", thread_ticks=spinning, ticks=spinning) is RankActivityState.BUSY
     assert became(BACKWARD, backend="nccl", thread_ticks=spinning, ticks=spinning) is RankActivityState.BUSY
@@ -89,11 +89,11 @@ def test_blocked_on_a_lock_outside_communication() -> None:
         {"sleeps_in": "do_wait"},
         {"sleeps_in": "n_tty_read"},
         {"sleeps_in": "sk_wait_data"},
-        # A system that does not tell.
+        # The kernel function is unknown.
         {"sleeps_in": "0"},
     ],
 )
-def test_outside_communication_anything_excuses(moved: dict[str, Any]) -> None:
+def test_outside_communication_any_activity_is_busy(moved: dict[str, Any]) -> None:
     assert became(ELSEWHERE, **moved) is RankActivityState.BUSY
 
 
@@ -101,20 +101,20 @@ def test_in_a_debugger() -> None:
     assert became([["/usr/lib/python3.11/pdb.py", 4, "interaction"], USER]) is RankActivityState.BUSY
 
 
-def test_without_an_answer_only_the_system_tells() -> None:
-    assert state_of(sighting(None), sighting(None, SECONDS), "gloo") is RankActivityState.STILL
+def test_without_a_stack_the_process_counters_decide() -> None:
+    assert classify(sighting(None), sighting(None, SECONDS), "gloo") is RankActivityState.STILL
     assert (
-        state_of(sighting(None), sighting(None, SECONDS, thread_ticks=9999), "gloo") is RankActivityState.BUSY
+        classify(sighting(None), sighting(None, SECONDS, thread_ticks=9999), "gloo") is RankActivityState.BUSY
     )
-    assert state_of(ActivitySample(0.0), ActivitySample(SECONDS), "gloo") is RankActivityState.UNKNOWN
+    assert classify(ActivitySample(0.0), ActivitySample(SECONDS), "gloo") is RankActivityState.UNKNOWN
 
 
-def test_who_has_left() -> None:
+def test_ended_ranks() -> None:
     working = sighting(BARRIER, SECONDS, thread_ticks=9999)
-    assert state_of(working, ActivitySample(SECONDS, left=True), "gloo") is RankActivityState.LEFT
-    # Its process lives and works, but its process group is closed.
+    assert classify(working, ActivitySample(SECONDS, left=True), "gloo") is RankActivityState.LEFT
+    # Its process runs, but its process group is destroyed.
     left = sighting(ELSEWHERE, 0.0, left=True)
     assert (
-        state_of(left, sighting(BARRIER, SECONDS, left=True, thread_ticks=9999), "gloo")
+        classify(left, sighting(BARRIER, SECONDS, left=True, thread_ticks=9999), "gloo")
         is RankActivityState.LEFT
     )

@@ -1,4 +1,4 @@
-"""The watch for hangs, with a clock of its own: when it asks, when it accuses, and when it does not."""
+"""The hang detector with a fake clock: when it requests stacks, and when it reports a hang."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from ddpcheck.agent.shm_exchange import Heartbeat, create_exchange
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.config import Config
 from ddpcheck.launcher.hang import detector
-from ddpcheck.launcher.hang import detector as members
 from ddpcheck.launcher.hang.detector import HangDetector
 from ddpcheck.launcher.process.process_table import Activity, process_start
 from ddpcheck.launcher.process.supervise import StopRequest
@@ -33,7 +32,7 @@ ELSEWHERE = [["/home/me/train.py", 42, "evaluate"], USER, MAIN]
 
 
 class Watched:
-    """A job of two ranks, which are sleeping processes; the clock goes as the test says."""
+    """A job of two ranks, which are sleeping processes, with a fake clock."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, world_size: int = 2) -> None:
         self.now = 0.0
@@ -56,8 +55,8 @@ class Watched:
         self.build.save()
         monkeypatch.setattr(detector, "signs", lambda path: self.signs())
         monkeypatch.setattr(detector, "ask", lambda path, number: self.asked(number))
-        monkeypatch.setattr(members, "read_activity", lambda pid, *_: self.activities[self.rank_of(pid)])
-        config = Config(str(self.folder), "test", board=str(self.board), hang_timeout=TIMEOUT)
+        monkeypatch.setattr(detector, "read_activity", lambda pid, *_: self.activities[self.rank_of(pid)])
+        config = Config(run_dir=str(self.folder), run_id="test", board=str(self.board), hang_timeout=TIMEOUT)
         self.run = RunReader(self.folder)
         self.log = NodeLog(self.folder, host="here")
         self.watch = HangDetector(self.run, self.log, config, clock=lambda: self.now)
@@ -103,14 +102,14 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
         sleeper.wait()
 
 
-def test_a_job_that_makes_progress_is_never_asked(job: Watched) -> None:
+def test_no_request_while_the_job_makes_progress(job: Watched) -> None:
     for _ in range(20):
         assert job.go(TIMEOUT / 4) is None
         job.beats[1] += 1
     assert job.questions == []
 
 
-def test_ranks_that_wait_for_each_other_hang_after_the_timeout_and_not_before(job: Watched) -> None:
+def test_waiting_ranks_hang_after_the_timeout_and_not_before(job: Watched) -> None:
     assert job.go(TIMEOUT) is None
     assert job.go(5.0) is not None
     assert job.questions == [1, 2]
@@ -121,42 +120,42 @@ def test_ranks_that_wait_for_each_other_hang_after_the_timeout_and_not_before(jo
     assert len(job.said("hang")) == 1
 
 
-def test_one_that_works_is_waited_for_and_said_to_be_slow_once(job: Watched) -> None:
+def test_a_busy_rank_is_logged_as_slow_once(job: Watched) -> None:
     job.standings[1] = ELSEWHERE
     for _ in range(10):
         job.activities[1] = replace(RESTING, thread_ticks=job.activities[1].thread_ticks + 5000)
         assert job.go(TIMEOUT / 2) is None
     [slow] = job.said("slow")
     assert slow["ranks"] == {"0": "waits", "1": "busy"}
-    # Then it comes to the barrier that the other waits at, and the two hang there.
+    # Then it reaches the barrier at which the other waits, and both hang there.
     job.standings[1] = BARRIER
     assert job.go(2 * TIMEOUT) is not None
 
 
-def test_one_that_does_not_answer_is_given_its_time_and_then_looked_at(job: Watched) -> None:
+def test_a_rank_without_an_answer_is_sampled_after_the_answer_time(job: Watched) -> None:
     job.standings[1] = None
     assert job.go(2 * TIMEOUT) is not None
     [hang] = job.said("hang")
     assert hang["ranks"]["1"] == {"state": "still", "sleeps_in": "futex_do_wait", "answered": False}
 
 
-def test_one_whose_probe_failed_is_not_judged(job: Watched) -> None:
+def test_a_rank_with_a_failed_probe_is_not_classified(job: Watched) -> None:
     job.standings[1] = None
     job.append(1, FaultRecord("standing", "listen", "RuntimeError: x", "", 1))
     assert job.go(5 * TIMEOUT) is None
 
 
-def test_one_that_ended_while_the_other_waits(job: Watched) -> None:
+def test_one_rank_ended_while_the_other_waits(job: Watched) -> None:
     assert job.go(TIMEOUT / 2) is None
     job.sleepers[1].kill()
     job.sleepers[1].wait()
-    # Its end was news.
+    # Its end counts as progress.
     assert job.go(TIMEOUT - 5) is None
     assert job.go(TIMEOUT) is not None
     assert job.said("hang")[0]["ranks"]["1"]["state"] == "left"
 
 
-def test_a_job_that_is_over_is_not_asked(job: Watched) -> None:
+def test_no_request_after_the_job_has_ended(job: Watched) -> None:
     for sleeper in job.sleepers:
         sleeper.kill()
         sleeper.wait()
@@ -180,8 +179,10 @@ def test_time_in_which_the_launcher_was_stopped_does_not_count(job: Watched) -> 
     assert job.go(20) is not None
 
 
-def test_ranks_that_nobody_sees_are_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank of another node may be at work, until its own launcher says that it is stuck."""
+def test_ranks_of_other_nodes_need_their_own_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank of another node may be busy until its launcher logs it as stuck."""
     job = Watched(tmp_path, monkeypatch, world_size=3)
     try:
         assert job.go(3 * TIMEOUT) is None
@@ -201,7 +202,7 @@ def test_ranks_that_nobody_sees_are_not_judged(tmp_path: Path, monkeypatch: pyte
             sleeper.wait()
 
 
-def test_progress_takes_a_word_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_withdraws_stuck_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Watched(tmp_path, monkeypatch, world_size=3)
     try:
         assert job.go(2 * TIMEOUT) is None

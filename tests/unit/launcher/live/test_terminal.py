@@ -1,4 +1,4 @@
-"""Where the live view is shown, and where not."""
+"""When the live view is shown."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from ddpcheck.launcher.live import terminal
-from ddpcheck.launcher.live.terminal import wanted
+from ddpcheck.launcher.live.terminal import live_view_enabled
 
 FIT = {"TERM": "xterm-256color"}
 
 
 @pytest.fixture
 def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A terminal in the place of standard output and standard error."""
+    """Replaces standard output and standard error by a terminal."""
     master, slave = pty.openpty()
     monkeypatch.setattr(terminal, "_STDOUT", slave)
     monkeypatch.setattr(terminal, "_STDERR", slave)
@@ -25,36 +25,36 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     os.close(slave)
 
 
-def test_on_a_terminal_unless_told_otherwise(on_terminal: int) -> None:
-    assert wanted(None, False, FIT)
-    assert wanted(True, False, FIT)
-    assert not wanted(False, False, FIT)
-    assert not wanted(None, True, FIT)
-    assert not wanted(True, True, FIT)
+def test_on_a_terminal_unless_disabled(on_terminal: int) -> None:
+    assert live_view_enabled(None, False, FIT)
+    assert live_view_enabled(True, False, FIT)
+    assert not live_view_enabled(False, False, FIT)
+    assert not live_view_enabled(None, True, FIT)
+    assert not live_view_enabled(True, True, FIT)
 
 
 @pytest.mark.parametrize("name", ["", "dumb", "unknown"])
-def test_never_where_rows_cannot_be_kept_apart(on_terminal: int, name: str) -> None:
-    assert not wanted(None, False, {"TERM": name})
-    assert not wanted(True, False, {"TERM": name})
+def test_never_on_unsupported_terminals(on_terminal: int, name: str) -> None:
+    assert not live_view_enabled(None, False, {"TERM": name})
+    assert not live_view_enabled(True, False, {"TERM": name})
 
 
 @pytest.mark.parametrize("name", ["CI", "BUILDKITE", "TEAMCITY_VERSION", "JPY_PARENT_PID"])
-def test_not_in_logs_unless_asked_for(on_terminal: int, name: str) -> None:
-    assert not wanted(None, False, {**FIT, name: "1"})
-    assert wanted(True, False, {**FIT, name: "1"})
+def test_not_in_logs_unless_requested(on_terminal: int, name: str) -> None:
+    assert not live_view_enabled(None, False, {**FIT, name: "1"})
+    assert live_view_enabled(True, False, {**FIT, name: "1"})
 
 
-def test_colour_is_another_matter(on_terminal: int) -> None:
-    assert wanted(None, False, {**FIT, "NO_COLOR": "1"})
+def test_no_color_does_not_disable_the_view(on_terminal: int) -> None:
+    assert live_view_enabled(None, False, {**FIT, "NO_COLOR": "1"})
 
 
 def test_not_into_a_pipe_which_may_lead_to_a_pager(on_terminal: int, monkeypatch: pytest.MonkeyPatch) -> None:
     read_end, write_end = os.pipe()
     monkeypatch.setattr(terminal, "_STDOUT", write_end)
-    assert not wanted(None, False, FIT)
-    assert wanted(True, False, FIT)
+    assert not live_view_enabled(None, False, FIT)
+    assert live_view_enabled(True, False, FIT)
     monkeypatch.setattr(terminal, "_STDERR", write_end)
-    assert not wanted(True, False, FIT)
+    assert not live_view_enabled(True, False, FIT)
     os.close(read_end)
     os.close(write_end)

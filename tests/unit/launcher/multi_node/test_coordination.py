@@ -1,4 +1,4 @@
-"""Launchers that share a run folder: who is done, who reports, how long is waited."""
+"""Launchers that share a run folder: which have ended, which one reports, and waiting."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ import pytest
 
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.launcher.multi_node import coordination
-from ddpcheck.launcher.multi_node import coordination as pulse
 from ddpcheck.launcher.multi_node.coordination import (
-    Launchers,
+    LauncherLogs,
     NodeEnd,
+    all_launchers,
+    is_reporter,
     is_shared,
-    launchers,
-    others,
-    reports,
-    say_done,
-    wait_for_others,
+    log_done,
+    other_launchers,
+    wait_for_peers,
     wait_for_report,
 )
 from ddpcheck.records.node_log import NodeLog
@@ -36,21 +35,21 @@ def node(folder: Path, host: str, pid: int, **done: object) -> None:
     log.close()
 
 
-def test_launchers_are_told_by_host_and_process(tmp_path: Path) -> None:
+def test_launchers_are_identified_by_host_and_process(tmp_path: Path) -> None:
     node(tmp_path, "a", 1, status=0, stopped="")
     node(tmp_path, "b", 1, status=3, stopped="hang")
     node(tmp_path, "b", 2)
     (tmp_path / "node-c.jsonl").write_text('{"kind":"node","host":\n[]\n')
-    assert launchers(tmp_path) == {("a", 1): NodeEnd(0), ("b", 1): NodeEnd(3, "hang"), ("b", 2): None}
+    assert all_launchers(tmp_path) == {("a", 1): NodeEnd(0), ("b", 1): NodeEnd(3, "hang"), ("b", 2): None}
 
 
-def test_a_launcher_alone_has_no_others(tmp_path: Path) -> None:
+def test_a_single_launcher_has_no_peers(tmp_path: Path) -> None:
     log = NodeLog(tmp_path)
     log.write_node(1)
     log.close()
-    say_done(tmp_path, 0, "")
-    assert list(launchers(tmp_path).values()) == [NodeEnd(0)]
-    assert others(tmp_path) == {}
+    log_done(tmp_path, 0, "")
+    assert list(all_launchers(tmp_path).values()) == [NodeEnd(0)]
+    assert other_launchers(tmp_path) == {}
 
 
 def test_the_launcher_of_rank_0_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,29 +57,29 @@ def test_the_launcher_of_rank_0_reports(tmp_path: Path, monkeypatch: pytest.Monk
     run = RunReader(tmp_path)
     run.poll()
     header = run.ordered()[-1].ranks[0].header
-    assert not reports(run, True, {header.pid})  # another host
+    assert not is_reporter(run, created_run=True, own_pids={header.pid})  # another host
     monkeypatch.setattr(coordination.os, "uname", lambda: type("Name", (), {"nodename": header.host}))
-    assert reports(run, False, {header.pid})
-    assert not reports(run, True, {header.pid + 1})
+    assert is_reporter(run, created_run=False, own_pids={header.pid})
+    assert not is_reporter(run, created_run=True, own_pids={header.pid + 1})
 
 
-def test_where_no_rank_was_seen_the_one_that_made_the_run_reports(tmp_path: Path) -> None:
-    assert reports(RunReader(tmp_path), True, set())
-    assert not reports(RunReader(tmp_path), False, set())
+def test_without_ranks_the_launcher_that_created_the_run_reports(tmp_path: Path) -> None:
+    assert is_reporter(RunReader(tmp_path), created_run=True, own_pids=set())
+    assert not is_reporter(RunReader(tmp_path), created_run=False, own_pids=set())
 
 
-def test_others_are_waited_for_until_they_are_done_and_no_longer(tmp_path: Path) -> None:
+def test_wait_for_peers_ends_when_all_have_ended(tmp_path: Path) -> None:
     node(tmp_path, "a", 1)
-    assert wait_for_others(tmp_path, 0.3) == ["a"]
+    assert wait_for_peers(tmp_path, 0.3) == ["a"]
     timer = threading.Timer(0.3, lambda: node(tmp_path, "a", 1, status=0))
     timer.start()
     started = time.monotonic()
-    assert wait_for_others(tmp_path, 20.0) == []
+    assert wait_for_peers(tmp_path, 20.0) == []
     assert time.monotonic() - started < 10
     timer.join()
 
 
-def test_a_report_that_does_not_come_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_for_report_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordination, "_REPORT_SECONDS", 0.0)
     assert wait_for_report(tmp_path, 0.1) is None
     (tmp_path / "report.json").write_text(json.dumps({"findings": []}))
@@ -88,39 +87,39 @@ def test_a_report_that_does_not_come_is_given_up(tmp_path: Path, monkeypatch: py
     assert os.path.exists(tmp_path / "report.json")
 
 
-def test_a_report_is_waited_for_as_long_as_somebody_is_at_it(
+def test_wait_for_report_continues_while_the_heartbeat_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordination, "_REPORT_SECONDS", 0.0)
-    monkeypatch.setattr(pulse, "SECONDS", 0.05)
+    monkeypatch.setattr(coordination, "HEARTBEAT_SECONDS", 0.05)
     report = tmp_path / "report.json"
 
     def report_slowly() -> None:
-        with pulse.beating(tmp_path):
+        with coordination.reporting_heartbeat(tmp_path):
             time.sleep(4)
             report.write_text("{}")
 
     thread = threading.Thread(target=report_slowly)
     thread.start()
-    while not (tmp_path / pulse.FILE).exists():
+    while not (tmp_path / coordination.HEARTBEAT_FILE).exists():
         time.sleep(0.01)
     assert wait_for_report(tmp_path, 2) == {}
     thread.join()
-    assert not (tmp_path / pulse.FILE).exists()
+    assert not (tmp_path / coordination.HEARTBEAT_FILE).exists()
 
 
-def test_a_pulse_that_stands_still_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchanged_heartbeat_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordination, "_REPORT_SECONDS", 0.0)
-    (tmp_path / pulse.FILE).write_text("7\n")
-    assert not pulse.claim(tmp_path)
+    (tmp_path / coordination.HEARTBEAT_FILE).write_text("7\n")
+    assert not coordination.claim_reporting(tmp_path)
     assert wait_for_report(tmp_path, 0.2) is None
-    # Whoever left it there is gone: of those that waited, one steps in.
-    assert pulse.claim(tmp_path)
-    assert not pulse.claim(tmp_path)
+    # Its owner has ended: one of the waiting launchers takes over.
+    assert coordination.claim_reporting(tmp_path)
+    assert not coordination.claim_reporting(tmp_path)
 
 
-def test_logs_are_read_on_from_where_they_ended(tmp_path: Path) -> None:
-    logs = Launchers(tmp_path)
+def test_logs_are_read_incrementally(tmp_path: Path) -> None:
+    logs = LauncherLogs(tmp_path)
     node(tmp_path, "a", 1)
     assert logs.all() == {("a", 1): None}
     with (tmp_path / "node-a.jsonl").open("a") as file:
@@ -131,7 +130,7 @@ def test_logs_are_read_on_from_where_they_ended(tmp_path: Path) -> None:
     assert logs.all() == {("a", 1): NodeEnd(0)}
 
 
-def test_whether_others_work_in_the_folder(tmp_path: Path) -> None:
+def test_is_shared_with_another_launcher(tmp_path: Path) -> None:
     assert not is_shared(tmp_path)
     log = NodeLog(tmp_path)
     log.write_node(1)
@@ -141,6 +140,6 @@ def test_whether_others_work_in_the_folder(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_log_of_another_host_is_enough_to_share(tmp_path: Path) -> None:
+def test_is_shared_with_a_log_of_another_host(tmp_path: Path) -> None:
     node(tmp_path, "another", 1)
     assert is_shared(tmp_path)

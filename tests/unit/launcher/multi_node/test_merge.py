@@ -1,4 +1,4 @@
-"""Run folders of several nodes, joined; and what one node alone can tell of the others."""
+"""Merges run folders of several nodes, and reports on a single node of a job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.errors import NotOneJob, OutputFolderError, RunNotFound
-from ddpcheck.launcher.multi_node.merge import merge
+from ddpcheck.launcher.multi_node.merge import merge_runs
 from ddpcheck.records.kinds.nodes import NodeMismatchRecord, NodesRecord
 from ddpcheck.records.kinds.rank import RankHeader
 from tests.helpers.run_builder import RunBuilder
@@ -19,7 +19,7 @@ ODD = {1: ["body.bias"]}
 
 
 def split(folder: Path, session: str = "a" * 32, odd: dict[int, list[str]] | None = None) -> list[Path]:
-    """A run of two ranks, as two nodes write it that share nothing."""
+    """The run folders of two nodes, one rank each, without shared storage."""
     build = RunBuilder(folder / "all", 2, session=session).wrap().optimizer().train(4, odd=odd or {}).end()
     build.save()
     parts = []
@@ -37,9 +37,9 @@ def split(folder: Path, session: str = "a" * 32, odd: dict[int, list[str]] | Non
     return parts
 
 
-def test_the_whole_says_what_no_part_can(tmp_path: Path) -> None:
+def test_a_merged_run_has_findings_across_nodes(tmp_path: Path) -> None:
     parts = split(tmp_path, odd=ODD)
-    whole = merge(parts, tmp_path / "whole")
+    whole = merge_runs(parts, tmp_path / "whole")
     [finding] = analyse_run(whole).findings
     assert finding.code == "DDP201"
     assert sorted(path.name for path in whole.iterdir()) == [
@@ -54,35 +54,35 @@ def test_the_whole_says_what_no_part_can(tmp_path: Path) -> None:
     assert json.loads((whole / "run.json").read_text())["merged"] == [str(part) for part in parts]
 
 
-def test_how_the_job_ended_is_how_its_worst_node_ended(tmp_path: Path) -> None:
+def test_the_exit_code_is_that_of_a_failed_node(tmp_path: Path) -> None:
     parts = split(tmp_path)
     run = json.loads((parts[1] / "run.json").read_text())
     (parts[1] / "run.json").write_text(json.dumps({**run, "exit_code": 3}))
-    assert analyse_run(merge(parts, tmp_path / "whole")).exit_code == 3
+    assert analyse_run(merge_runs(parts, tmp_path / "whole")).exit_code == 3
     del run["ended"]
     (parts[1] / "run.json").write_text(json.dumps(run))
-    assert analyse_run(merge(parts, tmp_path / "again")).exit_code is None
+    assert analyse_run(merge_runs(parts, tmp_path / "again")).exit_code is None
 
 
-def test_a_folder_named_twice_counts_once(tmp_path: Path) -> None:
+def test_a_folder_given_twice_counts_once(tmp_path: Path) -> None:
     parts = split(tmp_path)
-    whole = merge([*parts, parts[0]], tmp_path / "whole")
+    whole = merge_runs([*parts, parts[0]], tmp_path / "whole")
     assert len(list(whole.glob("rank-*.jsonl"))) == 2
 
 
 def test_other_jobs_and_other_folders_are_refused(tmp_path: Path) -> None:
     one, other = split(tmp_path / "x"), split(tmp_path / "y", session="b" * 32)
     with pytest.raises(NotOneJob):
-        merge([one[0], other[1]], tmp_path / "whole")
+        merge_runs([one[0], other[1]], tmp_path / "whole")
     with pytest.raises(RunNotFound):
-        merge([one[0], tmp_path / "nowhere"], tmp_path / "whole")
+        merge_runs([one[0], tmp_path / "nowhere"], tmp_path / "whole")
     with pytest.raises(OutputFolderError):
-        merge(one, one[0])
+        merge_runs(one, one[0])
     assert not (tmp_path / "whole").exists()
 
 
 def one_node(folder: Path, *records: NodeMismatchRecord | NodesRecord) -> RunBuilder:
-    """What the node of rank 0 has, of a job whose other rank wrote elsewhere."""
+    """The run folder of rank 0 of a job whose other rank wrote to another folder."""
     build = RunBuilder(folder, 2).wrap().optimizer().train(6)
     build.records[0].extend(records)
     build.end()
@@ -97,22 +97,22 @@ def apart(stage: str, step: int) -> NodeMismatchRecord:
     return NodeMismatchRecord(0, stage, "parameters", step, "aa", "bb", 1, "node1", 0)
 
 
-def test_a_node_tells_by_itself_what_the_store_told_it(tmp_path: Path) -> None:
+def test_a_single_node_reports_mismatches_found_through_the_store(tmp_path: Path) -> None:
     there = NodesRecord({"1": "node1"}, compared=7)
     report = one_node(tmp_path, there, apart("params", 4), apart("params", 3), apart("applied", 3)).report()
     [finding] = report.findings
     assert (finding.code, finding.step, finding.ranks) == ("DDP201", 3, (0, 1))
-    assert finding.cause == "the gradients that the optimizer applied differed between nodes already"
+    assert finding.cause == "the gradients that the optimizer applied already differed between nodes"
     assert report.verdict.value == "findings"
     assert report.checks[-1].outcome == "differ"
 
 
-def test_a_node_whose_others_agree_is_sound_and_misses_nobody(tmp_path: Path) -> None:
+def test_a_single_node_without_mismatch_has_no_findings(tmp_path: Path) -> None:
     report = one_node(tmp_path, NodesRecord({"1": "node1"}, compared=7)).report()
     assert (report.verdict.value, report.findings) == ("ok", ())
     assert [(host.host, host.here) for host in report.hosts] == [("node0", True), ("node1", False)]
     assert (report.checks[-1].compared, report.checks[-1].outcome) == (7, "agree")
 
 
-def test_gradients_that_differ_are_no_finding_by_themselves(tmp_path: Path) -> None:
+def test_different_gradients_alone_are_no_finding(tmp_path: Path) -> None:
     assert one_node(tmp_path, NodesRecord({"1": "node1"}), apart("applied", 3)).report().findings == ()

@@ -1,4 +1,4 @@
-"""Finding the program, its environment, and the status it leaves."""
+"""Program lookup, environment, exit status and signals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_status_from_wait() -> None:
     assert ExitStatus.from_wait(9, interrupted=True) == ExitStatus(137, 9, True)
 
 
-def test_program_is_found_as_by_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_lookup_matches_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
@@ -61,7 +61,7 @@ def test_python_path(given: str, made: str) -> None:
     assert prefixed_python_path(given, "/b") == made
 
 
-def test_environment_is_the_users_and_two_more() -> None:
+def test_environment_adds_two_variables() -> None:
     config = Config(run_dir="/r", run_id="i")
     made = command_environment(config, {"A": "1", "PYTHONPATH": "/x"})
     assert set(made) == {"A", "PYTHONPATH", ENV_CONFIG}
@@ -70,7 +70,7 @@ def test_environment_is_the_users_and_two_more() -> None:
     assert os.listdir(BOOTSTRAP)[0].startswith(("sitecustomize", "__pycache__"))
 
 
-def test_inbox_keeps_order_and_restores() -> None:
+def test_inbox_keeps_the_order_and_restores_handlers() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)]
     ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -87,15 +87,15 @@ def test_inbox_keeps_order_and_restores() -> None:
     assert signal_name(40) == "SIG40"
 
 
-def test_witness_sees_what_the_group_gets() -> None:
+def test_group_signals_are_detected() -> None:
     code = (
         "import os, signal, sys; sys.path.insert(0, sys.argv[1])\n"
         "from ddpcheck.launcher.process.signals import GroupSignalDetector\n"
         "for number in (signal.SIGTERM, signal.SIGWINCH): signal.signal(number, lambda *_: None)\n"
-        "w = GroupSignalDetector(); first = w.pid\n"
-        "os.kill(os.getpid(), signal.SIGTERM); print(w.saw(signal.SIGTERM), w.pid == first)\n"
-        "os.killpg(0, signal.SIGTERM); print(w.saw(signal.SIGTERM), w.pid == first, w.saw(signal.SIGTERM))\n"
-        "os.killpg(0, signal.SIGWINCH); print(w.saw(signal.SIGWINCH))\n"
+        "w = GroupSignalDetector(); first = w.pid; received = w.group_received\n"
+        "os.kill(os.getpid(), signal.SIGTERM); print(received(signal.SIGTERM), w.pid == first)\n"
+        "os.killpg(0, signal.SIGTERM); print(received(signal.SIGTERM), w.pid == first, received(signal.SIGTERM))\n"
+        "os.killpg(0, signal.SIGWINCH); print(received(signal.SIGWINCH))\n"
         "w.close()"
     )
     root = str(ROOT)
@@ -105,9 +105,9 @@ def test_witness_sees_what_the_group_gets() -> None:
     assert done.stdout.splitlines() == ["False True", "True False False", "True"], done.stderr
 
 
-def test_witness_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_signal_detector_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     witness = GroupSignalDetector()
     assert witness.pid == 0
-    assert not witness.saw(signal.SIGTERM)
+    assert not witness.group_received(signal.SIGTERM)
     witness.close()

@@ -1,4 +1,4 @@
-"""What /proc shows of a process that works, and of one that does not."""
+"""Activity counters of processes from /proc."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def me(own: tuple[int, ...] = ()) -> Activity:
     return read_activity(os.getpid(), threading.get_native_id(), own, descendants(os.getpid()))
 
 
-def test_work_shows_in_the_thread_and_in_the_process() -> None:
+def test_processor_time_of_thread_and_process() -> None:
     before = me()
     end = time.process_time() + 0.2
     while time.process_time() < end:
@@ -25,7 +25,7 @@ def test_work_shows_in_the_thread_and_in_the_process() -> None:
     assert after.ticks - before.ticks >= 10
 
 
-def test_sleeps_show_as_switches() -> None:
+def test_sleeps_count_as_context_switches() -> None:
     before = me()
     for _ in range(20):
         time.sleep(0.001)
@@ -34,14 +34,14 @@ def test_sleeps_show_as_switches() -> None:
     assert after.switches - before.switches >= 20
 
 
-def test_what_is_written_shows_as_bytes() -> None:
+def test_written_bytes() -> None:
     before = me()
     with open(os.devnull, "wb", buffering=0) as file:
         file.write(bytes(1 << 20))
     assert me().bytes - before.bytes >= 1 << 20
 
 
-def test_a_thread_that_sleeps_by_a_clock_is_seen_unless_it_is_ours() -> None:
+def test_timer_sleep_of_threads_except_our_own() -> None:
     ids: list[int] = []
 
     def sleep() -> None:
@@ -59,12 +59,12 @@ def test_a_thread_that_sleeps_by_a_clock_is_seen_unless_it_is_ours() -> None:
     thread.join()
 
 
-def test_children_count_while_they_run_and_after() -> None:
+def test_processor_time_includes_reaped_children() -> None:
     before = me()
     busy = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
     subprocess.run([sys.executable, "-I", "-S", "-c", busy], check=True)
     assert me().ticks - before.ticks >= 15
 
 
-def test_a_process_that_is_gone_shows_nothing() -> None:
+def test_an_ended_process_has_no_activity() -> None:
     assert read_activity(2**22 + 1, 0, (), ()) == Activity()

@@ -1,4 +1,4 @@
-"""Which hash is chosen, what it imports, and how digests come back from a device."""
+"""Which hash is selected, what it imports, and how digests are copied from a device."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ assert "ddpcheck.probes.digest.triton_kernel" not in sys.modules
 
 
 class Recorder:
-    """A device module such as torch.cuda, which writes down what is asked of it."""
+    """A device module such as torch.cuda that records the calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

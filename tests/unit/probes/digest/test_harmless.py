@@ -1,4 +1,4 @@
-"""Hashing leaves no trace in the tensors, the generators, autograd or torch's settings."""
+"""Hashing does not change the tensors, the generators, autograd or the settings of torch."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_leaves_are_the_same_on_another_thread(digester: Digester) -> None:
 
 
 @pytest.mark.parametrize("shape", [(40, 3001), (3, 70000), (1, 100001), (100001,), (2, 1, 50001)])
-def test_a_copy_in_serial_pieces_is_the_whole_copy(shape: tuple[int, ...]) -> None:
+def test_a_copy_in_serial_pieces_is_complete(shape: tuple[int, ...]) -> None:
     wide = torch.arange(2 * torch.Size(shape).numel()).view(*shape, 2)
     gapped = wide[..., 0]
     assert gapped.numel() > SERIAL_ELEMENTS

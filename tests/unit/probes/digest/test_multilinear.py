@@ -1,4 +1,4 @@
-"""multilinear-128: the torch and Triton versions against the plain-Python definition, bit for bit."""
+"""multilinear-128: the torch and Triton versions match the plain-Python definition bit by bit."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import sys
 import pytest
 import torch
 
-from ddpcheck.probes.digest import reference
 from ddpcheck.probes.digest.multilinear import MultilinearDigester
-from ddpcheck.probes.digest.protocol import describe, label_of
+from ddpcheck.probes.digest.protocol import describe, header_of
 from ddpcheck.records import sketch_signs
+from tests.helpers import multilinear_reference as reference
 from tests.helpers.paths import ROOT
 
 BLOCK_BYTES = 4 * sketch_signs.BLOCK_WORDS
@@ -54,7 +54,7 @@ def tensor_of(data: bytes) -> torch.Tensor:
 
 
 def expected(tensor: torch.Tensor, data: bytes) -> bytes:
-    return reference.multilinear_128(data, label_of(describe(tensor.dtype, tensor.shape, tensor.stride())))
+    return reference.multilinear_128(data, header_of(describe(tensor.dtype, tensor.shape, tensor.stride())))
 
 
 def test_splitmix64_gives_the_published_values() -> None:
@@ -63,7 +63,7 @@ def test_splitmix64_gives_the_published_values() -> None:
 
 
 def test_the_definition_written_out_for_one_small_input() -> None:
-    label = bytes(range(16))
+    header = bytes(range(16))
     lanes = []
     for lane in range(2):
         total = sketch_signs.word_key(lane, 0) * 0x04030201 + sketch_signs.word_key(lane, 1) * 0x00000005
@@ -71,9 +71,9 @@ def test_the_definition_written_out_for_one_small_input() -> None:
         hashed = sketch_signs.block_key(lane, 0) * (total % 2**32) + sketch_signs.block_key(lane, 1) * (
             total // 2**32
         )
-        start = int.from_bytes(label[8 * lane : 8 * lane + 8], "little")
+        start = int.from_bytes(header[8 * lane : 8 * lane + 8], "little")
         lanes.append(((hashed + start) % 2**64).to_bytes(8, "little"))
-    assert reference.multilinear_128(bytes([1, 2, 3, 4, 5]), label) == b"".join(lanes)
+    assert reference.multilinear_128(bytes([1, 2, 3, 4, 5]), header) == b"".join(lanes)
 
 
 def test_no_word_key_lets_a_change_of_one_word_vanish() -> None:
@@ -120,7 +120,7 @@ TRITON_SCRIPT = """
 import contextlib, json, sys, types
 import torch
 from ddpcheck.probes.digest import triton_kernel, triton_launch
-from ddpcheck.probes.digest.protocol import describe, finish, label_of
+from ddpcheck.probes.digest.protocol import describe, finish_leaf, header_of
 
 # The CUDA calls around the launch, stood in for: the interpreter works on CPU memory.
 torch.cuda.device = lambda device: contextlib.nullcontext()
@@ -135,8 +135,8 @@ for text, offset in json.load(sys.stdin):
 hash_all = triton_launch.FusedHash(triton_kernel, torch.device("cpu"))
 first = hash_all.lanes(tensors).tolist()
 assert hash_all.lanes(tensors).tolist() == first
-labels = [label_of(describe(t.dtype, t.shape, t.stride())) for t in tensors]
-leaves = [finish(label, lanes).hex() for label, lanes in zip(labels, first)]
+headers = [header_of(describe(t.dtype, t.shape, t.stride())) for t in tensors]
+leaves = [finish_leaf(header, lanes).hex() for header, lanes in zip(headers, first)]
 checked = triton_launch.fused_hash(torch.device("cpu")) is not None
 triton_kernel.launch = lambda table, tensors: torch.ones((tensors, 2), dtype=torch.int64)
 json.dump([leaves, checked, triton_launch.fused_hash(torch.device("cpu")) is None], sys.stdout)
@@ -161,7 +161,7 @@ def test_triton_agrees_with_the_reference_and_is_dropped_where_it_does_not() -> 
     )
     assert done.returncode == 0, done.stderr
     leaves, trusted_when_right, dropped_when_wrong = json.loads(done.stdout)
-    seen = [(tensor_of(data)[offset:], data[offset:]) for data, offset in cases]
-    assert leaves == [expected(tensor, data).hex() for tensor, data in seen]
+    samples = [(tensor_of(data)[offset:], data[offset:]) for data, offset in cases]
+    assert leaves == [expected(tensor, data).hex() for tensor, data in samples]
     assert trusted_when_right
     assert dropped_when_wrong

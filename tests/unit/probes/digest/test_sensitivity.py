@@ -1,4 +1,4 @@
-"""What must change a leaf, and what must not."""
+"""What changes a leaf, and what does not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ddpcheck.probes.digest import UNSUPPORTED, Digester, combine, digest_size, make_digester
+from ddpcheck.probes.digest import DIGEST_SIZE, UNSUPPORTED, Digester, combine, make_digester
 from ddpcheck.probes.digest.multilinear import MultilinearDigester
 
 
@@ -33,7 +33,7 @@ def values(*shape: int) -> torch.Tensor:
 def test_equal_bits_give_equal_leaves_of_16_bytes(digester: Digester) -> None:
     first = leaf(digester, values(70, 90))
     assert first == leaf(digester, values(70, 90))
-    assert len(first) == digest_size == 16
+    assert len(first) == DIGEST_SIZE == 16
 
 
 def swap_neighbours(tensor: torch.Tensor) -> None:
@@ -83,17 +83,17 @@ def test_each_change_changes_the_leaf(digester: Digester, change: Callable[[torc
 def test_any_single_bit_changes_the_leaf(digester: Digester) -> None:
     tensor = values(2500)
     words = tensor.view(torch.int32)
-    seen = {leaf(digester, tensor)}
+    leaves = {leaf(digester, tensor)}
     places = [(word, bit) for word in (0, 1023, 1024, 2499) for bit in range(32)]
     for word, bit in places:
         mask = torch.tensor(1 << bit).to(torch.int32)
         words[word] ^= mask
-        seen.add(leaf(digester, tensor))
+        leaves.add(leaf(digester, tensor))
         words[word] ^= mask
-    assert len(seen) == 1 + len(places)
+    assert len(leaves) == 1 + len(places)
 
 
-def test_minus_zero_and_nan_payloads_are_told_apart(digester: Digester) -> None:
+def test_minus_zero_and_nan_payloads_change_the_leaf(digester: Digester) -> None:
     patterns = [0, -(2**31), 0x7FC00000, 0x7FC00001]
     tensors = [torch.tensor([pattern], dtype=torch.int32).view(torch.float32) for pattern in patterns]
     assert len(set(digester.submit(tensors).result())) == len(patterns)
@@ -127,19 +127,19 @@ def test_a_transposed_square_is_not_its_original(digester: Digester) -> None:
     assert leaf(digester, square.t().contiguous()) != leaf(digester, square)
 
 
-def test_strides_that_move_nothing_do_not_count(digester: Digester) -> None:
+def test_strides_without_effect_do_not_count(digester: Digester) -> None:
     row = values(1, 9)
     assert leaf(digester, row.as_strided((1, 9), (1, 1))) == leaf(digester, row)
     assert leaf(digester, torch.empty(0, 5)) == leaf(digester, torch.empty(0, 7)[:, 2:])
 
 
-def test_where_a_tensor_lies_does_not_count(digester: Digester) -> None:
+def test_the_address_of_a_tensor_does_not_count(digester: Digester) -> None:
     buffer = values(3000)
     assert leaf(digester, buffer[7:1500]) == leaf(digester, buffer[7:1500].clone())
     assert leaf(digester, torch.nn.Parameter(buffer)) == leaf(digester, buffer)
 
 
-def test_replaced_data_is_seen(digester: Digester) -> None:
+def test_replaced_data_changes_the_leaf(digester: Digester) -> None:
     parameter = torch.nn.Parameter(values(64))
     before = leaf(digester, parameter)
     parameter.data = values(65)[1:]
@@ -157,7 +157,7 @@ def test_results_come_in_the_order_of_the_tensors(digester: Digester) -> None:
     assert digester.submit([tensors[at] for at in shuffled]).result() == [together[at] for at in shuffled]
 
 
-def test_nothing_submitted_gives_nothing(digester: Digester) -> None:
+def test_an_empty_submission_has_no_leaves(digester: Digester) -> None:
     ticket = digester.submit([])
     assert ticket.ready()
     assert ticket.result() == []

@@ -1,4 +1,4 @@
-"""Tensors hashed in the course of a sketch: the same leaves and the same sketches as when each reads for itself."""
+"""Tensors hashed during a sketch have the same leaves and sketches as in separate passes."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_the_same_leaf_and_the_same_sketch(dtype: torch.dtype, threads: int) -> None:
     for size in SIZES:
         tensor = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
-        reading = submit.read_along(tensor)
-        assert reading is not None
-        book = SketchBatch()
-        assert book.add(3, tensor, reading)
-        assert [reading.leaf()] == submit.submit([tensor]).result()
-        assert book.sketches() == {3: sketch(tensor)}
+        hasher = submit.incremental_hash(tensor)
+        assert hasher is not None
+        batch = SketchBatch()
+        assert batch.add(3, tensor, hasher)
+        assert [hasher.leaf()] == submit.submit([tensor]).result()
+        assert batch.sketches() == {3: sketch(tensor)}
 
 
 def test_matrices_and_views() -> None:
     tensor = torch.randn(300, 700)[10:]
-    reading = submit.read_along(tensor)
-    assert reading is not None
-    sketch(tensor, reading.take)
-    assert [reading.leaf()] == submit.submit([tensor]).result()
+    hasher = submit.incremental_hash(tensor)
+    assert hasher is not None
+    sketch(tensor, hasher.update)
+    assert [hasher.leaf()] == submit.submit([tensor]).result()
 
 
 def test_values_that_are_not_finite_are_hashed_once() -> None:
     tensor = torch.full((BLOCK + 5,), float("nan"))
-    reading = submit.read_along(tensor)
-    assert reading is not None
-    assert sketch(tensor, reading.take).nonfinite == BLOCK + 5
-    assert [reading.leaf()] == submit.submit([tensor]).result()
+    hasher = submit.incremental_hash(tensor)
+    assert hasher is not None
+    assert sketch(tensor, hasher.update).nonfinite == BLOCK + 5
+    assert [hasher.leaf()] == submit.submit([tensor]).result()
 
 
 @pytest.mark.parametrize(
@@ -63,17 +63,17 @@ def test_values_that_are_not_finite_are_hashed_once() -> None:
     ],
     ids=["transposed", "channels_last", "strided", "complex", "sparse"],
 )
-def test_what_is_read_in_another_order_is_left_to_be_submitted(tensor: torch.Tensor) -> None:
-    assert submit.read_along(tensor) is None
+def test_tensors_in_another_order_must_be_submitted(tensor: torch.Tensor) -> None:
+    assert submit.incremental_hash(tensor) is None
 
 
 def test_the_devices_hash_reads_for_itself() -> None:
-    MultilinearDigester().read_along(torch.randn(4))
+    MultilinearDigester().incremental_hash(torch.randn(4))
     tensors = [torch.randn(4), torch.randn(5)]
     assert submit.submit_rest(tensors, {}).result() == submit.submit(tensors).result()
 
 
-def test_leaves_that_are_known_are_put_in_their_places() -> None:
+def test_known_leaves_are_merged_in_order() -> None:
     tensors = [torch.randn(size) for size in (3, 4, 5, 6)]
     leaves = submit.submit(tensors).result()
     ticket = submit.submit_rest(tensors, {1: leaves[1], 3: leaves[3]})

@@ -1,4 +1,4 @@
-"""Disagreements between two ranks on one board: evidence is kept while it lasts, and nobody waits."""
+"""Mismatches between two ranks in one exchange: evidence is recorded in time, and no rank waits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.helpers.fake_context import FakeContext, Job
 
 
 class BoardOfOneProcess(ShmExchange):
-    """Locks belong to processes; ranks that share one have to be told their places."""
+    """Locks belong to processes; ranks that share one need fixed slots."""
 
     places = 0
 
@@ -32,7 +32,7 @@ class BoardOfOneProcess(ShmExchange):
 
 
 class Pair:
-    """Two ranks with the same module, one process."""
+    """Two ranks with the same module in one process."""
 
     def __init__(self, folder: Path, **config: object) -> None:
         create_exchange(folder / "board")
@@ -76,7 +76,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         board.close()
 
 
-def test_ranks_that_agree_keep_nothing(pair: Pair) -> None:
+def test_ranks_that_agree_write_no_evidence(pair: Pair) -> None:
     pair.wrap()
     for _ in range(5):
         for rank in (0, 1):
@@ -116,7 +116,7 @@ def test_both_sides_keep_the_differing_tensors_of_that_very_step(pair: Pair, tmp
         assert torch.equal(kept["1.bias"], bias)
 
 
-def test_who_is_ahead_shows_what_it_remembers_and_keeps_the_next_step(pair: Pair, tmp_path: Path) -> None:
+def test_a_rank_that_is_ahead_records_its_digests_and_dumps_the_next_step(pair: Pair, tmp_path: Path) -> None:
     pair.wrap()
     pair.step(0)
     first = pair.modules[0][1].bias.detach().clone()
@@ -131,7 +131,7 @@ def test_who_is_ahead_shows_what_it_remembers_and_keeps_the_next_step(pair: Pair
     assert torch.equal(load_file(tmp_path / captures[0].file)["1.bias"], pair.modules[0][1].bias)
 
 
-def test_word_that_comes_after_the_model_has_gone(pair: Pair) -> None:
+def test_a_mismatch_reported_after_the_model_was_deleted(pair: Pair) -> None:
     """The mismatch is recorded, but no tensors are left to dump."""
     pair.wrap()
     pair.step(0)
@@ -150,8 +150,8 @@ def test_a_disagreement_that_lasts_does_not_fill_the_disk(pair: Pair) -> None:
             pair.step(rank, odd=5.0 * rank)
     for rank in (0, 1):
         kept = pair.kept(rank)
-        assert len([r for r in kept if isinstance(r, DetailRecord)]) == node.MOST_DETAILS
-        assert len([r for r in kept if isinstance(r, CaptureRecord)]) == node.MOST_CAPTURES
+        assert len([r for r in kept if isinstance(r, DetailRecord)]) == node.MAX_DETAILS
+        assert len([r for r in kept if isinstance(r, CaptureRecord)]) == node.MAX_CAPTURES
 
 
 def test_memory_does_not_grow_with_steps(pair: Pair) -> None:
@@ -159,11 +159,11 @@ def test_memory_does_not_grow_with_steps(pair: Pair) -> None:
     for _ in range(300):
         for rank in (0, 1):
             pair.step(rank)
-    found = pair.probe(0)._node_compare
-    assert found is not None
-    assert len(found._mine._items) == 64
-    assert len(found._theirs._items) == 256
-    assert all(len(entries) == 1 for entries in found._theirs._items.values())
+    compare = pair.probe(0)._node_compare
+    assert compare is not None
+    assert len(compare._own._items) == 64
+    assert len(compare._received._items) == 256
+    assert all(len(entries) == 1 for entries in compare._received._items.values())
 
 
 @pytest.mark.parametrize("fail_fast", [True, False])
@@ -180,7 +180,7 @@ def test_fail_fast_holds_the_rank_once(
     assert slept == ([node.HOLD_SECONDS] * 2 if fail_fast else [])
 
 
-def test_at_the_end_a_neighbour_gets_a_moment_to_catch_up(pair: Pair) -> None:
+def test_at_the_end_a_rank_waits_for_its_peers(pair: Pair) -> None:
     pair.wrap()
     for rank in (0, 1):
         pair.step(rank)

@@ -1,4 +1,4 @@
-"""Ranks that say where they are, and nodes that ask once."""
+"""Ranks publish their node, and each node reads the placements once."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ from typing import Any
 import pytest
 import torch
 
-from ddpcheck.probes.live_compare.store import RankPlacement
+from ddpcheck.probes.live_compare.rank_placement import RankPlacement
 
 RANKS = 6
 
 
 class Counting:
-    """A store that counts what is asked of it."""
+    """A store that records the requests."""
 
     def __init__(self) -> None:
         self.store: Any = torch.distributed.HashStore()  # type: ignore[attr-defined]
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        self.asked.append(name)
+        self.requests.append(name)
         return getattr(self.store, name)
 
 
 def ranks() -> list[RankPlacement]:
-    return [RankPlacement("drawer", rank, RANKS) for rank in range(RANKS)]
+    return [RankPlacement("prefix", rank, RANKS) for rank in range(RANKS)]
 
 
-def test_nobody_knows_before_all_have_spoken() -> None:
-    store, everyone = Counting(), ranks()
-    for rank, one in enumerate(everyone[:-1]):
-        one.say(store, f"node{rank // 2}")
-    assert everyone[0].ask(store, at_last=False) == {}
-    found = everyone[0].ask(store, at_last=True)
-    assert [node for node, _ in found.values()] == ["node0", "node0", "node1", "node1", "node2"]
+def test_placements_are_unknown_before_all_ranks_have_published() -> None:
+    store, placed = Counting(), ranks()
+    for rank, placement in enumerate(placed[:-1]):
+        placement.publish(store, f"node{rank // 2}")
+    assert placed[0].read(store, partial=False) == {}
+    placements = placed[0].read(store, partial=True)
+    assert [node for node, _ in placements.values()] == ["node0", "node0", "node1", "node1", "node2"]
 
 
-def test_rank_0_gathers_and_the_others_get_it_as_one_piece() -> None:
-    store, everyone = Counting(), ranks()
-    for rank, one in enumerate(everyone):
-        one.say(store, f"node{rank // 2}")
-    assert everyone[4].ask(store, at_last=False) == {}
-    found = everyone[0].ask(store, at_last=False)
-    assert sorted(found) == list(range(RANKS))
-    store.asked.clear()
-    assert everyone[4].ask(store, at_last=False) == found
-    assert store.asked == ["add", "check", "get"]
+def test_rank_0_collects_and_the_others_read_one_key() -> None:
+    store, placed = Counting(), ranks()
+    for rank, placement in enumerate(placed):
+        placement.publish(store, f"node{rank // 2}")
+    assert placed[4].read(store, partial=False) == {}
+    placements = placed[0].read(store, partial=False)
+    assert sorted(placements) == list(range(RANKS))
+    store.requests.clear()
+    assert placed[4].read(store, partial=False) == placements
+    assert store.requests == ["add", "check", "get"]
 
 
-@pytest.mark.parametrize("at_last", [True, False])
-def test_without_rank_0_a_node_gathers_for_itself(at_last: bool) -> None:
-    store, everyone = Counting(), ranks()
-    for one in everyone:
-        one.say(store, "node")
-    answers = [everyone[3].ask(store, at_last) for _ in range(1 if at_last else 20)]
+@pytest.mark.parametrize("partial", [True, False])
+def test_without_rank_0_a_node_collects_by_itself(partial: bool) -> None:
+    store, placed = Counting(), ranks()
+    for placement in placed:
+        placement.publish(store, "node")
+    answers = [placed[3].read(store, partial) for _ in range(1 if partial else 20)]
     assert sorted(answers[-1]) == list(range(RANKS))

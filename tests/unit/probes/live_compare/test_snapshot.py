@@ -1,4 +1,4 @@
-"""Looks: ranks name a moment alike, and memory does not grow with steps."""
+"""Snapshots: all ranks make the same keys, and memory does not grow with steps."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ddpcheck.records.kinds.digests import Stage, TensorKind
 from tests.helpers.fake_context import watch
 
 
-def test_ranks_name_a_moment_alike_and_no_two_moments_the_same() -> None:
+def test_key_hashes_are_unique_and_the_same_on_all_ranks() -> None:
     one, two = nn.Linear(1, 1), nn.Linear(1, 1)
     other = watch(two, index=1)
-    moments = [
+    keys = [
         SnapshotKey(watch(one), Stage.PARAMS, TensorKind.PARAMETERS, 3, 0),
         SnapshotKey(watch(one), Stage.PARAMS, TensorKind.PARAMETERS, 4, 0),
         SnapshotKey(watch(one), Stage.PARAMS, TensorKind.PARAMETERS, 3, 1),
@@ -21,14 +21,13 @@ def test_ranks_name_a_moment_alike_and_no_two_moments_the_same() -> None:
         SnapshotKey(watch(one), Stage.PARAMS, TensorKind.BUFFERS, 3, 0),
         SnapshotKey(other, Stage.PARAMS, TensorKind.PARAMETERS, 3, 0),
     ]
-    keys = {moment.key("a") for moment in moments} | {moments[0].key("b")}
-    assert len(keys) == len(moments) + 1
-    assert SnapshotKey(watch(nn.Linear(1, 1)), Stage.PARAMS, TensorKind.PARAMETERS, 3, 0).key("a") == moments[
-        0
-    ].key("a")
+    hashes = {key.hash("a") for key in keys} | {keys[0].hash("b")}
+    assert len(hashes) == len(keys) + 1
+    same = SnapshotKey(watch(nn.Linear(1, 1)), Stage.PARAMS, TensorKind.PARAMETERS, 3, 0)
+    assert same.hash("a") == keys[0].hash("a")
 
 
-def test_the_oldest_are_forgotten() -> None:
+def test_the_oldest_are_dropped() -> None:
     recent: RecentSnapshots[int] = RecentSnapshots(3)
     for number in range(10):
         recent.put(bytes((number,)), number)

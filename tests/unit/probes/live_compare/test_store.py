@@ -1,4 +1,4 @@
-"""Nodes that compare their looks through a store: both learn of a difference, and nothing piles up."""
+"""Nodes compare their snapshots through a store: both record a mismatch, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.helpers.fake_context import FakeContext, watch
 
 
 class Nodes:
-    """Two ranks, each alone on the board of its node."""
+    """Two ranks, each alone in the exchange of its node."""
 
     def __init__(
         self,
@@ -35,15 +35,15 @@ class Nodes:
         self.contexts: list[FakeContext] = []
         self.nodes: list[StoreCompare] = []
         for rank, algorithm in enumerate(algorithms):
-            create_exchange(folder / f"board{rank}")
+            create_exchange(folder / f"exchange{rank}")
             context = FakeContext(folder, rank)
-            context.exchange = ShmExchange(folder / f"board{rank}", rank)
+            context.exchange = ShmExchange(folder / f"exchange{rank}", rank)
             self.contexts.append(context)
             self.nodes.append(StoreCompare(context, self.store, names[rank], algorithm))
 
-    def look(self, rank: int, step: int, root: bytes = b"same", stage: Stage = Stage.PARAMS) -> None:
-        moment = SnapshotKey(self.tracked, stage, TensorKind.PARAMETERS, step, 0)
-        self.nodes[rank].offer(Snapshot(moment, moment.key("s"), root.ljust(16), [], b""))
+    def publish(self, rank: int, step: int, root: bytes = b"same", stage: Stage = Stage.PARAMS) -> None:
+        key = SnapshotKey(self.tracked, stage, TensorKind.PARAMETERS, step, 0)
+        self.nodes[rank].publish(Snapshot(key, key.hash("s"), root.ljust(16), [], b""))
 
     def end(self) -> None:
         for node in self.nodes:
@@ -62,34 +62,34 @@ def until(true: Callable[[], object]) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "ASK_SECONDS", 0.02)
+    monkeypatch.setattr(store, "POLL_SECONDS", 0.02)
 
 
-def test_both_nodes_learn_of_a_difference_and_of_the_first_one(tmp_path: Path) -> None:
+def test_both_nodes_record_a_mismatch_and_the_first_one(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
     for step in range(3):
-        nodes.look(0, step)
-    # Rank 0 is ahead: only the other one can see the difference, and must report it.
-    until(lambda: len(nodes.nodes[0]._laid_down) == 3)
-    nodes.look(1, 0)
-    nodes.look(1, 1, b"other")
-    nodes.look(1, 2, b"another")
-    until(lambda: nodes.nodes[1]._spoken == 3 and nodes.nodes[0]._note)
+        nodes.publish(0, step)
+    # Rank 0 is ahead: only the other rank can see the mismatch, and must report it.
+    until(lambda: len(nodes.nodes[0]._own_keys) == 3)
+    nodes.publish(1, 0)
+    nodes.publish(1, 1, b"other")
+    nodes.publish(1, 2, b"another")
+    until(lambda: nodes.nodes[1]._compared == 3 and nodes.nodes[0]._notice)
     nodes.end()
     for rank, context in enumerate(nodes.contexts):
         first = min(context.of(NodeMismatchRecord), key=lambda record: record.step)
         assert (first.step, first.stage, first.other_rank) == (1, "params", 1 - rank)
         assert bytes.fromhex(first.root).strip() == (b"same", b"other")[rank]
         assert bytes.fromhex(first.other_root).strip() == (b"other", b"same")[rank]
-        assert nodes.nodes[rank].news()
+        assert nodes.nodes[rank].take_mismatches()
 
 
-def test_nodes_that_agree_say_where_the_others_are_and_how_much_was_compared(tmp_path: Path) -> None:
+def test_nodes_that_agree_record_placements_and_the_number_of_comparisons(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
     for step in range(5):
-        nodes.look(0, step)
-        nodes.look(1, step)
-    until(lambda: all(node._spoken == 5 for node in nodes.nodes))
+        nodes.publish(0, step)
+        nodes.publish(1, step)
+    until(lambda: all(node._compared == 5 for node in nodes.nodes))
     nodes.end()
     for rank, context in enumerate(nodes.contexts):
         assert not context.of(NodeMismatchRecord)
@@ -97,33 +97,33 @@ def test_nodes_that_agree_say_where_the_others_are_and_how_much_was_compared(tmp
         assert context.of(NodesRecord)[-1].compared == 5
 
 
-def test_digests_of_different_kinds_are_not_compared(tmp_path: Path) -> None:
+def test_digests_of_different_algorithms_are_not_compared(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, ("xxh3", "multilinear"))
-    nodes.look(0, 0, b"one")
-    nodes.look(1, 0, b"two")
-    until(lambda: all(node._spoken for node in nodes.nodes))
+    nodes.publish(0, 0, b"one")
+    nodes.publish(1, 0, b"two")
+    until(lambda: all(node._compared for node in nodes.nodes))
     nodes.end()
     assert not any(context.of(NodeMismatchRecord) for context in nodes.contexts)
 
 
-def test_what_was_laid_down_is_taken_away_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "MOST_KEPT", 4)
+def test_old_keys_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "MAX_KEYS", 4)
     nodes = Nodes(tmp_path)
     for step in range(40):
-        nodes.look(0, step)
-    until(lambda: nodes.nodes[0]._spoken == 40)
+        nodes.publish(0, step)
+    until(lambda: nodes.nodes[0]._compared == 40)
     assert nodes.store.num_keys() < 20
     nodes.end()
 
 
-def test_one_node_alone_says_nothing(tmp_path: Path) -> None:
-    nodes = Nodes(tmp_path, names=("the same board", "the same board"))
-    nodes.look(0, 0)
+def test_one_node_alone_writes_nothing(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, names=("the same node", "the same node"))
+    nodes.publish(0, 0)
     nodes.end()
     assert nodes.contexts[0].records == []
 
 
-def test_a_store_that_goes_away_ends_it_without_a_fault(tmp_path: Path) -> None:
+def test_a_lost_store_ends_the_comparison_without_a_fault(tmp_path: Path) -> None:
     class Gone:
         def __getattr__(self, name: str) -> Any:
             raise RuntimeError("Connection reset by peer")
@@ -134,13 +134,13 @@ def test_a_store_that_goes_away_ends_it_without_a_fault(tmp_path: Path) -> None:
     assert context.records == []
 
 
-def test_of_one_node_only_the_first_rank_of_a_module_speaks(tmp_path: Path) -> None:
+def test_the_lowest_rank_of_a_node_represents_a_module(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
-    assert nodes.nodes[0]._speaks_for((0, 1))
-    assert nodes.nodes[1]._speaks_for((0, 1))
-    board = nodes.contexts[1].exchange
-    assert board is not None
-    board.ranks = lambda: {0, 1}  # type: ignore[method-assign]
-    assert not nodes.nodes[1]._speaks_for((0, 1))
-    assert nodes.nodes[1]._speaks_for((1, 5))
+    assert nodes.nodes[0]._is_representative((0, 1))
+    assert nodes.nodes[1]._is_representative((0, 1))
+    exchange = nodes.contexts[1].exchange
+    assert exchange is not None
+    exchange.ranks = lambda: {0, 1}  # type: ignore[method-assign]
+    assert not nodes.nodes[1]._is_representative((0, 1))
+    assert nodes.nodes[1]._is_representative((1, 5))
     nodes.end()

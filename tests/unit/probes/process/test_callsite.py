@@ -1,4 +1,4 @@
-"""The line of the user's own that led to a moment."""
+"""The line of the user's code that led to a call."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ def test_libraries_between_are_passed_over() -> None:
         (str(ROOT / "examples" / "train.py"), True),
     ],
 )
-def test_whose_a_file_is(file: str, users: bool) -> None:
-    assert module._is_users(file) is users
+def test_files_of_the_user_and_of_libraries(file: str, users: bool) -> None:
+    assert module._is_user_code(file) is users

@@ -1,4 +1,4 @@
-"""Page faults of real memory, counted for the thread that asks."""
+"""Page faults of real memory, counted for the calling thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from ddpcheck.probes.process import os_counters
-from ddpcheck.probes.process.os_counters import UNKNOWN, PageFaults
+from ddpcheck.probes.process.os_counters import UNKNOWN_PAGE_FAULTS, PageFaults
 
 PAGES = 512
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts by thread")
@@ -26,17 +26,17 @@ def touch_new_memory() -> None:
 @linux_only
 def test_new_memory_is_faulted_in_page_by_page() -> None:
     faults = PageFaults()
-    assert faults.since_last() == UNKNOWN
+    assert faults.since_last() == UNKNOWN_PAGE_FAULTS
     faults.since_last()
     rest = faults.since_last()
     touch_new_memory()
-    found = faults.since_last()
-    assert found.faults >= PAGES > rest.faults >= 0
-    assert found.kernel >= 0
+    counted = faults.since_last()
+    assert counted.faults >= PAGES > rest.faults >= 0
+    assert counted.kernel >= 0
 
 
 @linux_only
-def test_what_other_threads_do_does_not_count() -> None:
+def test_page_faults_of_other_threads_do_not_count() -> None:
     faults = PageFaults()
     faults.since_last()
     other = threading.Thread(target=touch_new_memory)
@@ -49,16 +49,16 @@ def test_what_other_threads_do_does_not_count() -> None:
 def test_another_thread_begins_anew() -> None:
     faults = PageFaults()
     faults.since_last()
-    told = []
-    other = threading.Thread(target=lambda: told.extend([faults.since_last(), faults.since_last()]))
+    counts = []
+    other = threading.Thread(target=lambda: counts.extend([faults.since_last(), faults.since_last()]))
     other.start()
     other.join()
-    assert told[0] == UNKNOWN
-    assert told[1].faults >= 0
-    assert faults.since_last() == UNKNOWN
+    assert counts[0] == UNKNOWN_PAGE_FAULTS
+    assert counts[1].faults >= 0
+    assert faults.since_last() == UNKNOWN_PAGE_FAULTS
 
 
 def test_a_system_that_does_not_count_by_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os_counters, "_OF_THIS_THREAD", None)
+    monkeypatch.setattr(os_counters, "_THREAD_USAGE", None)
     faults = PageFaults()
-    assert [faults.since_last(), faults.since_last()] == [UNKNOWN, UNKNOWN]
+    assert [faults.since_last(), faults.since_last()] == [UNKNOWN_PAGE_FAULTS, UNKNOWN_PAGE_FAULTS]

@@ -1,4 +1,4 @@
-"""Sketches are linear, depend on values and their order alone, and leave no trace."""
+"""Sketches are linear, depend only on values and their order, and have no side effects."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def test_a_kernel_that_counts_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It lies about in a checkout that was updated and not built anew; what it has takes other arguments."""
+    """A library of another version, left in a checkout: its functions take other arguments."""
     monkeypatch.setattr(native, "_library", lambda: SimpleNamespace(ddpcheck_sketch_float32=None))
     assert native_kernel.__wrapped__(torch.float32) is None
 
 
 def levels() -> list[int]:
-    """What this processor can do, of: anything, AVX2, AVX-512."""
+    """The supported levels of: any processor, AVX2, AVX-512."""
     library = native._library()
     if library is None:
         return []
@@ -79,18 +79,18 @@ def use_level() -> Iterator[Callable[[int], int]]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_every_kind_of_processor_comes_to_the_same_bits(
+def test_every_instruction_set_gives_the_same_bits(
     dtype: torch.dtype, use_level: Callable[[int], int]
 ) -> None:
     tensors = [normal(size, dtype) for size in [*range(1, 40), *SIZES, 17 * PIECE + 3]]
     tensors += [tensor * scale for tensor in tensors[-3:] for scale in (1e-38, 1e30)]
     tensors.append(torch.tensor([math.inf, -math.inf, math.nan, -0.0] * 9, dtype=dtype))
-    found = []
+    result = []
     for level in levels():
         assert use_level(level) == level
         # As text: what is not a number equals nothing.
-        found.append([str(sketch(tensor)) for tensor in tensors])
-    assert all(other == found[0] for other in found)
+        result.append([str(sketch(tensor)) for tensor in tensors])
+    assert all(other == result[0] for other in result)
 
 
 def test_a_piece_may_begin_anywhere_in_its_block() -> None:
@@ -197,7 +197,7 @@ def test_channels_last_agrees_with_contiguous() -> None:
 
 @pytest.mark.parametrize("dense_dims", [0, 1])
 @pytest.mark.parametrize("coalesced", [True, False])
-def test_sparse_gradients_count_as_what_they_stand_for(dense_dims: int, coalesced: bool) -> None:
+def test_sparse_gradients_have_the_sketch_of_the_dense_tensor(dense_dims: int, coalesced: bool) -> None:
     made = torch.Generator().manual_seed(3)
     shape = (3000, 70)
     sparse_shape = shape[: 2 - dense_dims]
@@ -235,8 +235,8 @@ def test_sparse_of_other_dtypes(dtype: torch.dtype) -> None:
 def test_the_sketch_of_a_mean_is_the_mean_of_the_sketches() -> None:
     parts = [normal(300000, torch.float64, seed) for seed in range(4)]
     mean = math.fsum(sketch(part).value for part in parts) / 4
-    whole = sketch((parts[0] + parts[1] + parts[2] + parts[3]) / 4)
-    assert mean == pytest.approx(whole.value, abs=1e-12 * whole.norm)
+    combined = sketch((parts[0] + parts[1] + parts[2] + parts[3]) / 4)
+    assert mean == pytest.approx(combined.value, abs=1e-12 * combined.norm)
 
 
 @both_ways
@@ -255,9 +255,9 @@ def test_order_matters_to_the_element_and_to_the_block() -> None:
 def test_values_that_are_not_finite_are_counted(dtype: torch.dtype) -> None:
     tensor = normal(100000, dtype)
     tensor[[5, 50000, 99999]] = torch.tensor([math.inf, -math.inf, math.nan], dtype=dtype)
-    found = sketch(tensor)
-    assert found.nonfinite == 3
-    assert not math.isfinite(found.value)
+    result = sketch(tensor)
+    assert result.nonfinite == 3
+    assert not math.isfinite(result.value)
     assert sketch(tensor[:6]).nonfinite == 1
     assert sketch(tensor.view(400, 250).t()).nonfinite == 3
 
@@ -285,7 +285,7 @@ def test_the_generator_is_fair() -> None:
 
 def test_sketches_are_fixed_for_ever() -> None:
     # Records of different versions are compared with each other.
-    assert sum(sign * place for place, sign in enumerate(signs())) == 23002414.0
+    assert sum(sign * index for index, sign in enumerate(signs())) == 23002414.0
     assert [round(weight(block), 6) for block in range(4)] == [1.0, 1.482722, -1.04839, -1.453895]
 
 
@@ -323,20 +323,20 @@ def test_inside_autograd_hooks() -> None:
 
 
 @both_ways
-def test_threads_have_buffers_of_their_own() -> None:
+def test_each_thread_has_its_own_buffers() -> None:
     tensors = [normal(200000, seed=seed) for seed in range(4)]
     expected = [sketch(each) for each in tensors]
-    found: dict[int, list[Sketch]] = {}
+    result: dict[int, list[Sketch]] = {}
 
     def work(index: int) -> None:
-        found[index] = [sketch(tensors[index]) for _ in range(5)]
+        result[index] = [sketch(tensors[index]) for _ in range(5)]
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {index: [each] * 5 for index, each in enumerate(expected)}
+    assert result == {index: [each] * 5 for index, each in enumerate(expected)}
 
 
 def test_no_openmp_thread_is_started_and_buffers_outlive_inference_mode() -> None:
@@ -375,23 +375,23 @@ def test_a_device_computes_the_same(size: int) -> None:
         assert sketch_row(tensor)[2].item() == 1
 
 
-def test_a_book_keeps_what_is_on_the_cpu() -> None:
+def test_a_batch_keeps_sketches_of_cpu_tensors() -> None:
     tensors = [normal(10), normal(50000), torch.eye(3).to_sparse(), torch.ones(3, dtype=torch.complex64)]
-    book = SketchBatch()
-    assert not book
-    assert all(book.add(2 * place, tensor) for place, tensor in enumerate(tensors))
-    assert not book.add(9, torch.ones(3, device="meta"))
-    assert book
-    book.send()
-    assert book.ready()
-    assert not book.may_hold_nonfinite()
-    assert book.sketches() == {2 * place: sketch(tensor) for place, tensor in enumerate(tensors)}
-    book.add(1, torch.tensor([1.0, math.inf]))
-    assert book.may_hold_nonfinite()
+    sketches = SketchBatch()
+    assert not sketches
+    assert all(sketches.add(2 * index, tensor) for index, tensor in enumerate(tensors))
+    assert not sketches.add(9, torch.ones(3, device="meta"))
+    assert sketches
+    sketches.send()
+    assert sketches.ready()
+    assert not sketches.may_hold_nonfinite()
+    assert sketches.sketches() == {2 * index: sketch(tensor) for index, tensor in enumerate(tensors)}
+    sketches.add(1, torch.tensor([1.0, math.inf]))
+    assert sketches.may_hold_nonfinite()
 
 
 class SlowCopy(DirectCopy):
-    """A copy that is under way for as long as the test says."""
+    """A copy that stays pending until the test completes it."""
 
     arrived = False
 
@@ -408,22 +408,22 @@ def test_a_book_fetches_from_a_device_once_and_is_not_ready_before(monkeypatch: 
 
     monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda _: False))
     monkeypatch.setattr(batch, "copy_to_host", copy_to_host)
-    book = SketchBatch()
-    for place, size in enumerate((10, 50000)):
-        assert book.add(place, normal(size))
+    sketches = SketchBatch()
+    for index, size in enumerate((10, 50000)):
+        assert sketches.add(index, normal(size))
     # The number of its entries is on the device.
-    assert not book.add(2, torch.eye(3).to_sparse())
-    assert not book.ready()
-    book.send()
-    assert not book.ready()
-    assert book.may_hold_nonfinite()
+    assert not sketches.add(2, torch.eye(3).to_sparse())
+    assert not sketches.ready()
+    sketches.send()
+    assert not sketches.ready()
+    assert sketches.may_hold_nonfinite()
     monkeypatch.setattr(SlowCopy, "arrived", True)
-    assert book.ready()
+    assert sketches.ready()
     assert [tuple(rows.shape) for rows in copies] == [(2, 3)]
-    found = book.sketches()
+    result = sketches.sketches()
     monkeypatch.undo()
-    for place, size in enumerate((10, 50000)):
-        assert_is_sketch_of(found[place], normal(size))
+    for index, size in enumerate((10, 50000)):
+        assert_is_sketch_of(result[index], normal(size))
 
 
 TRITON_SCRIPT = """
@@ -473,11 +473,11 @@ def test_triton_computes_the_same_and_is_dropped_where_it_does_not() -> None:
 
 @pytest.mark.parametrize("make", [*UNREADABLE, wrapper])
 def test_what_has_no_memory_is_left_alone(make: Callable[[], torch.Tensor]) -> None:
-    """A kernel that read there would end the process."""
-    book = SketchBatch()
+    """A kernel that reads there would crash the process."""
+    sketches = SketchBatch()
     assert not can_sketch(make())
-    assert not book.add(0, make())
-    assert book.sketches() == {}
+    assert not sketches.add(0, make())
+    assert sketches.sketches() == {}
 
 
 def test_a_subclass_is_sketched_without_running_its_operations() -> None:
@@ -494,7 +494,7 @@ def test_a_subclass_is_sketched_without_running_its_operations() -> None:
         assert sketch(guarded) == expected
 
 
-def test_what_cannot_be_read_is_said_so() -> None:
+def test_unreadable_tensors_are_reported() -> None:
     freed = torch.ones(10)
     freed.untyped_storage().resize_(0)
     assert not can_sketch(freed)

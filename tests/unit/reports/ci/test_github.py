@@ -1,4 +1,4 @@
-"""GitHub Actions: workflow commands that cannot be forged by the job, on lines that can be told."""
+"""GitHub Actions: workflow commands that the job cannot forge, with source lines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_script_is_named_where_no_line_is_known() -> None:
     assert line == "::error file=train.py,title=DDP603 t::m%0Astep 3%0Awhy: c%0Afix: f"
 
 
-def test_a_hang_points_at_the_odd_ranks_own_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hang_points_at_the_line_of_the_outlier(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_WORKSPACE", "/repo")
     line = workflow_commands(report_of(finding(evidence=HANG, ranks=(1,))))
     assert line.startswith("::error file=train.py,line=40,title=")
@@ -57,7 +57,7 @@ def test_a_failure_points_at_the_line_that_raised() -> None:
     ("code", "step", "line"),
     [("DDP101", None, 10), ("DDP104", 3, 30), ("DDP201", 3, 30), ("DDP302", 3, None)],
 )
-def test_parameters_are_told_of_where_they_are_wrapped_or_stepped(
+def test_parameter_findings_point_at_the_wrapping_or_the_step(
     code: str, step: int | None, line: int | None
 ) -> None:
     history = AgreementHistory("0", "Net", (0, 1), (), wrapped_at="model.py:10", stepped_at="C:loop.py:30")

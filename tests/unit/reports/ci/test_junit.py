@@ -49,7 +49,7 @@ def test_a_finding_fails_its_case_and_no_other() -> None:
     failure = found["ddpcheck.DDP206"].find("failure")
     assert failure is not None
     assert failure.get("type") == "DDP206"
-    assert "group 0, lr     0.001   0.001   0.0001" in (failure.text or "")
+    assert "group 0, lr  0.001   0.001   0.0001" in (failure.text or "")
     assert "fix: Compute learning rates" in (failure.text or "")
 
 

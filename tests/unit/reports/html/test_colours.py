@@ -1,4 +1,4 @@
-"""The colours of the page: text and marks stand out from what lies behind them, in light and in dark (WCAG 2.2, AA)."""
+"""The colours of the page: contrast of text and marks in light and dark (WCAG 2.2, AA)."""
 
 from __future__ import annotations
 
@@ -68,6 +68,6 @@ def test_marks_can_be_seen(theme: str, mark: str) -> None:
 
 @pytest.mark.parametrize("theme", THEMES)
 def test_the_shades_of_heat_maps_go_one_way(theme: str) -> None:
-    """So that they can be told apart without colour."""
+    """They can be distinguished without colour."""
     shades = [luminance(THEMES[theme][f"heat-{number}"]) for number in range(1, 7)]
     assert shades == sorted(shades, reverse=theme == "light")

@@ -1,4 +1,4 @@
-"""The page as text: escaped, whole, within its size, and closed to the outside."""
+"""The page as text: escaped, well-formed, of limited size, and offline."""
 
 from __future__ import annotations
 
@@ -100,10 +100,10 @@ def test_markup_escapes_unless_it_is_its_own() -> None:
     assert tag("p", "a\x1b[31m") == "<p>a\\x1b[31m</p>"
 
 
-def test_evidence_stands_side_by_side_with_the_odd_one_marked() -> None:
+def test_evidence_is_side_by_side_with_the_outlier_marked() -> None:
     source = to_html(stored("1-learning-rate"))
     assert (
-        '<td class="number">0.001</td><td class="number">0.001</td><td class="number odd">0.0001</td>'
+        '<td class="number">0.001</td><td class="number">0.001</td><td class="number error">0.0001</td>'
         in source
     )
 

@@ -35,7 +35,7 @@ from ddpcheck.reports.tensorboard.texts import plain_text, verdict_text
 from tests.helpers.overlap_builder import overlap
 from tests.helpers.run_builder import RunBuilder
 from tests.helpers.sample_reports import attacking, of_many_ranks
-from tests.helpers.tensorboard_run import PARTING, STEPS, WAITS, build
+from tests.helpers.tensorboard_run import DIVERGENCE_STEP, STEPS, WAITS, build
 
 
 def read(folder: Path) -> EventAccumulator:
@@ -72,7 +72,7 @@ def test_one_run_for_the_job_and_one_for_each_rank(runs: dict[str, EventAccumula
 
 def test_scalars_come_back_as_they_were(runs: dict[str, EventAccumulator]) -> None:
     job, late = runs["job"], runs["rank-0002"]
-    agree = {step: float(step < PARTING) for step in range(STEPS)}
+    agree = {step: float(step < DIVERGENCE_STEP) for step in range(STEPS)}
     assert scalars(job, "agreement/agree") == scalars(late, "agreement/agree") == agree
     assert scalars(runs["rank-0000"], "agreement/agree") == dict.fromkeys(range(STEPS), 1.0)
     assert scalars(job, "agreement/parameters_that_differ") == {s: 2 * (1 - a) for s, a in agree.items()}
@@ -100,9 +100,9 @@ def test_histograms_of_gradients(runs: dict[str, EventAccumulator]) -> None:
     assert [list(values(runs[f"rank-000{rank}"], after)) for rank in range(3)] == [[4]] * 3
 
 
-def test_the_verdict_the_findings_and_whom_they_name(runs: dict[str, EventAccumulator]) -> None:
+def test_verdict_findings_and_findings_by_rank(runs: dict[str, EventAccumulator]) -> None:
     [verdict] = values(runs["job"], "report/verdict").values()
-    assert "Replicas part at step 4" in verdict.item().decode()
+    assert "Replicas diverge at step 4" in verdict.item().decode()
     assert "DDP201" in verdict.item().decode()
     [about] = values(runs["rank-0002"], "report/findings_about_this_rank").values()
     assert "DDP201" in about.item().decode()
@@ -205,7 +205,7 @@ def test_a_thousand_ranks_make_few_runs(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "tensorboard").iterdir() if path.is_dir()] == ["job"]
 
 
-def test_an_earlier_folder_is_replaced_and_a_strangers_is_not(tmp_path: Path) -> None:
+def test_only_a_folder_of_ddpcheck_is_replaced(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path / "run", 2).wrap().train(3).end().save()
     report = analyse_run(run, course=True)
     out = tmp_path / "out"
@@ -218,7 +218,7 @@ def test_an_earlier_folder_is_replaced_and_a_strangers_is_not(tmp_path: Path) ->
     stranger = tmp_path / "thesis"
     stranger.mkdir()
     (stranger / "chapter1.tex").write_text("x")
-    with pytest.raises(UsageError, match="did not make it"):
+    with pytest.raises(UsageError, match="was not created by ddpcheck"):
         write_tensorboard(report, run, stranger)
     assert [path.name for path in stranger.iterdir()] == ["chapter1.tex"]
 

@@ -16,13 +16,13 @@ from ddpcheck.diff.model import (
     DiffVerdict,
     FirstDifference,
     Method,
-    RunSide,
+    RunInfo,
     Value,
 )
 from ddpcheck.reports.diff_json import to_json
 from ddpcheck.reports.terminal.diff import render
 
-SIDE = RunSide("ddpcheck-runs/one", 0, 1, 24, "2.13.0", "cpu", ("torchrun", "train.py"))
+SIDE = RunInfo("ddpcheck-runs/one", 0, 1, 24, "2.13.0", "cpu", ("torchrun", "train.py"))
 FIRST = FirstDifference(
     step=3,
     stage=DiffSource.REDUCED,
@@ -35,8 +35,8 @@ FIRST = FirstDifference(
     values=(Value("sketch", 0.25, 1.0), Value("local norm, about", None, 0.11, 3)),
     agreed_until=2,
 )
-PARTED = Comparison(
-    verdict=DiffVerdict.PARTED,
+DIVERGED = Comparison(
+    verdict=DiffVerdict.DIVERGED,
     method=Method.ROUNDING,
     a=SIDE,
     b=replace(SIDE, path="ddpcheck-runs/four", attempt=1, world_size=4),
@@ -51,7 +51,7 @@ PARTED = Comparison(
     notes=("Something to know.",),
 )
 AGREED = replace(
-    PARTED, verdict=DiffVerdict.AGREE, first=None, cause="", then=(), suspects=(), growth=(), notes=()
+    DIVERGED, verdict=DiffVerdict.AGREE, first=None, cause="", then=(), suspects=(), growth=(), notes=()
 )
 
 
@@ -62,9 +62,9 @@ def shown(comparison: Comparison, **options: Any) -> list[str]:
 
 
 def test_the_whole_picture() -> None:
-    assert shown(PARTED) == [
-        "The runs part at step 3, stage reduced, module 0, parameter layers.0.weight and",
-        "1 more of 6, ranks 0-3",
+    assert shown(DIVERGED) == [
+        "The runs diverge at step 3, stage reduced, module 0, parameter layers.0.weight",
+        "and 1 more of 6, ranks 0-3",
         "  Gradient norm ratio 4.0 (= world size) in 2 of 6 parameters.",
         "",
         "  why  One run's gradients are a multiple of the other's.",
@@ -77,19 +77,19 @@ def test_the_whole_picture() -> None:
         "  sketch                     0.25   1",
         "  local norm, about  rank 3  -      0.11",
         "",
-        "What followed",
+        "Next differences",
         "  step  stage            parameter  differ",
         "  4     hyperparameters                     0.lr is 0.1 in run A and 0.4 in run",
         "                                            B",
         "",
-        "What else differs",
+        "Other differences",
         "              run A  run B",
         "  world size  1      4",
         "",
-        "Reduced gradients: difference over size",
-        "  step  apart  allowed",
-        "  2     1e-08  0.01",
-        "  3     3      0.01     beyond rounding",
+        "Reduced gradients: relative difference",
+        "  step  difference  tolerance",
+        "  2     1e-08       0.01",
+        "  3     3           0.01       beyond rounding",
         "",
         "compared  reduced 24",
         "",
@@ -99,38 +99,40 @@ def test_the_whole_picture() -> None:
 
 def test_agreement() -> None:
     lines = shown(AGREED)
-    assert lines[0] == "The runs agree within rounding, over 24 steps"
+    assert lines[0] == "The runs agree within rounding over 24 steps"
     assert not any("differs" in line for line in lines)
     exact = shown(replace(AGREED, method=Method.EXACT))
-    assert exact[0] == "The runs agree to the bit, over 24 steps"
+    assert exact[0] == "The runs agree bit for bit over 24 steps"
 
 
-def test_steps_that_nobody_looked_at_are_admitted() -> None:
-    lines = shown(replace(PARTED, first=replace(FIRST, step=20, agreed_until=7)))
-    assert lines[0].startswith("The runs part at step 20 (last compared and equal at step 7)")
+def test_steps_that_were_not_compared_are_named() -> None:
+    lines = shown(replace(DIVERGED, first=replace(FIRST, step=20, agreed_until=7)))
+    assert lines[0].startswith("The runs diverge at step 20 (last compared and equal at step 7)")
 
 
-def test_digits_that_tell_numbers_apart() -> None:
+def test_close_numbers_get_more_digits() -> None:
     close = replace(FIRST, values=(Value("sketch", 0.5253219, 0.5253218), Value("norm", 0.3, 0.3)))
-    words = [line.split() for line in shown(replace(PARTED, first=close))]
+    words = [line.split() for line in shown(replace(DIVERGED, first=close))]
     assert ["sketch", "0.5253219", "0.5253218"] in words
     assert ["norm", "0.3", "0.3"] in words
 
 
 def test_after_wrapping() -> None:
     start = replace(FIRST, step=-1, stage=DiffSource.INIT, agreed_until=None)
-    assert shown(replace(PARTED, first=start))[0].startswith("The runs part after wrapping, stage init.after")
+    assert shown(replace(DIVERGED, first=start))[0].startswith(
+        "The runs diverge after wrapping, stage init.after"
+    )
 
 
 def test_nothing_else_differs() -> None:
-    lines = shown(replace(PARTED, suspects=()))
-    assert "Nothing else that is on record differs between the runs." in lines
+    lines = shown(replace(DIVERGED, suspects=()))
+    assert "Nothing else that was recorded differs between the runs." in lines
 
 
 def test_a_long_run_shows_the_step_that_matters() -> None:
     growth = tuple(DifferenceGrowth(step, 0, 1e-8 if step < 137 else 1.0, 0.1) for step in range(1000))
-    lines = shown(replace(PARTED, growth=growth))
-    table = lines[lines.index("Reduced gradients: difference over size") :]
+    lines = shown(replace(DIVERGED, growth=growth))
+    table = lines[lines.index("Reduced gradients: relative difference") :]
     assert any(line.split()[:1] == ["137"] and "beyond rounding" in line for line in table)
     assert len(table) < 20
 
@@ -139,7 +141,7 @@ def test_many_ranks_fit() -> None:
     values = tuple(Value("digest", "0" * 16, "f" * 16, rank) for rank in range(64))
     wide = replace(FIRST, ranks=tuple(range(64)), values=values)
     suspects = tuple(Value(f"environment: NCCL_{n}", "x" * 400, None) for n in range(40))
-    lines = shown(replace(PARTED, first=wide, suspects=suspects))
+    lines = shown(replace(DIVERGED, first=wide, suspects=suspects))
     assert "  and 52 more, in --json" in lines
     assert "  and 28 more, in --json" in lines
     assert max(map(len, lines)) <= 80
@@ -147,7 +149,7 @@ def test_many_ranks_fit() -> None:
 
 def test_text_of_the_job_is_only_text() -> None:
     nasty = replace(FIRST, parameter="[red]\x1b[31mevil\n", message="\x07 [bold]")
-    text = "\n".join(shown(replace(PARTED, first=nasty)))
+    text = "\n".join(shown(replace(DIVERGED, first=nasty)))
     assert "\x1b" not in text
     assert "\x07" not in text
     assert r"[red]\x1b[31mevil\n" in text
@@ -155,7 +157,7 @@ def test_text_of_the_job_is_only_text() -> None:
 
 def test_json_is_strict_and_whole() -> None:
     odd = replace(FIRST, values=(Value("sketch", float("nan"), float("inf"), 0),), parameter="\udcff")
-    document = json.loads(to_json(replace(PARTED, first=odd)))
+    document = json.loads(to_json(replace(DIVERGED, first=odd)))
     assert list(document) == [
         *("schema", "verdict", "method", "first", "cause", "suspects", "then", "notes", "a", "b"),
         *("compared", "growth"),

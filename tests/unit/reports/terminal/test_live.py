@@ -1,4 +1,4 @@
-"""The live view in words: the panel under a job, and the whole screen of `ddpcheck watch`."""
+"""The live view: the panel below a job, and the full screen of `ddpcheck watch`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.live.state import LiveAgreement, LiveRank, LiveState, LiveStepTime
 from ddpcheck.reports.terminal.console import ReportConsole
-from ddpcheck.reports.terminal.live import HEIGHT, clock_text, live_view, panel_lines, standing_out
+from ddpcheck.reports.terminal.live import HEIGHT, clock_text, live_view, notable_ranks, panel_lines
 
 PARTS = {"data": 1000, "forward": 2000, "backward": 4000, "optimizer": 1000, "other": 0, "wait": 2000}
 
@@ -30,7 +30,7 @@ SOUND = LiveState(
     pace=LiveStepTime(10_000, tuple(range(9000, 11_000, 100)), 0.08, 0.03, 2),
     seconds=133.0,
 )
-PARTED = replace(
+DIVERGED = replace(
     SOUND,
     agreement=LiveAgreement(1240, True, 3, "applied", (2,)),
     finding=Finding("DDP202", Severity.ERROR, "Gradients were \x1b[31mnot reduced", "", step=3, ranks=(2,)),
@@ -46,8 +46,8 @@ def plain(line: str) -> str:
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
-@pytest.mark.parametrize("state", [SOUND, PARTED, LiveState("train"), replace(SOUND, name="n" * 300)])
-def test_a_panel_has_so_many_lines_that_fit(state: LiveState, columns: int) -> None:
+@pytest.mark.parametrize("state", [SOUND, DIVERGED, LiveState("train"), replace(SOUND, name="n" * 300)])
+def test_a_panel_has_a_fixed_number_of_lines_that_fit(state: LiveState, columns: int) -> None:
     lines = panel_lines(state, console(), columns)
     assert len(lines) == HEIGHT
     for line in lines:
@@ -61,22 +61,22 @@ def test_a_sound_run_under_its_output() -> None:
     title, course, pace, found = (plain(line) for line in panel_lines(SOUND, console(), 80))
     assert title.startswith("── ddpcheck train, 4 ranks, 2 min 13 s ──")
     assert course == "step 1,240   replicas agree, 1,240 steps compared"
-    assert re.fullmatch(r"10\.0 ms a step [▁-█]{20}   exposed 8 %   late 3 %   memory 412\.0 MB", pace)
-    assert found == "no finding so far"
+    assert re.fullmatch(r"10\.0 ms/step [▁-█]{10,}   exposed 8 %   straggler 3 %   memory 412\.0 MB", pace)
+    assert found == "no findings yet"
 
 
 def test_figures_come_before_bars() -> None:
     pace = LiveStepTime(1_234_000, (1_234_000,) * 32, 0.44, 0.3, 127)
     ranks = tuple(rank(number, memory=(412 + number) * 10**6) for number in range(4))
     crowded = replace(SOUND, pace=pace, ranks=ranks)
-    figures = "   exposed 44 %   late 30 % (rank 127)   memory 412.0-415.0 MB"
-    assert plain(panel_lines(crowded, console(), 80)[2]) == f"1.23 s a step{figures}"
-    assert plain(panel_lines(crowded, console(), 100)[2]) == f"1.23 s a step {'▄' * 23}{figures}"
+    figures = "   exposed 44 %   straggler 30 % (rank 127)   memory 412.0-415.0 MB"
+    assert plain(panel_lines(crowded, console(), 80)[2]) == f"1.23 s/step{figures}"
+    assert plain(panel_lines(crowded, console(), 95)[2]) == f"1.23 s/step {'▄' * 15}{figures}"
 
 
-def test_replicas_that_part_and_text_of_the_job_s_own() -> None:
-    _, course, _, found = (plain(line) for line in panel_lines(PARTED, console(), 80))
-    assert "replicas part at step 3 (rank 2)" in course
+def test_diverged_replicas_and_text_of_the_job() -> None:
+    _, course, _, found = (plain(line) for line in panel_lines(DIVERGED, console(), 80))
+    assert "replicas diverge at step 3 (outlier: rank 2)" in course
     assert found == r"DDP202 at step 3: Gradients were \x1b[31mnot reduced (rank 2)"
 
 
@@ -88,7 +88,7 @@ def test_colours_only_where_they_are_wanted() -> None:
 
 def test_a_quiet_job_and_a_rank_that_raised() -> None:
     quiet = panel_lines(replace(SOUND, quiet_seconds=75.0, stalled=True), console(), 80)[-1]
-    assert plain(quiet) == "no rank has got any further for 1 min 15 s"
+    assert plain(quiet) == "no rank has made progress for 1 min 15 s"
     ranks = (*SOUND.ranks[:3], rank(3, status="raised", error="ValueError: bad\nsecond line"))
     raised = panel_lines(replace(SOUND, ranks=ranks, quiet_seconds=75.0, stalled=True), console(), 80)[-1]
     assert plain(raised) == "rank 3 raised: ValueError: bad"
@@ -102,7 +102,7 @@ def screen_of(state: LiveState) -> str:
 
 def test_the_whole_screen_of_a_few_ranks() -> None:
     text = screen_of(SOUND)
-    assert "train  under way, 4 ranks, 2 min 13 s" in text
+    assert "train  running, 4 ranks, 2 min 13 s" in text
     assert "Ranks  4 running, all at step 1,240" in text
     rows = [line.split() for line in text.splitlines() if "node0" in line]
     assert [row[:3] for row in rows] == [[str(number), "node0", "1,240"] for number in range(4)]
@@ -110,7 +110,7 @@ def test_the_whole_screen_of_a_few_ranks() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_a_thousand_ranks_are_those_that_stand_out() -> None:
+def test_of_a_thousand_ranks_the_notable_ones_are_shown() -> None:
     ranks = [rank(number) for number in range(1024)]
     ranks[700] = rank(700, steps=1238, parts_us={**PARTS, "wait": 0})
     ranks[9] = rank(9, status="raised", error="ValueError: bad")
@@ -122,17 +122,17 @@ def test_a_thousand_ranks_are_those_that_stand_out() -> None:
         agreement=LiveAgreement(1238, True, 3, "params", (2,)),
         pace=LiveStepTime(10_000, (10_000,) * 32, 0.0, 0.2, 700),
     )
-    shown = {(why, each.rank) for why, each in standing_out(state)}
-    assert {("stands apart", 2), ("raised", 9), ("is behind", 700), ("holds most", 5)} <= shown
+    shown = {(reason, each.rank) for reason, each in notable_ranks(state)}
+    assert {("outlier", 2), ("raised", 9), ("behind", 700), ("most memory", 5)} <= shown
     assert len(shown) <= 16
     text = screen_of(state)
     assert "1023 running, 1 raised" in text
-    assert "1 behind, from step 1,238 on" in text
+    assert "1 behind, the slowest at step 1,238" in text
     assert len(text.splitlines()) < 30
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"), [(0.9, "0 s"), (59.9, "59 s"), (185, "3 min 05 s"), (7830, "2 h 10 min")]
+    ("seconds", "expected"), [(0.9, "0 s"), (59.9, "59 s"), (185, "3 min 05 s"), (7830, "2 h 10 min")]
 )
-def test_time_as_people_say_it(seconds: float, told: str) -> None:
-    assert clock_text(seconds) == told
+def test_elapsed_time(seconds: float, expected: str) -> None:
+    assert clock_text(seconds) == expected

@@ -1,4 +1,4 @@
-"""The terminal report: what it says first, how it fits, and that the job's text cannot disturb it."""
+"""The terminal report: order, width, and safe text of the job."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ def squeezed(text: str) -> str:
 
 def test_the_verdict_comes_first() -> None:
     assert rendered(make_report()).splitlines()[0] == (
-        "Replicas agree: 4 ranks, 120 steps, 148 parameters checked after every step"
+        "Replicas agree: 4 ranks, 120 steps, 148 parameters compared after every step"
     )
-    assert rendered(DIVERGED).splitlines()[0] == "Replicas part at step 3: parameters diverged (rank 2)"
+    assert rendered(DIVERGED).splitlines()[0] == "Replicas diverge at step 3 in layers.3.weight (DDP201)"
 
 
 def test_a_divergence_shows_who_where_and_what_to_do() -> None:
@@ -120,7 +120,7 @@ def test_a_divergence_shows_who_where_and_what_to_do() -> None:
         assert said in text
 
 
-def test_values_stand_side_by_side() -> None:
+def test_values_are_side_by_side() -> None:
     text = rendered(DIVERGED, width=120)
     header = next(line for line in text.splitlines() if line.split()[:1] == ["element"])
     row = next(line for line in text.splitlines() if line.strip().startswith("[0, 3]"))
@@ -242,11 +242,11 @@ def shown(evidence: dict[str, Any]) -> str:
     )
 
 
-def test_a_count_of_a_later_step_is_told_from_the_values() -> None:
+def test_a_count_of_a_later_step_is_distinguished_from_the_values() -> None:
     elements = {"parameter": "w", "differing": 7, "of": 9, "exact": False, "step": 3}
     assert "at least 7 of 9 elements differ in w at step 3:" in shown({"elements": elements})
     later = {**elements, "counted_at_step": 5}
-    assert "7 of 9 elements differ in w at step 5; their values at step 3:" in shown({"elements": later})
+    assert "7 of 9 elements differ in w at step 5; values at step 3:" in shown({"elements": later})
 
 
 def test_evidence_of_any_shape_reads_as_text() -> None:
@@ -274,8 +274,8 @@ def test_evidence_of_one_shape_is_a_table() -> None:
     assert "nodes: a, b" in shown({"nodes": ["a", "b"]})
 
 
-def test_leaves_that_were_not_recorded_are_not_called_equal() -> None:
-    assert "which of the 5 tensors differ was not recorded" in shown(
+def test_tensors_that_were_not_recorded_are_not_called_equal() -> None:
+    assert "5 tensors were compared; which of them differ was not recorded" in shown(
         {"parameters": {"count": 0, "of": 5, "names": []}}
     )
 
@@ -318,12 +318,12 @@ def hung(standings: list[dict[str, Any]], width: int) -> str:
     return rendered(make_report(verdict=Verdict.FINDINGS, findings=(finding,)), width=width)
 
 
-def test_stacks_stand_side_by_side() -> None:
+def test_stacks_are_side_by_side() -> None:
     lines = hung(STANDINGS, 120).splitlines()
-    at = next(number for number, line in enumerate(lines) if "where they stand" in line)
+    at = next(number for number, line in enumerate(lines) if "Stacks, innermost call first" in line)
     assert lines[at + 1].split() == ["rank", "0", "ranks", "1-2", "rank", "3"]
     assert "waits in barrier" in lines[at + 3]
-    assert "has left" in lines[at + 3]
+    assert "has exited" in lines[at + 3]
     # The user's own lines stay; libraries between them are counted.
     assert lines[at + 4].startswith("    graph.py:979 in _engine_run_backward")
     assert "train.py:46 in \\x1b[31mmain" in lines[at + 4]
@@ -334,13 +334,13 @@ def test_stacks_stand_side_by_side() -> None:
     ]
 
 
-def test_stacks_go_below_each_other_where_there_is_no_room() -> None:
+def test_stacks_are_below_each_other_on_a_narrow_terminal() -> None:
     lines = hung(STANDINGS, 60).splitlines()
     assert any(line.split() == ["rank", "0", "ranks", "1-2"] for line in lines)
     assert any(line.split() == ["rank", "3"] for line in lines)
     assert max(map(cell_len, lines)) <= 60
 
 
-def test_a_thousand_places_are_cut() -> None:
+def test_a_thousand_stacks_are_cut() -> None:
     text = hung([{**STANDING, "ranks": [rank]} for rank in range(1000)], 100)
-    assert "and 992 more places, in report.json" in text
+    assert "and 992 more stacks, in report.json" in text

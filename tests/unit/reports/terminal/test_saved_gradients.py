@@ -55,11 +55,11 @@ def test_the_whole_picture() -> None:
         "cat (float32 2)",
         "                             norm      first values",
         "  weights before, all ranks  0.707107  0.5  0.5",
-        "  gradient of rank 0         2.23607   1  2",
-        "  gradient of rank 1         6.7082    3  6",
+        "  local gradient, rank 0     2.23607   1  2",
+        "  local gradient, rank 1     6.7082    3  6",
         "  reduced, all ranks         4.47214   2  4",
         "  weights after, all ranks   0.25      0.25  0",
-        "  reduced is off the mean by 1.5e-08 at most",
+        "  reduced differs from the mean by at most 1.5e-08",
     ]
 
 
@@ -71,27 +71,27 @@ def test_results_that_differ_are_shown_by_rank() -> None:
 
 
 def test_equal_gradients_of_ranks_are_still_listed_each() -> None:
-    """What every rank computed is the point of it."""
+    """Local gradients of all ranks are always listed."""
     lines = shown(parameter(local={0: side(1.0), 1: side(1.0)}))
-    assert sum(line.startswith("  gradient of rank") for line in lines) == 2
+    assert sum(line.startswith("  local gradient, rank") for line in lines) == 2
 
 
 def test_nothing_was_reduced() -> None:
     lines = shown(parameter(local={}, reduced={}, off_mean=None, after={0: side(1.0), 1: side(2.0)}))
-    assert lines[0] == "Step 3, module 0: no reduced gradient was kept"
-    assert not any("same on all ranks" in line or "off the mean" in line for line in lines)
+    assert lines[0] == "Step 3, module 0: no reduced gradients were saved"
+    assert not any("same on all ranks" in line or "from the mean" in line for line in lines)
 
 
 def test_missing_ranks_are_named() -> None:
     lines = shown(parameter(off_mean=None), missing=(2, 3, 4))
-    assert lines[0] == "Step 3, module 0: reduced gradients are the same on all ranks that were kept"
-    assert lines[1] == "nothing was kept of ranks 2-4: no mean to compare with"
+    assert lines[0] == "Step 3, module 0: reduced gradients are the same on all ranks that were saved"
+    assert lines[1] == "no gradients of ranks 2-4 were saved: the mean cannot be checked"
 
 
 def test_many_ranks() -> None:
     crowd = {rank: side(float(rank)) for rank in range(1000)}
     lines = shown(parameter(local=crowd, after=crowd))
-    assert sum(line.startswith("  gradient of rank") for line in lines) == 8
+    assert sum(line.startswith("  local gradient, rank") for line in lines) == 8
     assert sum(line.strip() == "and 992 more ranks" for line in lines) == 2
     assert len(lines) < 30
 
@@ -99,7 +99,7 @@ def test_many_ranks() -> None:
 def test_many_parameters() -> None:
     lines = shown(*(parameter(f"layer.{n}") for n in range(300)))
     assert sum(line.startswith("layer.") for line in lines) == 40
-    assert lines[-1] == "and 260 more parameters, in the files of the folder gradients"
+    assert lines[-1] == "and 260 more parameters, in the folder gradients"
 
 
 def test_as_many_as_are_shown_leaves_none_out() -> None:
@@ -124,7 +124,9 @@ def test_names_cannot_drive_the_terminal() -> None:
     assert "[red]x[/red]" in text.replace("\n", "")
 
 
-def test_odd_values() -> None:
+def test_values_that_are_not_finite() -> None:
     lines = shown(parameter(local={0: SavedStage(math.nan, (math.nan, math.inf, "0xff"))}, shape=()))
     assert "cat (float32 scalar)" in lines
-    assert any(line.split() == ["gradient", "of", "rank", "0", "nan", "nan", "inf", "0xff"] for line in lines)
+    assert any(
+        line.split() == ["local", "gradient,", "rank", "0", "nan", "nan", "inf", "0xff"] for line in lines
+    )

@@ -1,4 +1,4 @@
-"""Traces on the terminal and as JSON: what is said first, how it fits, and what other programs get."""
+"""Traces on the terminal and as JSON: summary, layout and keys."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from ddpcheck.formatting import rate_text, time_text, trace_units_size_text
-from ddpcheck.reports.terminal.timing import bar
+from ddpcheck.formatting import optional_size_text, rate_text, time_text
+from ddpcheck.reports.terminal.bars import overlap_bar
 from ddpcheck.reports.terminal.trace import render
 from ddpcheck.reports.trace_json import to_json
 from ddpcheck.traces.analyse import analyse
@@ -49,15 +49,15 @@ def test_the_first_sentence_of_one_rank(tmp_path: Path) -> None:
 
 def test_several_ranks(tmp_path: Path) -> None:
     text = " ".join(rendered(result_of(tmp_path)).split())
-    assert "Rank 3 came last most often: in 5 of 5 collectives." in text
-    assert "Over 5 collectives a rank waited 375 us for the last one to arrive (mean)" in text
+    assert "Rank 3 arrived last most often: in 5 of 5 collectives." in text
+    assert "In 5 collectives a rank waited 375 us (mean) for the last rank to arrive" in text
     assert "DDP's buckets (medians)" in text
     assert "Clocks differed" not in text
 
 
 def test_clocks(tmp_path: Path) -> None:
     text = " ".join(rendered(result_of(tmp_path, offset_us=5_000)).split())
-    assert "Clocks differed and were set right by the ends of collectives: rank 1 by 5.0 ms (scatter" in text
+    assert "Clock offsets were corrected by the ends of collectives: rank 1 by 5.0 ms (scatter" in text
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -77,9 +77,9 @@ def test_bars_share_one_scale_and_lose_nothing() -> None:
     shares = Shares(
         span_ns=100, comm_ns=40, compute_ns=30, overlap_ns=10, exposed_ns=30, copy_ns=10, idle_ns=30
     )
-    assert bar(shares, 100, 20).plain == "####==!!!!!!cc......"
-    assert bar(shares, 200, 20).plain == "##=!!!c..."
-    assert bar(shares, 0, 20).plain == ""
+    assert overlap_bar(shares, 100, 20).plain == "####==!!!!!!cc......"
+    assert overlap_bar(shares, 200, 20).plain == "##=!!!c..."
+    assert overlap_bar(shares, 0, 20).plain == ""
 
 
 def test_units() -> None:
@@ -91,7 +91,7 @@ def test_units() -> None:
         "1.50 s",
         "",
     ]
-    assert [trace_units_size_text(size) for size in (424, 212_480, 8_196_000, None)] == [
+    assert [optional_size_text(size) for size in (424, 212_480, 8_196_000, None)] == [
         "424 B",
         "212.5 kB",
         "8.2 MB",

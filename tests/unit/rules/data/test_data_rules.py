@@ -1,4 +1,4 @@
-"""DDP301-306: what the rules make of records, on stored runs."""
+"""DDP301-306: the rules about data, on stored runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DataRun(RunBuilder):
         self.wrap().optimizer().train(4)
 
     def forwards(self, rows: Sequence[Mapping[str, Sequence[Any]]]) -> DataRun:
-        """One row a forward; each field with one value a rank."""
+        """One row per forward; each field with one value per rank."""
         for forward, row in enumerate(rows):
             for rank in self.ranks:
                 self.say(rank, BatchRecord(forward, **{name: said[rank] for name, said in row.items()}))
@@ -59,7 +59,7 @@ class DataRun(RunBuilder):
         return self.only(code)
 
     def quiet(self) -> list[Finding]:
-        """Nothing above a note; the notes."""
+        """The notes; nothing more severe is found."""
         self.end()
         findings = list(self.report().findings)
         assert [finding for finding in findings if finding.severity.value != "note"] == []
@@ -84,7 +84,7 @@ def test_the_same_batches(run: DataRun) -> None:
 @pytest.mark.parametrize(
     ("facts", "cause"),
     [
-        ({"share": 0}, "every rank's DistributedSampler takes itself for number 0 of 2"),
+        ({"share": 0}, "every rank's DistributedSampler is configured as rank 0 of 2"),
         ({"share": None, "replicas": None, "sampler": "RandomSampler"}, "no sampler splits the data"),
     ],
 )
@@ -111,7 +111,7 @@ def test_a_sound_split_and_its_table(run: DataRun) -> None:
 def test_ranks_that_were_given_one_share(run: DataRun) -> None:
     run.forwards([{"digest": (f"{n}", f"{n}")} for n in range(4)])
     found = run.loader(share=1, replicas=3).epoch(0, (EVEN, EVEN)).one("DDP301")
-    assert found.cause == "every rank's DistributedSampler takes itself for number 1 of 3"
+    assert found.cause == "every rank's DistributedSampler is configured as rank 1 of 3"
 
 
 def test_some_ranks_that_were_given_one_share(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_some_ranks_that_were_given_one_share(tmp_path: Path) -> None:
     run.forwards([{"digest": (f"{n}", f"-{n}", f"{n}")} for n in range(4)])
     found = run.loader(share=[0, 1, 0]).epoch(0, (EVEN, ODD, EVEN)).one("DDP301")
     assert found.ranks == (0, 2)
-    assert "ranks 0 and 2 each take themselves for number 0 of 2, and 3 ranks train" in found.cause
+    assert "ranks 0 and 2 are each configured as rank 0 of 2, but 3 ranks train" in found.cause
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_datasets_that_may_rightly_differ(run: DataRun, facts: Any) -> None:
 @pytest.mark.parametrize(
     ("dealt", "told"),
     [
-        ((EVEN, range(20)), "10 of 40 samples went to several ranks and 10 were left out"),
-        ((range(10), range(10, 20)), "20 were left out"),
+        ((EVEN, range(20)), "10 of 40 samples were used by several ranks and 10 were not used"),
+        ((range(10), range(10, 20)), "20 were not used"),
         ((range(30), range(30, 40)), "ranks drew between 10 and 30 samples"),
     ],
 )
@@ -277,7 +277,7 @@ def test_losses_that_grow_with_the_tokens_are_no_means(run: DataRun, per_token: 
         ([{"rows": (8, 0)}] * 3, 0),
     ],
 )
-def test_counts_that_are_close_or_tell_nothing(run: DataRun, rows: Any, notes: int) -> None:
+def test_counts_that_are_close_or_inconclusive(run: DataRun, rows: Any, notes: int) -> None:
     assert [finding.code for finding in run.forwards(rows).quiet()] == ["DDP305"] * notes
 
 
@@ -336,7 +336,7 @@ def test_the_same_time_steps_beside_different_images(run: DataRun) -> None:
     found = drawn_before(run, [([f"x{n}", f"t{n}"], [f"y{n}", f"t{n}"]) for n in range(4)]).one("DDP306")
     assert (found.ranks, found.step, found.severity.value) == ((0, 1), 0, "warning")
     assert "in 4 of 4 forwards" in found.message
-    assert "seeded its generator alike" in found.cause
+    assert "seeded its generator with the same number" in found.cause
 
 
 @pytest.mark.parametrize(
@@ -352,11 +352,11 @@ def test_the_same_time_steps_beside_different_images(run: DataRun) -> None:
         [([f"x{n}", f"t{n}"], [f"y{n}", f"t{n}" if n < 2 else f"s{n}"]) for n in range(6)],
     ],
 )
-def test_inputs_that_may_be_alike(run: DataRun, parts: Any) -> None:
+def test_inputs_that_may_be_equal(run: DataRun, parts: Any) -> None:
     assert drawn_before(run, parts).quiet() == []
 
 
 def test_a_common_schedule_is_not_drawn(run: DataRun) -> None:
-    """The tensor is the same on all ranks and new in every step; the generators stand apart."""
+    """The tensor is the same on all ranks and new in every step; the generators differ."""
     parts = [([f"x{n}", f"t{n}"], [f"y{n}", f"t{n}"]) for n in range(6)]
     assert drawn_before(run, parts, drew=("a", "b")).quiet() == []

@@ -20,12 +20,12 @@ def test_diverged(tmp_path: Path, world_size: int, odd_ranks: list[int], odd: tu
     finding = build.train(4, first=3, odd=parted).end().only("DDP201")
     assert (finding.ranks, finding.step, finding.stage) == (odd, 3, "params")
     assert finding.parameter == "body.bias"
-    assert "After step 3, 2 of 3 parameters" in finding.message
+    assert "Replicas diverge at step 3: 2 of 3 parameters" in finding.message
     assert finding.evidence["parameters"]["names"] == ["body.bias", "head.weight"]
 
 
 @pytest.mark.parametrize("gradients", [True, False])
-def test_the_cause_says_whether_gradients_were_the_same(tmp_path: Path, gradients: bool) -> None:
+def test_the_cause_depends_on_the_gradients(tmp_path: Path, gradients: bool) -> None:
     build = RunBuilder(tmp_path, 3).wrap().optimizer()
     for step in range(3):
         if gradients:

@@ -1,4 +1,4 @@
-"""What was done to gradients, told by a few of their values."""
+"""DDP205: how gradients were changed, from a few of their values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.rules.divergence.ddp205 import how_changed
+from ddpcheck.rules.divergence.ddp205 import describe_change
 
 THEIRS = [0.5, -0.25, 2.0, -0.125, 1.5]
 
@@ -17,23 +17,23 @@ def elements(ours: list[Any], theirs: list[Any] = THEIRS) -> dict[str, Any]:
 
 
 def test_scaled() -> None:
-    told = how_changed(elements([0.1 * x for x in THEIRS]), odd=1, usual=0)
-    assert told == "scaled by different factors: rank 1's are 0.1 times those of rank 0"
+    told = describe_change(elements([0.1 * x for x in THEIRS]), outlier=1, reference=0)
+    assert told == "scaled by different factors: rank 1's values are 0.1 times those of rank 0"
 
 
 def test_scaled_in_half_precision() -> None:
     """bfloat16 keeps eight bits."""
     rounded = [0.1 * x * (1 + 0.003 * (-1) ** n) for n, x in enumerate(THEIRS)]
-    assert "rank 1's are 0.1 times" in how_changed(elements(rounded), odd=1, usual=0)
+    assert "rank 1's values are 0.1 times" in describe_change(elements(rounded), outlier=1, reference=0)
 
 
 def test_clamped() -> None:
     ours, theirs = [0.1, -0.1, 0.1, -0.1], [0.5, -0.25, 2.0, -0.125]
-    assert how_changed(elements(ours, theirs), odd=1, usual=0) == "clamped at 0.1 on rank 1"
+    assert describe_change(elements(ours, theirs), outlier=1, reference=0) == "clamped at 0.1 on rank 1"
 
 
 def test_set_to_zero() -> None:
-    assert how_changed(elements([0.0] * 5), odd=1, usual=0) == "set to zero on rank 1"
+    assert describe_change(elements([0.0] * 5), outlier=1, reference=0) == "set to zero on rank 1"
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,13 @@ def test_set_to_zero() -> None:
     ],
 )
 def test_nothing_is_said_that_does_not_show(ours: list[Any]) -> None:
-    assert how_changed(elements(ours), odd=1, usual=0) == ""
+    assert describe_change(elements(ours), outlier=1, reference=0) == ""
 
 
 def test_two_values_are_too_few() -> None:
-    assert how_changed(elements([0.25, -0.125], THEIRS[:2]), odd=1, usual=0) == ""
-    assert how_changed({}, odd=1, usual=0) == ""
+    assert describe_change(elements([0.25, -0.125], THEIRS[:2]), outlier=1, reference=0) == ""
+    assert describe_change({}, outlier=1, reference=0) == ""
 
 
 def test_a_rank_whose_values_were_not_kept() -> None:
-    assert how_changed(elements([0.1 * x for x in THEIRS]), odd=2, usual=0) == ""
+    assert describe_change(elements([0.1 * x for x in THEIRS]), outlier=2, reference=0) == ""

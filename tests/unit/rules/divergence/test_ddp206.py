@@ -37,7 +37,7 @@ def test_the_scale_is_named_as_it_is(tmp_path: Path) -> None:
 def test_values_are_those_of_the_step_at_which_they_parted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many changes came after it."""
+    """Whatever changed later."""
     monkeypatch.setattr(launch, "MOST_HYPER_CHANGES", 1000)
     build = RunBuilder(tmp_path, 2).wrap().optimizer()
     for step in range(2500):
@@ -62,16 +62,16 @@ def test_another_order_of_parameters(tmp_path: Path) -> None:
 
 
 def test_an_optimizer_that_lacks_parameters(tmp_path: Path) -> None:
-    """Its gradients are not those of the others, and nothing is wrong with them."""
+    """It applies different gradients, and that is correct."""
     build = RunBuilder(tmp_path, 3).wrap().optimizer(on={2: [[0, 2]]})
     build.apply(0, odd={2: ["body.bias"]}, last="synced", synced=1, module=0, optimizer=0, moved=False)
     finding = build.step(0, odd={2: ["body.bias"]}).end().only("DDP206")
-    assert finding.cause == "the optimizer does not hold body.bias on rank 2, where others step them"
+    assert finding.cause == "the optimizer does not hold body.bias on rank 2, but does on other ranks"
     assert finding.ranks == (2,)
 
 
 @pytest.mark.parametrize("odd", [["body.bias"], []])
-def test_an_optimizer_made_anew_on_one_rank(tmp_path: Path, odd: list[str]) -> None:
+def test_an_optimizer_recreated_on_one_rank(tmp_path: Path, odd: list[str]) -> None:
     build = RunBuilder(tmp_path, 3).wrap().optimizer().train(3)
     for step in range(3, 6):
         build.step(step, ranks=[0, 1])
@@ -79,10 +79,10 @@ def test_an_optimizer_made_anew_on_one_rank(tmp_path: Path, odd: list[str]) -> N
     (finding,) = build.end().findings()
     assert (finding.code, finding.step, finding.ranks) == ("DDP206", 3, (2,))
     assert finding.severity.value == ("error" if odd else "note")
-    assert "made anew on some rank" in finding.cause
+    assert "recreated on some ranks only" in finding.cause
 
 
-def test_an_optimizer_made_anew_on_all_ranks(tmp_path: Path) -> None:
+def test_an_optimizer_recreated_on_all_ranks(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 3).wrap().optimizer().train(3)
     assert build.step(3, optimizer=1).step(4, optimizer=1).end().findings() == []
 
@@ -122,7 +122,7 @@ def test_one_rank_loaded_a_state(tmp_path: Path, world_size: int, odd: tuple[int
     build = state(RunBuilder(tmp_path, world_size).wrap().optimizer().train(2), 2, [1])
     finding = build.step(2, odd=ODD).end().only("DDP206")
     assert (finding.ranks, finding.step) == (odd, 2)
-    assert finding.cause == "optimizer state was loaded on rank 1 alone"
+    assert finding.cause == "optimizer state was loaded on rank 1 only"
     assert finding.evidence["state_loaded_on_ranks"] == [1]
 
 
@@ -136,7 +136,7 @@ def test_a_state_loaded_after_the_parting_explains_nothing(tmp_path: Path) -> No
     build.step(3, odd=ODD).end().only("DDP201")
 
 
-def test_a_rank_whose_optimizers_nobody_watches_may_have_loaded_too(tmp_path: Path) -> None:
+def test_a_rank_without_optimizer_records_may_have_loaded_too(tmp_path: Path) -> None:
     build = state(RunBuilder(tmp_path, 2).wrap().optimizer(), 0, [1])
     build.say(0, FaultRecord(probe="optimizers", entry="before_step", error="ValueError", where="", pid=1))
     build.step(0, odd=ODD).end().only("DDP201")

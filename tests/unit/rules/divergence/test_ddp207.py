@@ -21,7 +21,7 @@ def test_one_rank_stepped_less(tmp_path: Path, world_size: int, odd: tuple[int, 
 
 
 @pytest.mark.parametrize(("world_size", "odd"), [(2, (0, 1)), (4, (1,))])
-def test_a_step_left_out_in_the_middle(tmp_path: Path, world_size: int, odd: tuple[int, ...]) -> None:
+def test_a_step_skipped_in_the_middle(tmp_path: Path, world_size: int, odd: tuple[int, ...]) -> None:
     """Rank 1 skips the step after its third forward, so each later step comes one forward late there."""
     build = RunBuilder(tmp_path, world_size).wrap().optimizer().train(2)
     for step in range(2, 5):
@@ -34,12 +34,12 @@ def test_a_step_left_out_in_the_middle(tmp_path: Path, world_size: int, odd: tup
 @pytest.mark.parametrize(
     ("world_size", "forwards", "cause"),
     [
-        (3, 4, "a step was left out on rank 1"),
+        (3, 4, "a step was skipped on rank 1"),
         (3, 2, "a step was added on rank 1"),
-        (2, 4, "a step was left out on rank 1, or added on rank 0"),
+        (2, 4, "a step was skipped on rank 1, or added on rank 0"),
     ],
 )
-def test_forwards_alone_tell_who_by_the_majority(
+def test_forwards_identify_ranks_by_majority(
     tmp_path: Path, world_size: int, forwards: int, cause: str
 ) -> None:
     build = RunBuilder(tmp_path, world_size).wrap().optimizer().train(2)
@@ -49,16 +49,16 @@ def test_forwards_alone_tell_who_by_the_majority(
 @pytest.mark.parametrize(
     ("reduced", "forwards", "cause", "ranks"),
     [
-        ({0: 1, 1: 2}, 4, "a step was left out on rank 1", (1,)),
+        ({0: 1, 1: 2}, 4, "a step was skipped on rank 1", (1,)),
         ({0: 1, 1: 0}, 2, "a step was added on rank 1", (1,)),
         # Micro-batches that are all reduced: twice as many as the others.
-        ({0: 2, 1: 4}, 10, "a step was left out on rank 1", (1,)),
+        ({0: 2, 1: 4}, 10, "a step was skipped on rank 1", (1,)),
         # The majority is wrong for once.
-        ({0: 1, 1: 2, 2: 2}, 4, "a step was left out on ranks 1-2", (1, 2)),
-        ({0: 1, 1: 1}, 4, "a step was left out on rank 1, or added on rank 0", (0, 1)),
+        ({0: 1, 1: 2, 2: 2}, 4, "a step was skipped on ranks 1-2", (1, 2)),
+        ({0: 1, 1: 1}, 4, "a step was skipped on rank 1, or added on rank 0", (0, 1)),
     ],
 )
-def test_reduced_backwards_tell_who_without_a_majority(
+def test_reductions_identify_ranks_without_a_majority(
     tmp_path: Path, reduced: dict[int, int], forwards: int, cause: str, ranks: tuple[int, ...]
 ) -> None:
     build = RunBuilder(tmp_path, len(reduced)).wrap().optimizer()
@@ -70,8 +70,8 @@ def test_reduced_backwards_tell_who_without_a_majority(
     assert (finding.cause, finding.ranks) == (cause, ranks)
 
 
-def test_no_step_is_blamed_where_forwards_agree(tmp_path: Path) -> None:
-    """Twice as many reductions behind a step, and the same forwards: nobody left anything out."""
+def test_no_step_was_skipped_if_forwards_agree(tmp_path: Path) -> None:
+    """Twice as many reductions before a step and the same forwards: no rank skipped a step."""
     build = RunBuilder(tmp_path, 2).wrap().optimizer().apply(0, on={1: {"synced": 2}}).step(0)
     assert build.end().findings() == []
 

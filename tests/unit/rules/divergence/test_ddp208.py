@@ -19,7 +19,7 @@ def test_one_rank_loaded_a_checkpoint(tmp_path: Path, world_size: int) -> None:
     assert (finding.step, finding.stage, finding.parameter) == (3, "rewritten", "body.bias")
     assert finding.ranks == ((0, 1) if world_size == 2 else (1,))
     assert finding.evidence["rewritten_on_ranks"] == [1]
-    assert "Before step 3" in finding.message
+    assert "Replicas diverge before step 3" in finding.message
     assert "rank 1 wrote" in finding.message
 
 
@@ -49,10 +49,10 @@ def test_a_write_that_changed_nothing_explains_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("step", "ranks", "cause"),
     [
-        (3, [1], "written between two steps, by rank 1 alone"),
-        (0, [1], "written between wrapping and the first step, by rank 1 alone"),
-        (3, [0, 1, 2], "written between two steps, on all ranks but not alike"),
-        (3, [1, 2], "written between two steps, by ranks 1-2 alone"),
+        (3, [1], "written between two steps, by rank 1 only"),
+        (0, [1], "written between wrapping and the first step, by rank 1 only"),
+        (3, [0, 1, 2], "written between two steps, on all ranks but differently"),
+        (3, [1, 2], "written between two steps, by ranks 1-2 only"),
     ],
 )
 def test_who_wrote_and_when(tmp_path: Path, step: int, ranks: list[int], cause: str) -> None:
@@ -71,13 +71,13 @@ def test_who_wrote_and_when(tmp_path: Path, step: int, ranks: list[int], cause: 
 def test_when_is_told_by_a_later_write(tmp_path: Path, how: str, when: str) -> None:
     build = RunBuilder(tmp_path, 2).wrap().optimizer().train(2).rewrite(2, [0, 1], ODD).step(2, odd=ODD)
     build.rewrite(3, [0, 1], ODD, how=how).step(3, odd=ODD)
-    assert build.end().only("DDP208").cause == f"written {when}, on all ranks but not alike"
+    assert build.end().only("DDP208").cause == f"written {when}, on all ranks but differently"
 
 
 @pytest.mark.parametrize(
     ("how", "cause"),
     [
-        ("none", " from gradients that DDP did not reduce: no backward() came before it"),
+        ("none", " from gradients that DDP did not reduce: no backward() ran before the update"),
         ("wrapper bypassed", " from gradients that DDP did not reduce: wrapper bypassed"),
         ("synced", ""),
         ("", ""),

@@ -41,7 +41,7 @@ def test_one_rank_has_others(tmp_path: Path, others: list[str]) -> None:
     place = min(len(others), 2)
     assert (finding.ranks, finding.evidence["position"]) == ((2,), place)
     assert finding.parameter == [*BUFFERS, "extra"][place]
-    assert "not there" in finding.message
+    assert "missing" in finding.message
 
 
 def test_three_lists_of_different_lengths(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_statistics_recomputed_on_each_rank(tmp_path: Path, world_size: int, odd
     assert "after the last training step" in finding.cause
 
 
-def test_rank_0_may_recompute_them_alone(tmp_path: Path) -> None:
+def test_only_rank_0_recomputes_them(tmp_path: Path) -> None:
     assert at_the_end(RunBuilder(tmp_path, 2), STATISTICS, [0], {0: STATISTICS}).findings() == []
 
 
@@ -93,14 +93,14 @@ def test_a_rank_s_own_notes_are_no_more_than_a_note(tmp_path: Path) -> None:
 
 
 def test_models_that_have_parted_measure_different_statistics(tmp_path: Path) -> None:
-    """Their parameters differ, and that is what there is to tell."""
+    """Their parameters differ, and another rule reports that."""
     build = RunBuilder(tmp_path, 2).wrap(buffers=STATISTICS).optimizer().train(2).train(1, 2, {1: [NAMES[0]]})
     build.look(Stage.BUFFERS_END, -1, STATISTICS, of=TensorKind.BUFFERS, odd={1: STATISTICS}, width=8).end()
     assert [finding.code for finding in build.findings()] == ["DDP201"]
 
 
 @pytest.mark.parametrize(("forwards", "notes"), [((3, 3), 1), ((3, 2), 0)])
-def test_buffers_that_ddp_leaves_alone(tmp_path: Path, forwards: tuple[int, int], notes: int) -> None:
+def test_buffers_that_ddp_does_not_synchronise(tmp_path: Path, forwards: tuple[int, int], notes: int) -> None:
     build = RunBuilder(tmp_path, 2).wrap(buffers=["codes"]).optimizer().train(3)
     for rank in build.ranks:
         build.say(

@@ -1,4 +1,4 @@
-"""The rules about gradients: DDP202 to DDP205, DDP209 and DDP304, each with sound jobs that come close."""
+"""The rules about gradients: DDP202 to DDP205, DDP209 and DDP304, each with similar jobs that are correct."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hook(build: RunBuilder, name: str) -> RunBuilder:
     return build
 
 
-def test_a_sound_run_says_how_much_was_checked(tmp_path: Path) -> None:
+def test_a_sound_run_reports_what_was_checked(tmp_path: Path) -> None:
     build = start(tmp_path)
     for step in range(4):
         build.backward(step + 1, LOCAL, MEAN).apply(step).step(step)
@@ -42,9 +42,9 @@ def test_a_sound_run_says_how_much_was_checked(tmp_path: Path) -> None:
     [
         ("wrapper bypassed", "not ddp.module(inputs)"),
         ("no_sync open", "Leave no_sync()"),
-        ("forward inside no_sync, backward outside", "same side of no_sync()"),
+        ("forward inside no_sync, backward outside", "both inside or both outside no_sync()"),
         ("two forwards before two backwards", "before the next forward"),
-        ("second backward on one forward", "one backward a forward"),
+        ("second backward on one forward", "one backward per forward"),
     ],
 )
 def test_ddp202_has_a_fix_for_each_reason(tmp_path: Path, reason: str, fix: str) -> None:
@@ -57,10 +57,10 @@ def test_ddp202_has_a_fix_for_each_reason(tmp_path: Path, reason: str, fix: str)
 
 def test_every_reason_has_a_fix_of_its_own() -> None:
     from ddpcheck.agent.backward_tracker import Reason
-    from ddpcheck.rules.divergence.ddp202 import _FIXES
+    from ddpcheck.rules.divergence.ddp202 import FIXES
 
-    assert {reason.value for reason in Reason} <= set(_FIXES)
-    assert len(set(_FIXES.values())) == len(_FIXES)
+    assert {reason.value for reason in Reason} <= set(FIXES)
+    assert len(set(FIXES.values())) == len(FIXES)
 
 
 def test_ddp202_names_the_parameters_that_were_waited_for(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_ddp204_a_sum_that_was_not_divided(tmp_path: Path) -> None:
     build.backward(2, LOCAL, [2 * x for x in MEAN]).apply(1).step(1)
     finding = build.end().only("DDP204")
     assert (finding.step, finding.stage) == (1, "reduced")
-    assert finding.cause == "the reduction itself gave the sum of the ranks' gradients, not divided by 2"
+    assert finding.cause == "the reduction itself returned the sum of the ranks' gradients, not divided by 2"
     assert finding.parameter in NAMES
     assert finding.evidence["backwards"] == {"checked": 2, "off": 1}
     assert finding.evidence["error"] > finding.evidence["bound"]
@@ -94,21 +94,21 @@ def test_ddp204_a_sum_that_was_not_divided(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reduced", "cause"),
     [
-        ([1.0, 1.5, 2.0], "divided by 2 once more: divided twice"),
+        ([1.0, 1.5, 2.0], "divided by 2 again: divided twice"),
         ([1.5, 2.0, 2.5], "without rank 0, divided by 2"),
         ([1.0, 2.0, 3.0], "without rank 1, divided by 1"),
     ],
 )
-def test_ddp204_says_what_came_out_instead(tmp_path: Path, reduced: list[float], cause: str) -> None:
+def test_ddp204_reports_the_actual_result(tmp_path: Path, reduced: list[float], cause: str) -> None:
     build = hook(start(tmp_path), "my_hook").backward(1, LOCAL, reduced).apply(0).step(0)
     finding = build.end().only("DDP204")
-    assert finding.cause.startswith("the communication hook my_hook gave ")
+    assert finding.cause.startswith("the communication hook my_hook returned ")
     assert finding.cause.endswith(cause)
 
 
 @pytest.mark.parametrize("reduced", [[4.0, 6.0, 4.0], [4.0, 6.0, 9.0], [2.0, 3.0, 40.0]])
 def test_ddp204_explains_all_parameters_or_nothing(tmp_path: Path, reduced: list[float]) -> None:
-    """Undivided in places only: no one mistake of a hook does that."""
+    """Only some parameters are not divided: no single mistake explains that."""
     build = hook(start(tmp_path), "my_hook").backward(1, LOCAL, reduced).apply(0).step(0)
     assert build.end().only("DDP204").cause == "the communication hook my_hook"
 
@@ -137,7 +137,7 @@ def test_ddp204_is_silent_where_ranks_part_at_the_same_step(tmp_path: Path) -> N
 
 
 def test_ddp204_is_silent_about_a_rank_that_was_killed(tmp_path: Path) -> None:
-    """The mean holds its share, and its records end before it could write of it."""
+    """The mean contains its share, but its records end before that backward."""
     build = start(tmp_path, 3).backward(1, {0: [1.0] * 3, 1: [2.0] * 3, 2: [6.0] * 3}, [3.0] * 3)
     build.apply(0).step(0).backward(2, {0: [1.0] * 3, 1: [2.0] * 3}, [3.0] * 3).end([0, 1])
     assert build.findings("DDP204") == []
@@ -152,7 +152,7 @@ def test_ddp204_is_silent_about_a_probe_that_was_switched_off(tmp_path: Path) ->
 
 @pytest.mark.parametrize("record", ["join", "no join"])
 def test_ddp204_under_join(tmp_path: Path, record: str) -> None:
-    """A rank that has run out adds zeros; without join() nobody can be silent and well."""
+    """A rank without data contributes zeros inside join(); outside, a missing record is inconclusive."""
     build = start(tmp_path)
     if record == "join":
         for rank in build.ranks:
@@ -164,12 +164,12 @@ def test_ddp204_under_join(tmp_path: Path, record: str) -> None:
     assert checks["reduced gradients against the mean"] == (2 if record == "join" else 1)
 
 
-def test_ddp205_says_who_wrote(tmp_path: Path) -> None:
+def test_ddp205_reports_the_ranks_that_wrote(tmp_path: Path) -> None:
     odd = {1: ["body.bias"]}
     build = start(tmp_path, 3).apply(0, odd=odd, on={1: {"moved": True}}).step(0, odd=odd)
     finding = build.end().only("DDP205")
     assert (finding.ranks, finding.step, finding.stage) == ((1,), 0, "applied")
-    assert "odd: rank 1" in finding.message
+    assert "Outlier: rank 1" in finding.message
 
 
 def test_ddp205_is_silent_where_all_clip_alike(tmp_path: Path) -> None:
@@ -202,11 +202,11 @@ def test_ddp209_where_it_began(tmp_path: Path) -> None:
         "applied_at_step": 0,
         "applied_on_ranks": [0, 1, 2],
     }
-    assert "in 1 of its 3 gradients, and first in that of body.bias" in finding.cause
+    assert "in 1 of its 3 gradients, first in that of body.bias" in finding.cause
 
 
 def test_ddp209_a_loss_that_is_not_finite_shows_in_all_gradients(tmp_path: Path) -> None:
-    """The first to arrive is named: it lies nearest to the loss."""
+    """The first gradient of the backward is named: it is nearest to the loss."""
     build = start(tmp_path)
     for rank in build.ranks:
         own = {"2": 4, "1": 4, "0": 4} if rank == 1 else {}
@@ -216,15 +216,15 @@ def test_ddp209_a_loss_that_is_not_finite_shows_in_all_gradients(tmp_path: Path)
         )
     finding = build.apply(0, nonfinite={"0": 4}).step(0).end().only("DDP209")
     assert (finding.ranks, finding.parameter) == ((1,), "head.weight")
-    assert "in all 3 of its gradients: it came with the loss or the inputs" in finding.cause
+    assert "in all 3 of its gradients: it comes from the loss or the inputs" in finding.cause
 
 
-def test_ddp209_what_the_reduction_made_is_not_blamed_on_a_rank(tmp_path: Path) -> None:
+def test_ddp209_produced_by_the_reduction(tmp_path: Path) -> None:
     build = start(tmp_path)
     big = {0: [3e38] * 3, 1: [3e38] * 3}
     build.backward(1, big, [math.inf] * 3, reduced_nonfinite={"0": 4})
     finding = build.apply(0, nonfinite={"0": 4}).step(0).end().only("DDP209")
-    assert "that the reduction itself made" in finding.cause
+    assert "that the reduction itself produced" in finding.cause
     assert finding.ranks == (0, 1)
 
 
@@ -238,9 +238,7 @@ def test_ddp304_the_same_gradients(tmp_path: Path) -> None:
         build.backward(step + 1, {0: [1.0] * 3, 1: [4.0] * 3, 2: [1.0] * 3}, [2.0] * 3).apply(step).step(step)
     finding = build.end().only("DDP304")
     assert (finding.severity.value, finding.ranks, finding.stage) == ("warning", (0, 2), "local")
-    assert finding.message.startswith(
-        "Ranks 0 and 2 computed the same gradients to the bit in 3 of 3 backwards"
-    )
+    assert finding.message.startswith("Ranks 0 and 2 computed bit-identical gradients in 3 of 3 backwards")
 
 
 @pytest.mark.parametrize(("alike", "other"), [(1, 0), (2, 3)])
@@ -268,8 +266,8 @@ def test_a_damaged_record_costs_no_report(tmp_path: Path) -> None:
     assert build.report().verdict.value == "ok"
 
 
-def test_parameters_after_the_step_tell_which_gradients_differ(tmp_path: Path) -> None:
-    """Where no rank kept the digests of its gradients one by one."""
+def test_parameters_after_the_step_show_which_gradients_differ(tmp_path: Path) -> None:
+    """No rank wrote the digest of each gradient."""
     odd = {1: ["head.weight"]}
     build = start(tmp_path).apply(0).step(0).apply(1, odd=odd, last="none").step(1, odd=odd)
     finding = build.end().only("DDP202")
@@ -277,7 +275,7 @@ def test_parameters_after_the_step_tell_which_gradients_differ(tmp_path: Path) -
     assert finding.evidence["parameters"] == {"count": 1, "of": 3, "names": ["head.weight"]}
 
 
-def test_parameters_that_part_later_do_not_tell_which_gradients_differ(tmp_path: Path) -> None:
+def test_parameters_that_diverge_later_do_not_show_which_gradients_differ(tmp_path: Path) -> None:
     """As in a warm-up with a learning rate of zero."""
     odd = {1: ["head.weight"]}
     build = (

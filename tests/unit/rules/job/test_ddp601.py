@@ -16,14 +16,14 @@ def nobody(folder: Path, exit_code: int) -> RunBuilder:
     return build
 
 
-def test_nobody(tmp_path: Path) -> None:
+def test_no_rank_reported(tmp_path: Path) -> None:
     (finding,) = nobody(tmp_path, 0).findings()
     assert (finding.code, finding.ranks) == ("DDP601", ())
     assert "-S, -I or -E" in finding.cause
     assert "import ddpcheck.auto" in finding.fix
 
 
-def test_nobody_because_the_command_failed(tmp_path: Path) -> None:
+def test_no_rank_because_the_command_failed(tmp_path: Path) -> None:
     (finding,) = nobody(tmp_path, 3).findings()
     assert "exit status 3" in finding.message
     assert "failed before" in finding.cause

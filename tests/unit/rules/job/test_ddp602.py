@@ -18,7 +18,7 @@ def test_a_killed_rank_and_its_last_step(build: RunBuilder) -> None:
     build.exited(2, 100.0).exited(0, 101.0).exited(1, 101.0)
     finding = build.only("DDP602")
     assert (finding.ranks, finding.step, finding.stage) == ((2,), 3, "params")
-    assert finding.message.startswith("Rank 2 vanished without a word")
+    assert finding.message.startswith("Rank 2 ended without a message")
     assert "out of memory" in finding.cause
 
 
@@ -33,7 +33,7 @@ def test_errors_that_follow_from_a_death_are_told_as_such(build: RunBuilder) -> 
     build.end([0, 2], time=101.0, reason="raised", error="RuntimeError: Connection closed by peer")
     finding = build.only("DDP602")
     assert finding.ranks == (1,)
-    assert "ranks 0 and 2 failed too" in finding.message
+    assert "Ranks 0 and 2 failed as a consequence" in finding.message
 
 
 def test_errors_that_follow_from_an_error_are_told_as_such(build: RunBuilder) -> None:
@@ -48,7 +48,7 @@ def test_a_rank_that_ended_in_good_order_and_took_the_connections_along(build: R
     build.end([0, 2], time=101.0, reason="raised", error="RuntimeError: Connection closed by peer")
     finding = build.only("DDP602")
     assert finding.ranks == (0, 2)
-    assert "Rank 1 had ended in good order before that" in finding.message
+    assert "Rank 1 had finished normally before that" in finding.message
     assert finding.cause.startswith("early stop on some ranks: rank 1 ended")
 
 
@@ -61,7 +61,7 @@ def test_a_rank_that_ended_has_nothing_to_do_with_other_errors(
     build.end([1], time=when)
     build.end([0, 2], time=101.0, reason="raised", error=error)
     finding = build.only("DDP602")
-    assert "good order" not in finding.message
+    assert "finished normally" not in finding.message
     assert finding.cause == error
 
 

@@ -1,4 +1,4 @@
-"""DDP603: ranks hang, where each one stands, and what that says of the mistake."""
+"""DDP603: ranks hang, where each one waits, and the likely mistake."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_one_rank_left_the_loop_and_waits_elsewhere(job: Hung) -> None:
     )
     assert finding.cause.startswith("early stop on some ranks: rank 1 left the training loop after step 3")
     assert finding.message == (
-        "For 300 s no rank got any further, so the job was stopped: rank 0 waits in the AllReduce of a backward "
+        "No rank made progress for 300 s, so ddpcheck stopped the job: rank 0 waits in the AllReduce of a backward "
         "in step 4 (/home/me/train.py:41); rank 1 waits in barrier after step 3 (/home/me/train.py:41)."
     )
     first = finding.evidence["standings"][0]
@@ -79,7 +79,7 @@ def test_one_rank_closed_its_group(job: Hung) -> None:
     finding = job.hang()
     assert finding.ranks == (1,)
     assert "early stop on some ranks" in finding.cause
-    assert "rank 1 has left after step 3" in finding.message
+    assert "rank 1 has ended after step 3" in finding.message
 
 
 def test_one_rank_ended_while_the_other_waits_at_a_barrier(job: Hung) -> None:
@@ -88,7 +88,7 @@ def test_one_rank_ended_while_the_other_waits_at_a_barrier(job: Hung) -> None:
     job.end([1], time=0.5)
     finding = job.hang()
     assert (finding.ranks, finding.stage) == ((1,), None)
-    assert "rank 1 left the training loop after step 3 while rank 0 goes on" in finding.cause
+    assert "rank 1 left the training loop after step 3 while rank 0 continues" in finding.cause
 
 
 def test_evaluation_through_the_wrapper(job: Hung) -> None:
@@ -116,7 +116,7 @@ def test_different_ignored_parameters(tmp_path: Path) -> None:
     finding = job.hang()
     assert (finding.ranks, finding.stage, finding.step) == ((2,), "reduced", 0)
     assert finding.cause == (
-        "ranks have different ignored parameters: body.bias, for one, is ignored on rank 2 only"
+        "ranks have different ignored parameters: for example, body.bias is ignored on rank 2 only"
     )
 
 
@@ -142,10 +142,10 @@ def test_one_that_is_ahead_has_not_left_early(job: Hung) -> None:
     assert "different steps" in finding.cause
 
 
-def test_a_rank_that_stands_still(job: Hung) -> None:
+def test_a_rank_that_is_blocked(job: Hung) -> None:
     finding = job.stands(0, BARRIER).stands(1, LOCKED, "still").hang()
     assert finding.ranks == (1,)
-    assert "rank 1 never gets to where the others wait" in finding.cause
+    assert "rank 1 never reaches the collective that the others wait in" in finding.cause
     assert "/home/me/train.py:77" in finding.cause
 
 
@@ -154,7 +154,7 @@ def test_a_rank_that_did_not_answer_is_not_shown_where_it_was_before(job: Hung) 
     job.silent.add(1)
     finding = job.hang()
     assert finding.ranks == (1,)
-    assert "lets nobody look inside" in finding.message
+    assert "without a readable stack" in finding.message
     assert [g["stack"] for g in finding.evidence["standings"] if g["ranks"] == [1]] == [[]]
 
 

@@ -1,4 +1,4 @@
-"""DDP605: ddpcheck switched a part of itself off."""
+"""DDP605: ddpcheck disabled one of its probes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_rank_that_could_not_write_at_all_is_not_called_missing_too(tmp_path: 
     assert build.report().verdict.value == "incomplete"
 
 
-def test_where_nobody_could_write_that_is_the_reason(tmp_path: Path) -> None:
+def test_no_rank_could_write(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2)
     build.records.clear()
     build.notes.append(trouble(101))
@@ -95,7 +95,7 @@ def test_a_launcher_that_gave_up_sampling(tmp_path: Path) -> None:
     build.notes.append({"kind": "fault", "probe": "sampler", "entry": "sample", "error": "OSError: no"})
     [finding] = build.findings("DDP605")
     assert (finding.severity.value, finding.ranks) == ("note", ())
-    assert finding.message.startswith("Sampling the node failed: OSError: no. The job was not touched; ")
+    assert finding.message.startswith("Sampling the node failed: OSError: no. The job was not affected; ")
 
 
 def test_a_source_that_could_not_be_sampled_on_several_hosts(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_source_that_could_not_be_sampled_on_several_hosts(tmp_path: Path) -> 
         )
     [finding] = build.findings("DDP605")
     assert finding.message.startswith("Sampling gpus failed on node0, node1: ValueError: x. ")
-    assert "all else was sampled on" in finding.message
+    assert "other samples continued" in finding.message
     assert finding.evidence["entry"] == "sampler.gpus"
 
 
@@ -115,4 +115,4 @@ def test_a_log_that_could_not_be_written(tmp_path: Path) -> None:
     build.description["unwritten"] = 17
     [finding] = build.findings("DDP605")
     assert (finding.severity.value, finding.ranks) == ("note", ())
-    assert finding.message.startswith("17 lines of the node's log could not be written")
+    assert finding.message.startswith("17 lines of the node log could not be written")

@@ -1,4 +1,4 @@
-"""DDP401: exposed transfers, and what comes close without being one."""
+"""DDP401: exposed communication, and similar runs that are correct."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.node_notes import NodeNotes
 from ddpcheck.analysis.overlap.model import Overlap
-from ddpcheck.analysis.run_reader import NodeNotes
 from ddpcheck.rules.performance.ddp401 import find
 from tests.helpers.overlap_builder import overlap
 
@@ -23,20 +23,20 @@ def found(seen: Overlap | None) -> list[Finding]:
 def test_a_quarter_of_the_step() -> None:
     [finding] = found(overlap())
     assert (finding.code, finding.severity, finding.step) == ("DDP401", Severity.WARNING, 5)
-    assert "25.0 ms of a step's 100.0 ms (25%)" in finding.message
-    assert "that took 5.0 ms" in finding.message
+    assert "25.0 ms of a 100.0 ms step (25%)" in finding.message
+    assert "takes another 5.0 ms" in finding.message
     assert finding.evidence["exposed_share"] == 0.25
     assert finding.evidence["bytes_a_step"] == 2 * (4 << 20)
 
 
 def test_enough_compute_that_comes_too_early() -> None:
     [finding] = found(overlap(compute_ms=180))
-    assert "begin too late" in finding.cause
+    assert "start too late" in finding.cause
 
 
 def test_more_to_transfer_than_to_compute() -> None:
     [finding] = found(overlap(compute_ms=60))
-    assert "more to transfer than compute" in finding.cause
+    assert "longer than the compute" in finding.cause
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_silent(seen: Overlap | None) -> None:
     assert found(seen) == []
 
 
-def test_a_machine_that_is_too_busy_tells_nothing() -> None:
+def test_a_machine_that_is_too_busy_is_inconclusive() -> None:
     seen = overlap()
     busy = tuple(replace(rank, held_up_ns=20_000_000) for rank in seen.ranks)
     assert found(replace(seen, ranks=busy)) == []

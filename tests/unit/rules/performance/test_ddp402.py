@@ -1,4 +1,4 @@
-"""DDP402: a late rank, and whether the clocks of its GPU were held down."""
+"""DDP402: a straggler, and whether its GPU is throttled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAT, POWER, IDLE = 0x40, 0x4, 0x1
 
 
 def clocks(part: str, late: bool, faults: int = 0, kernel: int = 0) -> list[Record]:
-    """A step of 80 ms, in which the late rank works 20 ms longer at one part of it."""
+    """A step of 80 ms, in which the straggler spends 20 ms more in one part."""
     took = {"data": 5_000, "forward": 20_000, "backward": 20_000, "optimizer": 5_000}
     took[part] += 20_000 if late else 0
     columns: dict[str, Any] = {name: [value] for name, value in took.items()}
@@ -69,11 +69,11 @@ def finding(
 
 
 @pytest.mark.parametrize("part", ["forward", "backward", "optimizer"])
-def test_the_gpu_of_the_late_rank_was_held_down(tmp_path: Path, part: str) -> None:
+def test_the_gpu_of_the_straggler_is_throttled(tmp_path: Path, part: str) -> None:
     found = finding(tmp_path, {0: gpu(0), 1: gpu(1, HEAT, 700), 2: gpu(2, IDLE, 1390)}, part)
     assert found.cause == (
-        "throttling: its GPU (node1:5) had its clocks held down (hardware thermal slowdown in 100 % of the samples; "
-        "it ran at 700 MHz, the others at 1400)"
+        "throttling: the clocks of its GPU (node1:5) were reduced (hardware thermal slowdown in 100 % of the samples; "
+        "it ran at 700 MHz, the others at 1400 MHz)"
     )
     assert found.evidence["throttled"] == {
         "gpus": ["node1:5"],
@@ -84,10 +84,10 @@ def test_the_gpu_of_the_late_rank_was_held_down(tmp_path: Path, part: str) -> No
     assert "cooling" in found.fix
 
 
-def test_a_driver_that_tells_no_clocks(tmp_path: Path) -> None:
+def test_a_driver_without_clocks(tmp_path: Path) -> None:
     gpus = {0: gpu(0, clock=None), 1: gpu(1, POWER, clock=None), 2: gpu(2, clock=None)}
     assert finding(tmp_path, gpus).cause == (
-        "throttling: its GPU (node1:5) had its clocks held down (power cap in 100 % of the samples)"
+        "throttling: the clocks of its GPU (node1:5) were reduced (power cap in 100 % of the samples)"
     )
 
 
@@ -114,14 +114,14 @@ def test_throttling_that_explains_nothing(tmp_path: Path, gpus: dict[int, Any]) 
 
 def test_data_comes_late_for_other_reasons(tmp_path: Path) -> None:
     found = finding(tmp_path, {0: gpu(0), 1: gpu(1, HEAT, 700), 2: gpu(2)}, "data")
-    assert found.cause == "the data loader takes longer there to give a batch"
+    assert found.cause == "the data loader takes longer there to return a batch"
 
 
 def test_memory_that_the_c_library_gives_back(tmp_path: Path) -> None:
     found = finding(tmp_path, {}, "optimizer", faulted=(12_345, 18_000), severity="note")
     assert found.cause == (
-        "page faults: in each step it takes 12,345 pages more from the system than the others do, and gives them back; "
-        "the kernel works 18.0 ms longer for it"
+        "page faults: it allocates and frees 12,345 more pages per step than the other ranks, which costs 18.0 ms more "
+        "time in the kernel"
     )
     assert (found.evidence["page_faults_more"], found.evidence["kernel_ms_more"]) == (12_345, 18.0)
     assert "MALLOC_TRIM_THRESHOLD_=8589934592" in found.fix

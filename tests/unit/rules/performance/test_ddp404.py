@@ -1,4 +1,4 @@
-"""DDP404: advice that is worth a note, and how it is put."""
+"""DDP404: bucket sizes that are worth a note."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.node_notes import NodeNotes
 from ddpcheck.analysis.overlap.model import BucketAdvice
-from ddpcheck.analysis.run_reader import NodeNotes
 from ddpcheck.records.kinds.modules import ModuleRecord
 from ddpcheck.records.kinds.rank import RankHeader
 from ddpcheck.rules.performance.ddp404 import find
@@ -31,7 +31,7 @@ def found(advised: BucketAdvice | None) -> list[Finding]:
 def test_a_gain_is_noted() -> None:
     [finding] = found(advice(gain_ms=20))
     assert (finding.code, finding.severity, finding.module) == ("DDP404", Severity.NOTE, "0")
-    assert "With bucket_cap_mb=8 a step should take 20.0 ms less than its 100.0 ms (20%)" in finding.message
+    assert "bucket_cap_mb=8 should save 20.0 ms of a 100.0 ms step (20%)" in finding.message
     assert "DistributedDataParallel(model, bucket_cap_mb=8)" in finding.fix
 
 
@@ -43,7 +43,7 @@ def test_a_gain_is_noted() -> None:
         (1, 8, "bucket_cap_mb_list=[1, 8]"),
     ],
 )
-def test_how_the_layout_is_asked_for(first: float, cap: float, said: str) -> None:
+def test_the_option_for_a_layout(first: float, cap: float, said: str) -> None:
     [finding] = found(advice(first=first, cap=cap))
     assert said in finding.fix
 

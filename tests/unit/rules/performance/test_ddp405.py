@@ -1,4 +1,4 @@
-"""DDP405: traffic takes a slower interface than the fastest one that connects the nodes."""
+"""DDP405: traffic uses a slower interface than the fastest one that connects the nodes."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def test_a_faster_network_is_left_idle(tmp_path: Path, backend: str, variable: s
 def test_who_chose_the_interface(tmp_path: Path) -> None:
     nodes = [[slow(n), fast(n)] for n in range(2)]
     [chosen] = found_in(Cluster(tmp_path / "a", nodes, environment={"GLOO_SOCKET_IFNAME": "eth0"}))
-    assert chosen.cause == "GLOO_SOCKET_IFNAME names it (eth0)"
+    assert chosen.cause == "GLOO_SOCKET_IFNAME selects it (eth0)"
     [left] = found_in(Cluster(tmp_path / "b", nodes))
-    assert left.cause.startswith("nothing tells the backend")
+    assert left.cause.startswith("no variable selects an interface")
 
 
 def test_names_that_differ_from_node_to_node(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_buffers_that_differ_after_wrapping(tmp_path: Path) -> None:
     assert "1 of 2 buffers" in finding.message
 
 
-def test_without_an_option_to_blame(tmp_path: Path) -> None:
+def test_without_an_option_that_explains_it(tmp_path: Path) -> None:
     finding = RunBuilder(tmp_path, 4).wrap(odd={0: ["body.bias"]}).end().only("DDP101")
     assert finding.cause == "the broadcast at wrapping did not make the ranks equal"
 
@@ -56,7 +56,7 @@ ADAPTER = ("adapter.down", "adapter.up")
 
 
 def with_adapter(folder: Path, world_size: int, odd: dict[int, list[str]]) -> RunBuilder:
-    """DDP was told to leave an adapter alone, which is not the same on all ranks."""
+    """DDP ignores an adapter that differs across ranks."""
     build = RunBuilder(folder, world_size).wrap(ignored=ADAPTER).optimizer()
     return build.look(Stage.INIT_AFTER, -1, ADAPTER, of=TensorKind.IGNORED, odd=odd, width=8)
 
@@ -73,7 +73,7 @@ def test_ignored_and_meant_to_be_equal(tmp_path: Path, world_size: int, ranks: t
     finding = apply_to_adapter(apply_to_adapter(build, 1), 2).end().only("DDP101")
     assert (finding.parameter, finding.ranks, finding.stage) == ("adapter.up", ranks, "init.after")
     assert finding.evidence["steps_with_equal_gradients"] == 2
-    assert "told to ignore" in finding.cause
+    assert "configured to ignore" in finding.cause
 
 
 def test_ignored_and_trained_by_each_rank_for_itself(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_what_the_broadcast_did_not_mend_is_another_story(tmp_path: Path) -> Non
     assert RunBuilder(tmp_path, 2).wrap(odd_before=odd, odd=odd).end().findings("DDP102") == []
 
 
-def test_nobody_knows_before_the_broadcast_is_seen(tmp_path: Path) -> None:
+def test_inconclusive_before_the_broadcast(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap(odd_before={1: ["body.bias"]})
     for rank in (0, 1):
         build.records[rank] = [

@@ -28,7 +28,7 @@ def test_another_set(tmp_path: Path, others: list[str]) -> None:
     build = RunBuilder(tmp_path, 4).wrap(names_on={3: others})
     finding = build.end().only("DDP103")
     assert (finding.ranks, finding.cause) == ((3,), "different sets of parameters")
-    assert "not there" in finding.message
+    assert "missing" in finding.message
 
 
 def test_three_different_lists(tmp_path: Path) -> None:

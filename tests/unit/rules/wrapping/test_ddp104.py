@@ -19,7 +19,7 @@ def changed(build: RunBuilder, change: str = "replaced", step: int = 1) -> RunBu
 
 @pytest.mark.parametrize("change", ["added", "replaced", "unfrozen"])
 @pytest.mark.parametrize(("world_size", "odd"), [(2, (0, 1)), (3, (2,))])
-def test_ranks_part_in_it(tmp_path: Path, change: str, world_size: int, odd: tuple[int, ...]) -> None:
+def test_replicas_diverge_in_it(tmp_path: Path, change: str, world_size: int, odd: tuple[int, ...]) -> None:
     build = changed(RunBuilder(tmp_path, world_size), change)
     finding = build.train(3, first=1, odd={world_size - 1: ["head.weight"]}).end().only("DDP104")
     assert (finding.ranks, finding.parameter, finding.step) == (odd, "head.weight", 1)

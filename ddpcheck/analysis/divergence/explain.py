@@ -1,0 +1,191 @@
+"""Works out, once per module, where its parameters and gradients diverge and which cause explains it.
+
+The causes come from the rules: a rule registers them with `RULE.explains_parameters` and `RULE.explains_gradients`.
+They are tried by precedence, and the first that returns an explanation decides which rule reports the divergence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddpcheck.analysis.aggregate.agreement import Disagreement
+from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.divergence.optimizers import stepped_parameters
+from ddpcheck.analysis.evidence import of_disagreement
+from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.records.kinds.digests import Stage, TensorKind
+
+if TYPE_CHECKING:
+    from ddpcheck.rules.rule import Rule
+
+# How a rank's last backward ended, as records state it: DDP reduced it.
+SYNCED = "synced"
+
+
+class Precedence(IntEnum):
+    """The order in which causes are tried: what happens earlier in a step, or is more exact, comes first.
+
+    A new cause may use any integer between these.
+    """
+
+    # Of gradients.
+    NOT_REDUCED = 10
+    CHANGED_AFTER_REDUCTION = 20
+    # Of parameters.
+    UNKNOWN_TO_REDUCER = 110
+    # Unscaling by different scales makes the gradients differ, so the scale comes before them.
+    GRADIENT_SCALE = 120
+    SKIPPED_STEP = 130
+    # The explanation of the gradients, if they diverged no later than the parameters.
+    GRADIENTS = 140
+    WRITTEN_OUTSIDE_STEP = 150
+    NO_OPTIMIZER = 160
+    FROZEN_PARAMETERS = 170
+    HYPERPARAMETERS = 180
+    PARAMETER_GROUPS = 190
+    OPTIMIZER_STATE = 200
+    LOADED_STATE = 210
+    # The general case of either.
+    UNEXPLAINED = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What a cause knows about a divergence."""
+
+    cause: str = ""
+    # The disagreement that shows the cause, if it is not the divergence itself.
+    root: Disagreement | None = None
+    evidence: dict[str, Any] = field(default_factory=dict)
+    parameter: str | None = None
+    # The ranks at fault; empty: the outliers of the divergence.
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divergence(Explanation):
+    """The first divergence of a module's parameters or gradients, and the code of the rule that explains it."""
+
+    code: str
+    first: Disagreement
+
+    @property
+    def step(self) -> int:
+        return self.first.moment.step
+
+
+@dataclass(frozen=True)
+class ModuleDivergence:
+    """The divergence of one module. Both are None if its replicas stay identical."""
+
+    parameters: Divergence | None = None
+    # None as well if the parameters diverged before, for another reason.
+    gradients: Divergence | None = None
+
+
+Explain = Callable[[Attempt, ModuleKey, Disagreement], Explanation | None]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A function that recognises one cause of divergence, and the code of the rule that registered it."""
+
+    code: str
+    precedence: int
+    explain: Explain
+
+
+def explain_module(attempt: Attempt, module: ModuleKey, rules: Sequence[Rule]) -> ModuleDivergence:
+    """Find the first divergence of `module` and explain it with the causes of `rules`."""
+    gradients = _gradients(attempt, module, [cause for rule in rules for cause in rule.gradient_causes])
+    parameters = _parameters(
+        attempt, module, [cause for rule in rules for cause in rule.parameter_causes], gradients
+    )
+    if (
+        gradients is not None
+        and parameters is not None
+        and parameters.code != gradients.code
+        and parameters.step <= gradients.step
+    ):
+        gradients = None
+    return ModuleDivergence(parameters, gradients)
+
+
+def same_parameter_names(attempt: Attempt, module: ModuleKey) -> bool:
+    """Whether all ranks listed the same parameters in the same order when they wrapped the module."""
+    ranks = attempt.of_module(module).values()
+    return len({tuple(row[0] for row in rank.as_wrapped[module].parameters) for rank in ranks}) <= 1
+
+
+def gradient_evidence(attempt: Attempt, divergence: Divergence, folder: Path) -> dict[str, Any]:
+    """The evidence of a divergence of gradients.
+
+    Only ranks that noticed it themselves wrote the digest of each gradient. If a rank was too far ahead, the
+    parameters that differ after the same step stand in for the gradients.
+    """
+    moment = divergence.first.moment
+    evidence = {**divergence.evidence, **of_disagreement(attempt, divergence.first, folder)}
+    after = attempt.agreement.stats_of(moment.module, Stage.PARAMS, TensorKind.PARAMETERS).first
+    if not evidence["parameters"]["names"] and after is not None and after.moment.step == moment.step:
+        evidence["parameters"] = of_disagreement(attempt, after, folder)["parameters"]
+    return evidence
+
+
+def _gradients(attempt: Attempt, module: ModuleKey, causes: Iterable[Cause]) -> Divergence | None:
+    """The first step at which ranks applied different gradients."""
+    first = attempt.agreement.stats_of(module, Stage.APPLIED, TensorKind.GRADIENTS).first
+    if first is None or attempt.uses_local_sgd(module) or _structure_changed(attempt, module, first):
+        return None
+    # Optimizers that hold different parameters apply different sets of gradients.
+    if len(set(stepped_parameters(attempt, module, first.moment.optimizer).values())) > 1:
+        return None
+    return _first_explanation(attempt, module, first, causes)
+
+
+def _structure_changed(attempt: Attempt, module: ModuleKey, first: Disagreement) -> bool:
+    """Gradients of parameters that the reducer does not know rightly differ between ranks."""
+    return any(
+        key == module and record.step <= first.moment.step
+        for rank in attempt.of_module(module).values()
+        for key, record in rank.structure
+    )
+
+
+def _parameters(
+    attempt: Attempt, module: ModuleKey, causes: Iterable[Cause], gradients: Divergence | None
+) -> Divergence | None:
+    """The first step after which parameters differ, unless they differed from the wrapping on."""
+    first = attempt.agreement.stats_of(module, Stage.PARAMS, TensorKind.PARAMETERS).first
+    if first is None or attempt.uses_local_sgd(module) or not same_parameter_names(attempt, module):
+        return None
+    if attempt.agreement.stats_of(module, Stage.INIT_AFTER, TensorKind.PARAMETERS).first is not None:
+        return None
+    by_gradients = [Cause(gradients.code, Precedence.GRADIENTS, _follows(gradients))] if gradients else []
+    return _first_explanation(attempt, module, first, [*causes, *by_gradients])
+
+
+def _follows(gradients: Divergence) -> Explain:
+    def explain(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
+        """The gradients diverged no later, and no write made the parameters diverge before them."""
+        rewritten = attempt.agreement.rewritten.get(module)
+        if gradients.step > first.moment.step:
+            return None
+        if rewritten is not None and rewritten.moment.step < gradients.step:
+            return None
+        return Explanation(cause=gradients.cause)
+
+    return explain
+
+
+def _first_explanation(
+    attempt: Attempt, module: ModuleKey, first: Disagreement, causes: Iterable[Cause]
+) -> Divergence | None:
+    for cause in sorted(causes, key=lambda cause: cause.precedence):
+        explanation = cause.explain(attempt, module, first)
+        if explanation is not None:
+            return Divergence(code=cause.code, first=first, **vars(explanation))
+    return None

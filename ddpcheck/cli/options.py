@@ -1,0 +1,84 @@
+"""Turns settings into command-line options. Shared by `run` and `report`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+
+from ddpcheck.config import Config, Option, flags, options
+from ddpcheck.reports.outputs import Outputs
+
+OUTPUT_OPTIONS = ("html", "junit", "markdown", "github", "tensorboard")
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def with_options(*names: str) -> Callable[[Command], Command]:
+    """Replace `**settings` of a command by one option for each of these settings; without names, for all."""
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        generated = [_parameter(name, declared) for name, declared in options() if not names or name in names]
+        # Typer reads the options from the signature.
+        command.__signature__ = signature.replace(parameters=[*own, *generated])  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def _parameter(name: str, declared: Option) -> inspect.Parameter:
+    [default] = [each.default for each in fields(Config) if each.name == name]
+    kind = Literal[declared.choices] if declared.choices else get_type_hints(Config)[name]
+    info = typer.Option(
+        *flags(name, declared),
+        help=declared.help,
+        metavar=declared.metavar,
+        min=declared.min,
+        max=declared.max,
+        show_default=declared.show_default,
+    )
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+    )
+
+
+def requested_outputs(config: Config, tensorboard_folder: Path | None = None) -> Outputs:
+    """The report files that were requested. Fails now, not after the job, if TensorBoard is missing."""
+    if config.tensorboard:
+        from ddpcheck.reports.tensorboard.presence import require_tensorboard
+
+        require_tensorboard()
+    return Outputs(
+        html=config.html,
+        junit=config.junit,
+        markdown=config.markdown,
+        json=config.json_copy,
+        github=config.github,
+        fail_on=config.fail_on,
+        tensorboard=str(tensorboard_folder or "") if config.tensorboard else None,
+    )
+
+
+class OptionalHtmlCommand(TyperCommand):
+    """A command with `--html [FILE]`: click has no option with an optional value before an argument."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_html_value(args))
+
+
+def with_html_value(arguments: list[str]) -> list[str]:
+    """Give a bare `--html` an empty value, unless a name that ends in .html follows it."""
+    words: list[str] = []
+    for index, word in enumerate(arguments):
+        # The rest belongs to the job.
+        if word == "--":
+            return words + arguments[index:]
+        following = arguments[index + 1] if index + 1 < len(arguments) else ""
+        words.append("--html=" if word == "--html" and not following.endswith(".html") else word)
+    return words

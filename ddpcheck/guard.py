@@ -1,0 +1,87 @@
+"""The guard between the user's program and ddpcheck: a part that fails is switched off and reported."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+from ddpcheck.privacy import mask_text
+
+T = TypeVar("T")
+
+Reporter = Callable[[str, str, str, str], None]
+
+
+class EntryPoint:
+    """One entry point from the user's program into ddpcheck. Tests replace `body` to make it fail."""
+
+    def __init__(self, probe: str, name: str, body: Callable[..., Any]) -> None:
+        self.probe = probe
+        self.name = name
+        self.body = body
+
+
+class Guard:
+    """Runs entry points; the first exception in one switches off all entry points of that probe."""
+
+    def __init__(self) -> None:
+        self.entry_points: dict[str, EntryPoint] = {}
+        self.off: set[str] = set()
+        self._reporters: list[Reporter] = []
+        # Told of faults while there is no reporter: the one who would have made it may have failed.
+        self.last_resort: Reporter | None = None
+        # Probes that begin before there is a rank: their faults wait for it, and are nobody's where none comes.
+        self.early: set[str] = set()
+        self._unreported: list[tuple[str, str, str, str]] = []
+        # What every entry point runs in, once the agent has said so.
+        self.surroundings: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def report_to(self, reporter: Reporter) -> None:
+        self._reporters[:] = [reporter]
+        for fault in self._unreported:
+            reporter(*fault)
+        self._unreported.clear()
+
+    def protect(self, probe: str, name: str, body: Callable[..., T]) -> Callable[..., T | None]:
+        """`body` as the user's program may call it: it raises no Exception, and does nothing once switched off.
+
+        KeyboardInterrupt and SystemExit pass: they are the user's.
+        """
+        entry = EntryPoint(probe, name, body)
+        self.entry_points[f"{probe}.{name}"] = entry
+
+        @functools.wraps(body)
+        def protected(*args: Any, **kwargs: Any) -> T | None:
+            if probe in self.off:
+                return None
+            try:
+                with self.surroundings():
+                    result: T = entry.body(*args, **kwargs)
+            except Exception as error:
+                self._switch_off(entry, error)
+                return None
+            return result
+
+        return protected
+
+    def _switch_off(self, entry: EntryPoint, error: Exception) -> None:
+        self.off.add(entry.probe)
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        text = mask_text(f"{type(error).__name__}: {error}"[:4000])[:500]
+        fault = (entry.probe, entry.name, text, where)
+        last_resort = None if entry.probe in self.early else self.last_resort
+        reporter = self._reporters[0] if self._reporters else last_resort
+        if reporter is None:
+            self._unreported.append(fault)
+            return
+        try:
+            reporter(*fault)
+        except Exception:
+            self._unreported.append(fault)
+
+
+GUARD = Guard()

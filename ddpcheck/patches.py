@@ -1,0 +1,157 @@
+"""Patches of attributes: applied and removed symmetrically, marked, with the original kept."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import ModuleType, TracebackType
+from typing import Any
+
+from ddpcheck import torch_compat
+
+_MARK = "__ddpcheck_original__"
+_INHERITED = object()
+
+Wrapper = Callable[..., Any]
+
+
+class Patches:
+    """A set of replaced attributes."""
+
+    def __init__(self) -> None:
+        # Owner, name, our wrapper, and the original where the owner itself held it.
+        self._applied: list[tuple[Any, str, Wrapper, Any]] = []
+
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Wrapper]) -> bool:
+        """Replace `owner.name` with `make(original)`; False if there is no such attribute."""
+        original = getattr(owner, name, None)
+        if original is None or hasattr(original, _MARK):
+            return False
+        own = vars(owner).get(name, _INHERITED)
+        kind = type(inspect.getattr_static(owner, name, None))
+        # A class method is called with whatever subclass it was asked of, not with the owner.
+        original = original.__func__ if kind is classmethod else original
+        wrapper = self._known(owner, original) or _wrapped(original, make, kind)
+        setattr(owner, name, wrapper)
+        self._applied.append((owner, name, wrapper, own))
+        return True
+
+    def _known(self, owner: Any, original: Any) -> Wrapper | None:
+        """A function that two modules export stays one object: pickle refers to it by its defining module."""
+        if not isinstance(owner, ModuleType):
+            return None
+        ours = (wrapper for where, _, wrapper, _ in self._applied if isinstance(where, ModuleType))
+        return next((wrapper for wrapper in ours if getattr(wrapper, _MARK, None) is original), None)
+
+    def remove(self) -> None:
+        for owner, name, wrapper, own in reversed(self._applied):
+            # Someone may have patched on top of us: theirs calls ours, so it must stay. Our mark tells
+            # nothing here, since functools.wraps copies it to theirs.
+            if vars(owner).get(name) is not wrapper:
+                continue
+            if own is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, own)
+        self._applied.clear()
+
+    def unbind(self, owner: Any, name: str) -> None:
+        """Restore the original where our wrapper was bound to another name, as by `from x import y`."""
+        bound = vars(owner).get(name)
+        for _, _, wrapper, own in self._applied:
+            if bound is wrapper and own is not _INHERITED:
+                setattr(owner, name, own)
+
+
+def _wrapped(original: Any, make: Callable[[Any], Wrapper], kind: type) -> Any:
+    wrapper = functools.wraps(original)(make(original))
+    setattr(wrapper, _MARK, original)
+    return kind(wrapper) if kind in (classmethod, staticmethod) else wrapper
+
+
+def calling(
+    original: Any, before: Callable[..., object] | None, after: Callable[..., object] | None
+) -> Wrapper:
+    """`original` with observers that are called with its arguments."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            before(*args, **kwargs)
+        result = original(*args, **kwargs)
+        if after is not None:
+            after(*args, **kwargs)
+        return result
+
+    return wrapper
+
+
+def around(
+    original: Any, begin: Callable[..., Any], end: Callable[[Any, tuple[Any, ...], dict[str, Any]], object]
+) -> Wrapper:
+    """The same, with an `end` that is also called if `original` raises, and gets what `begin` returned."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        begun = begin(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            end(begun, args, kwargs)
+
+    return wrapper
+
+
+def around_next(original: Wrapper, requested: Wrapper, received: Wrapper, exhausted: Wrapper) -> Wrapper:
+    """`__next__` of a data loader's iterator, with observers that do not see the batch."""
+
+    def __next__(iterator: Any) -> Any:
+        requested(iterator)
+        try:
+            batch = original(iterator)
+        except StopIteration:
+            exhausted(iterator)
+            raise
+        received(iterator)
+        return batch
+
+    return __next__
+
+
+def around_next_index(original: Wrapper, drawn: Wrapper, exhausted: Wrapper) -> Wrapper:
+    """`_next_index` of a data loader's iterator, with observers that see the indices it returns."""
+
+    def next_index(iterator: Any) -> Any:
+        try:
+            index = original(iterator)
+        except StopIteration:
+            exhausted(iterator)
+            raise
+        drawn(iterator, index)
+        return index
+
+    return next_index
+
+
+def hide_from_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, excluded from what torch.compile traces; unchanged if no compiler is loaded."""
+    disable = torch_compat.lookup(torch_compat.DYNAMO_DISABLE)
+    if disable is None:
+        return function
+    hidden: Callable[..., Any] = disable(function)
+    return hidden
+
+
+def skip_frame(function: Callable[..., Any]) -> None:
+    """Make torch.compile skip this frame but compile what it calls."""
+    skip = torch_compat.lookup(torch_compat.DYNAMO_SKIP)
+    if skip is not None:
+        skip(function.__code__)
+
+
+def leave_out_wrappers(trace: TracebackType | None) -> None:
+    """Remove our wrappers from the traceback of an uncaught error."""
+    while trace is not None and trace.tb_next is not None:
+        if trace.tb_next.tb_frame.f_code.co_filename == __file__:
+            trace.tb_next = trace.tb_next.tb_next
+        else:
+            trace = trace.tb_next

@@ -1,0 +1,81 @@
+"""Reasons and points of a step that records hold as stable values; the analysis makes sentences from them.
+
+Standard library only: this is imported inside ranks. Runs of earlier versions store sentences instead of the values of
+some enums. `Enum(text)` accepts both.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class WriteWindow(str, Enum):
+    """The part of a step in which something other than the optimizer wrote to parameters (`DigestRecord.how`)."""
+
+    BEFORE_FORWARD = "before_forward"
+    IN_FORWARD = "in_forward"
+    AFTER_BACKWARD = "after_backward"
+
+    @classmethod
+    def _missing_(cls, value: object) -> WriteWindow | None:
+        return _STORED_WINDOWS.get(value)
+
+
+class UnsyncedReason(str, Enum):
+    """Why DDP did not reduce a backward (`AppliedRecord.reason`, `DigestRecord.how` after a manual update)."""
+
+    NO_SYNC = "no_sync"
+    FORWARD_IN_NO_SYNC = "forward_in_no_sync"
+    BYPASS = "wrapper_bypassed"
+    TWO_FORWARDS = "two_forwards"
+    SECOND_BACKWARD = "second_backward"
+
+    @classmethod
+    def _missing_(cls, value: object) -> UnsyncedReason | None:
+        return _STORED_REASONS.get(value)
+
+
+class BufferState(str, Enum):
+    """Why the buffers of a rank may differ when the job ends (`DigestRecord.how` at stage `buffers.end`)."""
+
+    NOT_SYNCED = "not_synced"
+
+    @classmethod
+    def _missing_(cls, value: object) -> BufferState | None:
+        return cls.NOT_SYNCED if value == "left alone" else None
+
+
+class LastEvent(str, Enum):
+    """The last event of a training thread (`StackRecord.moment`); "" before the first one."""
+
+    BEFORE_WRAP = "entering"
+    AFTER_WRAP = "wrapped"
+    BEFORE_FORWARD = "forward"
+    BUFFERS_SYNCED = "buffers_synced"
+    BACKWARD_BEGUN = "backward_begun"
+    GRADIENTS_REDUCED = "reduced"
+    BEFORE_STEP = "before_step"
+    AFTER_STEP = "after_step"
+
+
+_STORED_WINDOWS: dict[object, WriteWindow] = {
+    "before the forward": WriteWindow.BEFORE_FORWARD,
+    "inside the forward": WriteWindow.IN_FORWARD,
+    "between backward and step": WriteWindow.AFTER_BACKWARD,
+}
+
+_STORED_REASONS: dict[object, UnsyncedReason] = {
+    "no_sync open": UnsyncedReason.NO_SYNC,
+    "forward inside no_sync, backward outside": UnsyncedReason.FORWARD_IN_NO_SYNC,
+    "wrapper bypassed": UnsyncedReason.BYPASS,
+    "two forwards before two backwards": UnsyncedReason.TWO_FORWARDS,
+    "second backward on one forward": UnsyncedReason.SECOND_BACKWARD,
+}
+
+
+def is_stored_as(text: str, member: Enum) -> bool:
+    """Whether the field of a record holds `member`, as its value or as the sentence of an earlier version."""
+    try:
+        return type(member)(text) is member
+    except ValueError:
+        return False

@@ -1,0 +1,106 @@
+"""What a rule says about itself: the one object that the registry, the reports and the documentation read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from ddpcheck.analysis.divergence.explain import Cause, Explain
+from ddpcheck.analysis.finding import Finding, Severity
+
+if TYPE_CHECKING:
+    from ddpcheck.analysis.context import RuleContext
+
+
+class Need(str, Enum):
+    """What a run must contain for a rule to be able to report. The value is the name that the report uses."""
+
+    RECORDS = "records"
+    # Comparisons, as `Report.checks` names them.
+    PARAMETERS_AFTER_WRAPPING = "parameters after wrapping"
+    BUFFERS_AFTER_WRAPPING = "buffers after wrapping"
+    SYNCHRONISED_BUFFERS = "buffers after each synchronisation"
+    PARAMETERS = "parameters after each step"
+    APPLIED_GRADIENTS = "gradients as applied"
+    REDUCED_GRADIENTS = "reduced gradients against the mean"
+    HYPERPARAMETERS = "optimizer hyperparameters, scale and step counts"
+    # Sections: fields of `Report`.
+    DATA = "data"
+    TIME = "time"
+    OVERLAP = "overlap"
+    LINKS = "links"
+    TRAFFIC = "traffic"
+    MEMORY = "memory"
+
+    @property
+    def is_section(self) -> bool:
+        return self in (Need.DATA, Need.TIME, Need.OVERLAP, Need.LINKS, Need.TRAFFIC, Need.MEMORY)
+
+
+class Location(Enum):
+    """The line of the user's script to which a report attaches findings without a stack."""
+
+    SCRIPT = "script"
+    # Where the module is wrapped; where the optimizer steps, if the finding has a step.
+    WRAPPING = "wrapping"
+    STEP = "step"
+
+
+def first_sentence(finding: Finding) -> str:
+    """The first sentence of the message, without its full stop."""
+    return re.split(r"\.(?:\s+(?=[A-Z])|$)", finding.message, maxsplit=1)[0]
+
+
+def _no_findings(context: RuleContext) -> list[Finding]:
+    return []
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The metadata of one rule. Its file also defines `find(context)`, which the registry adds as `find`."""
+
+    code: str
+    # The severity of its findings unless a finding says otherwise; the documentation shows it.
+    severity: Severity
+    # Heads findings and the explanation page.
+    title: str
+    # One line for the table in the README.
+    summary: str
+    # The rule can report if the run contains one of these. Empty: it can always report.
+    needs: tuple[Need, ...] = (Need.RECORDS,)
+    # Its findings remain true however the job continues, so the live view shows them.
+    live: bool = False
+    # An error means that replicas no longer hold the same model.
+    replicas_diverge: bool = False
+    # A finding means that too little was recorded for a verdict.
+    incomplete: bool = False
+    location: Location = Location.SCRIPT
+    # The sentence of the verdict when the finding leads it; None: the title.
+    headline: Callable[[Finding], str] | None = None
+    # Position among findings of equal severity, causes before their effects; None: the number of the code.
+    order: float | None = None
+    find: Callable[[RuleContext], list[Finding]] = _no_findings
+    parameter_causes: list[Cause] = field(default_factory=list, repr=False, compare=False)
+    gradient_causes: list[Cause] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def position(self) -> float:
+        return float(self.code.removeprefix("DDP")) if self.order is None else self.order
+
+    def explains_parameters(self, precedence: int) -> Callable[[Explain], Explain]:
+        """Register a function as a cause of diverging parameters."""
+        return self._register(self.parameter_causes, precedence)
+
+    def explains_gradients(self, precedence: int) -> Callable[[Explain], Explain]:
+        """Register a function as a cause of diverging gradients."""
+        return self._register(self.gradient_causes, precedence)
+
+    def _register(self, causes: list[Cause], precedence: int) -> Callable[[Explain], Explain]:
+        def register(explain: Explain) -> Explain:
+            causes.append(Cause(self.code, precedence, explain))
+            return explain
+
+        return register

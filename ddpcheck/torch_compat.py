@@ -1,0 +1,357 @@
+"""Every private name of torch that ddpcheck uses, in one table, and the only code that looks them up.
+
+A release of torch may rename any of them. A name that is missing is reported once as a fault record (DDP605) that says
+what is not checked; the code that needs the name goes without it. Nothing is imported that torch has not imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from operator import attrgetter
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from ddpcheck.patches import Patches
+
+# One line for each missing name: (name, message).
+Reporter = Callable[[str, str], None]
+TABLE: list[PrivateName] = []
+_ABSENT = object()
+
+
+@dataclass(eq=False)
+class PrivateName:
+    """A private attribute of torch: of a module or class (`torch.x:Class`), or of the instances of one."""
+
+    owner: str
+    name: str
+    # What is not done without it.
+    check: str
+    # Set on instances, so it can be looked for only when there is one.
+    on_instances: bool = False
+    # Present only in some cases: its absence means nothing.
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        TABLE.append(self)
+
+
+_DDP = "torch.nn.parallel.distributed:DistributedDataParallel"
+_C10D = "torch.distributed.distributed_c10d"
+_ITERATOR = "torch.utils.data.dataloader:_BaseDataLoaderIter"
+_PROFILER = "torch.autograd.profiler"
+
+# DDP's forward and backward.
+PRE_FORWARD = PrivateName(_DDP, "_pre_forward", "the start of a forward is taken from `forward` itself")
+POST_FORWARD = PrivateName(_DDP, "_post_forward", "the end of a forward, so its time, is not measured")
+SYNC_BUFFERS = PrivateName(_DDP, "_sync_buffers", "buffers are not compared after DDP broadcasts them")
+LOGGING_DATA = PrivateName(
+    _DDP, "_get_ddp_logging_data", "DDP's own averages of compute and overlap are not recorded"
+)
+JOIN_CONFIG = PrivateName(_DDP, "_join_config", "training inside join() is not recognised", on_instances=True)
+COMM_HOOKS = PrivateName(_DDP, "_comm_hooks", "communication hooks are not recognised", on_instances=True)
+DIVIDE_BY_INITIAL = PrivateName(
+    _DDP, "_divide_by_initial_world_size", "the divisor of join() is taken as the world size", True, True
+)
+IGNORED_NAMES = PrivateName(
+    "torch.nn:Module", "_ddp_params_and_buffers_to_ignore", "ignored tensors are compared", True, True
+)
+FIRST_BUCKET = PrivateName(
+    "torch.distributed", "_DEFAULT_FIRST_BUCKET_BYTES", "the size of DDP's first bucket is not recorded"
+)
+GRAPH_TASK = PrivateName("torch._C", "_current_graph_task_id", "nested backwards are taken as one")
+ENGINE = PrivateName(
+    "torch.autograd:Variable", "_execution_engine", "backwards, gradients and their AllReduce are not checked"
+)
+FUNCTION_APPLY = PrivateName(
+    "torch.autograd.function:BackwardCFunction",
+    "apply",
+    "the backward of a reentrant checkpoint is not recognised",
+)
+
+# Optimizers.
+STEP_WRAPPER = PrivateName(
+    "torch.optim.optimizer:Optimizer",
+    "profile_hook_step",
+    "the inner step of a wrapping optimizer counts as a step",
+)
+IN_BACKWARD = PrivateName(
+    "torch.nn:Parameter",
+    "_in_backward_optimizers",
+    "optimizers inside the backward count as steps",
+    True,
+    True,
+)
+SCALE = PrivateName(
+    "torch.amp.grad_scaler:GradScaler", "_scale", "the scale of GradScaler is not recorded", on_instances=True
+)
+AMP_SCALING = PrivateName(
+    "torch.optim:Optimizer",
+    "_step_supports_amp_scaling",
+    "the scale of a fused optimizer is read",
+    True,
+    True,
+)
+
+# Modules and tensors.
+PARAMETERS = PrivateName("torch.nn:Module", "_parameters", "no parameter is compared", on_instances=True)
+BUFFERS = PrivateName("torch.nn:Module", "_buffers", "no buffer is compared", on_instances=True)
+SUBMODULES = PrivateName(
+    "torch.nn:Module", "_modules", "replaced submodules are not noticed", on_instances=True
+)
+NON_PERSISTENT = PrivateName(
+    "torch.nn:Module",
+    "_non_persistent_buffers_set",
+    "buffers outside checkpoints are compared too",
+    on_instances=True,
+)
+VERSION = PrivateName(
+    "torch:Tensor", "_version", "writes to tensors are recognised by samples of their bytes only"
+)
+SPARSE_INDICES = PrivateName("torch:Tensor", "_indices", "sparse tensors are not compared")
+SPARSE_VALUES = PrivateName("torch:Tensor", "_values", "sparse tensors are not compared")
+MKLDNN = PrivateName("torch", "_mkldnn", "tensors in MKL-DNN layout are not compared")
+ASYNC_COLLECTIVE = PrivateName(
+    "torch.distributed._functional_collectives",
+    "AsyncCollectiveTensor",
+    "asynchronous tensors are waited for",
+)
+NO_FUNCTION = PrivateName(
+    "torch._C",
+    "DisableTorchFunction",
+    "modes of the program that override torch functions see ddpcheck's calls",
+)
+DISPATCH_MODES = PrivateName(
+    "torch._C", "_len_torch_dispatch_stack", "dispatch modes of the program see ddpcheck's calls"
+)
+POP_MODE = PrivateName(
+    "torch.utils._python_dispatch", "_pop_mode", "dispatch modes of the program see ddpcheck's calls"
+)
+PUSH_MODE = PrivateName(
+    "torch.utils._python_dispatch", "_push_mode", "dispatch modes of the program see ddpcheck's calls"
+)
+DYNAMO_DISABLE = PrivateName("torch._dynamo", "disable", "torch.compile traces ddpcheck's hooks")
+DYNAMO_SKIP = PrivateName("torch._dynamo.eval_frame", "skip_code", "torch.compile traces ddpcheck's wrappers")
+
+# Data loaders.
+LOADER_ITERATOR = PrivateName(
+    "torch.utils.data.dataloader",
+    "_BaseDataLoaderIter",
+    "samples are not compared and data loading is not timed",
+)
+NEXT_INDEX = PrivateName(_ITERATOR, "_next_index", "samples of the ranks are not compared")
+NUM_YIELDED = PrivateName(
+    _ITERATOR, "_num_yielded", "the end of an epoch is not recognised", on_instances=True
+)
+DATASET_KIND = PrivateName(
+    _ITERATOR, "_dataset_kind", "iterable datasets are not recognised", on_instances=True
+)
+DATASET = PrivateName(_ITERATOR, "_dataset", "datasets of the ranks are not compared", on_instances=True)
+INDEX_SAMPLER = PrivateName(_ITERATOR, "_index_sampler", "samplers are not described", on_instances=True)
+SEND_INDEX = PrivateName(
+    _ITERATOR, "_send_idx", "batches that workers prefetch are not recognised", True, True
+)
+
+# Process groups and start-up.
+DEFAULT_STORE = PrivateName(
+    _C10D,
+    "_get_default_store",
+    "nodes are not compared during the run, and restarts are told apart by the environment",
+)
+UNDERLYING_STORE = PrivateName(
+    "torch.distributed:PrefixStore",
+    "_underlying_non_prefix_store",
+    "nodes are not compared during the run",
+    True,
+    True,
+)
+WORLD = PrivateName(_C10D, "_world", "collectives are not counted in the snapshot of a hang")
+SEQUENCE_NUMBER = PrivateName(
+    "torch.distributed:ProcessGroup",
+    "_get_sequence_number_for_group",
+    "collectives are not counted in the snapshot of a hang",
+)
+VERIFY_SHAPES = PrivateName(
+    "torch.nn.parallel.distributed",
+    "_verify_param_shape_across_processes",
+    "waiting for the other ranks is not separated in the start-up",
+)
+SYNC_STATES = PrivateName(
+    "torch.nn.parallel.distributed",
+    "_sync_module_states",
+    "the first broadcast is not measured in the start-up",
+)
+
+# Profilers.
+PROFILING = PrivateName(_PROFILER, "_is_profiler_enabled", "every call of ddpcheck gets a profiler span")
+AUTOGRAD_PROFILING = PrivateName(
+    "torch.autograd", "_profiler_enabled", "a profiler that was on before the first step is not recognised"
+)
+PREPARE_TRACE = PrivateName(
+    f"{_PROFILER}:profile", "_prepare_trace", "a profiler of the program is not noticed early"
+)
+START_TRACE = PrivateName(f"{_PROFILER}:profile", "_start_trace", "a profiler of the program is not noticed")
+START_LEGACY_TRACE = PrivateName(
+    "torch.autograd.profiler_legacy:profile",
+    "_start_trace",
+    "a legacy profiler of the program is not noticed",
+)
+KINETO = PrivateName(
+    "torch.profiler.profiler", "_KinetoProfile", "no trace is recorded, and exports are not noticed"
+)
+RECORD_FUNCTION = PrivateName(
+    "torch._C._autograd", "_enable_record_function", "forked children of a profiled rank go on recording"
+)
+
+
+class _Missing:
+    """The names that this torch lacks, each reported once; those found before there is a rank wait for it."""
+
+    def __init__(self) -> None:
+        self._names: dict[PrivateName, str] = {}
+        self._reporter: Reporter | None = None
+
+    def add(self, private: PrivateName) -> None:
+        if private in self._names:
+            return
+        message = f"torch {torch.__version__} has no {private.owner.replace(':', '.')}.{private.name}: {private.check}"
+        self._names[private] = message
+        if self._reporter is not None:
+            self._reporter(private.name, message)
+
+    def report_to(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        for private, message in self._names.items():
+            reporter(private.name, message)
+
+
+_MISSING = _Missing()
+
+
+def report_to(reporter: Reporter) -> None:
+    """Look up every name whose owner is imported, and report those that are missing, now and later."""
+    for private in TABLE:
+        if not private.on_instances:
+            lookup(private)
+    _MISSING.report_to(reporter)
+
+
+def patch(patches: Patches, private: PrivateName, make: Callable[[Any], Callable[..., Any]]) -> bool:
+    """Patch the attribute of a module or class; False where it is missing."""
+    return lookup(private) is not None and patches.replace(owner_of(private), private.name, make)
+
+
+def owner_of(private: PrivateName) -> Any:
+    """The module or class that should have the name; None where torch has not imported it."""
+    module, _, name = private.owner.partition(":")
+    owner: Any = sys.modules.get(module)
+    return getattr(owner, name, None) if name else owner
+
+
+def lookup(private: PrivateName) -> Any:
+    """The attribute of a module or class; None where it is missing, or its owner is not imported."""
+    owner = owner_of(private)
+    if owner is None:
+        return None
+    value = getattr(owner, private.name, _ABSENT)
+    if value is _ABSENT:
+        if not private.optional:
+            _MISSING.add(private)
+        return None
+    return value
+
+
+def read(private: PrivateName, instance: Any, default: Any = None) -> Any:
+    """The attribute of an instance; `default` where it is missing."""
+    value = getattr(instance, private.name, _ABSENT)
+    if value is _ABSENT:
+        if not private.optional and isinstance(instance, owner_of(private) or ()):
+            _MISSING.add(private)
+        return default
+    return value
+
+
+_no_function: Any = None
+_mode_count: Any = None
+_version: Any = None
+
+
+def bind() -> None:
+    """Look up what is used at every event once, at import: torch has all of it from its start."""
+    global _no_function, _mode_count, _version
+    _no_function = lookup(NO_FUNCTION) or nullcontext
+    _mode_count = lookup(DISPATCH_MODES) or int
+    _version = attrgetter(VERSION.name) if lookup(VERSION) is not None else lambda tensor: 0
+
+
+def no_torch_function() -> AbstractContextManager[Any]:
+    """Until the end of the block no `__torch_function__` and no function mode of the program is called."""
+    context: AbstractContextManager[Any] = _no_function()
+    return context
+
+
+def suspend_user_modes() -> AbstractContextManager[Any]:
+    """Until the end of the block neither function modes nor dispatch modes of the program are called."""
+    if not _mode_count():
+        context: AbstractContextManager[Any] = _no_function()
+        return context
+    return _without_dispatch_modes()
+
+
+@contextmanager
+def _without_dispatch_modes() -> Iterator[None]:
+    # One by one: torch's own way of disabling all of them imports its tracer first, which takes a second.
+    pop, push = lookup(POP_MODE), lookup(PUSH_MODE)
+    with no_torch_function():
+        modes = [pop() for _ in range(_mode_count())] if pop is not None and push is not None else []
+        try:
+            yield
+        finally:
+            for mode in reversed(modes):
+                push(mode)
+
+
+def tensor_version(tensor: torch.Tensor) -> int:
+    """Autograd's count of in-place writes; 0 where there is none, as in inference mode."""
+    try:
+        version: int = _version(tensor)
+    except RuntimeError:
+        return 0
+    return version
+
+
+def gives_sparse_parts() -> bool:
+    """Whether this torch gives access to the stored entries of a COO tensor."""
+    return lookup(SPARSE_INDICES) is not None and lookup(SPARSE_VALUES) is not None
+
+
+def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Indices and values of a COO tensor as they are stored; None where torch does not give them."""
+    indices, values = read(SPARSE_INDICES, tensor), read(SPARSE_VALUES, tensor)
+    return None if indices is None or values is None else (indices(), values())
+
+
+_FRAMES = {STEP_WRAPPER: "wrapper", FUNCTION_APPLY: "apply"}
+
+
+def frame_test(private: PrivateName) -> Callable[[FrameType], bool]:
+    """Whether a frame is that of `private`: by its file and the name of the function that torch runs for it."""
+    module = sys.modules.get(private.owner.partition(":")[0])
+    if lookup(private) is None or module is None:
+        return lambda frame: False
+    file, name = module.__file__, _FRAMES[private]
+
+    def test(frame: FrameType) -> bool:
+        code = frame.f_code
+        return code.co_name == name and code.co_filename == file
+
+    return test
+
+
+bind()

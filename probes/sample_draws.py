@@ -1,0 +1,272 @@
+"""Which samples the samplers of a rank's data loaders drew, epoch by epoch."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import weakref
+import zlib
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+from ddpcheck import torch_compat
+from ddpcheck.records.kinds.data import EpochRecord, LoaderRecord
+
+# Samples whose drawing is kept apart, one bit each. Of a larger dataset only every so-manieth is.
+MOST_MARKED = 1 << 14
+HEAD = 64
+CHAIN = 6
+# Epochs of one loader that are written with a map, and at all.
+MOST_MAPS = 100
+MOST_EPOCHS = 5000
+# A program that makes datasets without end must not fill the memory.
+MOST_LOADERS = 1000
+
+
+class SampleDraws:
+    """What one pass over a loader has drawn so far."""
+
+    def __init__(self, loader: TrackedLoader, number: int, iterator: Any, whole: bool) -> None:
+        self.loader = loader
+        self.number = number
+        self.iterator: weakref.ref[Any] = weakref.ref(iterator)
+        self.exhausted = False
+        self.drawn = 0
+        self.batches = 0
+        self.largest = 0
+        # Training forwards that came right after one of its batches, and of which module.
+        self.fed = 0
+        self.module: int | None = None
+        self.step = 0
+        self.at = _number(loader.facts(iterator).get("epoch"))
+        self._whole = whole
+        # Batches that reached the user: workers draw ahead.
+        self.yielded = 0
+        self._marks = bytearray(-(-loader.length // loader.stride)) if loader.length > 0 else bytearray()
+        self._order = hashlib.blake2b(digest_size=8)
+        self._head = array("q")
+        self._strange = False
+
+    def add(self, index: Any) -> None:
+        """One batch of indices, or one index; anything but numbers is only counted."""
+        indices = index if isinstance(index, (list, tuple)) else [index]
+        self.batches += 1
+        self.drawn += len(indices)
+        self.largest = max(self.largest, len(indices))
+        if self._strange:
+            return
+        try:
+            numbers = array("q", indices)
+        except (TypeError, ValueError, OverflowError):
+            self._strange = True
+            return
+        self._order.update(numbers.tobytes())
+        if len(self._head) < HEAD:
+            self._head.extend(numbers[: HEAD - len(self._head)])
+        self._mark(numbers)
+
+    def _mark(self, numbers: array[int]) -> None:
+        marks, stride = self._marks, self.loader.stride
+        size = len(marks)
+        for place in [number // stride for number in numbers if not number % stride]:
+            if 0 <= place < size and marks[place] < 255:
+                marks[place] += 1
+
+    def see(self) -> None:
+        """Note how far the user has come; the iterator may be gone the next time."""
+        iterator = self.iterator()
+        if iterator is not None:
+            self.yielded = max(self.yielded, torch_compat.read(torch_compat.NUM_YIELDED, iterator, 0))
+
+    @property
+    def over(self) -> bool:
+        return self.exhausted and self.yielded >= self.batches
+
+    def record(self, with_map: bool) -> EpochRecord:
+        known = not self._strange
+        head = hashlib.blake2b(self._head.tobytes(), digest_size=6).hexdigest()
+        return EpochRecord(
+            loader=self.loader.ordinal,
+            epoch=self.number,
+            module=self.module or 0,
+            step=self.step,
+            drawn=self.drawn,
+            batches=self.batches,
+            largest=self.largest,
+            fed=self.fed,
+            yielded=self.yielded,
+            complete=self.exhausted and self._whole,
+            map=_packed(self._marks) if known and with_map and self._whole else "",
+            repeated=sum(count - 1 for count in self._marks if count > 1),
+            order=self._order.hexdigest() if known and self._whole else "",
+            head=head if known and self._whole and len(self._head) >= 8 else "",
+            at=self.at,
+        )
+
+
+class TrackedLoader:
+    """One dataset with one kind of sampler; a loader that is built anew for every epoch is still one."""
+
+    def __init__(self, ordinal: int, iterator: Any, world_size: int) -> None:
+        self.ordinal = ordinal
+        # Of an IterableDataset the sampler knows no indices.
+        self.iterable = torch_compat.read(torch_compat.DATASET_KIND, iterator, 0) == 1
+        self.length = -1 if self.iterable else _length(torch_compat.read(torch_compat.DATASET, iterator))
+        self.stride = stride_for(self.length, world_size)
+        self.epochs = 0
+        self.open: list[SampleDraws] = []
+        self.written = 0
+        self.described: LoaderRecord | None = None
+
+    def facts(self, iterator: Any) -> dict[str, Any]:
+        return facts_of(torch_compat.read(torch_compat.INDEX_SAMPLER, iterator))
+
+    def begin(self, iterator: Any, whole: bool) -> SampleDraws:
+        draws = SampleDraws(self, self.epochs, iterator, whole)
+        self.epochs += 1
+        self.open.append(draws)
+        return draws
+
+    def describe(self, iterator: Any, mark: str, columns: list[str]) -> None:
+        facts = self.facts(iterator)
+        self.described = LoaderRecord(
+            loader=self.ordinal,
+            length=self.length,
+            stride=self.stride,
+            sampler=facts["names"],
+            iterable=self.iterable,
+            shuffle=facts.get("shuffle"),
+            replacement=bool(facts.get("replacement")),
+            replicas=_number(facts.get("replicas")),
+            share=_number(facts.get("share")),
+            seed=_number(facts.get("seed")),
+            mark=mark,
+            columns=columns,
+        )
+
+
+class LoaderRegistry:
+    """Finds the loader behind an iterator; keeps nothing of the user's alive."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._known: dict[tuple[int, str], tuple[weakref.ref[Any], TrackedLoader]] = {}
+        self._passes: weakref.WeakKeyDictionary[Any, SampleDraws] = weakref.WeakKeyDictionary()
+        self.all: list[TrackedLoader] = []
+
+    def draws(self, iterator: Any) -> SampleDraws | None:
+        """The pass under way on `iterator`, if any was seen."""
+        return self._passes.get(iterator)
+
+    def begun(self, iterator: Any) -> tuple[SampleDraws, bool] | None:
+        """The pass that a draw belongs to, and whether this is its first; None: too many were seen."""
+        draws = self._passes.get(iterator)
+        # Persistent workers: the same iterator goes round again.
+        restarted = draws is not None and (
+            draws.exhausted or torch_compat.read(torch_compat.NUM_YIELDED, iterator, 0) < draws.yielded
+        )
+        if draws is not None and not restarted:
+            return draws, False
+        whole = (
+            torch_compat.read(torch_compat.NUM_YIELDED, iterator, 0) == 0
+            and torch_compat.read(torch_compat.SEND_INDEX, iterator, 0) == 0
+        )
+        loader = self._loader(iterator)
+        if loader is None:
+            return None
+        draws = self._passes[iterator] = loader.begin(iterator, whole)
+        return draws, True
+
+    def _loader(self, iterator: Any) -> TrackedLoader | None:
+        sampler = torch_compat.read(torch_compat.INDEX_SAMPLER, iterator)
+        names = facts_of(sampler)["names"]
+        for anchor in (torch_compat.read(torch_compat.DATASET, iterator), sampler, iterator):
+            try:
+                reference = weakref.ref(anchor)
+            except TypeError:
+                continue  # lists and the like
+            known = self._known.get((id(anchor), names))
+            if known is not None and known[0]() is anchor:
+                return known[1]
+            if len(self.all) >= MOST_LOADERS:
+                return None
+            loader = TrackedLoader(len(self.all), iterator, self._world_size)
+            self._known[id(anchor), names] = (reference, loader)
+            self.all.append(loader)
+            return loader
+        return None
+
+
+def facts_of(sampler: Any) -> dict[str, Any]:
+    """What samplers say of themselves, the outermost first; attributes are read, nothing is called."""
+    facts: dict[str, Any] = {}
+    names: list[str] = []
+    for part in _chain(sampler):
+        held = vars(part) if hasattr(part, "__dict__") else {}
+        names.append(type(part).__name__)
+        for fact, known in (
+            ("replicas", ("num_replicas", "num_processes", "world_size")),
+            ("share", ("rank", "process_index")),
+            ("seed", ("seed",)),
+            ("epoch", ("epoch",)),
+            ("replacement", ("replacement",)),
+            ("shuffle", ("shuffle",)),
+        ):
+            value = next((held[name] for name in known if name in held), None)
+            if value is not None:
+                facts.setdefault(fact, value)
+    plain = [name for name in names if name != "BatchSampler"] or names
+    facts["names"] = " of ".join(plain)[:100]
+    if not isinstance(facts.get("shuffle"), bool):
+        facts["shuffle"] = _shuffles(names)
+    return facts
+
+
+def _chain(sampler: Any) -> Iterator[Any]:
+    for _ in range(CHAIN):
+        if sampler is None:
+            return
+        yield sampler
+        held = vars(sampler) if hasattr(sampler, "__dict__") else {}
+        sampler = held.get("batch_sampler", held.get("sampler"))
+
+
+def _shuffles(names: list[str]) -> bool | None:
+    if any(name.endswith("RandomSampler") for name in names):
+        return True
+    return False if "SequentialSampler" in names else None
+
+
+def stride_for(length: int, world_size: int) -> int:
+    """1 for a dataset that fits the map; else a prime.
+
+    Samplers deal samples out in turn: a stride that shared a factor with the number of ranks would look at
+    the samples of some ranks only.
+    """
+    if length <= MOST_MARKED:
+        return 1
+    stride = -(-length // MOST_MARKED)
+    while not _is_prime(stride) or world_size % stride == 0:
+        stride += 1
+    return stride
+
+
+def _is_prime(number: int) -> bool:
+    return number > 1 and all(number % divisor for divisor in range(2, int(number**0.5) + 1))
+
+
+def _packed(marks: bytearray) -> str:
+    bits = int("".join("1" if mark else "0" for mark in reversed(marks)) or "0", 2)
+    return base64.b64encode(zlib.compress(bits.to_bytes(-(-len(marks) // 8), "little"), 6)).decode()
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return -1
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,104 @@
+"""Step times: the table, its notes, and report.json."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ddpcheck.records.kinds.timing import ClockRecord
+from ddpcheck.reports.json_report import from_json, to_json
+from ddpcheck.reports.terminal.report import render
+from tests.helpers.paths import ROOT
+from tests.helpers.run_builder import RunBuilder
+from tests.helpers.sample_measurements import measurements
+from tests.helpers.sample_reports import stored, with_parts
+from tests.unit.analysis.timing.test_table import clocks, say
+
+SCHEMA = ROOT / "docs" / "report.schema.json"
+
+
+def built(folder: Path, world_size: int, late: int = 10_000) -> RunBuilder:
+    made = clocks(world_size, more=lambda rank, _: {"data": late} if rank == 1 else {})
+    build = say(RunBuilder(folder, world_size).wrap().train(40), made)
+    for rank in made:
+        build.say(rank, ClockRecord(0, ddp={"communication": 9_000, "overlap": 500}))
+    return build.end()
+
+
+def drawn(build: RunBuilder, width: int = 80) -> list[str]:
+    out = io.StringIO()
+    render(build.report(), Console(file=out, width=width, color_system=None))
+    lines = out.getvalue().splitlines()
+    return lines[lines.index(next(line for line in lines if line.startswith("Step time"))) :]
+
+
+def test_a_bar_for_each_rank(tmp_path: Path) -> None:
+    lines = drawn(built(tmp_path, 2))
+    assert lines[0] == "Step time  ms, mean of 35 steps"
+    assert " ".join(lines[1].split()) == "rank step data fwd bwd opt other wait .other !wait"
+    first, second = lines[2].split(), lines[3].split()
+    assert first[:8] == ["0", "63.0", "1.00", "20.0", "25.0", "2.00", "2.00", "13.0"]
+    assert second[:8] == ["1", "63.0", "11.0", "20.0", "25.0", "2.00", "2.00", "3.00"]
+    assert {len(first[8]), len(second[8])} == {20}
+    assert first[8].count("!") > second[8].count("!")
+    assert lines[5].strip() == "Scaling efficiency 87 % (1.75x one rank)"
+    # A rank waits 13 ms, the other 3 ms.
+    assert lines[6].strip() == "Cross-check: mean wait 8.00 ms, by DDP's own logger 8.50 ms"
+    assert max(map(len, lines[:8])) <= 80
+
+
+def test_of_many_ranks_those_at_both_ends(tmp_path: Path) -> None:
+    lines = drawn(built(tmp_path, 12))
+    shown = [line.split()[0] for line in lines[2:10]]
+    assert "1" in shown
+    assert len(shown) == 8
+    assert "8 of 12 ranks are shown" in lines[10]
+
+
+def test_a_short_job_has_no_table(tmp_path: Path) -> None:
+    build = say(RunBuilder(tmp_path, 2).wrap().train(5), clocks(2, steps=5)).end()
+    out = io.StringIO()
+    render(build.report(), Console(file=out, width=80))
+    assert "Step time" not in out.getvalue()
+
+
+def test_report_json_holds_it_and_gives_it_back(tmp_path: Path) -> None:
+    report = built(tmp_path, 2).report()
+    text = to_json(report)
+    assert from_json(text).time == report.time
+    [table] = json.loads(text)["time"]
+    assert table["straggler"]["ranks"] == [1]
+    assert table["ranks"][0]["parts"]["wait"] == {
+        "median_us": 13000,
+        "p90_us": 13000,
+        "mean_us": 13000,
+        "share": 0.2063,
+    }
+
+
+def test_it_follows_the_schema(tmp_path: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.validate(json.loads(to_json(built(tmp_path, 2).report())), json.loads(SCHEMA.read_text()))
+
+
+def rendered(refaults: dict[str, Any] | None) -> str:
+    table = {**measurements(ranks=2, late=1)["time"][0], "refaults": refaults}
+    console = Console(file=io.StringIO(), width=80)
+    render(with_parts(stored("1-learning-rate"), {"time": [table]}), console)
+    assert isinstance(console.file, io.StringIO)
+    return " ".join(console.file.getvalue().split())
+
+
+def test_page_faults_that_take_much_of_the_step() -> None:
+    text = rendered({"rank": 1, "faults": 2_500, "share": 0.5})
+    assert "Up to 2,500 page faults per step, 50 % of the step in the kernel" in text
+    assert "MALLOC_TRIM_THRESHOLD_" in text
+
+
+def test_no_note_without_page_faults() -> None:
+    assert "page faults" not in rendered(None)
