@@ -60,7 +60,9 @@ class Program:
     why: str = ""
 
     def run(self) -> Result:
-        pair = side_by_side.run_both(self.command, **self.env)
+        return self.judge(side_by_side.run_both(self.command, **self.env))
+
+    def judge(self, pair: side_by_side.Pair) -> Result:
         wrong = pair.differences()
         if pair.plain.status:
             wrong.append(f"fails without ddpcheck too: {pair.plain.stderr[-400:]}")

@@ -1,24 +1,27 @@
-"""Programs that were written elsewhere behave the same under ddpcheck, and nothing untrue is said of them.
+"""Programs by other authors behave the same under ddpcheck, and ddpcheck reports nothing untrue about them.
 
-A few of what `tests/corpus/real_programs.py` runs.
+Some of the programs that `tests/corpus/real_programs.py` runs.
 """
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from tests.corpus import accelerate_scripts, real_programs
+from tests.corpus import accelerate_scripts, real_programs, side_by_side
 
 pytestmark = pytest.mark.slow
 
-PROGRAMS = (
-    "accelerate test_script.py",
-    "accelerate test_sync.py",
-    "lightning BoringModel",
-    "transformers Trainer",
-    "transformers Trainer with dropout",
-)
-# Of torch's tests those that look closest at DDP: its log, its hooks, its graph, and what becomes of it.
+# Optimizer steps by program. None: the program makes several models and groups.
+PROGRAMS: dict[str, int | None] = {
+    "accelerate test_script.py": None,
+    "accelerate test_sync.py": None,
+    "lightning BoringModel": 16,
+    "transformers Trainer": 12,
+    "transformers Trainer with dropout": 12,
+}
+# Of torch's tests those that inspect DDP most closely: its log, its hooks, its graph, and its end.
 TESTS = (
     "test_DistributedDataParallelCPU",
     "test_DistributedDataParallelCPU_grad_is_view",
@@ -56,11 +59,23 @@ TESTS_FOR_GPUS = (
 )
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_program(name: str) -> None:
+@pytest.mark.parametrize(("name", "steps"), PROGRAMS.items(), ids=list(PROGRAMS))
+def test_program(name: str, steps: int | None) -> None:
     [program] = [program for program in real_programs.programs() if program.name == name]
-    result = program.run()
+    pair = side_by_side.run_both(program.command, **program.env)
+    result = program.judge(pair)
     assert result.passed == result.total == 1, result.note
+    if steps is None:
+        return
+    # Every rank reported, from the first step to the last.
+    [attempt] = pair.report["attempts"]
+    assert (pair.report["world_size"], pair.report["steps"]) == (2, steps)
+    assert [(row["rank"], row["status"], row["steps"]) for row in attempt["ranks"]] == [
+        (rank, "finished", steps) for rank in (0, 1)
+    ]
+    printed = re.findall(r"rank (\d) is process (\d+)", pair.watched.stderr)
+    if name.startswith("lightning"):
+        assert sorted(printed) == [(str(row["rank"]), str(row["pid"])) for row in attempt["ranks"]]
 
 
 @pytest.mark.parametrize("lend", [False, True], ids=["on-processors", "for-gpus"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import multiprocessing
 import sys
@@ -19,6 +20,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.algorithms.model_averaging.averagers
+import torch.distributed.optim  # slow to import: once here instead of once in each rank
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -86,6 +89,12 @@ def run_job(name: str, world_size: int, target: Any = rank_main) -> dict[str, An
     }
 
 
+def import_compiler() -> None:
+    """What torch.compile imports when it is first used."""
+    for name in ("functorch.compile", "networkx", "torch._inductor.lowering"):
+        importlib.import_module(name)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -94,8 +103,10 @@ def main() -> None:
     parser.add_argument("--world-sizes", default="2")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    forking.prepare()
     names = list(variants.VARIANTS) if options.variants == "all" else options.variants.split(",")
+    if any(name.startswith("compiled") for name in names):
+        import_compiler()
+    forking.prepare()
     results = {}
     for world_size in map(int, options.world_sizes.split(",")):
         for name in names:

@@ -1,7 +1,11 @@
-"""Lightning's own demo models under its `ddp` strategy: `lightning_demos.py BoringModel`."""
+"""Lightning's own demo models under its `ddp` strategy: `lightning_demos.py BoringModel`.
+
+The strategy starts this script again for every further rank. Each rank prints its process id to stderr.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 
@@ -30,6 +34,7 @@ def main(name: str) -> None:
     trainer.fit(model, datamodule=boring_classes.BoringDataModule())
     weights = [round(float(weight.detach().double().sum()), 12) for weight in model.parameters()]
     print(f"rank {trainer.global_rank}: {trainer.global_step} steps, {weights}", flush=True)
+    print(f"rank {trainer.global_rank} is process {os.getpid()}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
