@@ -68,7 +68,7 @@ class BackwardTracker:
         self._nested: set[int] = set()
         self._fired: set[int] = set()
         # What the reducer knows.
-        self.places: set[int] = set()
+        self.reducer_indices: set[int] = set()
         self._handles: list[Any] = []
         self._ready = hide_from_compiler(GUARD.protect("backward", "ready", self._on_ready))
         self._first = hide_from_compiler(GUARD.protect("backward", "queued", self._on_first))
@@ -88,7 +88,7 @@ class BackwardTracker:
         for place, tensor in enumerate(self._tracked.tensors(self._tracked.parameters)):
             if not tensor.requires_grad:
                 continue
-            self.places.add(place)
+            self.reducer_indices.add(place)
 
             def hook(parameter: torch.Tensor, place: int = place) -> None:
                 watch = me()
@@ -105,7 +105,7 @@ class BackwardTracker:
 
     def forward(self, armed: bool) -> None:
         """A training forward through the wrapper; `armed`: outside no_sync."""
-        self.settle()
+        self.drain()
         self._open_window()
         self._tasks.clear()
         self._nested.clear()
@@ -126,7 +126,7 @@ class BackwardTracker:
                 # Put in anew: torch goes by the order of entries, which `move_to_end` leaves as it was.
                 hooks[handle.id] = hooks.pop(handle.id)
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """The current backward is over: record whether its reduction finished."""
         if not self._synced:
             return
@@ -139,7 +139,7 @@ class BackwardTracker:
             # Only nested backwards had gradients to show: their end was not the end of the reduction.
             self._reduced()
 
-    def came_to(self) -> str:
+    def last_outcome(self) -> str:
         """The outcome of the last backward, or the reason why it was not reduced."""
         reason = self.window.reason if self.window.last is BackwardState.UNSYNCED else None
         return self.window.last.value if reason is None else reason.value
@@ -203,7 +203,7 @@ class BackwardTracker:
 
     def _waiting(self) -> tuple[int, ...]:
         """Indices of parameters that the reducer still waits for; empty if it detects unused parameters."""
-        return () if self.finds_unused else tuple(sorted(self.places - self._fired))
+        return () if self.finds_unused else tuple(sorted(self.reducer_indices - self._fired))
 
     def _why_unsynced(self) -> UnsyncedReason:
         window = self.window

@@ -109,7 +109,7 @@ class Dispatcher:
         tracked = self._modules.get(ddp)
         if tracked is not None and torch.is_grad_enabled():
             if tracked.backward is not None:
-                tracked.backward.settle()
+                tracked.backward.drain()
             # Before the forward counts: what was done until now belongs to the backwards until now.
             self._read_wrapper(tracked)
             self._refresh(tracked)
@@ -149,7 +149,7 @@ class Dispatcher:
             return
         for module in tracked.modules:
             if module.backward is not None:
-                module.backward.settle()
+                module.backward.drain()
             self._refresh(module)
         self.context.emit(Probe.before_step, tracked)
         for module in tracked.modules:

@@ -14,7 +14,7 @@ from torch.autograd import profiler
 
 from ddpcheck import torch_compat
 from ddpcheck.agent.identity import header, job_store, session_id
-from ddpcheck.agent.shm_exchange import ShmExchange, own_place
+from ddpcheck.agent.shm_exchange import ShmExchange, own_slot
 from ddpcheck.agent.writer import RecordWriter
 from ddpcheck.config import Config
 from ddpcheck.guard import GUARD
@@ -94,7 +94,7 @@ class RankContext:
 
     def _open_exchange(self, config: Config) -> ShmExchange | None:
         try:
-            return own_place(Path(config.board), self.rank) if config.board else None
+            return own_slot(Path(config.exchange_file), self.rank) if config.exchange_file else None
         except OSError as error:
             # Ranks in another container, or no room: digests are still compared, from the files.
             self.write(FaultRecord("board", "open", f"{type(error).__name__}: {error}", "", os.getpid()))
@@ -105,7 +105,7 @@ class RankContext:
         if self.world_size == 1 or os.environ.get("LOCAL_WORLD_SIZE") == str(self.world_size):
             return None
         store = job_store()
-        return None if store is None else StoreCompare(self, store, config.board, algorithm)
+        return None if store is None else StoreCompare(self, store, config.exchange_file, algorithm)
 
     def guarded(self, probe: str, name: str, body: Callable[[T], R]) -> Callable[[T], R | None]:
         """`body` for the dispatcher: a fault switches off `probe`, and its time counts as that of probes."""
@@ -130,7 +130,7 @@ class RankContext:
     def write(self, record: Record) -> None:
         self._writer.write(record)
         if self._writer.failed and self.exchange is not None:
-            self.exchange.say_trouble(self._writer.failed)
+            self.exchange.report_write_error(self._writer.failed)
 
     def _missing_name(self, name: str, message: str) -> None:
         self.write(FaultRecord("torch_compat", name, message, "", os.getpid()))
@@ -156,7 +156,7 @@ class RankContext:
         self._handlers = {event: [] for event in EVENTS}
         self._writer.close(EndRecord(reason, time.time(), error, where, self._writer.dropped))
         if self._writer.failed and self.exchange is not None:
-            self.exchange.say_trouble(self._writer.failed)
+            self.exchange.report_write_error(self._writer.failed)
 
     def abandon(self) -> None:
         """Called in a forked child, which is not a rank."""

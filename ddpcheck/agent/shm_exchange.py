@@ -36,8 +36,8 @@ _TROUBLE_AT = 28
 _BEAT_AT = 152
 _OWN_THREADS_AT = 160
 _OWN_THREADS = struct.Struct("<4I")
-# Behind the last slot: the number of the launcher's latest question to all ranks.
-_QUESTION_AT = SLOTS * _SLOT + 64
+# Behind the last slot: the number of the launcher's latest request for stacks.
+_REQUEST_AT = SLOTS * _SLOT + 64
 _NUMBER = struct.Struct("<Q")
 
 CAPTURED = 1
@@ -51,7 +51,7 @@ class Heartbeat:
     own_threads: frozenset[int] = frozenset()
 
 
-class HeartbeatState(NamedTuple):
+class RankWriteError(NamedTuple):
     """Why a rank could not write to its record file."""
 
     rank: int
@@ -87,7 +87,7 @@ class ShmExchange:
         try:
             self._slot = self._claim()
             # Without real space behind it a full disk would answer an access to the mapping with SIGBUS; one
-            # page of the next slot belongs to it, since looking for news ends at the first free slot.
+            # page of the next slot belongs to it, since the search for new entries ends at the first free slot.
             os.posix_fallocate(self._file, self._slot * _SLOT, _SLOT + mmap.PAGESIZE)
             self._map = mmap.mmap(self._file, _SIZE)
         except BaseException:
@@ -103,7 +103,7 @@ class ShmExchange:
         self._map[self._base : self._base + _SLOT] = bytes(_SLOT)
         _HEADER.pack_into(self._map, self._base, rank + 1, os.getpid(), 0, b"", 0, trouble)
 
-    def begin_again(self, rank: int) -> None:
+    def restart(self, rank: int) -> None:
         """The same process joins another process group; earlier write errors stay reported."""
         self.begin(rank, _HEADER.unpack_from(self._map, self._base)[-1])
 
@@ -145,7 +145,7 @@ class ShmExchange:
         if self._count - number < RING:
             self._put(number, key, root, CAPTURED)
 
-    def say_trouble(self, text: str) -> None:
+    def report_write_error(self, text: str) -> None:
         data = text.encode(errors="replace")[:119]
         self._map[self._base + _TROUBLE_AT : self._base + _TROUBLE_AT + 120] = data.ljust(120, b"\0")
 
@@ -153,7 +153,7 @@ class ShmExchange:
         """Update the heartbeat that the launcher reads."""
         _NUMBER.pack_into(self._map, self._base + _BEAT_AT, count)
 
-    def introduce(self, threads: Sequence[int]) -> None:
+    def publish_threads(self, threads: Sequence[int]) -> None:
         """Publish the ids of ddpcheck's own threads in this rank."""
         ids = [*threads, 0, 0, 0, 0][:4]
         _OWN_THREADS.pack_into(self._map, self._base + _OWN_THREADS_AT, *ids)
@@ -169,16 +169,16 @@ class ShmExchange:
                 found.add(rank - 1)
         return found
 
-    def question(self) -> int:
+    def requested_stacks(self) -> int:
         """The number of the launcher's latest request for stacks; 0: none yet."""
-        data = os.pread(self._file, _NUMBER.size, _QUESTION_AT)
+        data = os.pread(self._file, _NUMBER.size, _REQUEST_AT)
         return int(_NUMBER.unpack(data)[0]) if len(data) == _NUMBER.size else 0
 
     def _put(self, number: int, key: bytes, root: bytes, flags: int) -> None:
         at = self._base + _RING_AT + (number % RING) * _ENTRY.size
         _ENTRY.pack_into(self._map, at, key, root, flags, _check(key, root, flags))
 
-    def news(self) -> Iterator[Entry]:
+    def new_entries(self) -> Iterator[Entry]:
         """Entries of other ranks since the last call; entries that the ring has overwritten are skipped."""
         for slot in range(SLOTS):
             base = slot * _SLOT
@@ -222,7 +222,7 @@ class ShmExchange:
 _held: dict[tuple[int, Path], ShmExchange] = {}
 
 
-def own_place(path: Path, rank: int) -> ShmExchange:
+def own_slot(path: Path, rank: int) -> ShmExchange:
     """The one place of this process, whatever number of process groups it makes, held until it ends.
 
     A second view could never be let go: closing any descriptor of the file gives up all locks of the process.
@@ -230,26 +230,26 @@ def own_place(path: Path, rank: int) -> ShmExchange:
     # A forked child has its parent's views, but none of its locks.
     key = (os.getpid(), path)
     if key in _held:
-        _held[key].begin_again(rank)
+        _held[key].restart(rank)
     else:
         _held[key] = ShmExchange(path, rank)
     return _held[key]
 
 
-def troubles(path: Path) -> list[HeartbeatState]:
+def write_errors(path: Path) -> list[RankWriteError]:
     """Write errors of the ranks, read by the launcher."""
-    found: list[HeartbeatState] = []
+    found: list[RankWriteError] = []
     with path.open("rb") as file:
         for slot in range(SLOTS):
             file.seek(slot * _SLOT)
             rank, pid, _, _, _, trouble = _HEADER.unpack(file.read(_HEADER.size))
             text = trouble.rstrip(b"\0").decode(errors="replace")
             if rank and text:
-                found.append(HeartbeatState(rank - 1, pid, text))
+                found.append(RankWriteError(rank - 1, pid, text))
     return found
 
 
-def signs(path: Path) -> dict[int, Heartbeat]:
+def heartbeats(path: Path) -> dict[int, Heartbeat]:
     """Heartbeats of the ranks by process id, read by the launcher."""
     found: dict[int, Heartbeat] = {}
     with path.open("rb") as file:
@@ -264,11 +264,11 @@ def signs(path: Path) -> dict[int, Heartbeat]:
     return found
 
 
-def ask(path: Path, number: int) -> None:
+def request_stacks(path: Path, number: int) -> None:
     """Request a stack dump from all ranks of this node."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        os.pwrite(descriptor, _NUMBER.pack(number), _QUESTION_AT)
+        os.pwrite(descriptor, _NUMBER.pack(number), _REQUEST_AT)
     finally:
         os.close(descriptor)
 

@@ -77,7 +77,7 @@ class TrackedModule:
     # Names of the communication hooks, in the order of registration.
     comm_hooks: list[str] = field(default_factory=list)
     # Replicas are meant to differ between averagings (post-localSGD): nothing to compare at each step.
-    loose: bool = False
+    uses_local_sgd: bool = False
     # Follows the backwards, once the module is wrapped.
     backward: BackwardTracker | None = None
     parameters: list[Slot] = field(default_factory=list)
@@ -149,7 +149,7 @@ class TrackedModule:
         for hook, _ in hooks[len(self.comm_hooks) :]:
             name = getattr(hook, "__qualname__", type(hook).__name__)
             self.comm_hooks.append(name)
-            self.loose |= LOCAL_SGD_HOOK in name
+            self.uses_local_sgd |= LOCAL_SGD_HOOK in name
 
     @property
     def next_step(self) -> int:
@@ -195,7 +195,7 @@ class TrackedModule:
             elif not wanted[slot.name]:
                 yield ParamSetChange("unfrozen", slot.name)
 
-    def strangers(self) -> set[int]:
+    def unknown_parameters(self) -> set[int]:
         """Indices of parameters that are not those the reducer was built from."""
         known = self._reduced
         return {place for place, tensor in enumerate(self._tensors) if id(tensor) not in known}

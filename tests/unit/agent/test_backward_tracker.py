@@ -159,7 +159,7 @@ def test_a_hook_of_the_user_s_that_came_later_is_heard_first(net: Net) -> None:
 
 
 def test_nothing_happens_without_a_forward_with_gradients(watching: BackwardTracker, heard: Heard) -> None:
-    watching.settle()
+    watching.drain()
     watching.close_window()
     assert (counts(watching), watching.window.last, heard) == ((0, 0, 0, 0), BackwardState.NONE, [])
 
@@ -239,7 +239,7 @@ def test_a_reduction_that_still_waits(net: Net, watching: BackwardTracker, heard
     watching.forward(armed=True)
     net(X, use_head=False).sum().backward()
     assert "gradients_reduced" not in heard.events
-    watching.settle()
+    watching.drain()
     assert (watching.window.last, watching.window.waiting) == (BackwardState.UNFINISHED, (3, 4))
     names = [slot.name for slot in watching._tracked.parameters]
     assert [names[place] for place in watching.window.waiting] == ["head.weight", "head.bias"]
@@ -248,8 +248,8 @@ def test_a_reduction_that_still_waits(net: Net, watching: BackwardTracker, heard
 def test_what_is_settled_once_stays_settled(net: Net, watching: BackwardTracker) -> None:
     watching.forward(armed=True)
     net(X).sum().backward()
-    watching.settle()
-    watching.settle()
+    watching.drain()
+    watching.drain()
     assert (counts(watching), watching.window.last) == ((1, 0, 1, 0), BackwardState.SYNCED)
 
 
@@ -295,12 +295,12 @@ def test_nested_backwards_do_not_end_the_outer_one(net: Net, watching: BackwardT
 
 def test_where_only_nested_ones_have_gradients(watching: BackwardTracker, net: Net, heard: Heard) -> None:
     """The end of the outer backward is not seen; the next step tells that all gradients had come."""
-    watching.places -= {3, 4}
+    watching.reducer_indices -= {3, 4}
     net.head.requires_grad_(False)
     watching.forward(armed=True)
     net(X, nested=True).sum().backward()
     assert "gradients_reduced" not in heard.events
-    watching.settle()
+    watching.drain()
     assert (watching.window.last, counts(watching)) == (BackwardState.SYNCED, (1, 0, 1, 0))
 
 

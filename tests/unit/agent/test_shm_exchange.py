@@ -17,13 +17,13 @@ from ddpcheck.agent import shm_exchange as board_module
 from ddpcheck.agent.shm_exchange import (
     RING,
     Heartbeat,
-    HeartbeatState,
+    RankWriteError,
     ShmExchange,
-    ask,
     create_exchange,
-    own_place,
-    signs,
-    troubles,
+    heartbeats,
+    own_slot,
+    request_stacks,
+    write_errors,
 )
 
 # CPython warns of forks in a process with threads from 3.12 on; a fork is the quick way to another process.
@@ -51,7 +51,7 @@ def serve(path: Path, rank: int, line: Connection) -> None:
         if name == "die":
             os._exit(0)
         result = getattr(board, name)(*arguments)
-        line.send(list(result) if name == "news" else result)
+        line.send(list(result) if name == "new_entries" else result)
 
 
 class Rank:
@@ -114,11 +114,11 @@ def test_three_ranks_see_what_the_others_say_once(start: Callable[[int], Rank]) 
     for number, rank in enumerate(ranks):
         assert rank.publish(key(0), ROOT if number else OTHER, LEAVES) == 0
     for number, rank in enumerate(ranks):
-        seen = {entry.rank: entry.root for entry in rank.news()}
+        seen = {entry.rank: entry.root for entry in rank.new_entries()}
         assert seen == {other: ROOT if other else OTHER for other in range(3) if other != number}
-        assert rank.news() == []
+        assert rank.new_entries() == []
     ranks[2].publish(key(1), ROOT, LEAVES)
-    assert [(entry.rank, entry.key) for entry in ranks[0].news()] == [(2, key(1))]
+    assert [(entry.rank, entry.key) for entry in ranks[0].new_entries()] == [(2, key(1))]
 
 
 def test_leaves_are_those_of_the_latest_entry(start: Callable[[int], Rank]) -> None:
@@ -137,7 +137,7 @@ def test_a_model_with_too_many_parameters_shows_its_root_only(
     monkeypatch.setattr(board_module, "MOST_LEAVES", 1)
     one, two = start(0), start(1)
     one.publish(key(0), ROOT, LEAVES)
-    assert [entry.root for entry in two.news()] == [ROOT]
+    assert [entry.root for entry in two.new_entries()] == [ROOT]
     assert two.leaves_of(one.slot, key(0)) is None
 
 
@@ -146,7 +146,7 @@ def test_who_comes_late_sees_that_values_were_kept(start: Callable[[int], Rank])
     number = one.publish(key(0), ROOT, LEAVES)
     one.publish(key(1), ROOT, LEAVES)
     one.mark_captured(number, key(0), ROOT)
-    assert [(entry.key, entry.captured) for entry in two.news()] == [(key(0), True), (key(1), False)]
+    assert [(entry.key, entry.captured) for entry in two.new_entries()] == [(key(0), True), (key(1), False)]
 
 
 def test_an_entry_that_has_left_the_ring_is_not_marked(start: Callable[[int], Rank]) -> None:
@@ -154,18 +154,18 @@ def test_an_entry_that_has_left_the_ring_is_not_marked(start: Callable[[int], Ra
     for number in range(RING + 1):
         one.publish(key(number), ROOT, LEAVES)
     one.mark_captured(0, key(0), ROOT)
-    assert [entry.key for entry in two.news()] == [key(number) for number in range(1, RING + 1)]
+    assert [entry.key for entry in two.new_entries()] == [key(number) for number in range(1, RING + 1)]
 
 
 def test_a_ring_that_ran_over_has_lost_its_oldest(start: Callable[[int], Rank]) -> None:
     one, two = start(0), start(1)
     for number in range(3 * RING + 5):
         one.publish(key(number), ROOT, LEAVES)
-    assert [entry.key for entry in two.news()] == [
+    assert [entry.key for entry in two.new_entries()] == [
         key(number) for number in range(2 * RING + 5, 3 * RING + 5)
     ]
     one.publish(key(999), ROOT, LEAVES)
-    assert [entry.key for entry in two.news()] == [key(999)]
+    assert [entry.key for entry in two.new_entries()] == [key(999)]
 
 
 @pytest.mark.parametrize("at", [0, 8, 23, 24, 28])
@@ -179,28 +179,28 @@ def test_a_torn_entry_is_as_if_it_were_not_there(path: Path, start: Callable[[in
         (byte,) = file.read(1)
         file.seek(place)
         file.write(bytes((byte ^ 0x40,)))
-    assert [entry.key for entry in two.news()] == [key(1)]
+    assert [entry.key for entry in two.new_entries()] == [key(1)]
 
 
 def test_the_place_of_a_dead_rank_is_taken_again(start: Callable[[int], Rank]) -> None:
     one, two = start(0), start(1)
     for number in range(10):
         two.publish(key(number), OTHER, LEAVES)
-    assert len(one.news()) == 10
+    assert len(one.new_entries()) == 10
     two.die()
     again = start(5)
     assert again.slot == two.slot
-    assert one.news() == []
+    assert one.new_entries() == []
     assert one.leaves_of(again.slot, key(9)) is None
     again.publish(key(77), ROOT, LEAVES)
-    assert [(entry.rank, entry.key) for entry in one.news()] == [(5, key(77))]
+    assert [(entry.rank, entry.key) for entry in one.new_entries()] == [(5, key(77))]
 
 
 def test_what_a_dead_rank_said_last_can_still_be_read(start: Callable[[int], Rank]) -> None:
     one, two = start(0), start(1)
     two.publish(key(0), OTHER, LEAVES)
     two.die()
-    assert [entry.root for entry in one.news()] == [OTHER]
+    assert [entry.root for entry in one.new_entries()] == [OTHER]
     assert one.leaves_of(two.slot, key(0)) == LEAVES
 
 
@@ -217,11 +217,11 @@ def test_when_all_places_are_taken_the_next_rank_does_without(
 
 def test_a_rank_that_cannot_write_says_so(path: Path, start: Callable[[int], Rank]) -> None:
     ranks = [start(number) for number in range(3)]
-    assert troubles(path) == []
-    ranks[2].say_trouble("No space left on device (/x)")
-    ranks[1].say_trouble("ü" * 200)
-    cut, whole = troubles(path)
-    assert whole == HeartbeatState(2, ranks[2].process.pid, "No space left on device (/x)")
+    assert write_errors(path) == []
+    ranks[2].report_write_error("No space left on device (/x)")
+    ranks[1].report_write_error("ü" * 200)
+    cut, whole = write_errors(path)
+    assert whole == RankWriteError(2, ranks[2].process.pid, "No space left on device (/x)")
     assert (cut.rank, cut.pid) == (1, ranks[1].process.pid)
     assert cut.text.startswith("ü" * 50)
 
@@ -232,13 +232,13 @@ def test_what_a_dead_rank_could_not_write_outlives_it(
     """The next attempt takes another place; only when there is none left is it overwritten."""
     monkeypatch.setattr(board_module, "SLOTS", 2)
     first = start(0)
-    first.say_trouble("full")
+    first.report_write_error("full")
     first.die()
     second = start(0)
     assert second.slot == 1
-    assert [(told.pid, told.text) for told in troubles(path)] == [(first.process.pid, "full")]
+    assert [(told.pid, told.text) for told in write_errors(path)] == [(first.process.pid, "full")]
     assert start(1).slot == 0
-    assert troubles(path) == []
+    assert write_errors(path) == []
 
 
 def test_a_board_that_cannot_be_opened_leaves_nothing_behind(
@@ -274,9 +274,12 @@ def test_a_full_memory_disk_kills_nobody(tmp_path: Path) -> None:
             for rank in ranks:
                 rank.publish(key(number), ROOT, [b"x" * 8] * board_module.MOST_LEAVES)
         for rank in ranks:
-            assert len(rank.news()) == RING
-            rank.say_trouble("full")
-        assert [(told.rank, told.text) for told in troubles(place / "board")] == [(0, "full"), (1, "full")]
+            assert len(rank.new_entries()) == RING
+            rank.report_write_error("full")
+        assert [(told.rank, told.text) for told in write_errors(place / "board")] == [
+            (0, "full"),
+            (1, "full"),
+        ]
     finally:
         for rank in ranks:
             rank.die()
@@ -284,13 +287,13 @@ def test_a_full_memory_disk_kills_nobody(tmp_path: Path) -> None:
 
 
 def test_the_launcher_sees_signs_of_progress(path: Path, start: Callable[[int], Rank]) -> None:
-    assert signs(path) == {}
+    assert heartbeats(path) == {}
     one, two = start(0), start(1)
     one.beat(7)
-    two.introduce([11, 12])
+    two.publish_threads([11, 12])
     for number in range(RING + 1):
         two.publish(key(number), ROOT, LEAVES)
-    assert signs(path) == {
+    assert heartbeats(path) == {
         one.process.pid: Heartbeat(7),
         two.process.pid: Heartbeat(0, frozenset({11, 12})),
     }
@@ -298,12 +301,12 @@ def test_the_launcher_sees_signs_of_progress(path: Path, start: Callable[[int], 
 
 def test_a_question_reaches_every_rank(path: Path, start: Callable[[int], Rank]) -> None:
     ranks = [start(number) for number in range(3)]
-    assert [rank.question() for rank in ranks] == [0, 0, 0]
-    ask(path, 5)
-    assert [rank.question() for rank in ranks] == [5, 5, 5]
+    assert [rank.requested_stacks() for rank in ranks] == [0, 0, 0]
+    request_stacks(path, 5)
+    assert [rank.requested_stacks() for rank in ranks] == [5, 5, 5]
     ranks[0].publish(key(0), ROOT, LEAVES)
-    assert ranks[1].question() == 5
-    assert [entry.rank for entry in ranks[1].news()] == [0]
+    assert ranks[1].requested_stacks() == 5
+    assert [entry.rank for entry in ranks[1].new_entries()] == [0]
 
 
 def test_a_process_has_one_place_however_often_it_is_a_rank(
@@ -313,7 +316,7 @@ def test_a_process_has_one_place_however_often_it_is_a_rank(
     monkeypatch.setattr(board_module, "_held", {})
     slots = set()
     for rank in (0, 1, 0):
-        board = own_place(path, rank)
+        board = own_slot(path, rank)
         slots.add(board._slot)
         board.publish(key(rank), ROOT, LEAVES)
         del board
@@ -322,25 +325,25 @@ def test_a_process_has_one_place_however_often_it_is_a_rank(
     assert slots == {0}
     other = start(1)
     assert other.slot == 1
-    assert [(entry.rank, entry.key) for entry in other.news()] == [(0, key(0))]
+    assert [(entry.rank, entry.key) for entry in other.new_entries()] == [(0, key(0))]
 
 
 def test_what_could_not_be_written_is_told_when_the_group_is_made_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(board_module, "_held", {})
-    own_place(path, 3).say_trouble("No space left on device")
-    own_place(path, 3)
-    assert troubles(path) == [HeartbeatState(3, os.getpid(), "No space left on device")]
+    own_slot(path, 3).report_write_error("No space left on device")
+    own_slot(path, 3)
+    assert write_errors(path) == [RankWriteError(3, os.getpid(), "No space left on device")]
 
 
 def test_a_forked_child_that_becomes_a_rank_has_a_place_of_its_own(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(board_module, "_held", {})
-    mine = own_place(path, 0)
+    mine = own_slot(path, 0)
     child = os.fork()
     if not child:
-        os._exit(own_place(path, 1)._slot)
+        os._exit(own_slot(path, 1)._slot)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     assert mine._slot == 0
