@@ -174,7 +174,7 @@ class ParameterProbe(Probe):
         """
         before = self._buffer_versions.get(tracked.index)
         now = _versions(tracked)
-        indices, how = tracked.kept_buffers(), ""
+        indices, how = tracked.checkpointed_buffers(), ""
         if before is None or before == now or before[0] != now[0]:
             if not tracked.forwards or not _syncs_no_buffers(tracked):
                 return

@@ -113,7 +113,7 @@ def test_data_loader_workers_leave_no_trace(ddpcheck: RunWatched) -> None:
 def test_by_hand_without_ddpcheck_run(unwatched: Run, tmp_path: Path) -> None:
     job = unwatched(*TORCHRUN, JOBS / "auto.py")
     assert job.status == 0, str(job)
-    assert job.stderr.count("ddpcheck: watching") == 1, str(job)
+    assert job.stderr.count("ddpcheck: checking this job") == 1, str(job)
     [folder] = (tmp_path / "ddpcheck-runs").iterdir()
     shown = unwatched(BIN / "ddpcheck", "report")
     assert shown.status == 0, str(shown)

@@ -188,7 +188,7 @@ def test_the_manual_way_in_needs_neither_rich_nor_typer(tmp_path: Path) -> None:
         cwd=tmp_path,
         env=environment,
     )
-    assert "not watching" not in done.stderr
+    assert "not checked" not in done.stderr
 
 
 def test_the_ranks_of_the_doctor_need_nothing_but_torch(tmp_path: Path) -> None:

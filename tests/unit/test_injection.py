@@ -185,7 +185,7 @@ def test_auto_never_stops_the_script(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.stdout == "went on\n"
-    assert done.stderr.startswith("ddpcheck: not watching")
+    assert done.stderr.startswith("ddpcheck: this job is not checked")
 
 
 @pytest.mark.slow
