@@ -235,7 +235,7 @@ class GradientProbe(Probe):
         share = self._share(tracked)
         count = len(tracked.parameters)
         digests, indices = backward.digests, backward.digested
-        known, divisor = tracker.places - tracked.strangers(), _divisor(tracked)
+        known, divisor = tracker.reducer_indices - tracked.unknown_parameters(), _divisor(tracked)
         absent = [index for index in range(count) if index in backward.absent or index not in known]
 
         def write() -> None:
@@ -290,7 +290,7 @@ class GradientProbe(Probe):
             reason=window.reason.value if window.reason is not None else "",
             waiting=list(window.waiting)[:100],
         )
-        live = self.context.node_compare is not None and not tracked.loose
+        live = self.context.node_compare is not None and not tracked.uses_local_sgd
         samples = b"".join(map(_first_values, gradients)) if live else b""
         snapshot_key = SnapshotKey(
             tracked, Stage.APPLIED, TensorKind.GRADIENTS, optimizer.steps, optimizer.index

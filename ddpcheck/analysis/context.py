@@ -38,7 +38,7 @@ class RuleContext:
     # Faults of processes that never became a rank.
     strays: tuple[FaultRecord, ...] = ()
     # By rank, why it could not write its records.
-    troubles: Mapping[int, str] = field(default_factory=dict)
+    write_errors: Mapping[int, str] = field(default_factory=dict)
     # The later attempt of the same elastic job in which all ranks finished.
     made_good_by: int | None = None
     # Traffic, samples and links of the nodes: of the last attempt only.

@@ -89,7 +89,7 @@ def build_report(run: RunReader, description: dict[str, Any], *, course: bool = 
     ranks = [summaries(attempt, number, notes, over) for number, attempt in enumerate(attempts)]
     restarts = made_good_by(attempts, ranks)
     strays = _strays_by_attempt(run.strays, ranks)
-    troubles = write_errors_by_attempt(notes.troubles, ranks)
+    write_errors = write_errors_by_attempt(notes.write_errors, ranks)
     machine = machine_of(run.path, attempts[-1])
     overlaps = [overlap_or_why(attempt, run.path) for attempt in attempts]
     times = [time_tables(attempt.clocks, [module[0] for module in attempt.modules()]) for attempt in attempts]
@@ -102,7 +102,7 @@ def build_report(run: RunReader, description: dict[str, Any], *, course: bool = 
             ranks=ranks[number],
             exit_code=exit_code,
             strays=strays[number],
-            troubles=troubles[number],
+            write_errors=write_errors[number],
             made_good_by=restarts[number],
             traffic=machine.traffic if number == len(attempts) - 1 else None,
             links=machine.links if number == len(attempts) - 1 else None,

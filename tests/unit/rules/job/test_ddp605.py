@@ -33,6 +33,19 @@ def test_different_faults_are_different_findings(tmp_path: Path) -> None:
     assert len(build.end().findings("DDP605")) == 2
 
 
+def test_missing_torch_name_has_its_own_wording(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap()
+    error = "torch 9.9 has no torch.Tensor._indices: sparse tensors are not compared"
+    for rank in (0, 1):
+        build.say(rank, FaultRecord("torch_compat", "_indices", error, ""))
+    (finding,) = build.end().findings()
+    assert (finding.code, finding.severity.value, finding.ranks) == ("DDP605", "note", (0, 1))
+    assert finding.message.startswith(
+        "This version of torch has no torch.Tensor._indices: sparse tensors are not compared. "
+    )
+    assert finding.evidence["entry"] == "torch_compat._indices"
+
+
 def test_a_process_that_never_became_a_rank(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().end()
     build.save()
