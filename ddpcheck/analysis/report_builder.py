@@ -88,11 +88,13 @@ def build_report(run: RunReader, description: dict[str, Any], *, course: bool = 
     attempts = run.ordered() or [Attempt("")]
     ranks = [summaries(attempt, number, notes, over) for number, attempt in enumerate(attempts)]
     restarts = made_good_by(attempts, ranks)
-    strays = _strays_by_attempt(run.strays, ranks)
-    troubles = write_errors_by_attempt(notes.troubles, ranks)
+    strays = _strays_by_attempt(run.unattributed_faults, ranks)
+    troubles = write_errors_by_attempt(notes.write_errors, ranks)
     machine = machine_of(run.path, attempts[-1])
     overlaps = [overlap_or_why(attempt, run.path) for attempt in attempts]
-    times = [time_tables(attempt.clocks, [module[0] for module in attempt.modules()]) for attempt in attempts]
+    times = [
+        time_tables(attempt.step_times, [module[0] for module in attempt.modules()]) for attempt in attempts
+    ]
     cases = [
         RuleContext(
             attempt=attempt,
@@ -101,9 +103,9 @@ def build_report(run: RunReader, description: dict[str, Any], *, course: bool = 
             notes=notes,
             ranks=ranks[number],
             exit_code=exit_code,
-            strays=strays[number],
-            troubles=troubles[number],
-            made_good_by=restarts[number],
+            unattributed_faults=strays[number],
+            write_errors=troubles[number],
+            recovered_by=restarts[number],
             traffic=machine.traffic if number == len(attempts) - 1 else None,
             links=machine.links if number == len(attempts) - 1 else None,
             nodes=tuple(machine.nodes) if number == len(attempts) - 1 else (),
@@ -222,7 +224,7 @@ def _about(run: RunReader, description: dict[str, Any]) -> dict[str, Any]:
         "every": _every(description),
         "hosts": sorted({header.host for header in headers}),
         "unreadable_lines": sum(rank.bad_lines for a in run.attempts.values() for rank in a.ranks.values()),
-        "files_without_header": run.headless,
+        "files_without_header": run.files_without_header,
         # Marks folders that a generator made for tests and benchmarks.
         **({"synthetic": description["synthetic"]} if description.get("synthetic") else {}),
     }

@@ -81,9 +81,9 @@ class RunBuilder:
         group: Sequence[int] | None = None,
         names_on: Mapping[int, Sequence[str]] | None = None,
         buffers_on: Mapping[int, Sequence[str]] | None = None,
-        odd_before: Outliers | None = None,
-        odd: Outliers | None = None,
-        odd_buffers: Outliers | None = None,
+        outliers_before: Outliers | None = None,
+        outliers: Outliers | None = None,
+        buffer_outliers: Outliers | None = None,
         options: Mapping[str, Any] | None = None,
         ignored: Sequence[str] = (),
     ) -> RunBuilder:
@@ -101,29 +101,31 @@ class RunBuilder:
                 options=dict(options or {}),
             )
             self.say(rank, record)
-        self.look(Stage.INIT_BEFORE, -1, names, odd=odd_before, width=8, module=module, ranks=group)
-        self.look(Stage.INIT_AFTER, -1, names, odd=odd, width=8, module=module, ranks=group)
+        self.snapshot(
+            Stage.INIT_BEFORE, -1, names, outliers=outliers_before, width=8, module=module, ranks=group
+        )
+        self.snapshot(Stage.INIT_AFTER, -1, names, outliers=outliers, width=8, module=module, ranks=group)
         if buffers:
-            self.look(
+            self.snapshot(
                 Stage.INIT_AFTER,
                 -1,
                 buffers,
                 of=TensorKind.BUFFERS,
-                odd=odd_buffers,
+                outliers=buffer_outliers,
                 width=8,
                 module=module,
                 ranks=group,
             )
         return self
 
-    def look(
+    def snapshot(
         self,
         stage: Stage,
         step: int,
         names: Sequence[str] = NAMES,
         *,
         of: TensorKind = TensorKind.PARAMETERS,
-        odd: Outliers | None = None,
+        outliers: Outliers | None = None,
         width: int = 2,
         module: int = 0,
         optimizer: int | None = None,
@@ -133,7 +135,7 @@ class RunBuilder:
         ranks: Collection[int] | None = None,
     ) -> RunBuilder:
         for rank in self.ranks if ranks is None else ranks:
-            leaves = leaves_of(names, step, rank, (odd or {}).get(rank, ()))
+            leaves = leaves_of(names, step, rank, (outliers or {}).get(rank, ()))
             record = DigestRecord(
                 module=module,
                 stage=stage.value,
@@ -165,21 +167,21 @@ class RunBuilder:
             self.say(rank, HyperRecord(0, step, dict(changed)))
         return self
 
-    def step(self, step: int, odd: Outliers | None = None, **more: Any) -> RunBuilder:
+    def step(self, step: int, outliers: Outliers | None = None, **more: Any) -> RunBuilder:
         """One optimizer step of every rank."""
-        return self.look(Stage.PARAMS, step, odd=odd, **{"optimizer": 0, **more})
+        return self.snapshot(Stage.PARAMS, step, outliers=outliers, **{"optimizer": 0, **more})
 
-    def train(self, steps: int, first: int = 0, odd: Outliers | None = None) -> RunBuilder:
+    def train(self, steps: int, first: int = 0, outliers: Outliers | None = None) -> RunBuilder:
         for step in range(first, first + steps):
-            self.step(step, odd)
+            self.step(step, outliers)
         return self
 
     def rewrite(
-        self, step: int, ranks: Collection[int], odd: Outliers | None = None, how: str = ""
+        self, step: int, ranks: Collection[int], outliers: Outliers | None = None, how: str = ""
     ) -> RunBuilder:
-        """Some ranks write to their parameters before a step. Ranks that are not in `odd` write the values of all."""
+        """Some ranks write to their parameters before a step. Ranks not in `outliers` all write the same values."""
         for rank in ranks:
-            leaves = leaves_of(NAMES, step - 1, rank, (odd or {}).get(rank, ()))
+            leaves = leaves_of(NAMES, step - 1, rank, (outliers or {}).get(rank, ()))
             root = hashlib.blake2b(b"".join(leaves), digest_size=16).hexdigest()
             self.say(
                 rank,
@@ -200,14 +202,14 @@ class RunBuilder:
     def apply(
         self,
         step: int,
-        odd: Outliers | None = None,
+        outliers: Outliers | None = None,
         on: Mapping[int, Mapping[str, Any]] | None = None,
         ranks: Collection[int] | None = None,
         **fields: Any,
     ) -> RunBuilder:
         """Ranks are about to apply gradients. `fields`: fields of all records; `on`: other values on some ranks."""
         for rank in self.ranks if ranks is None else ranks:
-            leaves = leaves_of(NAMES, step, rank, (odd or {}).get(rank, ()))
+            leaves = leaves_of(NAMES, step, rank, (outliers or {}).get(rank, ()))
             root = hashlib.blake2b(b"".join(leaves), digest_size=16).hexdigest()
             self.say(rank, AppliedRecord(step=step, root=root, **{**fields, **(on or {}).get(rank, {})}))
         return self
@@ -234,8 +236,10 @@ class RunBuilder:
             self.say(rank, record)
         return self
 
-    def detail(self, rank: int, step: int, odd: Collection[str], first: Mapping[str, bytes]) -> RunBuilder:
-        leaves = leaves_of(NAMES, step, rank, odd)
+    def detail(
+        self, rank: int, step: int, outliers: Collection[str], first: Mapping[str, bytes]
+    ) -> RunBuilder:
+        leaves = leaves_of(NAMES, step, rank, outliers)
         samples = b"".join(bytes((len(first.get(n, b"")),)) + first.get(n, b"") for n in NAMES)
         self.say(
             rank,
@@ -299,10 +303,12 @@ class RunBuilder:
         return findings[0]
 
 
-def leaves_of(names: Sequence[str], step: int, rank: int, odd: Collection[str]) -> list[bytes]:
-    """The digest of each tensor: equal on all ranks except for the tensors in `odd` on this rank."""
+def leaves_of(names: Sequence[str], step: int, rank: int, outliers: Collection[str]) -> list[bytes]:
+    """The digest of each tensor: equal on all ranks except for the tensors in `outliers` on this rank."""
     return [
-        hashlib.blake2b(f"{name} {step} {rank if name in odd else 'all'}".encode(), digest_size=16).digest()
+        hashlib.blake2b(
+            f"{name} {step} {rank if name in outliers else 'all'}".encode(), digest_size=16
+        ).digest()
         for name in names
     ]
 

@@ -42,7 +42,7 @@ class ComparisonKey(NamedTuple):
 class Disagreement:
     """A comparison in which ranks had different digests."""
 
-    moment: ComparisonKey
+    key: ComparisonKey
     digests: Mapping[int, RankDigest]
 
     def groups(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -156,7 +156,7 @@ class Agreement:
         disagreement = Disagreement(moment, digests)
         if len({record.root for record in digests.values()}) > 1:
             stats.differing += 1
-            if stats.first is None or moment.step < stats.first.moment.step:
+            if stats.first is None or moment.step < stats.first.key.step:
                 stats.first = disagreement
         elif moment.of == TensorKind.PARAMETERS.value:
             self._agreed[moment.module] = next(_digest_records(digests))

@@ -101,7 +101,7 @@ class RankCollector(Collector):
 
     def _is_after_disagreement(self, record: HyperRecord) -> bool:
         """Whether ranks differed before this change: later changes must not displace those that explain it."""
-        moments = [disagreement.moment for disagreement in self._agreement.hyper.values()]
+        moments = [disagreement.key for disagreement in self._agreement.hyper.values()]
         steps = [moment.step for moment in moments if moment.optimizer == record.optimizer]
         return bool(steps) and record.step > max(steps)
 

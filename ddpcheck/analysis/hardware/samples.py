@@ -121,7 +121,7 @@ class NodeSamples:
     # The first and the last sample inside the window of the steps.
     opening: NodeSample | None = None
     closing: NodeSample | None = None
-    tally: NodeStatistics = field(default_factory=NodeStatistics)
+    statistics: NodeStatistics = field(default_factory=NodeStatistics)
     # What its ranks sent to other addresses inside that window.
     routes: RouteCounterTable = field(default_factory=RouteCounterTable)
     # The same of other launchers on this node, who saw only ranks of their own.
@@ -129,24 +129,24 @@ class NodeSamples:
     # By place of the GPU: inside the window of the steps alone.
     stepping: list[GpuStatistics] = field(default_factory=list)
     # For drawing, and closer for those who have room for more.
-    drawn: DownsampledSeries = field(default_factory=lambda: DownsampledSeries(MOST_POINTS))
-    closely: DownsampledSeries = field(default_factory=lambda: DownsampledSeries(MOST_CLOSELY))
+    coarse: DownsampledSeries = field(default_factory=lambda: DownsampledSeries(MOST_POINTS))
+    fine: DownsampledSeries = field(default_factory=lambda: DownsampledSeries(MOST_CLOSELY))
 
     @property
     def series(self) -> list[NodeSample]:
         """For drawing."""
-        return self.drawn.samples
+        return self.coarse.samples
 
-    def tally_of(self, place: int) -> GpuStatistics:
+    def gpu_statistics(self, place: int) -> GpuStatistics:
         """Of the GPU at a place of the samples."""
-        return self.tally.gpus[place] if place < len(self.tally.gpus) else GpuStatistics()
+        return self.statistics.gpus[place] if place < len(self.statistics.gpus) else GpuStatistics()
 
     def gpu_index(self, place: int) -> int:
         """The index by which NVML knows the GPU at a place of the samples."""
         return self.facts.gpus[place].index if place < len(self.facts.gpus) else place
 
     def add(self, sample: NodeSample, window: Window | None) -> None:
-        self.tally.add(self.last, sample)
+        self.statistics.add(self.last, sample)
         self.first = self.first or sample
         self.last = sample
         if window is not None and window[0] <= sample.time <= window[1]:
@@ -156,8 +156,8 @@ class NodeSamples:
             self.stepping += [GpuStatistics() for _ in sample.gpus[len(self.stepping) :]]
             for tally, gpu in zip(self.stepping, sample.gpus, strict=False):
                 tally.add(gpu)
-        self.drawn.add(sample)
-        self.closely.add(sample)
+        self.coarse.add(sample)
+        self.fine.add(sample)
         self.count += 1
 
 
@@ -177,7 +177,7 @@ def read_nodes(folder: Path, windows: Mapping[str, Window]) -> list[NodeSamples]
         if node is None:
             node = launchers[key] = NodeSamples(host)
             if len(launchers) > MOST_DRAWN:
-                node.drawn, node.closely = DownsampledSeries(FEW_POINTS), DownsampledSeries(FEW_POINTS)
+                node.coarse, node.fine = DownsampledSeries(FEW_POINTS), DownsampledSeries(FEW_POINTS)
         match record:
             case SampleRecord():
                 node.add(sample_from(record), windows.get(host))
@@ -193,6 +193,6 @@ def _distinct(launchers: Sequence[NodeSamples]) -> list[NodeSamples]:
     distinct: dict[tuple[str, str], NodeSamples] = {}
     for node in launchers:
         first = distinct.setdefault((node.host, node.facts.namespace), node)
-        if node is not first and first.tally.ranks.keys().isdisjoint(node.tally.ranks):
+        if node is not first and first.statistics.ranks.keys().isdisjoint(node.statistics.ranks):
             first.more_routes.append(node.routes)
     return list(distinct.values())

@@ -121,14 +121,17 @@ def _node(node: NodeSamples, drawn: bool) -> dict[str, Any]:
         "seconds": round(last.time - node.first.time, 2) if last and node.first else 0.0,
         "sampling_cpu_seconds": node.cpu_seconds,
         "cpus": facts.cpus,
-        "cpu": node.tally.cpu.row(),
-        "memory": {"total": facts.memory, "most": node.tally.memory},
+        "cpu": node.statistics.cpu.row(),
+        "memory": {"total": facts.memory, "most": node.statistics.memory},
         "interfaces": _interfaces(node),
         "infiniband": _infiniband(node),
         "ranks": _ranks(node),
         "note": facts.note,
         "driver": facts.driver,
-        "gpus": [gpu_row(gpu, node.tally_of(place), node.tally.pids) for place, gpu in enumerate(facts.gpus)],
+        "gpus": [
+            gpu_row(gpu, node.gpu_statistics(place), node.statistics.pids)
+            for place, gpu in enumerate(facts.gpus)
+        ],
         "topology": [list(row) for row in facts.topology],
         "p2p": [list(row) for row in facts.p2p],
         "series": series_of(node.series) if drawn else {},
@@ -139,7 +142,7 @@ def _interfaces(node: NodeSamples) -> list[dict[str, Any]]:
     found = []
     for name, row in (node.last.interfaces if node.last else {}).items():
         known = node.facts.interfaces.get(name, InterfaceFacts(name))
-        received, sent = node.tally.rates.get(name, (0, 0))
+        received, sent = node.statistics.rates.get(name, (0, 0))
         found.append(
             {
                 "name": name,
@@ -170,7 +173,9 @@ def _infiniband(node: NodeSamples) -> list[dict[str, Any]]:
 
 def _ranks(node: NodeSamples) -> dict[str, Any]:
     """Peak memory, storage traffic and GPUs of each rank."""
-    ordered = sorted(node.tally.ranks.items(), key=lambda item: int(item[0]) if item[0].isdecimal() else 0)
+    ordered = sorted(
+        node.statistics.ranks.items(), key=lambda item: int(item[0]) if item[0].isdecimal() else 0
+    )
     return {
         rank: {**row, "gpus": sorted(node.gpu_index(place) for place in row["gpus"])} for rank, row in ordered
     }

@@ -76,7 +76,7 @@ def throttled(
 def _rank_gpus(nodes: Sequence[NodeSamples], rank: int) -> list[_RankGpu]:
     found = []
     for node in nodes:
-        places = node.tally.ranks.get(str(rank), {}).get("gpus", ())
+        places = node.statistics.ranks.get(str(rank), {}).get("gpus", ())
         for index in places:
             tally = node.stepping[index] if index < len(node.stepping) else GpuStatistics()
             if tally.count >= FEWEST_SAMPLES:

@@ -67,7 +67,7 @@ def _bytes_a_step(attempt: Attempt, module: ModuleKey, steps: int) -> float:
     if not ranks:
         return 0.0
     record = next(iter(ranks.values())).latest[module]
-    reductions = attempt.pace.reductions(module)
+    reductions = attempt.step_timelines.reductions(module)
     times = 1.0 if reductions is None or not steps else reductions / steps
     return times * sum(map(_size, record.parameters))
 
@@ -188,7 +188,7 @@ def _measure(
 ) -> NodeTraffic | None:
     if not ranks or node.opening is None or node.closing is None:
         return None
-    line = attempt.pace.of(ranks[0])
+    line = attempt.step_timelines.of(ranks[0])
     if line is None:
         return None
     steps = line.at(node.closing.time) - line.at(node.opening.time)

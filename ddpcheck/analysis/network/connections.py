@@ -41,7 +41,7 @@ def links_of(attempt: Attempt, nodes: Sequence[NodeSamples]) -> NodeLinks:
         return NodeLinks()
 
     def steps_at(name: str, time: float) -> float | None:
-        line = attempt.pace.of(ranks[name][0])
+        line = attempt.step_timelines.of(ranks[name][0])
         return None if line is None else line.at(time)
 
     links = tuple(_links(with_ranks, steps_at))
@@ -103,7 +103,7 @@ def _link(
         bytes=tally.bytes,
         busy_seconds=tally.busy_seconds,
         seconds=tally.ended - tally.began,
-        stretches=tuple(tally.stretches),
+        stretches=tuple(tally.intervals),
         source_address=addresses[0],
         target_address=addresses[1],
         steps=None if began is None or ended is None else ended - began,

@@ -26,7 +26,7 @@ class RouteCounters:
     _count: int = 0
 
     @property
-    def stretches(self) -> list[Stretch]:
+    def intervals(self) -> list[Stretch]:
         """Bytes sent and busy seconds of each interval."""
         return [self._series.points[number] for number in sorted(self._series.points)]
 

@@ -86,7 +86,7 @@ class TimeSeriesBuilder:
         )
 
     def rank(self, rank: int, max_points: int) -> tuple[NamedSeries, ...]:
-        clock = self._attempt.clocks.get(rank)
+        clock = self._attempt.step_times.get(rank)
         return (
             *rank_agreement(self._attempt, rank, max_points),
             *rank_gradients(self._gradients, rank, max_points),
@@ -101,7 +101,7 @@ class TimeSeriesBuilder:
         return self._pace.when(step) if self._pace else 0.0
 
     def _gpus(self, rank: int, max_points: int) -> tuple[NamedSeries, ...]:
-        host, pace = self._attempt.ranks[rank].header.host, self._attempt.pace.of(rank)
+        host, pace = self._attempt.ranks[rank].header.host, self._attempt.step_timelines.of(rank)
         node = next((node for node in self._nodes if node.host == host), None)
         return rank_gpus(node, rank, pace, max_points) if node and pace else ()
 
@@ -139,4 +139,4 @@ def _named(findings: Iterable[Finding], everyone: Sequence[int]) -> list[int]:
 
 def _first_pace(attempt: Attempt) -> StepTimeline | None:
     """The timeline of the first rank: all ranks step together."""
-    return next((line for line in map(attempt.pace.of, sorted(attempt.ranks)) if line), None)
+    return next((line for line in map(attempt.step_timelines.of, sorted(attempt.ranks)) if line), None)

@@ -24,7 +24,7 @@ def agreement_history(attempt: Attempt) -> tuple[AgreementHistory, ...]:
             module=attempt.number(module),
             name=_name(attempt, module),
             ranks=module[0],
-            stretches=tuple(sorted(books[module].stretches, key=lambda stretch: stretch.first)),
+            stretches=tuple(sorted(books[module].intervals, key=lambda stretch: stretch.first)),
             cut=books[module].cut,
             wrapped_at=_first(rank.as_wrapped[module].where for rank in attempt.of_module(module).values()),
             stepped_at=_first(record.where for record in _optimizers(attempt, module)),
@@ -35,7 +35,7 @@ def agreement_history(attempt: Attempt) -> tuple[AgreementHistory, ...]:
 
 def gradient_history(attempt: Attempt) -> tuple[GradientHistory, ...]:
     """Modules whose gradients were sketched."""
-    books = attempt.gradients.books
+    books = attempt.gradients.series
     modules = [module for module in attempt.modules() if module in books and books[module].points]
     return tuple(_gradients(attempt, module, books[module]) for module in modules[:MOST_MODULES])
 

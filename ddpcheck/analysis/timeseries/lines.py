@@ -84,7 +84,7 @@ def _stretches_of(series: AgreementSeries, rank: int, every: int) -> tuple[set[i
     """Points at which the rank was an outlier, and at which it did not report."""
     outlier: set[int] = set()
     absent: set[int] = set()
-    for stretch in series.stretches:
+    for stretch in series.intervals:
         points = range(max(0, stretch.first) // every, stretch.last // every + 1)
         if rank in stretch.odd:
             outlier.update(points)
@@ -219,9 +219,9 @@ def shortest_waits(attempt: Attempt) -> Shortest:
     """By group of ranks that synchronize, and step: the wait of the rank that arrived last."""
     groups = dict.fromkeys(module[0] for module in attempt.modules())
     return {
-        group: _shortest([attempt.clocks[rank] for rank in group])
+        group: _shortest([attempt.step_times[rank] for rank in group])
         for group in groups
-        if len(group) > 1 and all(rank in attempt.clocks for rank in group)
+        if len(group) > 1 and all(rank in attempt.step_times for rank in group)
     }
 
 

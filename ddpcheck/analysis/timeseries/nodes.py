@@ -19,7 +19,7 @@ def job_nodes(nodes: Sequence[NodeSamples], pace: StepTimeline, max_points: int)
     """CPU and network of every shown node."""
     found: list[NamedSeries | None] = []
     for node in nodes:
-        steps, samples = by_step(node.closely.samples, pace)
+        steps, samples = by_step(node.fine.samples, pace)
         found.append(
             named_series(SeriesKind.CPU, steps, [sample.cpu for sample in samples], max_points, node.host)
         )
@@ -34,8 +34,8 @@ def job_nodes(nodes: Sequence[NodeSamples], pace: StepTimeline, max_points: int)
 
 def rank_gpus(node: NodeSamples, rank: int, pace: StepTimeline, max_points: int) -> tuple[NamedSeries, ...]:
     """GPUs that the rank's process uses."""
-    indices = sorted(node.tally.ranks.get(str(rank), {}).get("gpus", ()))
-    steps, samples = by_step(node.closely.samples, pace)
+    indices = sorted(node.statistics.ranks.get(str(rank), {}).get("gpus", ()))
+    steps, samples = by_step(node.fine.samples, pace)
     found: list[NamedSeries | None] = []
     for index in indices:
         if any(index >= len(sample.gpus) for sample in samples):

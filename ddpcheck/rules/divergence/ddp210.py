@@ -77,7 +77,7 @@ def _values(context: RuleContext, module: ModuleKey) -> list[Finding]:
     return [
         context.finding(
             RULE,
-            f"After DDP synchronised the buffers (synchronisation {first.moment.step}), {differing['count']} of "
+            f"After DDP synchronised the buffers (synchronisation {first.key.step}), {differing['count']} of "
             f"{differing['of']} differ across ranks. Outlier: {name_ranks(first.outlier_ranks())}.",
             disagreement=first,
             parameter=names[0] if names else None,

@@ -17,7 +17,7 @@ NAME = "body.bias"
 
 def diverged(folder: Path, world_size: int = 2, odd_rank: int = 1) -> RunBuilder:
     build = RunBuilder(folder, world_size).wrap().optimizer().train(3)
-    return build.step(3, odd={odd_rank: [NAME]})
+    return build.step(3, outliers={odd_rank: [NAME]})
 
 
 def elements(build: RunBuilder) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_elements_from_samples(tmp_path: Path) -> None:
 
 
 def test_captures_of_a_later_step_count_and_samples_show(tmp_path: Path) -> None:
-    build = samples(diverged(tmp_path)).step(4, odd={1: [NAME]}).step(5, odd={1: [NAME]})
+    build = samples(diverged(tmp_path)).step(4, outliers={1: [NAME]}).step(5, outliers={1: [NAME]})
     for rank in (0, 1):
         build.capture(rank, 5, {NAME: torch.full((4,), float(rank))})
     found = elements(build)
@@ -80,7 +80,7 @@ def test_captures_of_a_later_step_count_and_samples_show(tmp_path: Path) -> None
 
 
 def test_captures_of_a_later_step_are_better_than_nothing(tmp_path: Path) -> None:
-    build = diverged(tmp_path).step(4, odd={1: [NAME]})
+    build = diverged(tmp_path).step(4, outliers={1: [NAME]})
     for rank in (0, 1):
         build.capture(rank, 4, {NAME: torch.full((4,), float(rank))})
     found = elements(build)
@@ -88,7 +88,7 @@ def test_captures_of_a_later_step_are_better_than_nothing(tmp_path: Path) -> Non
 
 
 def test_ranks_that_kept_different_steps_are_not_compared(tmp_path: Path) -> None:
-    build = diverged(tmp_path).step(4, odd={1: [NAME]})
+    build = diverged(tmp_path).step(4, outliers={1: [NAME]})
     build.capture(0, 3, {NAME: torch.zeros(4)}).capture(1, 4, {NAME: torch.ones(4)})
     assert elements(build) == {}
 
@@ -137,6 +137,6 @@ def test_many_ranks_are_represented_by_a_few_of_each_side(tmp_path: Path) -> Non
 def test_names_and_values_are_cut_to_a_readable_number(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2)
     names = [f"layer{number}.weight" for number in range(50)]
-    build.wrap(names).look(Stage.PARAMS, 0, names, odd={1: names}, optimizer=0)
+    build.wrap(names).snapshot(Stage.PARAMS, 0, names, outliers={1: names}, optimizer=0)
     found = build.end().only("DDP201").evidence["parameters"]
     assert (found["count"], found["of"], len(found["names"])) == (50, 50, 10)

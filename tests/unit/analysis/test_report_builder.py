@@ -22,7 +22,7 @@ from ddpcheck.records.registry import to_line
 from ddpcheck.rules import registry
 from tests.helpers.run_builder import RunBuilder
 
-ODD = {1: ["body.bias"]}
+OUTLIERS = {1: ["body.bias"]}
 
 
 def sound(folder: Path, world_size: int = 2) -> RunBuilder:
@@ -30,7 +30,7 @@ def sound(folder: Path, world_size: int = 2) -> RunBuilder:
 
 
 def broken(folder: Path) -> RunBuilder:
-    return RunBuilder(folder, 2).wrap().optimizer().train(5, odd=ODD).end()
+    return RunBuilder(folder, 2).wrap().optimizer().train(5, outliers=OUTLIERS).end()
 
 
 def checks(report: Report) -> dict[str, tuple[int, str]]:
@@ -48,7 +48,7 @@ def test_a_sound_run_is_ok(tmp_path: Path) -> None:
 
 
 def test_a_note_leaves_a_run_ok(tmp_path: Path) -> None:
-    report = RunBuilder(tmp_path, 2).wrap(odd_before=ODD).train(3).end().report()
+    report = RunBuilder(tmp_path, 2).wrap(outliers_before=OUTLIERS).train(3).end().report()
     assert [finding.code for finding in report.findings] == ["DDP102"]
     assert report.verdict.value == "ok"
 
@@ -77,7 +77,7 @@ def test_a_run_in_which_nobody_reported_is_incomplete(tmp_path: Path) -> None:
 
 
 def test_the_worst_comes_first(tmp_path: Path) -> None:
-    build = RunBuilder(tmp_path, 2).wrap(odd_before=ODD).optimizer().train(3, odd=ODD)
+    build = RunBuilder(tmp_path, 2).wrap(outliers_before=OUTLIERS).optimizer().train(3, outliers=OUTLIERS)
     report = build.end([0]).report()
     assert [finding.severity.value for finding in report.findings] == ["error", "error", "note"]
 
@@ -93,12 +93,12 @@ def test_a_broken_run_fails_by_the_bar(tmp_path: Path, bar: str, fails: bool) ->
     ("bar", "fails"), [("error", False), ("warning", False), ("note", True), ("never", False)]
 )
 def test_a_note_fails_only_who_asks_for_it(tmp_path: Path, bar: str, fails: bool) -> None:
-    report = RunBuilder(tmp_path, 2).wrap(odd_before=ODD).train(3).end().report()
+    report = RunBuilder(tmp_path, 2).wrap(outliers_before=OUTLIERS).train(3).end().report()
     assert _fails([finding.severity for finding in report.findings], bar) is fails
 
 
 def test_two_attempts_are_told_apart(tmp_path: Path) -> None:
-    first = RunBuilder(tmp_path, 2, session="a" * 32).wrap().train(2, odd=ODD).end()
+    first = RunBuilder(tmp_path, 2, session="a" * 32).wrap().train(2, outliers=OUTLIERS).end()
     first.save()
     second = RunBuilder(tmp_path, 2, session="b" * 32)
     for rank in (0, 1):
@@ -123,7 +123,7 @@ def test_what_was_looked_at_is_listed(tmp_path: Path) -> None:
 
 def test_what_differs_is_told(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().optimizer().train(2)
-    build.step(2, odd=ODD, hyper={0: "x", 1: "y"}).step(3, odd=ODD)
+    build.step(2, outliers=OUTLIERS, hyper={0: "x", 1: "y"}).step(3, outliers=OUTLIERS)
     report = build.end().report()
     assert checks(report)["parameters after each step"] == (4, "differ")
     assert checks(report)["optimizer hyperparameters, scale and step counts"] == (4, "differ")
@@ -143,7 +143,7 @@ def test_ranks_that_hash_in_different_ways_are_not_compared(tmp_path: Path) -> N
     header = build.records[1][0]
     assert isinstance(header, RankHeader)
     build.records[1][0] = replace(header, algorithm="multilinear-128")
-    report = build.wrap().train(3, odd=ODD).end().report()
+    report = build.wrap().train(3, outliers=OUTLIERS).end().report()
     assert not [finding for finding in report.findings if finding.code == "DDP201"]
     assert {check.outcome for check in report.checks} == {"not checked"}
 
@@ -155,7 +155,7 @@ def test_a_rank_that_hashes_in_another_way_is_left_out_whoever_comes_first(
 ) -> None:
     build = RunBuilder(tmp_path, 3).wrap()
     for step in range(3):
-        build.apply(step, odd={other: ["body.bias"]}).step(step, {other: ["body.bias"]})
+        build.apply(step, outliers={other: ["body.bias"]}).step(step, {other: ["body.bias"]})
     attempt = Attempt("a1")
     records = build.end().records
     headers = {rank: records[rank][0] for rank in order}

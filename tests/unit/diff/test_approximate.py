@@ -141,7 +141,7 @@ def test_settings_are_compared_exactly(tmp_path: Path) -> None:
 
 
 def test_another_start(tmp_path: Path) -> None:
-    found = against_one(tmp_path, odd={rank: [NAMES[1]] for rank in range(4)})
+    found = against_one(tmp_path, outliers={rank: [NAMES[1]] for rank in range(4)})
     assert found.first is not None
     assert (found.first.step, found.first.stage, found.first.parameter) == (-1, DiffSource.INIT, NAMES[1])
 

@@ -40,31 +40,31 @@ class Changes:
 def build(folder: Path, world_size: int = 2, steps: int = STEPS, **changes: Any) -> RunBuilder:
     """A sound run with all that is recorded of one, but for `changes`."""
     change = Changes(**changes)
-    run = RunBuilder(folder, world_size).wrap(buffers=("mean",), odd=change.init)
+    run = RunBuilder(folder, world_size).wrap(buffers=("mean",), outliers=change.init)
     run.description["config"] = {"every": change.every or 1}
     run.optimizer()
     for step in range(steps):
         batch(run, step, change)
-        run.look(
+        run.snapshot(
             Stage.BUFFERS,
             step,
             ("mean",),
             of=TensorKind.BUFFERS,
             width=1,
-            odd=change.buffers if step == 4 else None,
+            outliers=change.buffers if step == 4 else None,
         )
         if change.rewrite == step:
-            run.rewrite(step, run.ranks, odd={rank: [NAMES[2]] for rank in run.ranks})
+            run.rewrite(step, run.ranks, outliers={rank: [NAMES[2]] for rank in run.ranks})
         scale = 2.0 if change.local == step else 1.0
         local = {rank: [scale * x for x in LOCAL[rank % 2]] for rank in run.ranks}
         run.backward(step + 1, local, (5.0 if change.reduced == step else 2.0, 2.0, 2.0))
-        run.apply(step, odd={0: NAMES[:1]} if change.applied == step else None)
+        run.apply(step, outliers={0: NAMES[:1]} if change.applied == step else None)
         if not step or change.lr == step:
             lr = {"0.lr": 0.05} if change.lr == step else {}
             run.hyper(step, {rank: {**HYPER, **lr} for rank in run.ranks})
-        odd = {1: NAMES[1:2]} if change.params is not None and step >= change.params else None
+        outliers = {1: NAMES[1:2]} if change.params is not None and step >= change.params else None
         if step % (change.every or 1) == 0:
-            run.step(step, odd, forward=dict.fromkeys(run.ranks, step + 1 + (change.more or 0)))
+            run.step(step, outliers, forward=dict.fromkeys(run.ranks, step + 1 + (change.more or 0)))
     return run.end()
 
 

@@ -51,7 +51,7 @@ def test_the_first_disagreement_is_kept_and_all_are_counted() -> None:
     tally = agreement.stats_of(FOUR, Stage.PARAMS, TensorKind.PARAMETERS)
     assert (tally.compared, tally.differing) == (5, 2)
     assert tally.first is not None
-    assert tally.first.moment.step == 3
+    assert tally.first.key.step == 3
     assert tally.first.outlier_ranks() == (2,)
 
 
@@ -113,8 +113,8 @@ def test_hyperparameters_and_forwards_are_compared_on_the_way() -> None:
     for step in range(3):
         agreement.add(0, TWO, said("a", step, hyper="x", forward=step))
         agreement.add(1, TWO, said("a", step, hyper="y" if step else "x", forward=step + (step > 1)))
-    assert agreement.hyper[TWO].moment.step == 1
-    assert agreement.forwards[TWO].moment.step == 2
+    assert agreement.hyper[TWO].key.step == 1
+    assert agreement.forwards[TWO].key.step == 2
     assert first(agreement, TWO) is None
 
 
@@ -139,7 +139,7 @@ def test_one_rank_that_rewrote_its_parameters_is_compared_with_where_the_others_
     agreement.add(1, TWO, said("mine", number, Stage.REWRITTEN))
     step(agreement, number, "a", "b")
     root = agreement.rewritten[TWO]
-    assert root.moment.step == number
+    assert root.key.step == number
     assert [(rank, record.stage) for rank, record in sorted(root.digests.items())][1] == (1, "rewritten")
 
 

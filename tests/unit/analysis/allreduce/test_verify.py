@@ -52,14 +52,14 @@ class Ranks:
 
     @property
     def stats(self) -> MeanCheckStats:
-        return self.verifier.tallies.get(self.module, MeanCheckStats())
+        return self.verifier.stats.get(self.module, MeanCheckStats())
 
 
 def test_a_mean_is_a_mean() -> None:
     ranks = Ranks()
     for number in range(1, 6):
         ranks.backward(number, HEALTHY, MEAN)
-    assert (ranks.stats.checked, ranks.stats.missed, ranks.stats.first) == (5, 0, None)
+    assert (ranks.stats.checked, ranks.stats.mismatches, ranks.stats.first) == (5, 0, None)
     assert (ranks.stats.diverged, ranks.stats.unreduced, ranks.stats.identical) == (None, 0, {})
     assert ranks.stats.worst_relative < 1e-6
 
@@ -70,7 +70,7 @@ def test_a_sum_that_was_not_divided() -> None:
     assert first is not None
     assert (first.number, first.step, NAMES[first.index]) == (2, 1, "body.weight")
     assert first.outcome.error == pytest.approx(2.0, rel=1e-6)
-    assert (ranks.stats.checked, ranks.stats.missed, ranks.stats.unreduced) == (2, 1, 0)
+    assert (ranks.stats.checked, ranks.stats.mismatches, ranks.stats.unreduced) == (2, 1, 0)
     # What every rank holds alike is no parting.
     assert ranks.stats.diverged is None
 
@@ -80,7 +80,7 @@ def test_the_first_miss_is_kept() -> None:
     for number in range(1, 5):
         ranks.backward(number, HEALTHY, [number * x for x in MEAN])
     assert ranks.stats.first is not None
-    assert (ranks.stats.first.number, ranks.stats.missed) == (2, 3)
+    assert (ranks.stats.first.number, ranks.stats.mismatches) == (2, 3)
 
 
 def test_only_one_parameter_is_off() -> None:
@@ -106,13 +106,13 @@ def test_gradients_that_were_never_touched() -> None:
     for rank, own in HEALTHY.items():
         ranks.say(rank, 2, own, own)
     assert (ranks.stats.unreduced, ranks.stats.reduced_until) == (1, 0)
-    assert ranks.stats.missed == 1
+    assert ranks.stats.mismatches == 1
 
 
 def test_equal_gradients_everywhere_are_not_untouched() -> None:
     """The mean of equal gradients equals each of them, so a missing reduction does not show."""
     ranks = Ranks().backward(1, {0: MEAN, 1: MEAN}, MEAN)
-    assert (ranks.stats.unreduced, ranks.stats.missed) == (0, 0)
+    assert (ranks.stats.unreduced, ranks.stats.mismatches) == (0, 0)
 
 
 def test_twins() -> None:
@@ -140,7 +140,7 @@ def test_where_a_nan_began() -> None:
     assert found is not None
     assert (found.step, found.ranks, NAMES[found.index], found.count) == (1, (1,), "head.weight", 7)
     # It went in, it came out: the mean holds.
-    assert ranks.stats.missed == 0
+    assert ranks.stats.mismatches == 0
 
 
 def test_the_first_nan_is_kept() -> None:
@@ -166,7 +166,7 @@ def test_a_nan_between_two_sketches() -> None:
     assert found is not None
     assert (found.number, found.ranks, found.index, found.count) == (25, (1,), 2, 3)
     # Nothing was sketched, so nothing was checked.
-    assert (ranks.stats.checked, ranks.stats.missed) == (0, 0)
+    assert (ranks.stats.checked, ranks.stats.mismatches) == (0, 0)
 
 
 def test_a_nan_that_the_reduction_swallowed() -> None:
@@ -179,8 +179,8 @@ def test_a_nan_that_the_reduction_swallowed() -> None:
 
 def test_what_is_absent_is_not_checked() -> None:
     off = [9.0, 0.0, 9.0, 0.375]
-    assert Ranks().backward(1, HEALTHY, off, absent=[0, 2]).stats.missed == 0
-    assert Ranks().backward(1, HEALTHY, off, absent=[0]).stats.missed == 1
+    assert Ranks().backward(1, HEALTHY, off, absent=[0, 2]).stats.mismatches == 0
+    assert Ranks().backward(1, HEALTHY, off, absent=[0]).stats.mismatches == 1
 
 
 def test_under_join_ranks_that_ran_out_add_nothing() -> None:
@@ -188,7 +188,7 @@ def test_under_join_ranks_that_ran_out_add_nothing() -> None:
     ranks.verifier.joined.add(ranks.module)
     local = {0: [4.0] * 4, 2: [8.0] * 4}
     ranks.backward(1, local, [3.0] * 4).verifier.end()
-    assert (ranks.stats.checked, ranks.stats.missed) == (1, 0)
+    assert (ranks.stats.checked, ranks.stats.mismatches) == (1, 0)
 
 
 def test_under_join_the_divisor_may_be_the_live_ranks() -> None:
@@ -196,7 +196,7 @@ def test_under_join_the_divisor_may_be_the_live_ranks() -> None:
         ranks = Ranks(4)
         ranks.verifier.joined.add(ranks.module)
         ranks.backward(1, {0: [4.0] * 4, 2: [8.0] * 4}, [6.0] * 4, divisor=divisor).verifier.end()
-        assert (ranks.stats.checked, ranks.stats.missed) == (1, missed)
+        assert (ranks.stats.checked, ranks.stats.mismatches) == (1, missed)
 
 
 def test_under_join_a_rank_that_was_lost_may_have_added_something() -> None:
@@ -214,7 +214,7 @@ def test_a_rank_that_stops_is_no_wrong_mean(known_to_be_gone: bool) -> None:
     if known_to_be_gone:
         ranks.ended.add(2)
     ranks.backward(2, {0: [1.0] * 4, 1: [2.0] * 4}, [3.0] * 4).verifier.end()
-    assert (ranks.stats.checked, ranks.stats.missed) == (1, 0)
+    assert (ranks.stats.checked, ranks.stats.mismatches) == (1, 0)
 
 
 def test_records_of_the_other_ranks_still_count() -> None:
@@ -227,7 +227,7 @@ def test_records_of_the_other_ranks_still_count() -> None:
 
 def test_a_group_of_one_has_no_mean_to_check() -> None:
     ranks = Ranks(1).backward(1, {0: [1.0] * 4}, [2.0] * 4, reduced_nonfinite={"1": 1})
-    assert (ranks.stats.checked, ranks.stats.missed) == (0, 0)
+    assert (ranks.stats.checked, ranks.stats.mismatches) == (0, 0)
     assert ranks.stats.nonfinite is not None
 
 
@@ -237,14 +237,14 @@ def test_a_damaged_record_is_passed_over(text: str) -> None:
     ranks.say(0, 1, HEALTHY[0], MEAN, local=text)
     ranks.say(1, 1, HEALTHY[1], MEAN)
     ranks.backward(2, HEALTHY, MEAN)
-    assert (ranks.stats.checked, ranks.stats.missed) == (1, 0)
+    assert (ranks.stats.checked, ranks.stats.mismatches) == (1, 0)
 
 
 def test_a_record_of_a_rank_outside_the_group() -> None:
     ranks = Ranks()
     ranks.say(7, 1, HEALTHY[0], MEAN)
     ranks.backward(1, HEALTHY, MEAN).verifier.end()
-    assert (ranks.stats.checked, ranks.stats.missed) == (1, 0)
+    assert (ranks.stats.checked, ranks.stats.mismatches) == (1, 0)
 
 
 def test_nothing_piles_up_while_all_speak() -> None:
@@ -267,7 +267,7 @@ def test_nothing_piles_up_behind_a_silent_rank(monkeypatch: pytest.MonkeyPatch, 
         ranks.verifier.add(0, ranks.module, record, ranks.description, ranks.ended)
         assert len(ranks.verifier._pending) <= 64
     # Whether the other was only slow cannot be told: no word of a wrong mean.
-    assert (ranks.stats.checked, ranks.stats.missed) == (0, 0)
+    assert (ranks.stats.checked, ranks.stats.mismatches) == (0, 0)
 
 
 def test_the_real_limit_leaves_room_for_ranks_that_are_read_in_turn() -> None:
@@ -288,4 +288,4 @@ def test_one_parameter_that_stayed_as_it_was_may_be_a_broken_reduction() -> None
     ranks = Ranks().backward(1, HEALTHY, MEAN)
     for rank, own in HEALTHY.items():
         ranks.say(rank, 2, own, [own[0], *MEAN[1:]])
-    assert (ranks.stats.unreduced, ranks.stats.missed) == (0, 1)
+    assert (ranks.stats.unreduced, ranks.stats.mismatches) == (0, 1)

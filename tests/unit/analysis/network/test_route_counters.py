@@ -27,10 +27,10 @@ def test_a_long_job_is_kept_in_few_stretches_and_loses_nothing() -> None:
         row[1] += dice.randrange(100)
         row[3] += 1
     tally = told(samples)[PAIR]
-    assert MOST_STRETCHES // 2 <= len(tally.stretches) <= MOST_STRETCHES
+    assert MOST_STRETCHES // 2 <= len(tally.intervals) <= MOST_STRETCHES
     last = samples[-1][1]
-    assert tally.bytes == sum(count for count, _ in tally.stretches) == last[0] - 500
-    assert abs(sum(busy for _, busy in tally.stretches) - tally.busy_seconds) < 1e-6
+    assert tally.bytes == sum(count for count, _ in tally.intervals) == last[0] - 500
+    assert abs(sum(busy for _, busy in tally.intervals) - tally.busy_seconds) < 1e-6
     assert abs(tally.busy_seconds - (last[1] - 40) / 1e6) < 1e-9
     assert (tally.began, tally.ended, tally.retransmits, tally.min_rtt) == (0.0, 4999.0, 4999, 90)
 
@@ -45,7 +45,7 @@ def test_counters_that_go_back_are_not_believed() -> None:
     tally = told([(1.0, [100, 9, 9, 0, 9, 1]), (2.0, [50, 5, 5, 0, 9, 1]), (3.0, [140, 10, 10, 0, 9, 1])])[
         PAIR
     ]
-    assert (tally.bytes, tally.stretches) == (40, [(40, 1e-6)])
+    assert (tally.bytes, tally.intervals) == (40, [(40, 1e-6)])
 
 
 def test_rows_of_another_shape_are_left_out() -> None:

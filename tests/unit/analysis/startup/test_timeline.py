@@ -57,8 +57,8 @@ def test_a_rank_that_never_came_to_its_first_step() -> None:
 
 
 def report(folder: Path, ways: list[list[StartupRecord]], differ: bool = False) -> StartupTable:
-    odd = dict.fromkeys(range(1, len(ways)), NAMES) if differ else None
-    build = RunBuilder(folder, len(ways)).wrap(odd_before=odd).train(1)
+    outliers = dict.fromkeys(range(1, len(ways)), NAMES) if differ else None
+    build = RunBuilder(folder, len(ways)).wrap(outliers_before=outliers).train(1)
     for rank, records in enumerate(ways):
         for record in records:
             build.say(rank, record)

@@ -203,9 +203,9 @@ def test_a_long_line_keeps_the_same_steps_on_every_rank() -> None:
     assert len(whole.steps) <= MAX_REPORT_POINTS + 1
     assert list(whole.steps)[1:] == list(late.steps)
     assert (whole.steps[-1], whole.values[-1]) == (4999, 4999.0)
-    odd = named_series(SeriesKind.LOSS, range(1, 8001, 8), [1.0] * 1000, 100)
-    assert odd is not None
-    assert 50 < len(odd.steps) <= 101
+    unaligned = named_series(SeriesKind.LOSS, range(1, 8001, 8), [1.0] * 1000, 100)
+    assert unaligned is not None
+    assert 50 < len(unaligned.steps) <= 101
     assert named_series(SeriesKind.LOSS, [1, 2], [None, None], 10) is None
 
 

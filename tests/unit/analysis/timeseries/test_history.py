@@ -37,7 +37,7 @@ def test_steps_that_went_alike_are_one_stretch() -> None:
     book.note(3, GROUP, {0: "a", 1: "a", 2: "b"})
     book.note(4, GROUP, {0: "c", 1: "c", 2: "d"})
     book.note(5, GROUP, {0: "c", 1: "d"})
-    assert book.stretches == [
+    assert book.intervals == [
         AgreementInterval(-1, -1, 1),
         AgreementInterval(0, 2, 3),
         AgreementInterval(3, 4, 2, odd=(2,)),
@@ -49,14 +49,14 @@ def test_steps_between_looks_are_not_counted() -> None:
     book = AgreementSeries()
     for step in (0, 10, 20):
         book.note(step, GROUP, dict.fromkeys(GROUP, "a"))
-    assert book.stretches == [AgreementInterval(0, 20, 3)]
+    assert book.intervals == [AgreementInterval(0, 20, 3)]
 
 
 def test_ranks_that_change_sides_at_every_step_fill_no_memory() -> None:
     book = AgreementSeries()
     for step in range(MOST_STRETCHES + 500):
         book.note(step, GROUP, {0: "a", 1: "a", 2: "ab"[step % 2]})
-    assert len(book.stretches) == MOST_STRETCHES
+    assert len(book.intervals) == MOST_STRETCHES
     assert book.cut
 
 
@@ -85,7 +85,7 @@ def test_many_ranks_share_the_room() -> None:
 
 def test_a_run_shows_who_parted_and_when(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path / "run", 3).wrap().train(4)
-    report = builder.train(2, first=4, odd={1: ["body.bias"]}).end().report()
+    report = builder.train(2, first=4, outliers={1: ["body.bias"]}).end().report()
     [history] = report.agreement
     assert (history.module, history.name, history.ranks) == ("0", "Net", GROUP)
     assert history.stretches == (

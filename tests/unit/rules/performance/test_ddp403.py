@@ -164,7 +164,7 @@ PORT = [10_000_000, 10_000_000, 0, 100]
 
 
 @pytest.mark.parametrize(
-    ("odd", "severity", "said"),
+    ("outliers", "severity", "said"),
     [
         ((50_000, PORT), "warning", "runs at 50 Gbit/s, the others at 200 Gbit/s (median)"),
         ((200_000, [*PORT[:2], 7, 100]), "warning", "errors while the job ran, the others 0"),
@@ -173,9 +173,9 @@ PORT = [10_000_000, 10_000_000, 0, 100]
     ids=["rate", "errors", "waiting"],
 )
 def test_an_infiniband_port_that_is_an_outlier(
-    tmp_path: Path, odd: tuple[int, list[int]], severity: str, said: str
+    tmp_path: Path, outliers: tuple[int, list[int]], severity: str, said: str
 ) -> None:
-    ports = dict.fromkeys(range(4), (200000, PORT)) | {2: odd}
+    ports = dict.fromkeys(range(4), (200000, PORT)) | {2: outliers}
     [finding] = found_in(Cluster(tmp_path, lan(4), ports=ports, steps=30))
     assert (finding.severity.value, finding.ranks) == (severity, (2,))
     assert finding.message.startswith("InfiniBand port mlx5_0/1 of node2 ")

@@ -12,11 +12,11 @@ from tests.helpers.run_builder import NAMES, RunBuilder
 SWAPPED = ["body.weight", "head.weight", "body.bias"]
 
 
-@pytest.mark.parametrize(("world_size", "odd"), [(2, (0, 1)), (3, (1,))])
-def test_another_order(tmp_path: Path, world_size: int, odd: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("world_size", "outliers"), [(2, (0, 1)), (3, (1,))])
+def test_another_order(tmp_path: Path, world_size: int, outliers: tuple[int, ...]) -> None:
     build = RunBuilder(tmp_path, world_size).wrap(names_on={1: SWAPPED})
     finding = build.train(2).end().only("DDP103")
-    assert (finding.ranks, finding.parameter) == (odd, "body.bias")
+    assert (finding.ranks, finding.parameter) == (outliers, "body.bias")
     assert finding.cause == "the same names in another order"
     assert finding.evidence["position"] == 1
     assert "body.bias (float32 4)" in finding.message
