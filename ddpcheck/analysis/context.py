@@ -97,10 +97,10 @@ class RuleContext:
     ) -> Finding:
         """A finding of this attempt. `disagreement` supplies module, stage, step and ranks if they are not given."""
         if disagreement is not None:
-            moment = disagreement.key
-            module = moment.module if module is None else module
-            stage = moment.stage if stage is None else stage
-            step = moment.step if step is None else step
+            key = disagreement.key
+            module = key.module if module is None else module
+            stage = key.stage if stage is None else stage
+            step = key.step if step is None else step
             ranks = ranks or disagreement.outlier_ranks()
         return Finding(
             code=rule.code,

@@ -64,10 +64,10 @@ def _detail(rank: RankData, disagreement: Disagreement) -> DetailRecord | None:
 
 def _matches(record: DetailRecord | CaptureRecord, disagreement: Disagreement, later: bool = False) -> bool:
     """Whether `record` belongs to the same comparison; with `later`, also at another step."""
-    moment = disagreement.key
+    key = disagreement.key
     optimizer = -1 if record.optimizer is None else record.optimizer
-    same_kind = (record.stage, record.of, optimizer) == (moment.stage, moment.of, moment.optimizer)
-    return same_kind and (later or record.step == moment.step)
+    same_kind = (record.stage, record.of, optimizer) == (key.stage, key.of, key.optimizer)
+    return same_kind and (later or record.step == key.step)
 
 
 def of_disagreement(attempt: Attempt, disagreement: Disagreement, folder: Path) -> dict[str, Any]:

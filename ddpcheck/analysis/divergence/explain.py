@@ -125,12 +125,12 @@ def gradient_evidence(attempt: Attempt, divergence: Divergence, folder: Path) ->
     """The evidence of a divergence of gradients.
 
     Only ranks that noticed it themselves wrote the digest of each gradient. If a rank was too far ahead, the
-    parameters that differ after the same step stand in for the gradients.
+    parameters that differ after the same step are used instead of the gradients.
     """
-    moment = divergence.first.key
+    key = divergence.first.key
     evidence = {**divergence.evidence, **of_disagreement(attempt, divergence.first, folder)}
-    after = attempt.agreement.stats_of(moment.module, Stage.PARAMS, TensorKind.PARAMETERS).first
-    if not evidence["parameters"]["names"] and after is not None and after.key.step == moment.step:
+    after = attempt.agreement.stats_of(key.module, Stage.PARAMS, TensorKind.PARAMETERS).first
+    if not evidence["parameters"]["names"] and after is not None and after.key.step == key.step:
         evidence["parameters"] = of_disagreement(attempt, after, folder)["parameters"]
     return evidence
 

@@ -74,14 +74,14 @@ def throttled(
 
 
 def _rank_gpus(nodes: Sequence[NodeSamples], rank: int) -> list[_RankGpu]:
-    found = []
+    gpus = []
     for node in nodes:
-        places = node.statistics.ranks.get(str(rank), {}).get("gpus", ())
-        for index in places:
-            tally = node.stepping[index] if index < len(node.stepping) else GpuStatistics()
-            if tally.count >= FEWEST_SAMPLES:
-                found.append(_RankGpu(f"{node.host}:{node.gpu_index(index)}", tally))
-    return found
+        indices = node.statistics.ranks.get(str(rank), {}).get("gpus", ())
+        for index in indices:
+            statistics = node.stepping[index] if index < len(node.stepping) else GpuStatistics()
+            if statistics.count >= FEWEST_SAMPLES:
+                gpus.append(_RankGpu(f"{node.host}:{node.gpu_index(index)}", statistics))
+    return gpus
 
 
 def _clock(gpus_of_rank: Sequence[_RankGpu]) -> float | None:

@@ -37,12 +37,12 @@ class LiveFindings:
         return self._findings.get(attempt.session)
 
     def _run_rules(self, attempt: Attempt, number: int) -> Finding | None:
-        case = RuleContext(attempt, number, self._folder, NodeNotes(), (), None)
+        context = RuleContext(attempt, number, self._folder, NodeNotes(), (), None)
         for rule in in_report_order():
             if not rule.live:
                 continue
             try:
-                findings = rule.find(case)
+                findings = rule.find(context)
             except Exception:
                 # Records that a rule needs may be missing yet. The final report lists rules that fail.
                 continue
@@ -76,7 +76,7 @@ class LiveTracker:
         number, attempt = len(attempts) - 1, attempts[-1]
         ranks = tuple(_rank(attempt, rank) for rank in sorted(attempt.ranks))
         self._note_progress((number, [(rank.steps, rank.status) for rank in ranks]), now)
-        agreement, pace = _agreement(attempt), _pace(ranks, attempt.step_times)
+        agreement, step_time = _agreement(attempt), _step_time(ranks, attempt.step_times)
         quiet = now - self._moved
         return LiveState(
             name=self._name,
@@ -84,12 +84,12 @@ class LiveTracker:
             attempt=number,
             ranks=ranks,
             agreement=agreement,
-            step_time=pace,
+            step_time=step_time,
             finding=self._findings.latest(attempt, number, now) if agreement.diverged else None,
             seconds=now - self._began,
             quiet_seconds=quiet,
             stalled=quiet
-            >= max(QUIET_SECONDS, QUIET_STEPS * (pace.step_us if pace is not None else 0) / 1e6),
+            >= max(QUIET_SECONDS, QUIET_STEPS * (step_time.step_us if step_time is not None else 0) / 1e6),
         )
 
     def _note_progress(self, progress: object, now: float) -> None:
@@ -147,7 +147,7 @@ def _agreement(attempt: Attempt) -> LiveAgreement:
     return LiveAgreement(compared, True, None if step < 0 else step, stage, outliers)
 
 
-def _pace(ranks: tuple[LiveRank, ...], clocks: Mapping[int, StepTimeSeries]) -> LiveStepTime | None:
+def _step_time(ranks: tuple[LiveRank, ...], clocks: Mapping[int, StepTimeSeries]) -> LiveStepTime | None:
     clocked = {rank.rank: rank for rank in ranks if rank.step_us}
     if not clocked:
         return None

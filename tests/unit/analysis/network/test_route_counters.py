@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from ddpcheck.analysis.hardware.statistics import NodeSample, sample_from
-from ddpcheck.analysis.network.route_counters import MOST_STRETCHES, RouteCounterTable
+from ddpcheck.analysis.network.route_counters import MOST_INTERVALS, RouteCounterTable
 from ddpcheck.records.node_kinds import SampleRecord, from_mapping
 
 PAIR = "10.0.0.1 10.0.0.2"
@@ -27,7 +27,7 @@ def test_a_long_job_is_kept_in_few_stretches_and_loses_nothing() -> None:
         row[1] += dice.randrange(100)
         row[3] += 1
     tally = told(samples)[PAIR]
-    assert MOST_STRETCHES // 2 <= len(tally.intervals) <= MOST_STRETCHES
+    assert MOST_INTERVALS // 2 <= len(tally.intervals) <= MOST_INTERVALS
     last = samples[-1][1]
     assert tally.bytes == sum(count for count, _ in tally.intervals) == last[0] - 500
     assert abs(sum(busy for _, busy in tally.intervals) - tally.busy_seconds) < 1e-6

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.analysis.allreduce.sketch_table import SketchTable
-from ddpcheck.analysis.timeseries.agreement import MOST_STRETCHES, AgreementSeries
+from ddpcheck.analysis.timeseries.agreement import MOST_INTERVALS, AgreementSeries
 from ddpcheck.analysis.timeseries.gradients import MOST_POINTS, OFF_MEAN, REDUCED, GradientSeries
 from ddpcheck.analysis.timeseries.model import AgreementInterval
 from ddpcheck.probes.sketches.sketch import Sketch
@@ -54,9 +54,9 @@ def test_steps_between_looks_are_not_counted() -> None:
 
 def test_ranks_that_change_sides_at_every_step_fill_no_memory() -> None:
     book = AgreementSeries()
-    for step in range(MOST_STRETCHES + 500):
+    for step in range(MOST_INTERVALS + 500):
         book.note(step, GROUP, {0: "a", 1: "a", 2: "ab"[step % 2]})
-    assert len(book.intervals) == MOST_STRETCHES
+    assert len(book.intervals) == MOST_INTERVALS
     assert book.cut
 
 

@@ -101,5 +101,5 @@ def test_an_update_without_an_optimizer(tmp_path: Path, how: str, cause: str) ->
 
 def test_an_update_without_an_optimizer_that_is_equal_everywhere(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 3).wrap()
-    build.snapshot(Stage.PARAMS, 0, how="none").look(Stage.PARAMS, 1, how="synced")
+    build.snapshot(Stage.PARAMS, 0, how="none").snapshot(Stage.PARAMS, 1, how="synced")
     assert build.end().findings() == []
