@@ -23,7 +23,7 @@ _SCREEN_BARS = 32
 _STEP_BAR = 22
 # Characters of the exception of a rank.
 _MOST_CHARACTERS = 100
-# Up to this many ranks have a row each; of more, this many for each reason to look at them.
+# Up to this many ranks have a row each; of more ranks, this many for each reason to show them.
 _MOST_ROWS = 16
 _MOST_PER_REASON = 4
 # Waiting for stragglers from this share of a step on names the straggler.
@@ -137,7 +137,7 @@ def status_text(state: LiveState) -> str:
 
 
 def notable_ranks(state: LiveState) -> list[tuple[str, LiveRank]]:
-    """All of a few ranks; of many those worth looking at, each once with the first reason."""
+    """All of a few ranks; of many ranks the notable ones, each once with the first reason."""
     if len(state.ranks) <= _MOST_ROWS:
         return [("", rank) for rank in state.ranks]
     outliers = set(state.agreement.outliers)

@@ -147,7 +147,7 @@ def _gradients(attempt: Attempt, module: ModuleKey, causes: Iterable[Cause]) -> 
 
 
 def _structure_changed(attempt: Attempt, module: ModuleKey, first: Disagreement) -> bool:
-    """Gradients of parameters that the reducer does not know rightly differ between ranks."""
+    """Gradients of parameters that the reducer does not know differ between ranks as expected."""
     return any(
         key == module and record.step <= first.key.step
         for rank in attempt.of_module(module).values()

@@ -99,17 +99,17 @@ def _state(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanat
 @RULE.explains_parameters(Precedence.LOADED_STATE)
 def _loaded_state(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
     """Some ranks reached the step with a state, or a newly loaded one, and the others did not."""
-    moments = [
+    keys = [
         partial.key
         for partial in attempt.agreement.partial_state
         if partial.key.module == module and partial.key.step <= first.key.step
     ]
-    steps = [(moment.optimizer, moment.step) for moment in moments]
+    steps = [(key.optimizer, key.step) for key in keys]
     for root in attempt.agreement.partial_state:
         # If other ranks hold other parts at the same step, the state is sharded.
         only = steps.count((root.key.optimizer, root.key.step)) == 1
         silent = set(module[0]) - set(root.digests)
-        if root.key not in moments or not only or silent & attempt.agreement.impaired:
+        if root.key not in keys or not only or silent & attempt.agreement.impaired:
             continue
         if _is_sharded(attempt, module, root.key.optimizer):
             continue
@@ -129,8 +129,8 @@ def _is_sharded(attempt: Attempt, module: ModuleKey, optimizer: int) -> bool:
 
 def _hyperparameter_rows(attempt: Attempt, root: Disagreement) -> list[dict[str, Any]]:
     """Each hyperparameter that differs across ranks, with its values."""
-    moment = root.key
-    values = {rank: attempt.ranks[rank].hyper_at(moment.optimizer, moment.step) for rank in root.digests}
+    key = root.key
+    values = {rank: attempt.ranks[rank].hyper_at(key.optimizer, key.step) for rank in root.digests}
     rows = []
     for name in sorted({name for of_rank in values.values() for name in of_rank}):
         by_rank = {str(rank): of_rank.get(name) for rank, of_rank in values.items()}
@@ -139,7 +139,7 @@ def _hyperparameter_rows(attempt: Attempt, root: Disagreement) -> list[dict[str,
             is_scaler = not group.isdigit()
             rows.append(
                 {
-                    "optimizer": moment.optimizer,
+                    "optimizer": key.optimizer,
                     "group": None if is_scaler else int(group),
                     "name": name if is_scaler else short,
                     "by_rank": by_rank,

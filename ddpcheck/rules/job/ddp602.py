@@ -110,7 +110,7 @@ def _cause(context: RuleContext, first: RankSummary, early: tuple[int, ...]) -> 
 
 
 def _ended(context: RuleContext, row: RankSummary) -> float:
-    """When the rank wrote its last record, or else when its process was seen to have ended."""
+    """When the rank wrote its last record, or else when its exit was noticed."""
     end = context.attempt.ranks[row.rank].end
     return end.time if end is not None else context.notes.exits.get((row.host, row.pid), float("inf"))
 

@@ -52,7 +52,7 @@ def test_elements_from_captures_of_that_step(tmp_path: Path) -> None:
     ]
 
 
-def test_a_capture_of_one_side_alone_shows_nothing(tmp_path: Path) -> None:
+def test_a_capture_of_one_group_only_shows_nothing(tmp_path: Path) -> None:
     build = diverged(tmp_path, 4, odd_rank=2)
     for rank in (0, 1):
         build.capture(rank, 3, {NAME: torch.zeros(4)})
@@ -70,7 +70,7 @@ def test_elements_from_samples(tmp_path: Path) -> None:
     assert found["values"] == [{"index": [2], "by_rank": {"0": 3.0, "1": 9.0}}]
 
 
-def test_captures_of_a_later_step_count_and_samples_show(tmp_path: Path) -> None:
+def test_later_captures_give_the_count_and_samples_the_values(tmp_path: Path) -> None:
     build = samples(diverged(tmp_path)).step(4, outliers={1: [NAME]}).step(5, outliers={1: [NAME]})
     for rank in (0, 1):
         build.capture(rank, 5, {NAME: torch.full((4,), float(rank))})
@@ -101,7 +101,7 @@ def test_captures_of_different_optimizers_are_not_compared(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("damage", ["missing", "torn", "empty"])
-def test_a_damaged_capture_is_no_evidence(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_capture_is_ignored(tmp_path: Path, damage: str) -> None:
     build = diverged(tmp_path)
     for rank in (0, 1):
         build.capture(rank, 3, {NAME: torch.full((4,), float(rank))})
@@ -113,7 +113,7 @@ def test_a_damaged_capture_is_no_evidence(tmp_path: Path, damage: str) -> None:
     assert elements(build) == {}
 
 
-def test_a_capture_cut_short_tells_that_there_may_be_more(tmp_path: Path) -> None:
+def test_a_truncated_capture_reports_a_minimum(tmp_path: Path) -> None:
     build = diverged(tmp_path, 4, odd_rank=2)
     for rank, size in ((0, 4), (2, 2), (3, 1)):
         build.capture(rank, 3, {NAME: torch.full((size,), float(rank == 2))})
@@ -125,7 +125,7 @@ def test_a_capture_cut_short_tells_that_there_may_be_more(tmp_path: Path) -> Non
     ]
 
 
-def test_many_ranks_are_represented_by_a_few_of_each_side(tmp_path: Path) -> None:
+def test_many_ranks_are_represented_by_a_few_of_each_group(tmp_path: Path) -> None:
     build = diverged(tmp_path, 20, odd_rank=19)
     for rank in range(20):
         build.capture(rank, 3, {NAME: torch.full((4,), float(rank == 19))})
@@ -134,7 +134,7 @@ def test_many_ranks_are_represented_by_a_few_of_each_side(tmp_path: Path) -> Non
     assert shown["19"] == 1.0
 
 
-def test_names_and_values_are_cut_to_a_readable_number(tmp_path: Path) -> None:
+def test_names_and_values_are_limited(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2)
     names = [f"layer{number}.weight" for number in range(50)]
     build.wrap(names).snapshot(Stage.PARAMS, 0, names, outliers={1: names}, optimizer=0)

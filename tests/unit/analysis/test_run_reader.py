@@ -109,7 +109,7 @@ def test_ranks_that_write_more_lines_a_step_do_not_fall_behind(
     assert attempt.agreement.stats_of(((0, 1, 2, 3), 0), Stage.PARAMS, TensorKind.PARAMETERS).compared == 3000
 
 
-def test_a_run_that_grows_is_read_on(tmp_path: Path) -> None:
+def test_a_growing_run_is_read_incrementally(tmp_path: Path) -> None:
     write_run(tmp_path, 2, 50)
     whole = {path: path.read_bytes() for path in sorted(tmp_path.glob("rank-*"))}
     for path in whole:

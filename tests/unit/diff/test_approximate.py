@@ -110,7 +110,7 @@ def test_one_parameter_of_three(tmp_path: Path) -> None:
     ]
 
 
-def test_a_difference_that_came_at_once(tmp_path: Path) -> None:
+def test_a_sudden_difference(tmp_path: Path) -> None:
     found = against_one(tmp_path, factors={3: (1.3, 0.8, 1.1)})
     assert found.first is not None
     assert (found.first.step, found.first.agreed_until) == (3, 2)
@@ -126,7 +126,7 @@ def test_a_difference_that_grew(tmp_path: Path) -> None:
     assert "grew step by step" in found.cause
 
 
-def test_a_tolerance_of_ones_own(tmp_path: Path) -> None:
+def test_a_custom_tolerance(tmp_path: Path) -> None:
     factors = dict.fromkeys(range(STEPS), (1.02, 0.98, 1.0))
     assert against_one(tmp_path, factors=factors).verdict is DiffVerdict.DIVERGED
     assert against_one(tmp_path, factors=factors, rtol=0.1).verdict is DiffVerdict.AGREE
@@ -153,7 +153,7 @@ def test_a_write_in_one_run_only(tmp_path: Path) -> None:
     assert found.first.message == "parameters were written before this step in run B only"
 
 
-def test_what_a_split_can_do(tmp_path: Path) -> None:
+def test_effects_of_a_split(tmp_path: Path) -> None:
     factors = {0: (1.3, 0.8, 1.1)}
     suspects = against_one(tmp_path, factors=factors, rows=128, uneven=8).suspects
     told = {one.what: (one.a, one.b) for one in suspects}
@@ -309,6 +309,6 @@ def test_it_grows_with_the_steps_up_to_a_limit() -> None:
     assert tolerance.at(100_000) == LARGEST
 
 
-def test_what_was_asked_for_holds_at_every_step() -> None:
+def test_a_requested_tolerance_holds_at_every_step() -> None:
     tolerance = Tolerance(0.5, ["float32"], False)
     assert (tolerance.at(0), tolerance.at(1000)) == (0.5, 0.5)

@@ -176,7 +176,7 @@ def test_the_earliest_of_several_changes(compared: Compare) -> None:
     ]
 
 
-def test_a_rank_that_parts_before_the_others(tmp_path: Path) -> None:
+def test_a_rank_that_diverges_before_the_others(tmp_path: Path) -> None:
     a, b = build(tmp_path / "a"), build(tmp_path / "b", data=1, lr=4)
     found = compare_runs(a.save(), b.save())
     assert found.first is not None
@@ -196,7 +196,7 @@ def test_values_of_both_sides(compared: Compare) -> None:
     assert found.first.agreed_until == 3
 
 
-def test_norms_beside_a_parameter_that_parts(compared: Compare) -> None:
+def test_norms_with_a_parameter_that_diverges(compared: Compare) -> None:
     found = compared(params=1)
     assert found.first is not None
     [norm] = [value for value in found.first.values if value.what == "gradient norm, about"]
@@ -277,7 +277,7 @@ def test_options_of_another_version_are_no_difference(tmp_path: Path) -> None:
     assert compare_runs(build(tmp_path / "a").save(), b.save()).verdict is DiffVerdict.AGREE
 
 
-def test_environments_stand_beside_a_parting(tmp_path: Path) -> None:
+def test_environments_are_reported_with_a_divergence(tmp_path: Path) -> None:
     b = build(tmp_path / "b", local=0)
     for rank in b.ranks:
         header = b.records[rank][0]
@@ -351,7 +351,7 @@ def test_attempts(tmp_path: Path) -> None:
         compare_runs(tmp_path / "a", other, attempts=(2, 0))
 
 
-def test_what_waits_for_its_counterpart_is_forgotten(tmp_path: Path) -> None:
+def test_buffered_events_without_a_counterpart_are_dropped(tmp_path: Path) -> None:
     """Run B was not sketched, so every backward of run A waits in vain."""
     a, b = build(tmp_path / "a", world_size=1, steps=600), build(tmp_path / "b", world_size=1, steps=600)
     b.records[0] = [record for record in b.records[0] if record.kind not in ("backward", "batch")]

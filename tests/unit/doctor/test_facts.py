@@ -35,7 +35,7 @@ def injected(tmp_path: Path, python: str) -> dict[str, Any]:
     return injection_in_child(python, {**environ, ENV_TRIAL: BOOTSTRAP})
 
 
-def test_ddpcheck_gets_into_this_python(tmp_path: Path) -> None:
+def test_ddpcheck_is_injected_into_this_python(tmp_path: Path) -> None:
     found = injected(tmp_path, sys.executable)
     assert (found["into"], found["armed"], found["flags"]) == ("a child", True, [])
 
@@ -43,12 +43,12 @@ def test_ddpcheck_gets_into_this_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "flag"), [("-I", "isolated"), ("-E", "ignore_environment"), ("-S", "no_site")]
 )
-def test_options_that_keep_ddpcheck_out(tmp_path: Path, option: str, flag: str) -> None:
+def test_options_that_prevent_injection(tmp_path: Path, option: str, flag: str) -> None:
     found = injected(tmp_path, program(tmp_path / "python", f'exec {sys.executable} {option} "$@"'))
     assert (found["armed"], flag in found["flags"]) == (False, True)
 
 
-def test_a_wrapper_that_sets_the_path_anew(tmp_path: Path) -> None:
+def test_a_wrapper_that_overwrites_the_path(tmp_path: Path) -> None:
     found = injected(
         tmp_path, program(tmp_path / "python", f'PYTHONPATH=/opt/lib exec {sys.executable} "$@"')
     )
@@ -81,7 +81,7 @@ def test_a_python_that_does_not_answer(tmp_path: Path, script: str, error: str) 
     assert run_in_child(program(tmp_path / "python", script), "interpreter.py") == {"error": error}
 
 
-def test_a_python_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_python(tmp_path: Path) -> None:
     assert "No such file" in run_in_child(str(tmp_path / "none"), "interpreter.py")["error"]
 
 

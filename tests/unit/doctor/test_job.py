@@ -36,11 +36,11 @@ ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
         job(2, 2, lambda facts: replace(facts, **on_gpus(2))),
     ],
 )
-def test_nothing_is_said_of_machines_in_good_order(context: DoctorContext) -> None:
+def test_nothing_is_reported_for_healthy_machines(context: DoctorContext) -> None:
     assert [one for one in diagnose(context) if not one.passed] == []
 
 
-def test_every_check_says_that_all_is_well() -> None:
+def test_every_check_reports_that_it_passed() -> None:
     context = job(2, 2, lambda facts: replace(facts, **on_gpus(2)))
     assert {one.code for one in diagnose(context)} == {check.name for check in all_checks()}
 
@@ -104,7 +104,7 @@ def test_machines_of_the_same_name() -> None:
     assert (found.severity, found.hosts) == (NOTE, ("worker", "worker #2"))
 
 
-def test_the_same_words_of_several_hosts_are_said_once() -> None:
+def test_equal_diagnoses_of_several_hosts_are_merged() -> None:
     context = job(3, 2, lambda facts: replace(facts, limits={**facts.limits, "open_files": [256, 256]}))
     [found] = [one for one in diagnose(context) if not one.passed]
     assert (found.hosts, found.ranks) == (("node0", "node1", "node2"), tuple(range(6)))

@@ -56,7 +56,7 @@ def test_torch() -> None:
         ({"error": "it was killed by SIGSEGV"}, "SIGSEGV"),
     ],
 )
-def test_what_keeps_ddpcheck_out_is_named(told: dict[str, Any], because: str) -> None:
+def test_the_reason_for_a_failed_injection_is_reported(told: dict[str, Any], because: str) -> None:
     known = {"into": "a child", "armed": False, "first_on_path": True, "sitecustomize": "", "flags": []}
     found = the_problem(single(injection={**known, **told}), "injection")
     assert found.severity is ERROR
@@ -64,7 +64,7 @@ def test_what_keeps_ddpcheck_out_is_named(told: dict[str, Any], because: str) ->
     assert "ddpcheck.auto" in found.fix
 
 
-def test_a_sitecustomize_of_the_user_runs_beside_ours() -> None:
+def test_a_sitecustomize_of_the_user_runs_next_to_ddpchecks() -> None:
     armed = {**machine().injection, "sitecustomize": "/etc/python3.11/sitecustomize.py"}
     assert problems(single(injection=armed), "injection") == []
 
@@ -209,7 +209,7 @@ def test_variables(variable: str, value: str, level: Severity) -> None:
         ("OMP_NUM_THREADS", "4"),
     ],
 )
-def test_variables_that_do_no_harm(variable: str, value: str) -> None:
+def test_harmless_variables(variable: str, value: str) -> None:
     assert problems(single(**on_gpus(2), environment={variable: value}), "variables") == []
 
 

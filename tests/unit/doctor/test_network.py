@@ -43,7 +43,7 @@ def test_the_same_where_a_scheduler_says_that_there_are_more_hosts() -> None:
     assert the_problem(DoctorContext((here,)), "host name").severity is ERROR
 
 
-def test_names_that_lead_nowhere_or_elsewhere() -> None:
+def test_names_that_do_not_resolve_or_resolve_elsewhere() -> None:
     def nowhere(facts: Facts) -> Facts:
         return named(facts)
 
@@ -58,7 +58,7 @@ def test_names_that_lead_nowhere_or_elsewhere() -> None:
     assert (found.severity, "not an address of this machine" in found.message) == (ERROR, True)
 
 
-def test_a_loopback_name_does_no_harm_where_gloo_was_told_better() -> None:
+def test_a_loopback_name_is_harmless_if_a_variable_selects_the_interface() -> None:
     def told(facts: Facts) -> Facts:
         address = str(facts.torch["gloo_takes"]["addresses"][0])
         return replace(named(facts, "127.0.1.1", takes=address), environment={"GLOO_SOCKET_IFNAME": "eth0"})
@@ -66,7 +66,7 @@ def test_a_loopback_name_does_no_harm_where_gloo_was_told_better() -> None:
     assert problems(job(2, 1, told), "host name") == []
 
 
-def test_the_meeting_point() -> None:
+def test_the_store_address() -> None:
     def meets_at(name: str, *addresses: str) -> Any:
         master = {"name": name, "addresses": list(addresses), "reason": "Name or service not known"}
         return lambda facts: replace(facts, names={**facts.names, "master": master})
@@ -88,7 +88,7 @@ def test_the_meeting_point() -> None:
         ("eth0,eth7", "eth7 is not"),
     ],
 )
-def test_interfaces_that_gloo_cannot_take(name: str, because: str) -> None:
+def test_interfaces_that_gloo_cannot_use(name: str, because: str) -> None:
     rows = [loopback(), card("eth0", "10.0.0.1/24"), card("eth1", "10.1.0.1/24", up=False), card("eth2", "")]
     torch = {**machine().torch, "gloo_takes": {"error": "Unable to find address for: " + name}}
     found = the_problem(
@@ -150,7 +150,7 @@ def test_hosts_that_differ_in_speed() -> None:
     assert (found.severity, found.hosts, "1 Gbit/s on node2" in found.message) == (WARNING, ("node2",), True)
 
 
-def test_a_speed_that_a_host_does_not_tell_is_no_difference() -> None:
+def test_an_unknown_speed_is_not_a_difference() -> None:
     def change(facts: Facts) -> Facts:
         return replace(facts, interfaces=carded(place_of(facts), speed=None if facts.rank else 10_000))
 

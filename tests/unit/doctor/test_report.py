@@ -34,7 +34,7 @@ def broken_job() -> DoctorContext:
     return replace(context, facts=tuple(facts))
 
 
-def test_what_is_wrong_comes_first_and_what_is_well_in_a_line() -> None:
+def test_problems_come_first_and_passed_checks_take_one_line() -> None:
     lines = shown(broken_job()).splitlines()
     assert lines[0].startswith("1 problem, ")
     assert lines[1] == "node0 (ranks 0-1), node1 (ranks 2-3)"
@@ -52,13 +52,13 @@ def test_it_fits_a_narrow_terminal(context: DoctorContext) -> None:
     assert not any(line.endswith(" ") for line in text.splitlines())
 
 
-def test_a_machine_in_good_order() -> None:
+def test_a_healthy_machine() -> None:
     text = shown(single())
     assert text.startswith("No problems found\nthis machine, node0\n")
     assert "gloo uses eth0 (10.0.0.1, MTU 1500, 10 Gbit/s)" in text
 
 
-def test_what_is_well_takes_one_line_for_all_hosts() -> None:
+def test_passed_checks_take_one_line_for_all_hosts() -> None:
     lines = [line for line in shown(job(40, 1), 120).splitlines() if line.startswith("ok  interfaces")]
     [line] = lines
     assert "gloo uses eth0 (10.0.0.1, MTU 1500, 10 Gbit/s) on node0; 39 more in --json" in line

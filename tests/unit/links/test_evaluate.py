@@ -46,7 +46,7 @@ def test_the_cause_is_found(nodes: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CAUSES)
-def test_of_three_nodes_the_cause_is_found_or_nothing_is_said(name: str) -> None:
+def test_of_three_nodes_the_cause_is_correct_or_none(name: str) -> None:
     slow, expected = CAUSES[name]
     found = [told(matrix(3, 0.03, seed, slow)) for seed in range(20)]
     assert all(one in ([expected], []) for one in found)
@@ -68,7 +68,7 @@ def test_factor_confidence_and_rates_are_those_of_the_matrix() -> None:
     assert 0.99 < cause.confidence <= 1.0
 
 
-def test_two_slow_nodes_are_told_apart() -> None:
+def test_two_slow_nodes_are_distinguished() -> None:
     rates = matrix(8, 0.05, 0, lambda a, b: (4.0 if 1 in (a, b) else 1.0) * (2.5 if 5 in (a, b) else 1.0))
     assert told(rates) == [("slow node", (1,)), ("slow node", (5,))]
 
@@ -81,22 +81,22 @@ def test_noise_alone_is_no_cause(nodes: int, noise: float) -> None:
     assert alarms == []
 
 
-def test_one_look_that_was_disturbed_is_no_cause() -> None:
+def test_one_disturbed_measurement_is_not_a_cause() -> None:
     rates = matrix(4, 0.15, 3)
     rates[2, 0] /= 3
     assert told(rates, noise=0.25) == []
 
 
-def test_a_cause_within_the_tolerance_is_not_told() -> None:
+def test_a_cause_within_the_tolerance_is_not_reported() -> None:
     assert told(matrix(5, 0.02, 0, lambda a, b: 1.3 if 1 in (a, b) else 1.0)) == []
 
 
-def test_two_nodes_tell_no_more_than_one_way_against_the_other() -> None:
+def test_two_nodes_show_only_one_direction_against_the_other() -> None:
     assert told(matrix(2, 0.02, 0, lambda a, b: 4.0)) == []
     assert told(matrix(2, 0.02, 0, lambda a, b: 4.0 if a == 0 else 1.0)) == [("slow direction", (0, 1))]
 
 
-def test_inside_nodes_a_whole_node_or_one_rank_can_be_slow() -> None:
+def test_within_nodes_a_node_or_one_rank_can_be_slow() -> None:
     groups = [(0, 1, 2, 3), (4, 5, 6, 7)]
     pairs = [(a, b) for group in groups for a in group for b in group if a != b]
     random = Random(0)

@@ -25,7 +25,7 @@ def test_everything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert summary.read_text() == (tmp_path / "r.md").read_text()
 
 
-def test_nothing_is_written_unasked(tmp_path: Path) -> None:
+def test_nothing_is_written_unless_requested(tmp_path: Path) -> None:
     said = io.StringIO()
     assert write_outputs(
         stored("1-sound"), Outputs(), tmp_path, said, {"GITHUB_STEP_SUMMARY": str(tmp_path / "s")}

@@ -69,7 +69,7 @@ def test_the_report_has_its_finding(tmp_path: Path) -> None:
     assert "rguments differ across ranks" in verdict_sentence(report)
 
 
-def test_it_is_silent_in_a_sound_run(tmp_path: Path) -> None:
+def test_it_is_silent_in_a_healthy_run(tmp_path: Path) -> None:
     assert RunBuilder(tmp_path / "run", 3).wrap().optimizer().train(2).end().findings() == []
 
 

@@ -145,7 +145,7 @@ def test_messages(tmp_path: Path, args: dict[str, object], elements: int | None,
     assert (collective.elements, collective.bytes) == (elements, size)
 
 
-def test_waiting_and_who_came_last(tmp_path: Path) -> None:
+def test_waiting_and_the_last_rank(tmp_path: Path) -> None:
     result = result_of(
         tmp_path,
         [*all_reduce(0, 100), *all_reduce(250, 300), *all_reduce(400, 410)],
@@ -173,7 +173,7 @@ def test_sequence_numbers_match_what_order_cannot(tmp_path: Path) -> None:
     assert [rank.wait_ns for rank in result.ranks] == [5_000, 0]
 
 
-def test_groups_are_apart(tmp_path: Path) -> None:
+def test_groups_are_separate(tmp_path: Path) -> None:
     one, other = described(8, group="1"), described(8, group="2")
     result = result_of(
         tmp_path,
@@ -213,7 +213,7 @@ def test_spans_of_gloo(tmp_path: Path) -> None:
     assert [each.parts[0].ready_ns for each in result.collectives] == [50_000, 82_000]
 
 
-def test_absolute_and_base_times_meet(tmp_path: Path) -> None:
+def test_absolute_and_base_times_agree(tmp_path: Path) -> None:
     base = 1_700_000_000_000_000_000
     absolute = [{**event, "ts": event["ts"] + base // 1000} for event in all_reduce(7, 10)]
     files = [
@@ -327,14 +327,14 @@ def test_bad_files(tmp_path: Path, name: str, content: bytes, said: str) -> None
         load([tmp_path / name])
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_empty_input(tmp_path: Path) -> None:
     with pytest.raises(TraceUnreadable, match="there is no file"):
         load([tmp_path / "nowhere.json"])
     with pytest.raises(TraceUnreadable, match="there is no trace in the folder"):
         load([tmp_path])
 
 
-def test_a_timeline_in_the_folder_is_passed_over(tmp_path: Path) -> None:
+def test_a_timeline_in_the_folder_is_skipped(tmp_path: Path) -> None:
     write(tmp_path / "rank0.json", all_reduce(0, 10), 0)
     loaded = load([tmp_path])
     write_merged(loaded.traces, analyse(loaded.traces), tmp_path / "all.json")

@@ -39,7 +39,7 @@ texts = st.text(alphabet='ab"\\{}[],: \n\u2603', max_size=12)
 
 
 @given(st.lists(texts, max_size=20), st.sampled_from([None, 1, 2]), st.sampled_from([1, 7, 64, 1000, 10**6]))
-def test_windows_cut_through_anything(names: list[str], indent: int | None, window: int) -> None:
+def test_chunks_may_cut_anywhere(names: list[str], indent: int | None, window: int) -> None:
     text = json.dumps(document(names, baseTimeNanoseconds=5), indent=indent).encode()
     found, facts = read(text, window)
     assert found == names
@@ -72,7 +72,7 @@ def test_names_that_are_not_text(window: int) -> None:
     assert read(text, window)[0] == ["a", "\ufffd", "b", "c\ufffd"]
 
 
-def test_what_profilers_write_wrongly() -> None:
+def test_known_errors_of_profilers() -> None:
     text = (
         b'{"traceEvents": [{"name": "a", "args": {"bandwidth": inf}}, {"name": "b", "args": {"x": [nan, -inf]}},'
         b' {"name": "c\xff"}, {"name": "d", "dur": Infinity}]}'
@@ -132,7 +132,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("layout", [OLDER, NEWER])
-def test_thinning_drops_what_the_sieve_would_drop(layout: str) -> None:
+def test_the_prefilter_drops_what_the_filter_would_drop(layout: str) -> None:
     events = ",".join(layout % each for each in [("M", "first one, always kept"), *NAMES])
     text = f'{{"traceEvents": [{events}\n  ]}}'.encode()
     everything, _ = read(text, 10**6)

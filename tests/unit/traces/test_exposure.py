@@ -27,7 +27,7 @@ def found(tmp_path: Path, *ranks: list[Event]) -> list[Exposure]:
     return exposures(traces, analyse(traces))
 
 
-def test_what_lies_before_the_last_arrival_is_waiting(tmp_path: Path) -> None:
+def test_time_before_the_last_arrival_is_waiting(tmp_path: Path) -> None:
     early, late = found(tmp_path, rank_events(20), rank_events(60))
     # Rank 0: waits from 20 to 60, of which compute hides 20 to 50; then 20 of transfer, all exposed.
     assert (early.transfer_ns, early.wait_ns) == (20_000, 10_000)
@@ -41,7 +41,7 @@ def test_transfers_behind_compute_cost_nothing(tmp_path: Path) -> None:
     assert (one.transfer_ns, other.transfer_ns) == (30_000, 30_000)
 
 
-def test_our_own_work_is_neither_compute_nor_part_of_the_step(tmp_path: Path) -> None:
+def test_ddpchecks_work_is_neither_compute_nor_part_of_the_step(tmp_path: Path) -> None:
     own = span("user_annotation", "ddpcheck", 55, 75)
     digest = kernel("digest_kernel", 60, 70, launched=57)
     plain, marked = found(tmp_path, rank_events(20), rank_events(20, own, *digest))
@@ -50,7 +50,7 @@ def test_our_own_work_is_neither_compute_nor_part_of_the_step(tmp_path: Path) ->
     assert (plain.took_ns, marked.took_ns) == (100_000, 80_000)
 
 
-def test_our_own_operations_on_the_processor_are_no_compute(tmp_path: Path) -> None:
+def test_ddpchecks_cpu_operations_are_not_compute(tmp_path: Path) -> None:
     def events(*more: Event) -> list[Event]:
         return [
             step(1, 0, 100),
@@ -64,6 +64,6 @@ def test_our_own_operations_on_the_processor_are_no_compute(tmp_path: Path) -> N
     assert plain.transfer_ns == marked.transfer_ns == 50_000
 
 
-def test_one_rank_alone_tells_neither(tmp_path: Path) -> None:
+def test_one_rank_alone_shows_neither(tmp_path: Path) -> None:
     [alone] = found(tmp_path, rank_events(20))
     assert (alone.transfer_ns, alone.wait_ns) == (0, 0)

@@ -23,7 +23,7 @@ def test_length(pieces: list[Interval]) -> None:
 
 
 @given(intervals)
-def test_pieces_are_apart_and_in_order(pieces: list[Interval]) -> None:
+def test_pieces_are_disjoint_and_ordered(pieces: list[Interval]) -> None:
     cover = list(Cover(pieces))
     assert all(start < end for start, end in cover)
     assert all(one[1] < other[0] for one, other in pairwise(cover))
@@ -46,6 +46,6 @@ def test_without(one: list[Interval], other: list[Interval]) -> None:
     assert painted(list(Cover(one).without(Cover(other)))) == painted(one) - painted(other)
 
 
-def test_moments_since_1970_stay_exact() -> None:
+def test_times_since_1970_stay_exact() -> None:
     begin = 1_716_423_322_416_788_066
     assert Cover([(begin, begin + 3), (begin + 2, begin + 4)]).length == 4

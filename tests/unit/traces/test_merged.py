@@ -42,7 +42,7 @@ def traces(tmp_path: Path, offset_us: float = 0.0) -> list[Path]:
     ]
 
 
-def test_clocks_that_agree_are_left_alone(tmp_path: Path) -> None:
+def test_clocks_that_agree_are_not_corrected(tmp_path: Path) -> None:
     result = analyse(load(traces(tmp_path)).traces)
     clocks = [rank.clock for rank in result.ranks]
     assert all(clock and not clock.corrected and abs(clock.offset_ns) < 5_000 for clock in clocks)
@@ -159,14 +159,14 @@ def test_the_file(tmp_path: Path, name: str) -> None:
     assert sum(event["name"] == "transfer" for event in slices) == 5
 
 
-def test_arrows_lead_from_the_late_to_the_waiting(tmp_path: Path) -> None:
+def test_arrows_point_from_the_late_to_the_waiting_rank(tmp_path: Path) -> None:
     arrows = [event for event in merged(tmp_path)["traceEvents"] if event["ph"] in ("s", "f")]
     assert len(arrows) == 2 * 5 * (RANKS - 1)
     assert {event["pid"] for event in arrows if event["ph"] == "s"} == {RANKS - 1}
     assert {event["pid"] for event in arrows if event["ph"] == "f"} == {0, 1, 2}
 
 
-def test_offset_and_residual_are_told(tmp_path: Path) -> None:
+def test_offset_and_residual_are_reported(tmp_path: Path) -> None:
     document = merged(tmp_path, offset_us=5_000)
     clock = document["ddpcheck"]["clocks"]["1"]
     assert abs(clock["offset_ns"] - 5_000_000) < 50_000
@@ -181,7 +181,7 @@ def test_offset_and_residual_are_told(tmp_path: Path) -> None:
         assert max(at) - min(at) < 50
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     loaded = load(traces(tmp_path))
     with pytest.raises(UserError, match="cannot be written"):
         write_merged(loaded.traces, analyse(loaded.traces), tmp_path / "nowhere" / "all.json")

@@ -33,7 +33,7 @@ def first(agreement: Agreement, module: object = FOUR, stage: Stage = Stage.PARA
         ("aaabb", (3, 4)),
     ],
 )
-def test_the_minority_is_odd_and_without_a_majority_all_are(roots: str, odd: tuple[int, ...]) -> None:
+def test_the_minority_are_outliers_and_without_a_majority_all_ranks(roots: str, odd: tuple[int, ...]) -> None:
     groups = groups_of(dict(enumerate(roots)))
     assert outlier_ranks([ranks for _, ranks in groups]) == odd
 
@@ -55,7 +55,7 @@ def test_the_first_disagreement_is_kept_and_all_are_counted() -> None:
     assert tally.first.outlier_ranks() == (2,)
 
 
-def test_nothing_is_said_before_all_have_spoken() -> None:
+def test_nothing_is_compared_before_all_ranks_reported() -> None:
     agreement = Agreement()
     for rank in range(3):
         agreement.add(rank, FOUR, said(str(rank)))
@@ -76,7 +76,7 @@ def test_a_rank_that_has_ended_is_not_waited_for() -> None:
     assert agreement.stats_of(FOUR, Stage.PARAMS, TensorKind.PARAMETERS).compared == 2
 
 
-def test_at_the_end_those_who_spoke_are_compared() -> None:
+def test_at_the_end_all_reported_ranks_are_compared() -> None:
     agreement = Agreement()
     agreement.add(0, FOUR, said("a"))
     agreement.add(2, FOUR, said("b"))
@@ -86,7 +86,7 @@ def test_at_the_end_those_who_spoke_are_compared() -> None:
     assert (tally.compared, tally.differing) == (1, 1)
 
 
-def test_ranks_of_another_group_and_other_optimizers_are_no_business_of_ours() -> None:
+def test_other_groups_and_optimizers_are_ignored() -> None:
     agreement = Agreement()
     agreement.add(0, TWO, said("a"))
     agreement.add(1, TWO, said("a"))
@@ -108,7 +108,7 @@ def test_parts_of_a_sharded_state_are_not_compared() -> None:
     assert agreement.stats_of(TWO, Stage.STATE, TensorKind.STATE).differing == 1
 
 
-def test_hyperparameters_and_forwards_are_compared_on_the_way() -> None:
+def test_hyperparameters_and_forwards_are_compared_as_well() -> None:
     agreement = Agreement()
     for step in range(3):
         agreement.add(0, TWO, said("a", step, hyper="x", forward=step))
@@ -133,7 +133,7 @@ def step(agreement: Agreement, number: int, *roots: str) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 3])
-def test_one_rank_that_rewrote_its_parameters_is_compared_with_where_the_others_stood(number: int) -> None:
+def test_a_rank_that_rewrote_its_parameters_is_compared_with_the_last_values(number: int) -> None:
     agreement = Agreement()
     wrapped(agreement, number)
     agreement.add(1, TWO, said("mine", number, Stage.REWRITTEN))
@@ -160,7 +160,7 @@ def test_a_rank_that_wrote_what_was_there_agrees() -> None:
     assert agreement.rewritten == {}
 
 
-def test_rewrites_after_the_parting_explain_nothing() -> None:
+def test_rewrites_after_the_divergence_explain_nothing() -> None:
     agreement = Agreement()
     wrapped(agreement, 2)
     step(agreement, 2, "a", "b")
@@ -173,7 +173,7 @@ def held(agreement: Agreement) -> int:
     return len(agreement._pending) + len(agreement._rewrites)
 
 
-def test_nothing_is_held_over_ten_thousand_steps() -> None:
+def test_memory_stays_constant_over_ten_thousand_steps() -> None:
     agreement = Agreement()
     most = 0
     for number in range(10_000):
@@ -186,7 +186,7 @@ def test_nothing_is_held_over_ten_thousand_steps() -> None:
     assert agreement.stats_of(FOUR, Stage.PARAMS, TensorKind.PARAMETERS).compared == 10_000
 
 
-def test_a_rank_that_never_speaks_does_not_hold_up_the_others_for_good() -> None:
+def test_a_rank_that_never_reports_does_not_block_the_others() -> None:
     """It may be on a node whose records are elsewhere: its neighbours must still be compared, as they run."""
     agreement = Agreement()
     most = 0

@@ -239,17 +239,17 @@ def a_place(parts: torch.Tensor, draw: random.Random, least: float) -> int:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
-def test_wrong_means_are_caught(dtype: torch.dtype) -> None:
+def test_wrong_means_are_detected(dtype: torch.dtype) -> None:
     assert min(rates_caught(dtype, 1000, WHOLE).values()) >= 0.999
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_swapped_halves_are_caught(dtype: torch.dtype) -> None:
+def test_swapped_halves_are_detected(dtype: torch.dtype) -> None:
     for size in (100, 9999, LARGEST):
         assert rates_caught(dtype, 350, ["halves swapped"], size=size)["halves swapped"] == 1
 
 
-def test_swapped_blocks_are_caught() -> None:
+def test_swapped_blocks_are_detected() -> None:
     draw = random.Random(5)
     ranks = [slice_of("normal", 3 * BLOCK, torch.float32, draw, 1.0) for _ in range(2)]
     blocks = all_reduced(ranks, 0, 0).view(3, BLOCK)
@@ -259,7 +259,7 @@ def test_swapped_blocks_are_caught() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_one_element_that_counts_is_caught(dtype: torch.dtype) -> None:
+def test_one_significant_element_is_detected(dtype: torch.dtype) -> None:
     assert min(rates_caught(dtype, 1500, ELEMENT, least=0.25).values()) >= 0.999
 
 

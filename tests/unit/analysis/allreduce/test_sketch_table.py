@@ -61,7 +61,7 @@ def test_a_shorter_row_adds_nothing_beyond_its_end() -> None:
     assert table.parts(1).value == pytest.approx(2.0, rel=1e-6)
 
 
-def test_what_is_not_finite_is_told() -> None:
+def test_non_finite_values_are_reported() -> None:
     table = SketchTable({0: pack([Sketch(0.0, 1.0, 3, 9)]), 1: pack([Sketch(1.0, 1.0, 0, 9)])})
     assert not table.parts(0).known
     assert table.parts(0).nonfinite
@@ -70,7 +70,7 @@ def test_what_is_not_finite_is_told() -> None:
     assert table.all_known(1)
 
 
-def test_a_damaged_text_is_refused() -> None:
+def test_a_damaged_text_is_rejected() -> None:
     with pytest.raises(ValueError, match="sketch"):
         SketchTable({0: "00000"})
 

@@ -55,7 +55,7 @@ class Ranks:
         return self.verifier.stats.get(self.module, MeanCheckStats())
 
 
-def test_a_mean_is_a_mean() -> None:
+def test_a_correct_mean_passes() -> None:
     ranks = Ranks()
     for number in range(1, 6):
         ranks.backward(number, HEALTHY, MEAN)
@@ -75,7 +75,7 @@ def test_a_sum_that_was_not_divided() -> None:
     assert ranks.stats.diverged is None
 
 
-def test_the_first_miss_is_kept() -> None:
+def test_the_first_mismatch_is_kept() -> None:
     ranks = Ranks()
     for number in range(1, 5):
         ranks.backward(number, HEALTHY, [number * x for x in MEAN])
@@ -115,7 +115,7 @@ def test_equal_gradients_everywhere_are_not_untouched() -> None:
     assert (ranks.stats.unreduced, ranks.stats.mismatches) == (0, 0)
 
 
-def test_twins() -> None:
+def test_identical_gradients() -> None:
     ranks = Ranks(4)
     local = {0: HEALTHY[0], 1: HEALTHY[1], 2: HEALTHY[0], 3: [0.0] * 4}
     mean = [sum(column) / 4 for column in zip(*local.values(), strict=True)]
@@ -124,7 +124,7 @@ def test_twins() -> None:
 
 
 @pytest.mark.parametrize("own", [[0.0] * 4, [math.nan, 1.0, 1.0, 1.0]])
-def test_nothing_and_what_is_not_finite_make_no_twins(own: list[float]) -> None:
+def test_empty_and_non_finite_gradients_are_not_identical(own: list[float]) -> None:
     assert Ranks().backward(1, {0: own, 1: own}, own).stats.identical == {}
 
 
@@ -169,7 +169,7 @@ def test_a_nan_between_two_sketches() -> None:
     assert (ranks.stats.checked, ranks.stats.mismatches) == (0, 0)
 
 
-def test_a_nan_that_the_reduction_swallowed() -> None:
+def test_a_nan_that_the_reduction_lost() -> None:
     ranks = Ranks()
     ranks.say(0, 1, [math.nan, 1.0, 1.0, 1.0], [1.0] * 4, local_nonfinite={"0": 1})
     ranks.say(1, 1, [1.0] * 4, [1.0] * 4)
@@ -208,7 +208,7 @@ def test_under_join_a_rank_that_was_lost_may_have_added_something() -> None:
 
 
 @pytest.mark.parametrize("known_to_be_gone", [False, True])
-def test_a_rank_that_stops_is_no_wrong_mean(known_to_be_gone: bool) -> None:
+def test_a_rank_that_stops_is_not_a_wrong_mean(known_to_be_gone: bool) -> None:
     """Its contribution is in the result, but not in the records."""
     ranks = Ranks(3).backward(1, {0: [1.0] * 4, 1: [2.0] * 4, 2: [6.0] * 4}, [3.0] * 4)
     if known_to_be_gone:
@@ -232,7 +232,7 @@ def test_a_group_of_one_has_no_mean_to_check() -> None:
 
 
 @pytest.mark.parametrize("text", ["abc", "\u00e9" * 5, "~~~~~~~~~~"])
-def test_a_damaged_record_is_passed_over(text: str) -> None:
+def test_a_damaged_record_is_skipped(text: str) -> None:
     ranks = Ranks()
     ranks.say(0, 1, HEALTHY[0], MEAN, local=text)
     ranks.say(1, 1, HEALTHY[1], MEAN)
@@ -247,7 +247,7 @@ def test_a_record_of_a_rank_outside_the_group() -> None:
     assert (ranks.stats.checked, ranks.stats.mismatches) == (1, 0)
 
 
-def test_nothing_piles_up_while_all_speak() -> None:
+def test_nothing_is_pending_while_all_ranks_report() -> None:
     ranks = Ranks()
     for number in range(1, 2001):
         ranks.backward(number, HEALTHY, MEAN)
@@ -256,7 +256,7 @@ def test_nothing_piles_up_while_all_speak() -> None:
 
 
 @pytest.mark.parametrize("joined", [False, True])
-def test_nothing_piles_up_behind_a_silent_rank(monkeypatch: pytest.MonkeyPatch, joined: bool) -> None:
+def test_pending_values_are_bounded_behind_a_silent_rank(monkeypatch: pytest.MonkeyPatch, joined: bool) -> None:
     monkeypatch.setattr(verify, "MOST_PENDING", 64)
     ranks = Ranks()
     if joined:
@@ -276,7 +276,7 @@ def test_the_real_limit_leaves_room_for_ranks_that_are_read_in_turn() -> None:
     assert verify.MOST_PENDING >= 4 * MOST_AHEAD
 
 
-def test_part_of_the_model_stayed_as_it_was() -> None:
+def test_part_of_the_model_is_unchanged() -> None:
     """Both ranks report it, each for a parameter of its share; the others were reduced."""
     ranks = Ranks().backward(1, HEALTHY, MEAN)
     for rank, own in HEALTHY.items():
@@ -284,7 +284,7 @@ def test_part_of_the_model_stayed_as_it_was() -> None:
     assert (ranks.stats.unreduced, ranks.stats.reduced_until) == (1, 0)
 
 
-def test_one_parameter_that_stayed_as_it_was_may_be_a_broken_reduction() -> None:
+def test_one_unchanged_parameter_may_be_a_wrong_reduction() -> None:
     ranks = Ranks().backward(1, HEALTHY, MEAN)
     for rank, own in HEALTHY.items():
         ranks.say(rank, 2, own, [own[0], *MEAN[1:]])

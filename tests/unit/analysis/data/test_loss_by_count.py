@@ -70,14 +70,14 @@ def test_micro_batches_of_a_step_add_up(loss: object, grows: bool) -> None:
     assert judged(by_chance, loss, forwards=3) is grows  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_told_is_not_told() -> None:
+def test_unknown_values_are_omitted() -> None:
     assert not judged(by_chance, summed, steps=2)
     assert not judged(by_chance, summed, noise=3.0)
     assert not judged(by_chance, lambda level, count, total: -level * count)
     assert not judged(by_chance, lambda level, count, total: math.nan)
 
 
-def test_harder_data_on_the_rank_that_has_more_is_no_sum() -> None:
+def test_harder_data_on_the_rank_with_more_is_not_a_sum() -> None:
     """Counts differ by a quarter all along, and so do the losses, by a fifth."""
     hard = {10: 1.2, 8: 1.0, 9: 1.1}
     assert not judged(
@@ -85,7 +85,7 @@ def test_harder_data_on_the_rank_that_has_more_is_no_sum() -> None:
     )
 
 
-def test_a_rank_without_losses_says_nothing() -> None:
+def test_a_rank_without_losses_is_inconclusive() -> None:
     book = LossByCount(1.1)
     for step in range(9):
         book.add(step, {0: 10, 1: 20 + step})

@@ -52,7 +52,7 @@ def test_overlap_and_gaps_are_exact(dealt: list[list[int]]) -> None:
     assert found.padding == max(0, sum(map(len, dealt)) - 60)
 
 
-def test_an_epoch_left_early_tells_overlap_but_no_gaps() -> None:
+def test_an_epoch_that_ended_early_has_overlap_but_no_gaps() -> None:
     found = split({0: passed([0, 2], 60, complete=False), 1: passed([2, 3], 60)})
     assert (found.complete, found.overlap, found.missing) == (False, 1, None)
 
@@ -72,7 +72,7 @@ def test_a_map_that_cannot_be_read_is_none(text: str) -> None:
     assert unpack(text) is None
 
 
-def test_a_map_that_unpacks_without_end_is_cut() -> None:
+def test_a_map_that_unpacks_to_too_many_bytes_is_truncated() -> None:
     bomb = base64.b64encode(zlib.compress(b"\xff" * 10_000_000)).decode()
     assert (unpack(bomb) or 0).bit_length() <= 8 << 16
 
@@ -134,7 +134,7 @@ def test_regular_batches_have_one_usual_size() -> None:
     assert not seen.rows.regular()
 
 
-def test_what_waits_for_a_rank_is_bounded() -> None:
+def test_pending_values_are_bounded() -> None:
     batches = Batches()
     for forward in range(3 * MOST_PENDING):
         batches.add(0, MODULE, BatchRecord(forward, digest=str(forward)))
@@ -143,7 +143,7 @@ def test_what_waits_for_a_rank_is_bounded() -> None:
     assert not batches._pending
 
 
-def test_an_epoch_of_which_a_rank_says_nothing_is_left_out() -> None:
+def test_an_epoch_without_a_record_of_every_rank_is_left_out() -> None:
     attempt = Attempt("a")
     data = attempt.collector(DataCollector)
     ranks = [RankData(RankHeader(rank, 3, "node0", rank, 1, "a", 1.0)) for rank in range(3)]

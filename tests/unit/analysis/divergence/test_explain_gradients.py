@@ -126,7 +126,7 @@ def test_hooks_that_are_lost_later_explain_nothing_earlier(tmp_path: Path) -> No
     assert build.end().only("DDP205").step == 1
 
 
-def test_a_write_that_leaves_no_mark(tmp_path: Path) -> None:
+def test_a_write_without_a_version_counter(tmp_path: Path) -> None:
     """For example through .data: the reduction gave all ranks the same, and they applied something else."""
     build = start(tmp_path).backward(1, LOCAL, MEAN).apply(0, outliers=OWN).step(0, outliers=OWN)
     finding = build.end().only("DDP205")
@@ -139,7 +139,7 @@ def test_a_reduction_between_two_sketches_is_not_known(tmp_path: Path) -> None:
     assert build.end().only("DDP203").step == 5
 
 
-def test_a_change_of_structure_goes_first(tmp_path: Path) -> None:
+def test_a_change_of_structure_takes_precedence(tmp_path: Path) -> None:
     build = start(tmp_path).apply(0).step(0)
     for rank in build.ranks:
         build.say(rank, StructureRecord(0, "unfrozen", "head.weight", 1, 2))
@@ -147,7 +147,7 @@ def test_a_change_of_structure_goes_first(tmp_path: Path) -> None:
     assert build.end().only("DDP104").parameter == "head.weight"
 
 
-def test_a_change_of_structure_is_no_broken_reduction(tmp_path: Path) -> None:
+def test_a_change_of_structure_is_not_a_wrong_reduction(tmp_path: Path) -> None:
     """Gradients of a parameter that the reducer does not know rightly differ, whatever the learning rate."""
     build = start(tmp_path).apply(0).step(0)
     for rank in build.ranks:
@@ -156,14 +156,14 @@ def test_a_change_of_structure_is_no_broken_reduction(tmp_path: Path) -> None:
     assert not {"DDP202", "DDP203", "DDP205"} & {finding.code for finding in build.findings()}
 
 
-def test_a_change_of_structure_that_comes_later_does_not(tmp_path: Path) -> None:
+def test_a_later_change_of_structure_does_not_take_precedence(tmp_path: Path) -> None:
     build = start(tmp_path).apply(0, outliers=OWN, **stray()).step(0, outliers=OWN)
     for rank in build.ranks:
         build.say(rank, StructureRecord(0, "unfrozen", "head.weight", 1, 2))
     assert "DDP202" in [finding.code for finding in build.end().findings()]
 
 
-def test_another_scale_goes_before_the_gradients_it_parts(tmp_path: Path) -> None:
+def test_another_scale_takes_precedence_over_gradients(tmp_path: Path) -> None:
     build = start(tmp_path).hyper(0, {0: {"GradScaler.scale": 256.0}, 1: {"GradScaler.scale": 512.0}})
     build.apply(0, outliers=OWN, moved=True).step(0, outliers=OWN, hyper={0: "x", 1: "y"})
     assert build.end().only("DDP206").cause == "hyperparameters differ: GradScaler.scale"
@@ -175,7 +175,7 @@ def test_another_learning_rate_does_not(tmp_path: Path) -> None:
     assert next(f.code for f in build.end().findings() if f.severity.value == "error") == "DDP202"
 
 
-def test_a_skipped_step_goes_before_the_gradients_it_parts(tmp_path: Path) -> None:
+def test_a_skipped_step_takes_precedence_over_gradients(tmp_path: Path) -> None:
     """The rank that skipped a step applies the gradients of another backward at the same step."""
     build = start(tmp_path, 3).apply(0).step(0)
     build.apply(1, outliers={1: NAMES}).step(1, outliers={1: NAMES}, forward={0: 2, 1: 3, 2: 2})
@@ -183,7 +183,7 @@ def test_a_skipped_step_goes_before_the_gradients_it_parts(tmp_path: Path) -> No
     assert (finding.step, finding.ranks) == (1, (1,))
 
 
-def test_an_earlier_rewrite_goes_before_the_gradients_it_parts(tmp_path: Path) -> None:
+def test_an_earlier_rewrite_takes_precedence_over_gradients(tmp_path: Path) -> None:
     """Different weights give different gradients; the rewrite shows in the parameters later."""
     build = start(tmp_path).apply(0).step(0)
     build.rewrite(1, [1], outliers={1: NAMES}).apply(1).step(1, outliers=OWN)
@@ -192,13 +192,13 @@ def test_an_earlier_rewrite_goes_before_the_gradients_it_parts(tmp_path: Path) -
     assert finding.step == 1
 
 
-def test_an_earlier_rewrite_goes_first_also_where_its_step_was_not_compared(tmp_path: Path) -> None:
+def test_an_earlier_rewrite_takes_precedence_even_if_not_compared(tmp_path: Path) -> None:
     """With --every 2 parameters and gradients both diverge at step 2; the rewrite was at step 1."""
     build = start(tmp_path).apply(0).step(0).rewrite(1, [1], outliers={1: NAMES})
     build.apply(2, outliers=OWN).step(2, outliers=OWN).end().only("DDP208")
 
 
-def test_gradients_that_part_before_a_rewrite_go_first(tmp_path: Path) -> None:
+def test_gradients_that_diverge_before_a_rewrite_take_precedence(tmp_path: Path) -> None:
     build = start(tmp_path).apply(0, outliers=OWN, **stray()).step(0)
     build.rewrite(1, [1], outliers={1: NAMES}).apply(1, outliers=OWN, **stray()).step(1, outliers=OWN)
     codes = [finding.code for finding in build.end().findings() if finding.severity.value == "error"]
@@ -206,7 +206,7 @@ def test_gradients_that_part_before_a_rewrite_go_first(tmp_path: Path) -> None:
     assert "DDP201" not in codes
 
 
-def test_parameters_that_had_parted_before_are_told_of_instead(tmp_path: Path) -> None:
+def test_parameters_that_diverged_before_are_reported_instead(tmp_path: Path) -> None:
     """Gradients written to on a rank whose parameters already differ: only the first divergence counts."""
     build = start(tmp_path).hyper(0, {0: {"0.lr": 0.1}, 1: {"0.lr": 0.2}})
     build.apply(0).step(0, outliers=OWN, hyper={0: "x", 1: "y"})

@@ -85,17 +85,17 @@ def later(build: RunBuilder) -> RunBuilder:
     return build.step(4, outliers=OUTLIERS, hyper={0: "x", 1: "y"}, forward={1: 9})
 
 
-def test_what_comes_after_the_parting_explains_nothing(tmp_path: Path) -> None:
+def test_events_after_the_divergence_explain_nothing(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().optimizer().train(3).step(3, outliers=OUTLIERS)
     assert later(build).end().only("DDP201").step == 3
 
 
-def test_a_parting_at_wrapping_leaves_nothing_to_explain_later(tmp_path: Path) -> None:
+def test_a_divergence_at_wrapping_hides_later_ones(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap(outliers=OUTLIERS, options={"init_sync": False}).optimizer()
     assert build.train(3, outliers=OUTLIERS).end().only("DDP101").step is None
 
 
-def test_two_modules_are_two_stories(tmp_path: Path) -> None:
+def test_two_modules_have_two_findings(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().wrap(module=1)
     for step in range(3):
         build.step(step).step(step, module=1, optimizer=1, outliers=OUTLIERS if step == 2 else None)

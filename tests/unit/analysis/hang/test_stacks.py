@@ -55,7 +55,7 @@ def test_what_a_rank_waits_in(frames: list[list[object]], kind: WaitKind) -> Non
     assert wait.kind is kind
 
 
-def test_a_collective_goes_by_the_name_that_was_called() -> None:
+def test_a_collective_has_the_name_that_the_user_called() -> None:
     frames = [
         [C10D, 3500, "all_gather"],
         [LOGGER, 83, "wrapper"],
@@ -92,6 +92,6 @@ def test_the_users_line() -> None:
     assert user_frame([BARRIER[0]]) is None
 
 
-def test_a_debugger_is_known() -> None:
+def test_a_debugger_is_recognised() -> None:
     assert in_debugger([["/usr/lib/python3.11/bdb.py", 90, "trace_dispatch"], USER])
     assert not in_debugger(BARRIER)

@@ -14,7 +14,7 @@ def moment(time: float, cpu: float = 10.0, **gpu: int) -> NodeSample:
     return NodeSample(time, cpu, 1000, moved, {}, ranks, gpus)
 
 
-def test_a_peak_of_one_sample_in_a_thousand_stays() -> None:
+def test_a_peak_of_one_sample_in_a_thousand_is_kept() -> None:
     node = NodeSamples("h")
     for time in range(1, 1001):
         hot = time == 333
@@ -45,7 +45,7 @@ def test_a_peak_of_one_sample_in_a_thousand_stays() -> None:
     assert (node.opening.time, node.closing.time) == (100.0, 900.0)
 
 
-def test_inside_the_steps_alone() -> None:
+def test_statistics_during_the_steps_only() -> None:
     node = NodeSamples("h")
     for time in range(1, 11):
         node.add(moment(float(time), throttled=0x40 if time < 4 else 0, clock=100 * time), (4.0, 9.0))

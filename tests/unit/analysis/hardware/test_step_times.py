@@ -26,7 +26,7 @@ def test_steps_at_a_time() -> None:
 
 @settings(max_examples=25)
 @given(st.integers(2, 6 * MOST_POINTS))
-def test_a_long_line_keeps_its_ends_and_its_pace(count: int) -> None:
+def test_a_long_series_keeps_its_ends_and_its_stride(count: int) -> None:
     line = line_of([100.0 + step / 10 for step in range(count)])
     assert len(line._steps) <= MOST_POINTS + 1
     assert (line.steps, line.began) == (count, 100.0)
@@ -35,7 +35,7 @@ def test_a_long_line_keeps_its_ends_and_its_pace(count: int) -> None:
     assert line.at(100.0 + middle / 10) == pytest.approx(middle, abs=0.01)
 
 
-def test_time_that_goes_back_is_passed_over() -> None:
+def test_time_that_goes_back_is_ignored() -> None:
     line = line_of([10.0, 9.0, 12.0])
     assert (line.steps, line.at(11.0)) == (3, 1.0)
 
@@ -61,7 +61,7 @@ def test_of_several_optimizers_the_busiest_counts() -> None:
     assert line.steps == 6
 
 
-def test_thousands_of_ranks_share_the_room() -> None:
+def test_thousands_of_ranks_share_the_limit() -> None:
     pace = StepTimes()
     for rank in range(2000):
         pace.step(rank, (MODULE, 0), 0, 1.0)

@@ -46,7 +46,7 @@ def lan(number: int, a_second: float = BYTES) -> list[Interface]:
 
 
 @pytest.mark.parametrize(("ranks", "share"), [(1, 0.0), (2, 1.0), (4, 1.5), (8, 1.75), (0, 0.0)])
-def test_what_a_ring_makes_each_rank_send(ranks: int, share: float) -> None:
+def test_bytes_that_each_rank_of_a_ring_sends(ranks: int, share: float) -> None:
     assert ring_share(ranks) == share
 
 
@@ -147,7 +147,7 @@ def test_without_samples_there_is_nothing(tmp_path: Path) -> None:
     assert (report.hardware, report.traffic) == ({}, {})
 
 
-def test_damaged_logs_cost_no_report(tmp_path: Path) -> None:
+def test_damaged_logs_do_not_prevent_the_report(tmp_path: Path) -> None:
     """Every value of a log is replaced by something else, now and then."""
     cluster = Cluster(tmp_path, [lan(0), lan(1)], steps=20, more_samples=GPU_SAMPLES)
     cluster.more_facts = GPU_FACTS

@@ -35,14 +35,14 @@ def state_of(builder: RunBuilder, now: float = 103.0) -> LiveState:
     return tracker.state(now)
 
 
-def test_nothing_is_known_before_the_first_rank(tmp_path: Path) -> None:
+def test_the_state_before_the_first_rank(tmp_path: Path) -> None:
     _, tracker = tracked(tmp_path)
     state = tracker.state(142.0)
     assert (state.ranks, state.steps, state.fewest_steps, state.step_time) == ((), 0, 0, None)
     assert state.seconds == 42.0
 
 
-def test_a_sound_run(tmp_path: Path) -> None:
+def test_a_healthy_run(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path, 4).wrap().optimizer().train(7)
     for rank in builder.ranks:
         # Rank 2 is late: it has nobody to wait for.
@@ -62,7 +62,7 @@ def test_a_sound_run(tmp_path: Path) -> None:
     assert state.finding is None
 
 
-def test_ranks_that_part_are_named_with_the_rule_s_word(tmp_path: Path) -> None:
+def test_diverged_ranks_have_the_finding_of_a_rule(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path, 4).wrap().optimizer().train(3)
     state = state_of(builder.step(3, outliers={1: ["body.bias"]}))
     assert state.agreement.diverged
@@ -71,7 +71,7 @@ def test_ranks_that_part_are_named_with_the_rule_s_word(tmp_path: Path) -> None:
     assert (state.finding.code, state.finding.step, state.finding.ranks) == ("DDP201", 3, (1,))
 
 
-def test_the_first_of_several_moments_counts(tmp_path: Path) -> None:
+def test_the_first_of_several_events_counts(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path, 2).wrap(outliers={1: ["body.bias"]}).optimizer()
     state = state_of(builder.step(0, outliers={1: ["body.bias"]}))
     assert (state.agreement.step, state.agreement.stage) == (None, "init.after")
@@ -79,7 +79,7 @@ def test_the_first_of_several_moments_counts(tmp_path: Path) -> None:
     assert state.finding.code == "DDP101"
 
 
-def test_progress_is_what_ranks_do_and_not_that_time_passes(tmp_path: Path) -> None:
+def test_progress_depends_on_ranks_not_on_time(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path, 2).wrap().optimizer().train(3)
     run, tracker = tracked(builder.save())
     run.poll()
@@ -106,7 +106,7 @@ def test_a_rank_that_is_behind_and_one_that_raised(tmp_path: Path) -> None:
     assert state.ranks[1].error == "ValueError: no"
 
 
-def test_a_second_start_of_the_job_takes_the_first_one_s_place(tmp_path: Path) -> None:
+def test_a_restart_replaces_the_first_attempt(tmp_path: Path) -> None:
     RunBuilder(tmp_path, 2).wrap().optimizer().train(3, outliers={1: ["body.bias"]}).save()
     again = RunBuilder(tmp_path, 2, session="a2").wrap().optimizer().train(2)
     for records in again.records.values():

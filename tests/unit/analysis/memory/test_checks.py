@@ -37,7 +37,7 @@ def test_a_leak_is_measured(steps: int) -> None:
     assert 0 < growth.first_step < growth.last_step < steps
 
 
-def test_a_leak_in_a_noisy_job_is_found_as_well() -> None:
+def test_a_leak_in_a_noisy_job_is_detected() -> None:
     chance = random.Random(1)
     growth = growth_of(series(lambda step: BASE + step * 2 * MIB + chance.uniform(-30, 30) * MIB, 400))
     assert growth is not None
@@ -61,13 +61,13 @@ HEALTHY: dict[str, Callable[[int], float]] = {
 
 @pytest.mark.parametrize("steps", [3, 10, 59, 200, 1000])
 @pytest.mark.parametrize("name", HEALTHY)
-def test_memory_of_a_sound_job_is_no_leak(name: str, steps: int) -> None:
+def test_memory_of_a_healthy_job_is_not_a_leak(name: str, steps: int) -> None:
     scaled = steps / 200 if steps > 200 else 1.0
     assert growth_of(series(lambda step: HEALTHY[name](int(step / scaled)), steps)) is None
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_random_walks_and_growing_inputs_are_no_leak(seed: int) -> None:
+def test_random_walks_and_growing_inputs_are_not_a_leak(seed: int) -> None:
     """Memory that follows the longest input so far grows too, ever more slowly; and noise goes anywhere."""
     chance = random.Random(seed)
     longest, walk, held = 0.0, 0.0, Series()
@@ -133,7 +133,7 @@ def test_ddp501_what_is_not_uneven(tmp_path: Path, host: Callable[[int, int], in
     assert job(tmp_path, host).findings("DDP501") == []
 
 
-def test_ddp501_says_nothing_of_a_short_job(tmp_path: Path) -> None:
+def test_ddp501_is_silent_about_a_short_job(tmp_path: Path) -> None:
     assert job(tmp_path, lambda rank, step: BASE + (rank + step) * 100 * MIB, steps=10).findings() == []
 
 
@@ -145,7 +145,7 @@ def test_ddp501_names_the_part_that_differs(tmp_path: Path) -> None:
     assert finding.evidence["part"] == "optimizer state"
 
 
-def test_ddp501_leaves_sharded_state_aside(tmp_path: Path) -> None:
+def test_ddp501_ignores_sharded_state(tmp_path: Path) -> None:
     build = job(tmp_path, lambda rank, step: BASE + rank * 700 * MIB)
     for rank in range(2):
         build.say(rank, OptimizerRecord(0, "ZeroRedundancyOptimizer", 0, [[0]]))
@@ -193,7 +193,7 @@ def test_ddp502_what_would_be_saved(tmp_path: Path) -> None:
     ]
 
 
-def test_ddp502_a_hook_of_the_user_s_own(tmp_path: Path) -> None:
+def test_ddp502_a_communication_hook_of_the_user(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().train(1)
     for rank in range(2):
         build.say(rank, CommHookRecord(0, "mine", 0))

@@ -18,7 +18,7 @@ def told(samples: list[tuple[float, list[int]]]) -> RouteCounterTable:
     return tallies
 
 
-def test_a_long_job_is_kept_in_few_stretches_and_loses_nothing() -> None:
+def test_a_long_job_has_few_intervals_and_exact_totals() -> None:
     dice = random.Random(3)
     row, samples = [500, 40, 50, 1, 90, 2], []
     for moment in range(5000):
@@ -35,13 +35,13 @@ def test_a_long_job_is_kept_in_few_stretches_and_loses_nothing() -> None:
     assert (tally.began, tally.ended, tally.retransmits, tally.min_rtt) == (0.0, 4999.0, 4999, 90)
 
 
-def test_samples_without_connections_are_passed_over() -> None:
+def test_samples_without_connections_are_skipped() -> None:
     tallies = told([(1.0, [100, 1, 1, 0, 9, 1]), (3.0, [300, 2, 2, 0, 9, 1])])
     tallies.add(NodeSample(time=4.0))
     assert (tallies[PAIR].bytes, tallies[PAIR].ended) == (200, 3.0)
 
 
-def test_counters_that_go_back_are_not_believed() -> None:
+def test_counters_that_decrease_are_ignored() -> None:
     tally = told([(1.0, [100, 9, 9, 0, 9, 1]), (2.0, [50, 5, 5, 0, 9, 1]), (3.0, [140, 10, 10, 0, 9, 1])])[
         PAIR
     ]

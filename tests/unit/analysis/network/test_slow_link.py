@@ -81,7 +81,7 @@ def test_a_link_that_is_slow_but_hardly_used() -> None:
     assert slow_link(links) is None
 
 
-def test_one_bad_moment_is_no_slow_link() -> None:
+def test_a_short_burst_is_not_a_slow_link() -> None:
     """Somebody else's traffic for two seconds of twenty."""
     good = [link(node, (node + 1) % 4, 800, 0.2) for node in range(4)]
     stretches = [(20_000_000, 0.2)] * 18 + [(20_000_000, 9.0)] * 2
@@ -95,7 +95,7 @@ def test_nothing_to_compare_with() -> None:
     assert slow_link([link(0, 1, 10, 1.0), link(1, 0, 800, 0.1)]) is None
 
 
-def test_small_traffic_tells_nothing() -> None:
+def test_small_traffic_is_inconclusive() -> None:
     links = ring(4, {(1, 2): 100.0, (2, 3): 100.0})
     small = [
         NodeLink(one.source, one.target, 1 << 20, one.busy_seconds, SECONDS, one.stretches) for one in links
@@ -120,7 +120,7 @@ def test_one_of_several_cards_of_a_node() -> None:
     assert (found.nodes, found.address, len(found.links)) == (("n1",), "10.1.0.1", 2)
 
 
-def test_what_carries_next_to_nothing_does_not_count() -> None:
+def test_links_with_little_traffic_do_not_count() -> None:
     """The store's connection: hardly any bytes, and slow since its messages are small."""
     links = [*ring(4, {(1, 2): 100.0, (2, 3): 100.0}), link(3, 1, 3.0, 1.0)]
     assert links[-1].bytes > 1 << 20
@@ -129,6 +129,6 @@ def test_what_carries_next_to_nothing_does_not_count() -> None:
     assert found.nodes == ("n2",)
 
 
-def test_two_slow_nodes_are_not_told() -> None:
+def test_two_slow_nodes_are_not_reported() -> None:
     slow = {(0, 1): 100.0, (1, 2): 100.0, (3, 4): 100.0, (4, 5): 100.0}
     assert slow_link(ring(8, slow)) is None

@@ -170,7 +170,7 @@ def test_no_advice_from_a_single_backward_or_a_rank_that_is_missing() -> None:
     assert job.advice() is None
 
 
-def test_no_advice_to_a_rank_that_is_alone() -> None:
+def test_no_advice_for_a_single_rank() -> None:
     assert Job([2] * 12, 30, [1 * MIB, 25 * MIB], SLOW_GLOO, ranks=1).advice() is None
 
 

@@ -44,7 +44,7 @@ def test_a_known_link_is_found_again(kind: LinkModel, spacing: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_overlapping_reductions_do_not_make_a_latency_up(seed: int) -> None:
+def test_overlapping_reductions_do_not_imply_a_latency(seed: int) -> None:
     # The second begins while the first moves bytes: 300 ms on a faster link would look the same as none.
     buckets = [Bucket(5_322_240, 970 * MS), Bucket(1_774_080, 1334 * MS)]
     fit = fitted(GlooLink(0, 0), seen_on(GlooLink(3 * MS, 170), buckets, 0.05, seed))
@@ -54,7 +54,7 @@ def test_overlapping_reductions_do_not_make_a_latency_up(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_latency_that_shows_is_told(seed: int) -> None:
+def test_a_significant_latency_is_fitted(seed: int) -> None:
     sizes = [0.25] * 12 + [1] + [0.25] * 12 + [1]
     buckets = [Bucket(round(size * MIB), number * 5 * MS) for number, size in enumerate(sizes)]
     fit = fitted(GlooLink(0, 0), seen_on(GlooLink(60 * MS, 170), buckets, 0.05, seed))
@@ -83,7 +83,7 @@ def test_short_reductions_do_not_decide_the_bandwidth() -> None:
         [ObservedReduction(Bucket(MIB, 0), MS), ObservedReduction(Bucket(4 * MIB, 50), 0)],
     ],
 )
-def test_what_tells_no_link(seen: list[ObservedReduction]) -> None:
+def test_measurements_that_do_not_determine_a_link(seen: list[ObservedReduction]) -> None:
     assert fitted(LinkModel(0, 0), seen) is None
 
 
@@ -93,7 +93,7 @@ def test_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 64])
-def test_gloo_alone_takes_its_latency_and_its_bytes(ranks: int) -> None:
+def test_a_single_gloo_reduction_takes_latency_and_transfer(ranks: int) -> None:
     # Two messages of every rank: they come one after the other, and the last one of a round is waited for.
     (times,) = GlooLink(latency_ns=0, ns_per_byte=1, ranks=ranks).reduce([Bucket(4800, 100)])
     assert times == (100, pytest.approx(4900))
@@ -101,7 +101,7 @@ def test_gloo_alone_takes_its_latency_and_its_bytes(ranks: int) -> None:
     assert times == (100, pytest.approx(160))
 
 
-def test_messages_of_gloo_go_in_the_order_in_which_they_come() -> None:
+def test_gloo_sends_messages_in_order() -> None:
     link = GlooLink(latency_ns=0, ns_per_byte=1)
     # Four messages of 100 and four of 10. The small ones pass two by two: at 220, and the others at 440.
     assert link.reduce([Bucket(400, 0), Bucket(40, 0)]) == [(0, 420), (0, 440)]

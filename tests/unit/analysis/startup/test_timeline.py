@@ -51,7 +51,7 @@ def test_a_row() -> None:
     assert row["host_memory"] == {"group": 300 * MB, "wrap": 800 * MB, "step": 1200 * MB}
 
 
-def test_a_rank_that_never_came_to_its_first_step() -> None:
+def test_a_rank_that_never_reached_its_first_step() -> None:
     row = timeline(0, "node0", way(load())[:4])
     assert (row["total"], row["script"], row["wrap"], row["load"]) == (None, None, None, 2.0)
 
@@ -109,7 +109,7 @@ def test_scenario_a_on_two_nodes(tmp_path: Path) -> None:
     )
 
 
-def test_many_nodes_are_not_all_told(tmp_path: Path) -> None:
+def test_many_nodes_are_not_all_listed(tmp_path: Path) -> None:
     rows = [timeline(rank, f"node{rank}", way(load())) for rank in range(6)]
     said = node_summary(reads_by_node(rows))
     assert "node3 500.0 MB (nothing from storage) and 2 more nodes." in said
@@ -162,7 +162,7 @@ def test_scenario_b_built_in_code(tmp_path: Path, differ: bool) -> None:
         ({"moved": 0, "staged": 4 * MB, "read": 0}, False),
     ],
 )
-def test_a_direct_read_is_told_by_what_was_measured(
+def test_a_direct_read_is_recognised_by_measured_memory(
     tmp_path: Path, measured: dict[str, int], direct: bool
 ) -> None:
     record = load(**measured)
@@ -182,7 +182,7 @@ def test_copies_to_a_device(tmp_path: Path) -> None:
     assert startup["ranks"][0]["device_memory"] == {"copy": SIZE}
 
 
-def test_files_without_a_name_count_by_what_was_read() -> None:
+def test_files_without_a_name_count_by_bytes_read() -> None:
     row = timeline(0, "node0", way(StartupRecord("load", 103.0, 1.0, via="torch.load", read=7 * MB)))
     assert (row["loaded_bytes"], row["files"]) == (7 * MB, [])
 

@@ -40,7 +40,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunTimeSeries:
     return course(build(tmp_path_factory.mktemp("run")))
 
 
-def test_it_is_made_only_where_somebody_asks(tmp_path: Path) -> None:
+def test_it_is_built_only_on_request(tmp_path: Path) -> None:
     assert RunBuilder(tmp_path, 2).wrap().train(3).end().report().course is None
 
 
@@ -69,7 +69,7 @@ def test_loss_of_each_rank_and_their_mean(whole: RunTimeSeries) -> None:
     assert mean == {0: 1.0, 1: 0.5, 3: 1.0, 4: 2.0, 5: 3.0}
 
 
-def test_time_and_who_waits_for_whom(whole: RunTimeSeries) -> None:
+def test_step_times_and_waits(whole: RunTimeSeries) -> None:
     assert only(whole.ranks[0], SeriesKind.STEP) == dict.fromkeys(range(1, STEPS), 10_000.0)
     assert only(whole.ranks[0], SeriesKind.OTHER)[1] == 10_000 - 1000 - 2000 - 3000 - 500 - WAITS[0][0]
     shortest = [min(waits) for waits in zip(*WAITS.values(), strict=True)]
@@ -104,7 +104,7 @@ def test_links(whole: RunTimeSeries) -> None:
     assert matrix.usual == 6e7
 
 
-def test_links_that_the_job_itself_met(tmp_path: Path) -> None:
+def test_links_of_the_jobs_own_traffic(tmp_path: Path) -> None:
     def link(source: str, target: str, megabytes: int) -> NodeLink:
         return NodeLink(source, target, megabytes * 10**7, 10.0, 20.0)
 
@@ -121,19 +121,19 @@ def test_links_that_the_job_itself_met(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"nodes": 3}'])
-def test_a_torn_file_of_links_costs_nothing_else(tmp_path: Path, text: str) -> None:
+def test_a_damaged_links_file_affects_nothing_else(tmp_path: Path, text: str) -> None:
     RunBuilder(tmp_path, 2).wrap().train(3).end().save()
     (tmp_path / "links.json").write_text(text)
     assert course(tmp_path).links == ()
 
 
-def test_a_run_that_recorded_nothing_has_no_lines(tmp_path: Path) -> None:
+def test_a_run_without_records_has_no_series(tmp_path: Path) -> None:
     found = course(RunBuilder(tmp_path, 2).save())
     assert (found.job, found.histograms, found.links) == ((), (), ())
     assert found.ranks == {0: (), 1: ()}
 
 
-def test_two_modules_are_told_apart(tmp_path: Path) -> None:
+def test_two_modules_are_distinguished(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path, 2).wrap().wrap(module=1)
     for step in range(3):
         builder.step(step)
@@ -143,7 +143,7 @@ def test_two_modules_are_told_apart(tmp_path: Path) -> None:
     assert only(found.job, SeriesKind.DIFFERING, "module 1") == {0: 3.0, 1: 3.0, 2: 3.0}
 
 
-def test_what_nodes_did_is_laid_over_the_steps(tmp_path: Path) -> None:
+def test_node_samples_are_related_to_steps(tmp_path: Path) -> None:
     gpu = {"busy": 50, "memory": 7, "nvlink": [[100], [300]], "pcie_rate": [11, 22], "processes": {"100": 5}}
     nodes = [[Interface("lo", 4.0, loopback=True), Interface("eth0", float(BYTES), 1000)] for _ in range(2)]
     cluster = Cluster(tmp_path, nodes, more_samples={"gpus": [gpu], "ranks": {"0": [100, 1, 0, 0]}})
@@ -185,13 +185,13 @@ def test_of_very_many_ranks_those_that_findings_name(tmp_path: Path) -> None:
     assert only(found.spread["least"], SeriesKind.AGREEMENT) == {0: 1.0, 1: 1.0, 2: 0.0, 3: 0.0}
 
 
-def test_no_more_ranks_are_named_than_can_be_told_apart(tmp_path: Path) -> None:
+def test_no_more_ranks_are_listed_than_the_limit(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path, 200).wrap().optimizer()
     builder.step(0, dict.fromkeys(range(1, 90), NAMES))
     assert len(course(builder.end().save()).ranks) == MOST_NAMED
 
 
-def test_a_long_line_keeps_the_same_steps_on_every_rank() -> None:
+def test_a_long_series_keeps_the_same_steps_on_every_rank() -> None:
     whole = named_series(
         SeriesKind.LOSS, range(5000), [float(step) for step in range(5000)], MAX_REPORT_POINTS
     )

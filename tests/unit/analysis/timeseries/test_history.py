@@ -30,7 +30,7 @@ def table(**norms: list[float]) -> SketchTable:
     )
 
 
-def test_steps_that_went_alike_are_one_stretch() -> None:
+def test_steps_with_the_same_outliers_are_one_interval() -> None:
     book = AgreementSeries()
     for step in (-1, 0, 1, 2):
         book.note(step, GROUP, dict.fromkeys(GROUP, "a"))
@@ -45,14 +45,14 @@ def test_steps_that_went_alike_are_one_stretch() -> None:
     ]
 
 
-def test_steps_between_looks_are_not_counted() -> None:
+def test_steps_between_comparisons_are_not_counted() -> None:
     book = AgreementSeries()
     for step in (0, 10, 20):
         book.note(step, GROUP, dict.fromkeys(GROUP, "a"))
     assert book.intervals == [AgreementInterval(0, 20, 3)]
 
 
-def test_ranks_that_change_sides_at_every_step_fill_no_memory() -> None:
+def test_intervals_are_bounded_if_outliers_change_at_every_step() -> None:
     book = AgreementSeries()
     for step in range(MOST_INTERVALS + 500):
         book.note(step, GROUP, {0: "a", 1: "a", 2: "ab"[step % 2]})
@@ -73,17 +73,17 @@ def test_gradients_of_a_long_job_keep_their_peaks() -> None:
     assert book.points[0][0] == pytest.approx(1.0, rel=0.2)
 
 
-def test_what_is_not_finite_has_no_norm() -> None:
+def test_non_finite_values_have_no_norm() -> None:
     book = GradientSeries(ranks=1)
     book.note(0, table(rank_0=[1.0, math.nan]), None, math.inf)
     assert book.points == {0: {}}
 
 
-def test_many_ranks_share_the_room() -> None:
+def test_many_ranks_share_the_limit() -> None:
     assert GradientSeries(ranks=1024).limit < GradientSeries(ranks=64).limit < GradientSeries(ranks=4).limit
 
 
-def test_a_run_shows_who_parted_and_when(tmp_path: Path) -> None:
+def test_a_run_shows_which_ranks_diverged_and_when(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path / "run", 3).wrap().train(4)
     report = builder.train(2, first=4, outliers={1: ["body.bias"]}).end().report()
     [history] = report.agreement
@@ -109,7 +109,7 @@ def test_a_run_shows_its_gradients(tmp_path: Path) -> None:
     assert all(value is not None and value <= 1 for value in history.off_mean)
 
 
-def test_environments_are_grouped_by_who_has_them(tmp_path: Path) -> None:
+def test_ranks_are_grouped_by_environment(tmp_path: Path) -> None:
     rows = {row.name: row.values for row in RunBuilder(tmp_path / "run", 2).wrap().end().report().environment}
     assert [(one.value, one.ranks) for one in rows["torch"]] == [("2.13.0", (0, 1))]
     assert "RANK" not in rows

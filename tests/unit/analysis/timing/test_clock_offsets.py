@@ -33,7 +33,7 @@ def clocks(steps: int, offset: float = 0.0, jitter: float = 0.001, late: int = -
 
 
 @pytest.mark.parametrize("offset", [-3.0, 0.0, 0.25, 40.0])
-def test_an_offset_is_found_within_its_uncertainty(offset: float) -> None:
+def test_an_offset_is_estimated_within_its_uncertainty(offset: float) -> None:
     first, second = clocks(200, offset).hosts(HERE, {})
     assert (first.host, first.reference, first.offset) == ("host0", True, 0.0)
     assert (second.host, second.ranks, second.moments) == ("host1", (2, 3), 198)

@@ -78,33 +78,33 @@ def test_two_of_four_ranks_are_late() -> None:
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_even_ranks_with_noise_are_not_accused(world_size: int) -> None:
+def test_even_ranks_with_noise_have_no_straggler(world_size: int) -> None:
     assert table(clocks(world_size, steps=200, noise=8_000)).straggler is None
 
 
-def test_a_rank_that_is_late_by_turns_is_not_accused() -> None:
+def test_ranks_that_are_late_in_turn_are_not_stragglers() -> None:
     made = clocks(4, more=lambda rank, step: {"forward": 15_000} if step % 4 == rank else {})
     assert table(made).straggler is None
 
 
-def test_a_rank_that_was_late_for_a_while_is_not_accused() -> None:
+def test_a_rank_that_was_late_for_a_while_is_not_a_straggler() -> None:
     made = clocks(2, more=lambda rank, step: {"forward": 15_000} if rank == 1 and step < 30 else {})
     assert table(made).straggler is None
 
 
-def test_a_small_delay_is_let_pass() -> None:
+def test_a_small_delay_is_not_reported() -> None:
     assert table(clocks(2, more=lambda rank, _: {"forward": 1_900 * rank})).straggler is None
     assert table(clocks(2, more=lambda rank, _: {"forward": 3_500 * rank})).straggler is not None
 
 
-def test_a_short_job_is_not_judged() -> None:
+def test_a_short_job_is_not_evaluated() -> None:
     assert time_tables(clocks(2, steps=24), [(0, 1)]) == ()
     quick = clocks(2, steps=30, more=lambda rank, _: {"forward": 4_000 * rank, "backward": -24_000})
     # Less than a second in all.
     assert table(quick).straggler is None
 
 
-def test_waiting_that_no_work_explains_is_no_late_rank() -> None:
+def test_waiting_without_extra_work_is_not_a_straggler() -> None:
     """As where a rank is first in every collective by the way the backend goes about it."""
     made = clocks(2, steps=0)
     for step in range(60):
@@ -117,7 +117,7 @@ def test_waiting_that_no_work_explains_is_no_late_rank() -> None:
     assert late is None or late.part == "other"
 
 
-def test_a_busy_host_is_told_from_a_slow_rank() -> None:
+def test_a_busy_host_is_distinguished_from_a_slow_rank() -> None:
     slow = lambda rank, _: {"forward": 10_000 * rank}  # noqa: E731
     alone = table(clocks(2, more=slow)).straggler
     crowded = table(clocks(2, more=slow, queued=lambda rank: 9_000 * rank)).straggler
@@ -129,7 +129,7 @@ def test_a_busy_host_is_told_from_a_slow_rank() -> None:
     assert unknown.queued_us is None
 
 
-def test_memory_that_is_taken_anew_is_told_from_a_slow_rank() -> None:
+def test_refaults_are_distinguished_from_a_slow_rank() -> None:
     slow = lambda rank, _: {"forward": 10_000 * rank}  # noqa: E731
     given_back = table(clocks(2, more=slow, faulted=lambda rank: (10 + 5_000 * rank, 400 + 9_000 * rank)))
     # The kernel was busy with something else, or not for long enough.
@@ -187,7 +187,7 @@ def test_scaling_with_a_late_rank() -> None:
     assert sum(shares) == pytest.approx(1, abs=1e-3)
 
 
-def test_parts_of_a_rank_come_to_its_step() -> None:
+def test_phases_of_a_rank_add_up_to_its_step() -> None:
     row = table(clocks(2, noise=3_000)).ranks[0]
     assert sum(part.mean_us for part in row.parts.values()) == pytest.approx(row.step.mean_us, abs=3)
     assert row.parts["forward"].p90_us >= row.parts["forward"].median_us
@@ -201,7 +201,7 @@ def test_pauses_are_left_out() -> None:
     assert found.straggler is None
 
 
-def test_a_long_run_is_thinned_out_alike_on_all_ranks() -> None:
+def test_a_long_run_is_downsampled_alike_on_all_ranks() -> None:
     made = clocks(2, steps=3 * MOST_STEPS)
     assert [len(clock.steps) <= MOST_STEPS for clock in made.values()] == [True, True]
     found = table(made)
@@ -209,7 +209,7 @@ def test_a_long_run_is_thinned_out_alike_on_all_ranks() -> None:
     assert found.ranks[0].parts["forward"].median_us == USUAL["forward"]
 
 
-def test_clocks_of_a_device_take_the_place_of_the_hosts() -> None:
+def test_device_times_replace_host_times() -> None:
     clock = StepTimeSeries()
     device = {
         "total": [60_000],
@@ -238,7 +238,7 @@ def test_clocks_of_a_device_take_the_place_of_the_hosts() -> None:
     assert list(clock.steps) == [0]
 
 
-def test_columns_of_unequal_length_are_passed_over() -> None:
+def test_columns_of_unequal_length_are_skipped() -> None:
     clock = StepTimeSeries()
     clock.add(ClockRecord(0, total=[5, 6], data=[1]))
     assert list(clock.steps) == []
@@ -257,7 +257,7 @@ def test_the_clock_that_ddp_has_of_its_own() -> None:
     assert table(made).ranks[0].ddp_us == {"communication": 12_500, "overlap": 100}
 
 
-def test_a_group_with_a_silent_rank_has_no_table() -> None:
+def test_a_group_with_a_rank_without_records_has_no_table() -> None:
     assert time_tables(clocks(2), [(0, 1, 2)]) == ()
 
 
@@ -283,7 +283,7 @@ def test_ddp402(tmp_path: Path, world_size: int) -> None:
     assert "workers" in finding.fix
 
 
-def test_ddp402_is_a_note_where_processors_lack(tmp_path: Path) -> None:
+def test_ddp402_is_a_note_without_enough_processors(tmp_path: Path) -> None:
     made = clocks(2, more=lambda rank, _: {"forward": 10_000 * rank}, queued=lambda rank: 9_000 * rank)
     build = say(RunBuilder(tmp_path, 2).wrap().train(40), made).end()
     [finding] = build.findings("DDP402")
@@ -291,7 +291,7 @@ def test_ddp402_is_a_note_where_processors_lack(tmp_path: Path) -> None:
     assert "processor" in finding.cause
 
 
-def test_nothing_is_said_of_even_ranks(tmp_path: Path) -> None:
+def test_nothing_is_reported_for_even_ranks(tmp_path: Path) -> None:
     build = say(RunBuilder(tmp_path, 2).wrap().train(40), clocks(2, noise=4_000)).end()
     assert build.findings("DDP402") == []
     [found] = build.report().time

@@ -62,7 +62,7 @@ def test_counts_are_those_of_the_cases() -> None:
     assert int(suite.get("skipped", "")) == outcomes.count("skipped") > 0
 
 
-def test_what_was_not_looked_at_is_skipped_and_not_passed() -> None:
+def test_unchecked_codes_are_skipped_and_not_passed() -> None:
     # This run was recorded before gradients were looked at.
     found = cases(stored("1-learning-rate"))
     assert outcome(found["ddpcheck.DDP204"]) == "skipped"

@@ -109,7 +109,7 @@ def test_verdict_findings_and_findings_by_rank(runs: dict[str, EventAccumulator]
     assert "report/findings_about_this_rank" not in runs["rank-0000"].Tags()["tensors"]
 
 
-def test_links_are_a_picture(runs: dict[str, EventAccumulator]) -> None:
+def test_links_are_an_image(runs: dict[str, EventAccumulator]) -> None:
     [(width, height, png)] = values(runs["job"], "links/0").values()
     picture = Image.open(io.BytesIO(png))
     assert picture.size == (int(width), int(height))

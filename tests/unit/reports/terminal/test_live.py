@@ -57,7 +57,7 @@ def test_a_panel_has_a_fixed_number_of_lines_that_fit(state: LiveState, columns:
         assert "\x1b" not in plain(line)
 
 
-def test_a_sound_run_under_its_output() -> None:
+def test_a_healthy_run_below_its_output() -> None:
     title, course, step_time, found = (plain(line) for line in panel_lines(SOUND, console(), 80))
     assert title.startswith("── ddpcheck train, 4 ranks, 2 min 13 s ──")
     assert course == "step 1,240   replicas agree, 1,240 steps compared"
@@ -102,7 +102,7 @@ def screen_of(state: LiveState) -> str:
     return drawn.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
-def test_the_whole_screen_of_a_few_ranks() -> None:
+def test_the_full_screen_of_a_few_ranks() -> None:
     text = screen_of(SOUND)
     assert "train  running, 4 ranks, 2 min 13 s" in text
     assert "Ranks  4 running, all at step 1,240" in text

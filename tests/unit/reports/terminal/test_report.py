@@ -100,7 +100,7 @@ def test_the_verdict_comes_first() -> None:
     assert rendered(DIVERGED).splitlines()[0] == "Replicas diverge at step 3 in layers.3.weight (DDP201)"
 
 
-def test_a_divergence_shows_who_where_and_what_to_do() -> None:
+def test_a_divergence_shows_ranks_location_and_fix() -> None:
     text = squeezed(rendered(DIVERGED))
     for said in (
         "error DDP201 Parameters diverged",

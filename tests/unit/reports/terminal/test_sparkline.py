@@ -39,7 +39,7 @@ def test_values_become_bars(values: list[float | None], drawn: str) -> None:
     assert sparkline(values, 20) == drawn
 
 
-def test_many_values_show_the_largest_of_each_place() -> None:
+def test_many_values_show_the_maximum_of_each_bar() -> None:
     values = [1.0] * 100
     values[57] = 9.0
     line = sparkline(values, 10)
@@ -106,7 +106,7 @@ def test_memory_is_drawn_over_steps_and_not_over_records() -> None:
     assert abs(line.count("▇") - len(line) / 2) <= 1
 
 
-def test_a_job_without_a_course_has_no_table() -> None:
+def test_a_job_without_series_has_no_table() -> None:
     assert drawn(replace(stored("1-sound"), time=(), gradients=(), memory=None)) == []
 
 

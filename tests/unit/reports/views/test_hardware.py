@@ -126,7 +126,7 @@ def test_a_driver_that_is_silent_for_a_while(tmp_path: Path) -> None:
     assert max(series["nvlink_sent"]) == 0
 
 
-def test_what_could_not_be_read_is_not_0(tmp_path: Path) -> None:
+def test_unreadable_values_are_not_zero(tmp_path: Path) -> None:
     Cluster(tmp_path, lan(1)).build()
     path = tmp_path / "node-node0.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]

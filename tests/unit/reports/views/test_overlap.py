@@ -45,7 +45,7 @@ def test_nothing_where_nothing_was_profiled() -> None:
     assert "Overlap" not in shown(None)
 
 
-def test_why_there_is_nothing() -> None:
+def test_reasons_for_missing_expectations() -> None:
     text = shown(replace(overlap(), ranks=(), steps=(), buckets=(), left_out=("rank 1 left no trace",)))
     assert "Overlap\n  rank 1 left no trace" in text
 

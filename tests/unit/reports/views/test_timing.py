@@ -67,7 +67,7 @@ def test_a_short_job_has_no_table(tmp_path: Path) -> None:
     assert "Step time" not in out.getvalue()
 
 
-def test_report_json_holds_it_and_gives_it_back(tmp_path: Path) -> None:
+def test_it_round_trips_through_report_json(tmp_path: Path) -> None:
     report = built(tmp_path, 2).report()
     text = to_json(report)
     assert from_json(text).time == report.time

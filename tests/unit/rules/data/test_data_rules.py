@@ -100,7 +100,7 @@ def test_an_input_that_never_changes_is_a_note(run: DataRun) -> None:
     assert note.code == "DDP301"
 
 
-def test_a_sound_split_and_its_table(run: DataRun) -> None:
+def test_a_correct_split_and_its_table(run: DataRun) -> None:
     run.loader().epoch(0, (EVEN, ODD)).epoch(1, (EVEN, ODD)).epoch(2, ([*EVEN, 0], ODD))
     assert run.quiet() == []
     assert [(row.samples, dict(row.per_rank), row.overlap, row.missing) for row in run.report().data[:2]] == [
@@ -136,7 +136,7 @@ def test_a_dataset_that_was_split_before(run: DataRun, facts: Any) -> None:
     assert found.ranks == (0, 1)
 
 
-def test_datasets_of_another_length_are_not_one(run: DataRun) -> None:
+def test_datasets_of_different_length_are_different(run: DataRun) -> None:
     for rank, length in ((0, 40), (1, 38)):
         run.say(rank, LoaderRecord(0, length, "DistributedSampler", **HEALTHY, share=rank))
     found = run.epoch(0, (EVEN, range(1, 38, 2))).one("DDP302")
@@ -152,7 +152,7 @@ def test_datasets_of_another_length_are_not_one(run: DataRun) -> None:
         {"columns": [["a"], ["b"]], "replicas": None, "mark": ["m", "n"], "sampler": "RandomSampler"},
     ],
 )
-def test_datasets_that_may_rightly_differ(run: DataRun, facts: Any) -> None:
+def test_datasets_that_may_differ(run: DataRun, facts: Any) -> None:
     run.loader(**facts).epoch(0, (EVEN, ODD))
     assert run.quiet() == []
 
@@ -188,11 +188,11 @@ def test_other_seeds_are_the_cause(run: DataRun) -> None:
         ({"replicas": None, "sampler": "Mine"}, (range(5), range(5, 10))),
     ],
 )
-def test_what_samplers_do_on_purpose_is_no_finding(run: DataRun, facts: Any, dealt: Any) -> None:
+def test_intended_effects_of_samplers_are_not_reported(run: DataRun, facts: Any, dealt: Any) -> None:
     assert run.loader(**facts).epoch(0, dealt).quiet() == []
 
 
-def test_datasets_of_their_own_give_a_note_at_most(run: DataRun) -> None:
+def test_different_datasets_give_at_most_a_note(run: DataRun) -> None:
     run.loader(replicas=None, share=None, mark=["a", "b"], sampler="RandomSampler")
     [note] = run.epoch(0, (range(40), range(40))).quiet()
     assert note.code == "DDP302"
@@ -214,7 +214,7 @@ def test_batches_made_by_length_may_be_uneven(run: DataRun) -> None:
     assert run.loader().epoch(0, (range(30), range(30, 40)), batches=20).quiet() == []
 
 
-def test_an_epoch_left_early_is_judged_by_its_overlap(run: DataRun) -> None:
+def test_an_epoch_that_ended_early_is_checked_for_overlap(run: DataRun) -> None:
     assert run.loader().epoch(0, (EVEN[:3], ODD[:3]), complete=False).quiet() == []
 
 
@@ -255,7 +255,7 @@ def test_means_over_tokens(run: DataRun) -> None:
 
 
 @pytest.mark.parametrize(("per_token", "notes"), [(0.01, 1), (0.0, 0)])
-def test_losses_that_grow_with_the_tokens_are_no_means(run: DataRun, per_token: float, notes: int) -> None:
+def test_losses_that_grow_with_the_tokens_are_not_means(run: DataRun, per_token: float, notes: int) -> None:
     counts = [(100 - 7 * n, 40 + 9 * n) for n in range(6)]
     run.forwards([{"rows": (8, 8), "tokens": each} for each in counts])
     for rank in run.ranks:

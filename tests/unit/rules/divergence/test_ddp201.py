@@ -49,7 +49,7 @@ def test_a_rank_that_died_is_not_waited_for(tmp_path: Path) -> None:
     assert finding.ranks == (0, 1)
 
 
-def test_ranks_that_agree_again_have_still_parted(tmp_path: Path) -> None:
+def test_ranks_that_agree_again_have_still_diverged(tmp_path: Path) -> None:
     build = (
         RunBuilder(tmp_path, 4)
         .wrap()
@@ -61,7 +61,7 @@ def test_ranks_that_agree_again_have_still_parted(tmp_path: Path) -> None:
     assert build.end().only("DDP201").step == 2
 
 
-def test_under_post_local_sgd_ranks_are_meant_to_part(tmp_path: Path) -> None:
+def test_under_post_local_sgd_ranks_may_differ(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().optimizer()
     for rank in (0, 1):
         build.say(rank, CommHookRecord(0, "post_localSGD_hook", 0))

@@ -46,7 +46,7 @@ def test_set_to_zero() -> None:
         ["0x3f80"] * 5,
     ],
 )
-def test_nothing_is_said_that_does_not_show(ours: list[Any]) -> None:
+def test_an_insignificant_latency_is_zero(ours: list[Any]) -> None:
     assert describe_change(elements(ours), outlier=1, reference=0) == ""
 
 

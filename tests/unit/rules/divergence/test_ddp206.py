@@ -26,7 +26,7 @@ def test_another_learning_rate(tmp_path: Path, world_size: int, outliers: tuple[
     assert row["by_rank"] == {str(rank): 0.05 if rank == 1 else 0.1 for rank in build.ranks}
 
 
-def test_the_scale_is_named_as_it_is(tmp_path: Path) -> None:
+def test_the_scale_is_reported(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().optimizer()
     build.hyper(0, {0: {"GradScaler.scale": 65536.0}, 1: {"GradScaler.scale": 32768.0}})
     finding = build.step(0, outliers=OUTLIERS, hyper={0: "x", 1: "y"}).end().only("DDP206")
@@ -34,7 +34,7 @@ def test_the_scale_is_named_as_it_is(tmp_path: Path) -> None:
     assert finding.evidence["hyperparameters"][0]["group"] is None
 
 
-def test_values_are_those_of_the_step_at_which_they_parted(
+def test_values_are_those_of_the_step_of_the_divergence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever changed later."""
@@ -143,7 +143,7 @@ def test_a_state_that_all_loaded_explains_nothing(tmp_path: Path) -> None:
     build.step(0, outliers=OUTLIERS).end().only("DDP201")
 
 
-def test_a_state_loaded_after_the_parting_explains_nothing(tmp_path: Path) -> None:
+def test_a_state_loaded_after_the_divergence_explains_nothing(tmp_path: Path) -> None:
     build = state(RunBuilder(tmp_path, 3).wrap().optimizer().train(2).step(2, outliers=OUTLIERS), 3, [1])
     build.step(3, outliers=OUTLIERS).end().only("DDP201")
 

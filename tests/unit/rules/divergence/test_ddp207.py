@@ -82,7 +82,7 @@ def joined(build: RunBuilder) -> RunBuilder:
     return build
 
 
-def test_inside_join_ranks_may_step_as_often_as_they_like(tmp_path: Path) -> None:
+def test_inside_join_ranks_may_take_any_number_of_steps(tmp_path: Path) -> None:
     build = joined(RunBuilder(tmp_path, 2).wrap()).optimizer().train(3).step(3, ranks=[0])
     assert build.end().findings() == []
 

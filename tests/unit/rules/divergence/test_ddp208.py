@@ -55,7 +55,7 @@ def test_a_write_that_changed_nothing_explains_nothing(tmp_path: Path) -> None:
         (3, [1, 2], "written between two steps, by ranks 1-2 only"),
     ],
 )
-def test_who_wrote_and_when(tmp_path: Path, step: int, ranks: list[int], cause: str) -> None:
+def test_ranks_that_wrote_and_when(tmp_path: Path, step: int, ranks: list[int], cause: str) -> None:
     build = RunBuilder(tmp_path, 3).wrap().optimizer().train(step).rewrite(step, ranks, OUTLIERS)
     assert build.train(2, first=step, outliers=OUTLIERS).end().only("DDP208").cause == cause
 
@@ -68,7 +68,7 @@ def test_who_wrote_and_when(tmp_path: Path, step: int, ranks: list[int], cause: 
         ("before the forward", "between two steps"),
     ],
 )
-def test_when_is_told_by_a_later_write(tmp_path: Path, how: str, when: str) -> None:
+def test_a_later_write_shows_when(tmp_path: Path, how: str, when: str) -> None:
     build = (
         RunBuilder(tmp_path, 2)
         .wrap()

@@ -89,12 +89,12 @@ def test_the_same_checkpoint_loaded_by_all(tmp_path: Path) -> None:
     assert at_the_end(RunBuilder(tmp_path, 2), STATISTICS, [0, 1], {}).findings() == []
 
 
-def test_a_rank_s_own_notes_are_no_more_than_a_note(tmp_path: Path) -> None:
+def test_notes_of_a_rank_do_not_change_the_verdict(tmp_path: Path) -> None:
     (finding,) = at_the_end(RunBuilder(tmp_path, 2), ["seen"], [0, 1], {1: ["seen"]}).findings()
     assert (finding.code, finding.severity.value) == ("DDP210", "note")
 
 
-def test_models_that_have_parted_measure_different_statistics(tmp_path: Path) -> None:
+def test_diverged_models_measure_different_statistics(tmp_path: Path) -> None:
     """Their parameters differ, and another rule reports that."""
     build = RunBuilder(tmp_path, 2).wrap(buffers=STATISTICS).optimizer().train(2).train(1, 2, {1: [NAMES[0]]})
     build.snapshot(

@@ -28,7 +28,7 @@ def hook(build: RunBuilder, name: str) -> RunBuilder:
     return build
 
 
-def test_a_sound_run_reports_what_was_checked(tmp_path: Path) -> None:
+def test_a_healthy_run_reports_what_was_checked(tmp_path: Path) -> None:
     build = start(tmp_path)
     for step in range(4):
         build.backward(step + 1, LOCAL, MEAN).apply(step).step(step)
@@ -72,7 +72,7 @@ def test_ddp202_names_the_parameters_that_were_waited_for(tmp_path: Path) -> Non
     assert "find_unused_parameters=True" in finding.fix
 
 
-def test_ddp203_names_the_odd_rank_and_the_hook(tmp_path: Path) -> None:
+def test_ddp203_reports_the_outlier_and_the_hook(tmp_path: Path) -> None:
     local = {0: [1.0] * 3, 1: [2.0] * 3, 2: [6.0] * 3}
     build = hook(start(tmp_path, 3), "my_hook").backward(1, local, [3.0] * 3, reduced_on={2: [3.0, 3.0, 9.0]})
     finding = build.apply(0, outliers={2: NAMES}).step(0, outliers={2: NAMES}).end().only("DDP203")
@@ -132,7 +132,7 @@ def test_ddp204_and_hooks_that_lose_precision(
     assert finding.evidence["comm_hooks"] == [name]
 
 
-def test_ddp204_is_silent_where_ranks_part_at_the_same_step(tmp_path: Path) -> None:
+def test_ddp204_is_silent_where_ranks_diverge_at_the_same_step(tmp_path: Path) -> None:
     build = start(tmp_path).backward(1, LOCAL, MEAN, reduced_on={1: [2.0, 9.0, 4.0]})
     build.apply(0, outliers=OWN).step(0, outliers=OWN).end().only("DDP203")
 
@@ -252,7 +252,7 @@ def test_ddp304_is_silent_about_chance(tmp_path: Path, alike: int, other: int) -
     assert build.end().findings() == []
 
 
-def test_a_damaged_record_costs_no_report(tmp_path: Path) -> None:
+def test_a_damaged_record_does_not_prevent_the_report(tmp_path: Path) -> None:
     from dataclasses import replace
 
     from ddpcheck.records.kinds.gradients import BackwardRecord

@@ -137,7 +137,7 @@ def test_different_collectives_between_steps(job: Hung) -> None:
     assert "a collective that only some ranks reach" in finding.cause
 
 
-def test_one_that_is_ahead_has_not_left_early(job: Hung) -> None:
+def test_a_rank_that_is_ahead_did_not_stop_early(job: Hung) -> None:
     finding = job.stands(0, BACKWARD, moment="backward_begun").stands(1, BARRIER, step=5).hang()
     assert "different steps" in finding.cause
 
@@ -149,7 +149,7 @@ def test_a_rank_that_is_blocked(job: Hung) -> None:
     assert "/home/me/train.py:77" in finding.cause
 
 
-def test_a_rank_that_did_not_answer_is_not_shown_where_it_was_before(job: Hung) -> None:
+def test_a_rank_that_did_not_answer_has_no_stack(job: Hung) -> None:
     job.stands(0, BARRIER).stands(1, ALL_REDUCE, "still")
     job.silent.add(1)
     finding = job.hang()
@@ -158,7 +158,7 @@ def test_a_rank_that_did_not_answer_is_not_shown_where_it_was_before(job: Hung) 
     assert [g["stack"] for g in finding.evidence["standings"] if g["ranks"] == [1]] == [[]]
 
 
-def test_all_at_the_same_place_by_different_ways(tmp_path: Path) -> None:
+def test_all_ranks_at_the_same_line_after_different_collectives(tmp_path: Path) -> None:
     job = Hung(tmp_path, 3)
     job.wrap().optimizer().train(4)
     for rank in job.ranks:

@@ -58,7 +58,7 @@ def trouble(pid: int) -> dict[str, object]:
     return {"kind": "trouble", "rank": 1, "pid": pid, "host": "node0", "text": "File too large (/x)"}
 
 
-def test_a_rank_that_could_not_write_has_not_died(tmp_path: Path) -> None:
+def test_a_rank_that_could_not_write_did_not_die(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().end([0])
     build.exited(0, 2000.0, 0).exited(1, 2000.0, 0)
     build.notes.append(trouble(101))
@@ -69,7 +69,7 @@ def test_a_rank_that_could_not_write_has_not_died(tmp_path: Path) -> None:
     assert [found.code for found in build.findings() if found.severity.value == "error"] == ["DDP602"]
 
 
-def test_a_rank_that_could_not_write_at_all_is_not_called_missing_too(tmp_path: Path) -> None:
+def test_a_rank_that_could_not_write_at_all_is_not_reported_as_missing(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 3).wrap().end()
     del build.records[1]
     build.notes.append(trouble(101))
@@ -90,7 +90,7 @@ def test_no_fault(tmp_path: Path) -> None:
     assert RunBuilder(tmp_path, 2).wrap().end().findings("DDP605") == []
 
 
-def test_a_launcher_that_gave_up_sampling(tmp_path: Path) -> None:
+def test_a_launcher_that_stopped_sampling(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().train(2).end()
     build.notes.append({"kind": "fault", "probe": "sampler", "entry": "sample", "error": "OSError: no"})
     [finding] = build.findings("DDP605")

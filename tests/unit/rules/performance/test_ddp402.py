@@ -112,12 +112,12 @@ def test_throttling_that_explains_nothing(tmp_path: Path, gpus: dict[int, Any]) 
     assert "throttled" not in found.evidence
 
 
-def test_data_comes_late_for_other_reasons(tmp_path: Path) -> None:
+def test_late_data_for_other_reasons(tmp_path: Path) -> None:
     found = finding(tmp_path, {0: gpu(0), 1: gpu(1, HEAT, 700), 2: gpu(2)}, "data")
     assert found.cause == "the data loader takes longer there to return a batch"
 
 
-def test_memory_that_the_c_library_gives_back(tmp_path: Path) -> None:
+def test_memory_that_the_c_library_returns(tmp_path: Path) -> None:
     found = finding(tmp_path, {}, "optimizer", faulted=(12_345, 18_000), severity="note")
     assert found.cause == (
         "page faults: it allocates and frees 12,345 more pages per step than the other ranks, which costs 18.0 ms more "
@@ -132,5 +132,5 @@ def test_throttling_comes_before_page_faults(tmp_path: Path) -> None:
     assert finding(tmp_path, gpus, faulted=(12_345, 18_000)).cause.startswith("throttling: ")
 
 
-def test_a_kernel_that_was_busy_with_something_else(tmp_path: Path) -> None:
+def test_kernel_time_without_page_faults(tmp_path: Path) -> None:
     assert finding(tmp_path, {}, faulted=(100, 18_000)).cause.startswith("the forward takes longer there")

@@ -75,13 +75,13 @@ def test_the_node_is_named_with_figures_and_cost(tmp_path: Path, count: int, fac
     assert "of a 1000.0 ms step" in finding.message
 
 
-def test_one_direction_names_both_ends(tmp_path: Path) -> None:
+def test_one_slow_direction_reports_both_ends(tmp_path: Path) -> None:
     [finding] = found_in(cluster(tmp_path, 4, {(1, 2): 100.0}))
     assert (finding.evidence["nodes"], finding.ranks) == (["node1", "node2"], (1, 2))
     assert finding.message.startswith("The link from node1 to node2 is slow: 100 Mbit/s")
 
 
-def test_what_hides_behind_the_backward_is_a_note(tmp_path: Path) -> None:
+def test_a_cost_hidden_by_the_backward_is_a_note(tmp_path: Path) -> None:
     [finding] = found_in(cluster(tmp_path, 4, around(2, 4, 100.0), wait=20_000))
     assert finding.severity.value == "note"
     assert finding.evidence["cost_ms"] == pytest.approx(20, abs=1)
@@ -102,7 +102,7 @@ def test_two_nodes_raise_nothing(tmp_path: Path) -> None:
     assert found_in(cluster(tmp_path, 2, {(0, 1): 100.0})) == []
 
 
-def test_what_goes_elsewhere_does_not_count(tmp_path: Path) -> None:
+def test_traffic_to_other_hosts_does_not_count(tmp_path: Path) -> None:
     """A rank that uploads its checkpoints over a slow line."""
     sends = ring(4, {})
     sends[1]["192.0.2.9"] = (20.0, 0.9)
@@ -111,7 +111,7 @@ def test_what_goes_elsewhere_does_not_count(tmp_path: Path) -> None:
     assert {link["target"] for link in report.links["links"]} == {f"node{node}" for node in range(4)}
 
 
-def test_addresses_that_every_host_has_lead_nowhere(tmp_path: Path) -> None:
+def test_addresses_that_every_host_has_are_ignored(tmp_path: Path) -> None:
     made = cluster(tmp_path, 3, {})
     for interfaces in made.nodes:
         interfaces.append(Interface("docker0", 0.0, None, ["172.17.0.1/16"]))  # type: ignore[attr-defined]
@@ -132,7 +132,7 @@ def test_clocks_of_hosts_that_are_far_apart(tmp_path: Path) -> None:
     assert finding.evidence["nodes"] == ["node2"]
 
 
-def test_nodes_that_share_no_folder_meet_in_a_merged_one(tmp_path: Path) -> None:
+def test_nodes_without_a_shared_folder_are_compared_after_a_merge(tmp_path: Path) -> None:
     """Each node records one link; together they show the slow one."""
     made = cluster(tmp_path / "whole", 3, around(2, 3, 100.0))
     made.build()

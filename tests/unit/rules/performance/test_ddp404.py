@@ -28,7 +28,7 @@ def found(advised: BucketAdvice | None) -> list[Finding]:
     return find(RuleContext(attempt, 0, Path(), NodeNotes(), (), 0, overlap=seen))
 
 
-def test_a_gain_is_noted() -> None:
+def test_a_gain_is_reported() -> None:
     [finding] = found(advice(gain_ms=20))
     assert (finding.code, finding.severity, finding.module) == ("DDP404", Severity.NOTE, "0")
     assert "bucket_cap_mb=8 should save 20.0 ms of a 100.0 ms step (20%)" in finding.message

@@ -30,7 +30,7 @@ def test_equal_before_wrapping(tmp_path: Path) -> None:
     assert RunBuilder(tmp_path, 4).wrap().end().findings("DDP102") == []
 
 
-def test_what_the_broadcast_did_not_mend_is_another_story(tmp_path: Path) -> None:
+def test_differences_after_the_broadcast_are_another_finding(tmp_path: Path) -> None:
     outliers = {1: ["body.bias"]}
     assert (
         RunBuilder(tmp_path, 2).wrap(outliers_before=outliers, outliers=outliers).end().findings("DDP102")

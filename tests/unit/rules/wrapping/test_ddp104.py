@@ -35,7 +35,7 @@ def test_ranks_that_still_agree_get_a_note(tmp_path: Path) -> None:
     assert finding.ranks == (0, 1)
 
 
-def test_ranks_that_part_elsewhere_part_for_another_reason(tmp_path: Path) -> None:
+def test_ranks_that_diverge_elsewhere_have_another_cause(tmp_path: Path) -> None:
     build = changed(RunBuilder(tmp_path, 2)).train(3, first=1, outliers={1: ["body.bias"]}).end()
     assert build.only("DDP201").parameter == "body.bias"
     assert [finding.severity.value for finding in build.findings("DDP104")] == ["note"]
