@@ -92,18 +92,18 @@ class Cluster:
 
     def _train(self, builder: RunBuilder, rank: int) -> None:
         rows = [["weight", self.dtype, [WIDTH, WIDTH], 1], ["frozen", "float32", [WIDTH, WIDTH], 0]]
-        builder.say(rank, ModuleRecord(0, "Net", list(builder.ranks), 0, rows, []))
+        builder.add(rank, ModuleRecord(0, "Net", list(builder.ranks), 0, rows, []))
         if self.hook:
-            builder.say(rank, CommHookRecord(0, self.hook, 0))
+            builder.add(rank, CommHookRecord(0, self.hook, 0))
         if self.wait:
-            builder.say(rank, self._clocks())
+            builder.add(rank, self._clocks())
         for record in self.more_records.get(rank, ()):
-            builder.say(rank, record)
+            builder.add(rank, record)
         for step in range(self.steps):
             if self.reductions is not None:
                 number = round((step + 1) * self.reductions)
-                builder.say(rank, BackwardRecord(number, step, "", "", ""))
-            builder.say(
+                builder.add(rank, BackwardRecord(number, step, "", "", ""))
+            builder.add(
                 rank,
                 DigestRecord(
                     0, "params", step, "aa", "", 2, time=START + step + 1, optimizer=0, forward=step + 1
@@ -155,11 +155,11 @@ class Cluster:
                 **self.more_facts,
             },
         ]
-        for moment in range(self.steps * 2 + 10):
-            passed = moment / 2
+        for number_of_sample in range(self.steps * 2 + 10):
+            passed = number_of_sample / 2
             totals = {each.name: [round(passed * each.a_second)] * 2 + [0] * 4 for each in interfaces}
             ranks = {
-                str(rank): [100 + rank, (1 << 20) * (1 + moment), 5, 6]
+                str(rank): [100 + rank, (1 << 20) * (1 + number_of_sample), 5, 6]
                 for rank in range(number * self.per_node, (number + 1) * self.per_node)
             }
             lines.append(

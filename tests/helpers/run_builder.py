@@ -66,7 +66,7 @@ class RunBuilder:
     def ranks(self) -> range:
         return range(self.world_size)
 
-    def say(self, rank: int, record: Record) -> None:
+    def add(self, rank: int, record: Record) -> None:
         self.records[rank].append(record)
 
     def rows(self, names: Sequence[str]) -> list[list[Any]]:
@@ -100,7 +100,7 @@ class RunBuilder:
                 buffers=self.rows((buffers_on or {}).get(rank, buffers)),
                 options=dict(options or {}),
             )
-            self.say(rank, record)
+            self.add(rank, record)
         self.snapshot(
             Stage.INIT_BEFORE, -1, names, outliers=outliers_before, width=8, module=module, ranks=group
         )
@@ -149,7 +149,7 @@ class RunBuilder:
                 hyper=(hyper or {}).get(rank, ""),
                 how=how,
             )
-            self.say(rank, record)
+            self.add(rank, record)
         return self
 
     def optimizer(
@@ -159,12 +159,12 @@ class RunBuilder:
     ) -> RunBuilder:
         for rank in self.ranks:
             chosen = (on or {}).get(rank, groups)
-            self.say(rank, OptimizerRecord(0, "SGD", 0, [list(group) for group in chosen]))
+            self.add(rank, OptimizerRecord(0, "SGD", 0, [list(group) for group in chosen]))
         return self
 
     def hyper(self, step: int, on: Mapping[int, Mapping[str, Any]]) -> RunBuilder:
         for rank, changed in on.items():
-            self.say(rank, HyperRecord(0, step, dict(changed)))
+            self.add(rank, HyperRecord(0, step, dict(changed)))
         return self
 
     def step(self, step: int, outliers: Outliers | None = None, **more: Any) -> RunBuilder:
@@ -183,7 +183,7 @@ class RunBuilder:
         for rank in ranks:
             leaves = leaves_of(NAMES, step - 1, rank, (outliers or {}).get(rank, ()))
             root = hashlib.blake2b(b"".join(leaves), digest_size=16).hexdigest()
-            self.say(
+            self.add(
                 rank,
                 DigestRecord(
                     0,
@@ -211,7 +211,7 @@ class RunBuilder:
         for rank in self.ranks if ranks is None else ranks:
             leaves = leaves_of(NAMES, step, rank, (outliers or {}).get(rank, ()))
             root = hashlib.blake2b(b"".join(leaves), digest_size=16).hexdigest()
-            self.say(rank, AppliedRecord(step=step, root=root, **{**fields, **(on or {}).get(rank, {})}))
+            self.add(rank, AppliedRecord(step=step, root=root, **{**fields, **(on or {}).get(rank, {})}))
         return self
 
     def backward(
@@ -233,7 +233,7 @@ class RunBuilder:
                 reduced=pack(sketch_of(result[index]) for index in distribute(sizes, self.world_size)[rank]),
                 root=repr(list(result)),
             )
-            self.say(rank, record)
+            self.add(rank, record)
         return self
 
     def detail(
@@ -241,7 +241,7 @@ class RunBuilder:
     ) -> RunBuilder:
         leaves = leaves_of(NAMES, step, rank, outliers)
         samples = b"".join(bytes((len(first.get(n, b"")),)) + first.get(n, b"") for n in NAMES)
-        self.say(
+        self.add(
             rank,
             DetailRecord(
                 0, "params", step, "parameters", 0, packed(leaves, 8), 8, base64.b64encode(samples).decode()
@@ -257,12 +257,12 @@ class RunBuilder:
         (self.folder / "captures").mkdir(parents=True, exist_ok=True)
         save_file(dict(tensors), self.folder / name)
         indices = [NAMES.index(tensor) for tensor in tensors]
-        self.say(rank, CaptureRecord(0, "params", step, "parameters", optimizer, name, indices))
+        self.add(rank, CaptureRecord(0, "params", step, "parameters", optimizer, name, indices))
         return self
 
     def end(self, ranks: Collection[int] | None = None, time: float = 2000.0, **fields: Any) -> RunBuilder:
         for rank in self.ranks if ranks is None else ranks:
-            self.say(rank, EndRecord(**{"reason": "exit", "time": time, **fields}))
+            self.add(rank, EndRecord(**{"reason": "exit", "time": time, **fields}))
         return self
 
     def exited(

@@ -212,7 +212,7 @@ def test_os_exit_is_an_orderly_end_with_its_status(build: RunBuilder) -> None:
 
 def test_a_rank_that_failed_to_record_its_exit_did_not_die(build: RunBuilder) -> None:
     build.end([0, 1])
-    build.say(2, FaultRecord("exit", "close", "ValueError: x", ""))
+    build.add(2, FaultRecord("exit", "close", "ValueError: x", ""))
     assert statuses(build) == ["finished"] * 3
 
 

@@ -113,12 +113,12 @@ def test_two_attempts_are_distinguished(tmp_path: Path) -> None:
 
 def test_checks_are_listed(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap(buffers=["norm.mean"]).optimizer().train(4)
-    found = checks(build.end().report())
-    assert found["parameters after wrapping"] == (1, "agree")
-    assert found["buffers after wrapping"] == (1, "agree")
-    assert found["buffers after each synchronisation"] == (0, "not checked")
-    assert found["parameters after each step"] == (4, "agree")
-    assert found["optimizer hyperparameters, scale and step counts"] == (4, "agree")
+    by_name = checks(build.end().report())
+    assert by_name["parameters after wrapping"] == (1, "agree")
+    assert by_name["buffers after wrapping"] == (1, "agree")
+    assert by_name["buffers after each synchronisation"] == (0, "not checked")
+    assert by_name["parameters after each step"] == (4, "agree")
+    assert by_name["optimizer hyperparameters, scale and step counts"] == (4, "agree")
 
 
 def test_differences_are_reported(tmp_path: Path) -> None:
@@ -165,8 +165,8 @@ def test_a_rank_with_another_hash_is_left_out_in_any_order(
             attempt.feed(headers[rank], records[rank][number])  # type: ignore[arg-type]
     attempt.end()
     assert not attempt.diverged()
-    tally = attempt.agreement.stats_of(((0, 1, 2), 0), Stage.PARAMS, TensorKind.PARAMETERS)
-    assert (tally.compared, tally.differing) == (3, 0)
+    stats = attempt.agreement.stats_of(((0, 1, 2), 0), Stage.PARAMS, TensorKind.PARAMETERS)
+    assert (stats.compared, stats.differing) == (3, 0)
 
 
 def test_no_folder(tmp_path: Path) -> None:

@@ -111,13 +111,13 @@ def test_ranks_that_write_more_lines_a_step_do_not_fall_behind(
 
 def test_a_growing_run_is_read_incrementally(tmp_path: Path) -> None:
     write_run(tmp_path, 2, 50)
-    whole = {path: path.read_bytes() for path in sorted(tmp_path.glob("rank-*"))}
-    for path in whole:
+    contents = {path: path.read_bytes() for path in sorted(tmp_path.glob("rank-*"))}
+    for path in contents:
         path.write_bytes(b"")
     run = RunReader(tmp_path)
     assert not run.poll()
     for cut in (100, 8000, 8001, 12_000, None):
-        for path, data in whole.items():
+        for path, data in contents.items():
             path.write_bytes(data[:cut])
         assert run.poll() is (cut not in (100, 8001))
     assert not run.poll()

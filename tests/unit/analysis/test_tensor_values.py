@@ -40,7 +40,7 @@ def test_unsupported_dtypes_are_hexadecimal() -> None:
 def test_differing_elements_are_found(pairs: list[tuple[int, int]], size: int) -> None:
     one = b"".join(a.to_bytes(size, "little") for a, _ in pairs)
     two = b"".join(b.to_bytes(size, "little") for _, b in pairs)
-    expected = [place for place, (a, b) in enumerate(pairs) if a != b]
+    expected = [index for index, (a, b) in enumerate(pairs) if a != b]
     assert differing_elements(one, two, size, 3) == (len(expected), expected[:3])
 
 
@@ -55,6 +55,6 @@ def test_differing_elements_far_apart() -> None:
 @given(st.lists(st.integers(1, 5), max_size=4), st.data())
 def test_an_index_matches_torch(shape: list[int], data: st.DataObject) -> None:
     total = math.prod(shape)
-    place = data.draw(st.integers(0, total - 1))
+    index = data.draw(st.integers(0, total - 1))
     tensor = torch.arange(total).view(shape)
-    assert tensor[tuple(unravel_index(place, shape))].item() == place
+    assert tensor[tuple(unravel_index(index, shape))].item() == index

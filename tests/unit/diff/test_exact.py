@@ -72,7 +72,7 @@ def batch(run: RunBuilder, step: int, change: Changes) -> None:
     for rank in run.ranks:
         other = change.data == step and rank == 1
         drew = "fedcba" if change.drew == step else "abcdef"
-        run.say(rank, BatchRecord(step, digest=f"{step:04x}{rank:04x}{other:04x}", rows=8, drew=drew))
+        run.add(rank, BatchRecord(step, digest=f"{step:04x}{rank:04x}{other:04x}", rows=8, drew=drew))
 
 
 Compare = Callable[..., Comparison]

@@ -80,8 +80,8 @@ def test_a_missing_rank_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     reports = meeting_of(list(job(1, 3).facts[:2]), seconds=0.3)
     for report in reports:
         assert report is not None
-        [found] = [one for one in report.diagnoses if one.severity is Severity.ERROR]
-        assert found.message == "Rank 2 of 3 did not report."
+        [diagnosis] = [one for one in report.diagnoses if one.severity is Severity.ERROR]
+        assert diagnosis.message == "Rank 2 of 3 did not report."
 
 
 def test_no_rank_waits_forever_if_rank_0_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def test_ascii_where_nothing_else_can_be_shown() -> None:
 )
 def test_the_interface_by_nccls_documentation(asked: str | None, taken: str | None) -> None:
     names = ("docker0", "eth0", "eth1", "ib0")
-    rows = [loopback(), *(card(name, f"10.{place}.0.1/24") for place, name in enumerate(names))]
+    rows = [loopback(), *(card(name, f"10.{number}.0.1/24") for number, name in enumerate(names))]
     environment = {} if asked is None else {"NCCL_SOCKET_IFNAME": asked}
     choice = nccl_choice(machine(interfaces=rows, environment=environment))
     assert (choice.name if choice else None) == taken

@@ -280,7 +280,7 @@ def test_an_archive_that_is_cut_off(tmp_path: Path) -> None:
         for share in range(1, 10):
             cut = path.with_name(f"cut-{path.name}")
             cut.write_bytes(whole[: within * share // 10])
-            with pytest.raises(TraceUnreadable, match=r"cut off|not a whole tar archive|no trace in"):
+            with pytest.raises(TraceUnreadable, match=r"cut off|not a complete tar archive|no trace in"):
                 load([cut])
 
 
@@ -312,7 +312,7 @@ def test_no_communication(tmp_path: Path, events: list[Event], said: str) -> Non
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("all.tar", b"no archive", "is not a whole tar archive"),
+        ("all.tar", b"no archive", "is not a complete tar archive"),
         ("rank0.json.gz", b"\x1f\x8b\x08\x00", "cut off"),
         (
             "trace.json",

@@ -151,10 +151,10 @@ def test_no_false_alarm(dtype: torch.dtype) -> None:
     assert sum(COUNTS.values()) == 10_000
     outcomes = list(sound_cases(dtype, COUNTS[dtype]))
     worst = max(outcome.ratio for outcome in outcomes)
-    told = sum(math.isfinite(outcome.bound) for outcome in outcomes) / len(outcomes)
-    print(f"{dtype}: worst ratio {worst:.3f}, {told:.1%} could be told")
+    conclusive = sum(math.isfinite(outcome.bound) for outcome in outcomes) / len(outcomes)
+    print(f"{dtype}: worst ratio {worst:.3f}, {conclusive:.1%} could be told")
     assert worst < 1
-    assert told > 0.8  # sums in float16 overflow
+    assert conclusive > 0.8  # sums in float16 overflow
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -191,7 +191,7 @@ def rates_caught(
         local = dict(enumerate(sketches[: len(ranks)]))
         for each, result in zip(breaks, sketches[len(ranks) :], strict=True):
             caught[each] += not mean_check(local, result, name, numel, len(ranks)).ok
-    rates = {each: found / count for each, found in caught.items()}
+    rates = {each: results_of_ranks / count for each, results_of_ranks in caught.items()}
     print(f"{name}, {size or 'any'} elements, at least {least} rms: {rates}")
     return rates
 
@@ -402,13 +402,13 @@ def test_gradients_of_a_real_job(world: int, dtype: torch.dtype, tmp_path: Path)
     ranks = [context.Process(target=_gloo_rank, args=(rank, *arguments)) for rank in range(world)]
     for process in ranks:
         process.start()
-    found = sorted(results.get(timeout=60) for _ in ranks)
+    results_of_ranks = sorted(results.get(timeout=60) for _ in ranks)
     for process in ranks:
         process.join(60)
-    assert len({reduced for _, _, reduced, _ in found}) == 1
-    local = [unpack(text) for _, text, _, _ in found]
-    name, numels = str(dtype).removeprefix("torch."), found[0][3]
-    for number, (reduced, numel) in enumerate(zip(unpack(found[0][2]), numels, strict=True)):
+    assert len({reduced for _, _, reduced, _ in results_of_ranks}) == 1
+    local = [unpack(text) for _, text, _, _ in results_of_ranks]
+    name, numels = str(dtype).removeprefix("torch."), results_of_ranks[0][3]
+    for number, (reduced, numel) in enumerate(zip(unpack(results_of_ranks[0][2]), numels, strict=True)):
         by_rank = {rank: sketches[number] for rank, sketches in enumerate(local)}
         outcome = mean_check(by_rank, reduced, name, numel, world)
         print(f"{name}, {world} ranks, {numel} elements: {outcome.ratio:.3f} of the bound")

@@ -31,23 +31,25 @@ class Ranks:
         rows = [[name, "float32", [4], 1] for name in NAMES]
         self.description = ModuleRecord(0, "Net", list(self.module[0]), 0, rows, [])
 
-    def say(self, rank: int, number: int, own: Sequence[float], got: Sequence[float], **fields: Any) -> None:
+    def add(
+        self, rank: int, number: int, own: Sequence[float], reduced: Sequence[float], **fields: Any
+    ) -> None:
         share = shares(self.description).get(rank, ())
         record = BackwardRecord(
             number=number,
             step=number - 1,
             local=fields.pop("local", pack(map(sketch_of, own))),
-            reduced=pack(sketch_of(got[place]) for place in share if place < len(got)),
-            root=repr(list(got)),
+            reduced=pack(sketch_of(reduced[index]) for index in share if index < len(reduced)),
+            root=repr(list(reduced)),
             **fields,
         )
         self.verifier.add(rank, self.module, record, self.description, self.ended)
 
     def backward(
-        self, number: int, local: Mapping[int, Sequence[float]], got: Sequence[float], **fields: Any
+        self, number: int, local: Mapping[int, Sequence[float]], reduced: Sequence[float], **fields: Any
     ) -> Ranks:
         for rank, own in local.items():
-            self.say(rank, number, own, got, **fields)
+            self.add(rank, number, own, reduced, **fields)
         return self
 
     @property
@@ -94,7 +96,7 @@ def test_one_rank_holds_something_else() -> None:
     local = {0: [1.0] * 4, 1: [2.0] * 4, 2: [6.0] * 4}
     ranks.backward(1, local, [3.0] * 4)
     for rank, own in local.items():
-        ranks.say(rank, 2, own, [3.0] * 4 if rank != 2 else [3.0, 3.0, 7.0, 3.0])
+        ranks.add(rank, 2, own, [3.0] * 4 if rank != 2 else [3.0, 3.0, 7.0, 3.0])
     assert (ranks.stats.diverged, ranks.stats.agreed_until) == ((2, 1), 0)
     assert ranks.stats.first is not None
     # Rank 2 writes the third parameter, which is wrong there.
@@ -104,7 +106,7 @@ def test_one_rank_holds_something_else() -> None:
 def test_gradients_that_were_never_touched() -> None:
     ranks = Ranks().backward(1, HEALTHY, MEAN)
     for rank, own in HEALTHY.items():
-        ranks.say(rank, 2, own, own)
+        ranks.add(rank, 2, own, own)
     assert (ranks.stats.unreduced, ranks.stats.reduced_until) == (1, 0)
     assert ranks.stats.mismatches == 1
 
@@ -133,12 +135,17 @@ def test_where_a_nan_began() -> None:
     for rank in range(3):
         own = [1.0, 1.0, math.nan, 1.0] if rank == 1 else [1.0] * 4
         mine = {"2": 7} if rank == 1 else {}
-        ranks.say(
+        ranks.add(
             rank, 2, own, [1.0, 1.0, math.nan, 1.0], local_nonfinite=mine, reduced_nonfinite={"2": 7, "3": 1}
         )
-    found = ranks.stats.nonfinite
-    assert found is not None
-    assert (found.step, found.ranks, NAMES[found.index], found.count) == (1, (1,), "head.weight", 7)
+    nonfinite = ranks.stats.nonfinite
+    assert nonfinite is not None
+    assert (nonfinite.step, nonfinite.ranks, NAMES[nonfinite.index], nonfinite.count) == (
+        1,
+        (1,),
+        "head.weight",
+        7,
+    )
     # It went in, it came out: the mean holds.
     assert ranks.stats.mismatches == 0
 
@@ -149,7 +156,7 @@ def test_the_first_nan_is_kept() -> None:
         for rank in (0, 1):
             own = [math.nan if rank == maker else 1.0] * 4
             mine = {"0": 4} if rank == maker else {}
-            ranks.say(rank, number, own, [math.nan] * 4, local_nonfinite=mine, reduced_nonfinite={"0": 4})
+            ranks.add(rank, number, own, [math.nan] * 4, local_nonfinite=mine, reduced_nonfinite={"0": 4})
     assert ranks.stats.nonfinite is not None
     assert (ranks.stats.nonfinite.step, ranks.stats.nonfinite.ranks) == (0, (1,))
 
@@ -157,22 +164,22 @@ def test_the_first_nan_is_kept() -> None:
 def test_a_nan_between_two_sketches() -> None:
     """Only the rank of origin writes a record; one backward later all ranks have the values."""
     ranks = Ranks()
-    ranks.say(1, 25, [], [], local_nonfinite={"2": 3}, reduced_nonfinite={"2": 3})
+    ranks.add(1, 25, [], [], local_nonfinite={"2": 3}, reduced_nonfinite={"2": 3})
     for number in (26, 27):
         for rank in (0, 1):
-            ranks.say(rank, number, [], [], local_nonfinite={"0": 4}, reduced_nonfinite={"0": 4})
+            ranks.add(rank, number, [], [], local_nonfinite={"0": 4}, reduced_nonfinite={"0": 4})
     ranks.verifier.end()
-    found = ranks.stats.nonfinite
-    assert found is not None
-    assert (found.number, found.ranks, found.index, found.count) == (25, (1,), 2, 3)
+    nonfinite = ranks.stats.nonfinite
+    assert nonfinite is not None
+    assert (nonfinite.number, nonfinite.ranks, nonfinite.index, nonfinite.count) == (25, (1,), 2, 3)
     # Nothing was sketched, so nothing was checked.
     assert (ranks.stats.checked, ranks.stats.mismatches) == (0, 0)
 
 
 def test_a_nan_that_the_reduction_lost() -> None:
     ranks = Ranks()
-    ranks.say(0, 1, [math.nan, 1.0, 1.0, 1.0], [1.0] * 4, local_nonfinite={"0": 1})
-    ranks.say(1, 1, [1.0] * 4, [1.0] * 4)
+    ranks.add(0, 1, [math.nan, 1.0, 1.0, 1.0], [1.0] * 4, local_nonfinite={"0": 1})
+    ranks.add(1, 1, [1.0] * 4, [1.0] * 4)
     assert ranks.stats.first is not None
     assert (ranks.stats.first.index, ranks.stats.first.outcome.error) == (0, math.inf)
 
@@ -220,8 +227,8 @@ def test_a_rank_that_stops_is_not_a_wrong_mean(known_to_be_gone: bool) -> None:
 def test_records_of_the_other_ranks_still_count() -> None:
     ranks = Ranks(3)
     ranks.ended.add(2)
-    ranks.say(0, 1, [1.0] * 4, [3.0] * 4)
-    ranks.say(1, 1, [1.0] * 4, [4.0] * 4)
+    ranks.add(0, 1, [1.0] * 4, [3.0] * 4)
+    ranks.add(1, 1, [1.0] * 4, [4.0] * 4)
     assert (ranks.stats.diverged, ranks.stats.identical) == ((1, 0), {(0, 1): 1})
 
 
@@ -234,15 +241,15 @@ def test_a_group_of_one_has_no_mean_to_check() -> None:
 @pytest.mark.parametrize("text", ["abc", "\u00e9" * 5, "~~~~~~~~~~"])
 def test_a_damaged_record_is_skipped(text: str) -> None:
     ranks = Ranks()
-    ranks.say(0, 1, HEALTHY[0], MEAN, local=text)
-    ranks.say(1, 1, HEALTHY[1], MEAN)
+    ranks.add(0, 1, HEALTHY[0], MEAN, local=text)
+    ranks.add(1, 1, HEALTHY[1], MEAN)
     ranks.backward(2, HEALTHY, MEAN)
     assert (ranks.stats.checked, ranks.stats.mismatches) == (1, 0)
 
 
 def test_a_record_of_a_rank_outside_the_group() -> None:
     ranks = Ranks()
-    ranks.say(7, 1, HEALTHY[0], MEAN)
+    ranks.add(7, 1, HEALTHY[0], MEAN)
     ranks.backward(1, HEALTHY, MEAN).verifier.end()
     assert (ranks.stats.checked, ranks.stats.mismatches) == (1, 0)
 
@@ -256,14 +263,16 @@ def test_nothing_is_pending_while_all_ranks_report() -> None:
 
 
 @pytest.mark.parametrize("joined", [False, True])
-def test_pending_values_are_bounded_behind_a_silent_rank(monkeypatch: pytest.MonkeyPatch, joined: bool) -> None:
+def test_pending_values_are_bounded_behind_a_silent_rank(
+    monkeypatch: pytest.MonkeyPatch, joined: bool
+) -> None:
     monkeypatch.setattr(verify, "MOST_PENDING", 64)
     ranks = Ranks()
     if joined:
         ranks.verifier.joined.add(ranks.module)
-    local, got = pack(map(sketch_of, HEALTHY[0])), pack(map(sketch_of, MEAN[::2]))
+    local, reduced = pack(map(sketch_of, HEALTHY[0])), pack(map(sketch_of, MEAN[::2]))
     for number in range(1, 10_001):
-        record = BackwardRecord(number=number, step=number - 1, local=local, reduced=got, root="a")
+        record = BackwardRecord(number=number, step=number - 1, local=local, reduced=reduced, root="a")
         ranks.verifier.add(0, ranks.module, record, ranks.description, ranks.ended)
         assert len(ranks.verifier._pending) <= 64
     # Whether the other was only slow cannot be told: no word of a wrong mean.
@@ -280,12 +289,12 @@ def test_part_of_the_model_is_unchanged() -> None:
     """Both ranks report it, each for a parameter of its share; the others were reduced."""
     ranks = Ranks().backward(1, HEALTHY, MEAN)
     for rank, own in HEALTHY.items():
-        ranks.say(rank, 2, own, [*own[:2], *MEAN[2:]])
+        ranks.add(rank, 2, own, [*own[:2], *MEAN[2:]])
     assert (ranks.stats.unreduced, ranks.stats.reduced_until) == (1, 0)
 
 
 def test_one_unchanged_parameter_may_be_a_wrong_reduction() -> None:
     ranks = Ranks().backward(1, HEALTHY, MEAN)
     for rank, own in HEALTHY.items():
-        ranks.say(rank, 2, own, [own[0], *MEAN[1:]])
+        ranks.add(rank, 2, own, [own[0], *MEAN[1:]])
     assert (ranks.stats.unreduced, ranks.stats.mismatches) == (0, 1)

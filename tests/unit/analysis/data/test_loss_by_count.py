@@ -22,17 +22,17 @@ def judged(
 ) -> bool:
     """`counts` of a rank, and its `loss` from a mean over its own samples, their number and that of all ranks."""
     drawn = random.Random(7)
-    book = LossByCount(1.1)
+    losses_by_count = LossByCount(1.1)
     losses: dict[int, dict[int, float]] = {rank: {} for rank in RANKS}
     for step in range(steps):
-        said = [{rank: counts(drawn, rank) for rank in RANKS} for _ in range(forwards)]
-        for row in said:
-            book.add(step, row)
-        total = sum(sum(row.values()) for row in said)
+        rows = [{rank: counts(drawn, rank) for rank in RANKS} for _ in range(forwards)]
+        for row in rows:
+            losses_by_count.add(step, row)
+        total = sum(sum(row.values()) for row in rows)
         for rank in RANKS:
             level = (3.0 - step / steps) * math.exp(drawn.gauss(0, noise))
-            losses[rank][step] = sum(loss(level, row[rank], total) for row in said)
-    return book.grows(losses)
+            losses[rank][step] = sum(loss(level, row[rank], total) for row in rows)
+    return losses_by_count.grows(losses)
 
 
 def by_chance(drawn: random.Random, rank: int) -> int:
@@ -86,16 +86,16 @@ def test_harder_data_on_the_rank_with_more_is_not_a_sum() -> None:
 
 
 def test_a_rank_without_losses_is_inconclusive() -> None:
-    book = LossByCount(1.1)
+    losses_by_count = LossByCount(1.1)
     for step in range(9):
-        book.add(step, {0: 10, 1: 20 + step})
-    assert not book.grows({0: dict.fromkeys(range(9), 1.0)})
+        losses_by_count.add(step, {0: 10, 1: 20 + step})
+    assert not losses_by_count.grows({0: dict.fromkeys(range(9), 1.0)})
 
 
 def test_memory_is_bounded() -> None:
-    book = LossByCount(1.1)
+    losses_by_count = LossByCount(1.1)
     for step in range(10 * MOST_STEPS):
-        book.add(step, {rank: 8 + rank * 8 for rank in range(100)})
-    assert len(book.steps) <= MOST_STEPS
-    assert max(map(len, book.steps.values())) == 16
-    assert all(step % book.every == 0 for step in book.steps)
+        losses_by_count.add(step, {rank: 8 + rank * 8 for rank in range(100)})
+    assert len(losses_by_count.steps) <= MOST_STEPS
+    assert max(map(len, losses_by_count.steps.values())) == 16
+    assert all(step % losses_by_count.every == 0 for step in losses_by_count.steps)

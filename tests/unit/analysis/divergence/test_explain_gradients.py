@@ -20,7 +20,7 @@ def start(folder: Path, world_size: int = 2) -> RunBuilder:
     return RunBuilder(folder, world_size).wrap().optimizer()
 
 
-def stray(**fields: Any) -> dict[str, Any]:
+def unsynced(**fields: Any) -> dict[str, Any]:
     return {"last": "unsynced", "reason": "wrapper bypassed", "synced": 0, "unsynced": 1, **fields}
 
 
@@ -35,22 +35,22 @@ def test_a_warm_up_with_no_learning_rate_hides_nothing(tmp_path: Path) -> None:
     """Gradients diverge at step 0; the parameters follow once the learning rate is not zero."""
     build = start(tmp_path)
     for step in range(5):
-        build.apply(step, outliers=OWN, **stray()).step(step, outliers=OWN if step >= 3 else None)
+        build.apply(step, outliers=OWN, **unsynced()).step(step, outliers=OWN if step >= 3 else None)
     finding = build.end().only("DDP202")
     assert (finding.step, finding.cause, finding.ranks) == (0, "wrapper bypassed", (0, 1))
 
 
 def test_only_gradients_diverge(tmp_path: Path) -> None:
     """With a learning rate of zero, the parameters never diverge."""
-    finding = start(tmp_path).apply(0, outliers=OWN, **stray()).step(0).end().only("DDP202")
+    finding = start(tmp_path).apply(0, outliers=OWN, **unsynced()).step(0).end().only("DDP202")
     assert finding.step == 0
 
 
 @pytest.mark.parametrize(
     ("fields", "code", "cause"),
     [
-        (stray(), "DDP202", "wrapper bypassed"),
-        (stray(reason="no_sync open"), "DDP202", "no_sync open"),
+        (unsynced(), "DDP202", "wrapper bypassed"),
+        (unsynced(reason="no_sync open"), "DDP202", "no_sync open"),
         ({"last": "none", "synced": 0}, "DDP202", "gradients set without a backward"),
         (
             {"last": "unfinished", "synced": 0, "waiting": [2]},
@@ -68,7 +68,7 @@ def test_each_cause(tmp_path: Path, fields: dict[str, Any], code: str, cause: st
 
 
 def test_only_the_ranks_at_fault_are_named(tmp_path: Path) -> None:
-    build = start(tmp_path, 4).apply(0, outliers={2: NAMES}, on={2: stray()}).step(0, outliers={2: NAMES})
+    build = start(tmp_path, 4).apply(0, outliers={2: NAMES}, on={2: unsynced()}).step(0, outliers={2: NAMES})
     finding = build.end().only("DDP202")
     assert finding.ranks == (2,)
     assert finding.evidence["last_backward"] == {"0": "synced", "1": "synced", "2": "unsynced", "3": "synced"}
@@ -76,7 +76,7 @@ def test_only_the_ranks_at_fault_are_named(tmp_path: Path) -> None:
 
 
 def test_unsynced_gradients_that_agree_raise_nothing(tmp_path: Path) -> None:
-    assert start(tmp_path).apply(0, **stray()).step(0).end().findings() == []
+    assert start(tmp_path).apply(0, **unsynced()).step(0).end().findings() == []
 
 
 def test_written_on_some_ranks_only(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_reduction_between_two_sketches_is_not_known(tmp_path: Path) -> None:
 def test_a_change_of_structure_takes_precedence(tmp_path: Path) -> None:
     build = start(tmp_path).apply(0).step(0)
     for rank in build.ranks:
-        build.say(rank, StructureRecord(0, "unfrozen", "head.weight", 1, 2))
+        build.add(rank, StructureRecord(0, "unfrozen", "head.weight", 1, 2))
     build.apply(1, outliers=HEAD).step(1, outliers=HEAD)
     assert build.end().only("DDP104").parameter == "head.weight"
 
@@ -151,15 +151,15 @@ def test_a_change_of_structure_is_not_a_wrong_reduction(tmp_path: Path) -> None:
     """Gradients of a parameter that the reducer does not know rightly differ, whatever the learning rate."""
     build = start(tmp_path).apply(0).step(0)
     for rank in build.ranks:
-        build.say(rank, StructureRecord(0, "unfrozen", "head.weight", 1, 2))
+        build.add(rank, StructureRecord(0, "unfrozen", "head.weight", 1, 2))
     build.apply(1, outliers=HEAD).step(1).end()
     assert not {"DDP202", "DDP203", "DDP205"} & {finding.code for finding in build.findings()}
 
 
 def test_a_later_change_of_structure_does_not_take_precedence(tmp_path: Path) -> None:
-    build = start(tmp_path).apply(0, outliers=OWN, **stray()).step(0, outliers=OWN)
+    build = start(tmp_path).apply(0, outliers=OWN, **unsynced()).step(0, outliers=OWN)
     for rank in build.ranks:
-        build.say(rank, StructureRecord(0, "unfrozen", "head.weight", 1, 2))
+        build.add(rank, StructureRecord(0, "unfrozen", "head.weight", 1, 2))
     assert "DDP202" in [finding.code for finding in build.end().findings()]
 
 
@@ -171,7 +171,7 @@ def test_another_scale_takes_precedence_over_gradients(tmp_path: Path) -> None:
 
 def test_another_learning_rate_does_not(tmp_path: Path) -> None:
     build = start(tmp_path).hyper(0, {0: {"0.lr": 0.1}, 1: {"0.lr": 0.2}})
-    build.apply(0, outliers=OWN, **stray()).step(0, outliers=OWN, hyper={0: "x", 1: "y"})
+    build.apply(0, outliers=OWN, **unsynced()).step(0, outliers=OWN, hyper={0: "x", 1: "y"})
     assert next(f.code for f in build.end().findings() if f.severity.value == "error") == "DDP202"
 
 
@@ -187,7 +187,7 @@ def test_an_earlier_rewrite_takes_precedence_over_gradients(tmp_path: Path) -> N
     """Different weights give different gradients; the rewrite shows in the parameters later."""
     build = start(tmp_path).apply(0).step(0)
     build.rewrite(1, [1], outliers={1: NAMES}).apply(1).step(1, outliers=OWN)
-    build.apply(2, outliers=OWN, **stray()).step(2, outliers=OWN)
+    build.apply(2, outliers=OWN, **unsynced()).step(2, outliers=OWN)
     finding = build.end().only("DDP208")
     assert finding.step == 1
 
@@ -199,8 +199,8 @@ def test_an_earlier_rewrite_takes_precedence_even_if_not_compared(tmp_path: Path
 
 
 def test_gradients_that_diverge_before_a_rewrite_take_precedence(tmp_path: Path) -> None:
-    build = start(tmp_path).apply(0, outliers=OWN, **stray()).step(0)
-    build.rewrite(1, [1], outliers={1: NAMES}).apply(1, outliers=OWN, **stray()).step(1, outliers=OWN)
+    build = start(tmp_path).apply(0, outliers=OWN, **unsynced()).step(0)
+    build.rewrite(1, [1], outliers={1: NAMES}).apply(1, outliers=OWN, **unsynced()).step(1, outliers=OWN)
     codes = [finding.code for finding in build.end().findings() if finding.severity.value == "error"]
     assert codes[0] == "DDP202"
     assert "DDP201" not in codes
@@ -219,5 +219,5 @@ def test_replicas_that_are_meant_to_differ(tmp_path: Path) -> None:
 
     build = start(tmp_path)
     for rank in build.ranks:
-        build.say(rank, CommHookRecord(0, LOCAL_SGD_HOOK, 0))
-    assert build.apply(0, outliers=OWN, **stray()).step(0, outliers=OWN).end().findings("DDP202") == []
+        build.add(rank, CommHookRecord(0, LOCAL_SGD_HOOK, 0))
+    assert build.apply(0, outliers=OWN, **unsynced()).step(0, outliers=OWN).end().findings("DDP202") == []

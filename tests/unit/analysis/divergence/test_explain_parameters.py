@@ -15,7 +15,7 @@ OUTLIERS = {1: ["body.bias"]}
 
 
 def unknown_to_reducer(build: RunBuilder) -> None:
-    build.say(1, StructureRecord(0, "replaced", "body.bias", 2, 2))
+    build.add(1, StructureRecord(0, "replaced", "body.bias", 2, 2))
 
 
 def rewritten(build: RunBuilder) -> None:
@@ -76,7 +76,7 @@ def test_the_more_exact_cause_takes_precedence(tmp_path: Path, number: int) -> N
 
 def later(build: RunBuilder) -> RunBuilder:
     unknown = StructureRecord(0, "replaced", "body.bias", 4, 4)
-    build.say(1, unknown)
+    build.add(1, unknown)
     build.rewrite(4, [1], OUTLIERS)
     build.hyper(4, {0: {"0.lr": 0.1}, 1: {"0.lr": 0.2}})
     build.snapshot(

@@ -7,7 +7,7 @@ from ddpcheck.analysis.hardware.statistics import GpuSample, NodeSample, sample_
 from ddpcheck.records.node_kinds import SampleRecord
 
 
-def moment(time: float, cpu: float = 10.0, **gpu: int) -> NodeSample:
+def node_sample(time: float, cpu: float = 10.0, **gpu: int) -> NodeSample:
     moved = {"eth0": (round(100 * time), round(200 * time), 0, 0, 0, 0)}
     ranks = {"4": (77, round(time), 1, 2)}
     gpus = (GpuSample(processes={77: 5}, **gpu), GpuSample(lost="gone") if time > 500 else GpuSample(busy=1))  # type: ignore[arg-type]
@@ -19,7 +19,7 @@ def test_a_peak_of_one_sample_in_a_thousand_is_kept() -> None:
     for time in range(1, 1001):
         hot = time == 333
         node.add(
-            moment(
+            node_sample(
                 float(time), 99.0 if hot else 10.0, temperature=90 if hot else 50, clock=300 if hot else 1400
             ),
             (100.0, 900.0),
@@ -33,9 +33,9 @@ def test_a_peak_of_one_sample_in_a_thousand_is_kept() -> None:
         300,
     )
     assert statistics.rates == {"eth0": (100, 200)}
-    seen = {"most_memory": 1000, "gpu_memory": 5, "storage_read": 1, "storage_written": 2, "gpus": {0}}
+    rank_row = {"most_memory": 1000, "gpu_memory": 5, "storage_read": 1, "storage_written": 2, "gpus": {0}}
     assert (statistics.ranks, statistics.pids, statistics.gpus[0].processes) == (
-        {"4": seen},
+        {"4": rank_row},
         {77: "4"},
         {77: 5},
     )
@@ -48,7 +48,7 @@ def test_a_peak_of_one_sample_in_a_thousand_is_kept() -> None:
 def test_statistics_during_the_steps_only() -> None:
     node = NodeSamples("h")
     for time in range(1, 11):
-        node.add(moment(float(time), throttled=0x40 if time < 4 else 0, clock=100 * time), (4.0, 9.0))
+        node.add(node_sample(float(time), throttled=0x40 if time < 4 else 0, clock=100 * time), (4.0, 9.0))
     assert (node.stepping[0].count, node.stepping[0].throttling()) == (6, {})
     assert node.stepping[0].clock.row() == {"mean": 650.0, "most": 900}
     assert node.statistics.gpus[0].throttling() == {"hardware thermal slowdown": 0.3}
@@ -72,7 +72,7 @@ def test_slices_at_their_most() -> None:
 def test_throttling_is_a_share_of_samples() -> None:
     node = NodeSamples("h")
     for time in range(1, 5):
-        node.add(moment(float(time), throttled=0x40 if time == 1 else 0x1), None)
+        node.add(node_sample(float(time), throttled=0x40 if time == 1 else 0x1), None)
     assert node.statistics.gpus[0].throttling() == {"hardware thermal slowdown": 0.25}
 
 

@@ -46,8 +46,8 @@ def test_a_healthy_run(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path, 4).wrap().optimizer().train(7)
     for rank in builder.ranks:
         # Rank 2 is late: it has nobody to wait for.
-        builder.say(rank, clocks(10_000, 500 if rank == 2 else 2500))
-        builder.say(rank, MemoryRecord(6, host=(200 + rank) * MB, high=300 * MB))
+        builder.add(rank, clocks(10_000, 500 if rank == 2 else 2500))
+        builder.add(rank, MemoryRecord(6, host=(200 + rank) * MB, high=300 * MB))
     state = state_of(builder)
     assert (state.world_size, state.steps, state.fewest_steps) == (4, 7, 7)
     assert (state.agreement.compared, state.agreement.diverged) == (7, False)
@@ -118,7 +118,7 @@ def test_a_restart_replaces_the_first_attempt(tmp_path: Path) -> None:
 def test_a_pause_is_measured_by_the_steps(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path, 2).wrap().optimizer().train(3)
     for rank in builder.ranks:
-        builder.say(rank, clocks(6_000_000, 0))
+        builder.add(rank, clocks(6_000_000, 0))
     run, tracker = tracked(builder.save())
     run.poll()
     tracker.state(110.0)

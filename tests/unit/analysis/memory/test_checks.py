@@ -23,10 +23,10 @@ BASE = 600 * MIB
 
 
 def series(value: Callable[[int], float], steps: int = 200) -> Series:
-    made = Series()
+    values = Series()
     for step in range(steps):
-        made.add(step, round(value(step)))
-    return made
+        values.add(step, round(value(step)))
+    return values
 
 
 @pytest.mark.parametrize("steps", [60, 200, 5000])
@@ -88,10 +88,10 @@ def test_a_series_is_bounded_and_keeps_its_shape() -> None:
 
 
 def test_a_value_holds_until_the_next() -> None:
-    made = Series()
+    values = Series()
     for step, value in ((0, 5), (10, 7), (10, 9), (3, 9)):
-        made.add(step, value)
-    assert [made.at(step) for step in (-1, 0, 9, 10, 99)] == [5, 5, 5, 7, 7]
+        values.add(step, value)
+    assert [values.at(step) for step in (-1, 0, 9, 10, 99)] == [5, 5, 5, 7, 7]
 
 
 def job(
@@ -101,9 +101,9 @@ def job(
     build = RunBuilder(folder, world_size).wrap().optimizer().train(2)
     for rank in range(world_size):
         if parts:
-            build.say(rank, MemoryPartsRecord(0, 0, 1, **parts))  # type: ignore[arg-type]
+            build.add(rank, MemoryPartsRecord(0, 0, 1, **parts))  # type: ignore[arg-type]
         for step in range(steps):
-            build.say(rank, MemoryRecord(step, host(rank, step), host(rank, step)))
+            build.add(rank, MemoryRecord(step, host(rank, step), host(rank, step)))
     return build.end()
 
 
@@ -140,7 +140,7 @@ def test_ddp501_is_silent_about_a_short_job(tmp_path: Path) -> None:
 def test_ddp501_names_the_part_that_differs(tmp_path: Path) -> None:
     build = job(tmp_path, lambda rank, step: BASE + rank * 700 * MIB)
     for rank in range(2):
-        build.say(rank, MemoryPartsRecord(0, 0, 1, state=rank * 690 * MIB))
+        build.add(rank, MemoryPartsRecord(0, 0, 1, state=rank * 690 * MIB))
     finding = build.only("DDP501")
     assert finding.evidence["part"] == "optimizer state"
 
@@ -148,8 +148,8 @@ def test_ddp501_names_the_part_that_differs(tmp_path: Path) -> None:
 def test_ddp501_ignores_sharded_state(tmp_path: Path) -> None:
     build = job(tmp_path, lambda rank, step: BASE + rank * 700 * MIB)
     for rank in range(2):
-        build.say(rank, OptimizerRecord(0, "ZeroRedundancyOptimizer", 0, [[0]]))
-        build.say(rank, MemoryPartsRecord(0, 0, 1, state=rank * 690 * MIB))
+        build.add(rank, OptimizerRecord(0, "ZeroRedundancyOptimizer", 0, [[0]]))
+        build.add(rank, MemoryPartsRecord(0, 0, 1, state=rank * 690 * MIB))
     assert build.findings("DDP501") == []
 
 
@@ -159,7 +159,7 @@ def test_ddp501_on_a_device(tmp_path: Path) -> None:
     for rank in range(2):
         for step in range(30):
             allocated = BASE + rank * 300 * MIB
-            build.say(rank, MemoryRecord(step, BASE + step * 50 * MIB, 0, allocated, 2 * BASE, 3 * BASE))
+            build.add(rank, MemoryRecord(step, BASE + step * 50 * MIB, 0, allocated, 2 * BASE, 3 * BASE))
     report = build.end().report()
     assert [(finding.code, finding.ranks) for finding in report.findings] == [("DDP501", (1,))]
     assert report.memory is not None
@@ -172,7 +172,7 @@ def test_ddp501_a_rank_on_a_device_that_is_not_its_own(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 3).wrap().train(2)
     for rank in range(3):
         elsewhere = {"cuda:0": 500 * MIB} if rank else {}
-        build.say(rank, MemoryPartsRecord(0, 0, 1, device=f"cuda:{rank}", elsewhere=elsewhere))
+        build.add(rank, MemoryPartsRecord(0, 0, 1, device=f"cuda:{rank}", elsewhere=elsewhere))
     finding = build.end().only("DDP501")
     assert finding.ranks == (1, 2)
     assert "Rank 1 holds 524.3 MB on cuda:0, which is not its own device (cuda:1)" in finding.message
@@ -196,9 +196,9 @@ def test_ddp502_what_would_be_saved(tmp_path: Path) -> None:
 def test_ddp502_a_communication_hook_of_the_user(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().train(1)
     for rank in range(2):
-        build.say(rank, CommHookRecord(0, "mine", 0))
-        build.say(rank, MemoryPartsRecord(0, 0, 1, gradients=200 * MIB, buckets=200 * MIB))
-        build.say(rank, MemoryRecord(1, BASE, BASE))
+        build.add(rank, CommHookRecord(0, "mine", 0))
+        build.add(rank, MemoryPartsRecord(0, 0, 1, gradients=200 * MIB, buckets=200 * MIB))
+        build.add(rank, MemoryRecord(1, BASE, BASE))
     assert build.end().findings("DDP502") == []
 
 
@@ -221,9 +221,9 @@ def test_the_row_adds_up(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().train(1)
     for rank in range(2):
         sizes = {**SIZES, "base": 50 * MIB}
-        build.say(rank, MemoryPartsRecord(0, 0, 1, **sizes))
+        build.add(rank, MemoryPartsRecord(0, 0, 1, **sizes))
         for step in range(10):
-            build.say(rank, MemoryRecord(step, 1050 * MIB, 900 * MIB))
+            build.add(rank, MemoryRecord(step, 1050 * MIB, 900 * MIB))
     report = build.end().report()
     assert report.memory is not None
     row = report.memory["ranks"][0]

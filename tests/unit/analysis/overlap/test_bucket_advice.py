@@ -55,8 +55,8 @@ class Job:
         order = list(reversed(range(count)))
         after = [round(n * gap_ms * 1000) for n in range(count)]
         ready = [
-            Gradient(rows[place][2][0] * 4, "float32", at * 1000)
-            for place, at in zip(order, after, strict=True)
+            Gradient(rows[index][2][0] * 4, "float32", at * 1000)
+            for index, at in zip(order, after, strict=True)
         ]
         self.gradients, self.link = ready, link
         buckets = laid_out(ready, limits)

@@ -18,11 +18,11 @@ def seen_on(
 ) -> list[ObservedReduction]:
     """Four backwards, the times of which scatter by that share."""
     chance = random.Random(seed)
-    seen = []
+    observed = []
     for bucket, (start, end) in zip(buckets, true.reduce(buckets), strict=True):
         took = [(end - start) * (1 + chance.gauss(0, noise)) for _ in range(4)]
-        seen.append(ObservedReduction(bucket, median(took), stdev(took) / 2))
-    return seen
+        observed.append(ObservedReduction(bucket, median(took), stdev(took) / 2))
+    return observed
 
 
 @pytest.mark.parametrize("kind", [LinkModel(0, 0), GlooLink(0, 0), GlooLink(0, 0, ranks=8)])
@@ -64,18 +64,18 @@ def test_a_significant_latency_is_fitted(seed: int) -> None:
 
 def test_short_reductions_do_not_decide_the_bandwidth() -> None:
     # As measured on 25 Mbit/s: the link's buffer takes 64 KiB at once, which is a lot of the small one.
-    seen = [
+    observed = [
         ObservedReduction(Bucket(263_168, 0), 69 * MS, 5 * MS),
         ObservedReduction(Bucket(3_150_848, 800 * MS), 1234 * MS, 48 * MS),
     ]
-    fit = fitted(GlooLink(0, 0), seen)
+    fit = fitted(GlooLink(0, 0), observed)
     assert fit is not None
     assert fit.link.ns_per_byte * 3_150_848 == pytest.approx(1234 * MS, rel=0.05)
     assert fit.error < 0.1
 
 
 @pytest.mark.parametrize(
-    "seen",
+    "observed",
     [
         [],
         [ObservedReduction(Bucket(MIB, 0), MS)],
@@ -83,8 +83,8 @@ def test_short_reductions_do_not_decide_the_bandwidth() -> None:
         [ObservedReduction(Bucket(MIB, 0), MS), ObservedReduction(Bucket(4 * MIB, 50), 0)],
     ],
 )
-def test_measurements_that_do_not_determine_a_link(seen: list[ObservedReduction]) -> None:
-    assert fitted(LinkModel(0, 0), seen) is None
+def test_measurements_that_do_not_determine_a_link(observed: list[ObservedReduction]) -> None:
+    assert fitted(LinkModel(0, 0), observed) is None
 
 
 def test_one_by_one() -> None:

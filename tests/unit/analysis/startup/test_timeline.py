@@ -61,7 +61,7 @@ def report(folder: Path, ways: list[list[StartupRecord]], differ: bool = False) 
     build = RunBuilder(folder, len(ways)).wrap(outliers_before=outliers).train(1)
     for rank, records in enumerate(ways):
         for record in records:
-            build.say(rank, record)
+            build.add(rank, record)
     startup = build.end().report().startup
     assert startup is not None
     return startup
@@ -86,7 +86,7 @@ def test_scenario_a_on_two_nodes(tmp_path: Path) -> None:
         assert isinstance(header, RankHeader)
         build.records[rank][0] = replace(header, host=f"node{rank // 2}")
         for record in way(load(storage=0 if rank % 2 else SIZE)):
-            build.say(rank, record)
+            build.add(rank, record)
     startup = build.end().report().startup
     assert startup is not None
     assert [(row["rank"], row["host"]) for row in startup["ranks"]] == [
@@ -111,9 +111,9 @@ def test_scenario_a_on_two_nodes(tmp_path: Path) -> None:
 
 def test_many_nodes_are_not_all_listed(tmp_path: Path) -> None:
     rows = [timeline(rank, f"node{rank}", way(load())) for rank in range(6)]
-    said = node_summary(reads_by_node(rows))
-    assert "node3 500.0 MB (nothing from storage) and 2 more nodes." in said
-    assert "node4" not in said
+    summary = node_summary(reads_by_node(rows))
+    assert "node3 500.0 MB (nothing from storage) and 2 more nodes." in summary
+    assert "node4" not in summary
 
 
 def test_one_reader_on_one_of_two_nodes() -> None:

@@ -175,7 +175,7 @@ def test_of_very_many_ranks_those_that_findings_name(tmp_path: Path) -> None:
     for step in range(4):
         builder.step(step, {7: NAMES[:1], 66: NAMES[:1]} if step > 1 else None)
     for rank in builder.ranks:
-        builder.say(rank, LossRecord(0, 0, [float(rank)] * 4))
+        builder.add(rank, LossRecord(0, 0, [float(rank)] * 4))
     found = course(builder.end().save())
     assert list(found.ranks) == [7, 66]
     assert list(found.spread) == ["least", "median", "most"]

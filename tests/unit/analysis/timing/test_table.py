@@ -261,12 +261,12 @@ def test_a_group_with_a_rank_without_records_has_no_table() -> None:
     assert time_tables(clocks(2), [(0, 1, 2)]) == ()
 
 
-def say(build: RunBuilder, made: dict[int, StepTimeSeries]) -> RunBuilder:
+def add_clocks(build: RunBuilder, made: dict[int, StepTimeSeries]) -> RunBuilder:
     """The same clocks, as records."""
     for rank, clock in made.items():
         names = ("total", "data", "forward", "backward", "wait", "optimizer", "watching", "queued")
         columns: dict[str, Any] = {name: list(clock.columns[name]) for name in names}
-        build.say(rank, ClockRecord(0, **columns))
+        build.add(rank, ClockRecord(0, **columns))
     return build
 
 
@@ -274,7 +274,7 @@ def say(build: RunBuilder, made: dict[int, StepTimeSeries]) -> RunBuilder:
 def test_ddp402(tmp_path: Path, world_size: int) -> None:
     made = clocks(world_size, more=lambda rank, _: {"data": 10_000} if rank == 1 else {})
     build = RunBuilder(tmp_path, world_size).wrap().train(40)
-    finding = say(build, made).end().only("DDP402")
+    finding = add_clocks(build, made).end().only("DDP402")
     assert (finding.severity.value, finding.ranks, finding.stage) == ("warning", (1,), "data")
     assert finding.message == (
         "Rank 1 is a straggler: it costs 10.0 ms per step. That is 16 % of 63.0 ms, in 35 of 35 steps. "
@@ -285,14 +285,14 @@ def test_ddp402(tmp_path: Path, world_size: int) -> None:
 
 def test_ddp402_is_a_note_without_enough_processors(tmp_path: Path) -> None:
     made = clocks(2, more=lambda rank, _: {"forward": 10_000 * rank}, queued=lambda rank: 9_000 * rank)
-    build = say(RunBuilder(tmp_path, 2).wrap().train(40), made).end()
+    build = add_clocks(RunBuilder(tmp_path, 2).wrap().train(40), made).end()
     [finding] = build.findings("DDP402")
     assert finding.severity.value == "note"
     assert "processor" in finding.cause
 
 
 def test_nothing_is_reported_for_even_ranks(tmp_path: Path) -> None:
-    build = say(RunBuilder(tmp_path, 2).wrap().train(40), clocks(2, noise=4_000)).end()
+    build = add_clocks(RunBuilder(tmp_path, 2).wrap().train(40), clocks(2, noise=4_000)).end()
     assert build.findings("DDP402") == []
     [found] = build.report().time
     assert (found.group, found.steps, found.first_step, found.last_step) == ((0, 1), 35, 5, 39)

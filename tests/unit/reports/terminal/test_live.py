@@ -58,13 +58,13 @@ def test_a_panel_has_a_fixed_number_of_lines_that_fit(state: LiveState, columns:
 
 
 def test_a_healthy_run_below_its_output() -> None:
-    title, course, step_time, found = (plain(line) for line in panel_lines(SOUND, console(), 80))
+    title, course, step_time, finding_line = (plain(line) for line in panel_lines(SOUND, console(), 80))
     assert title.startswith("── ddpcheck train, 4 ranks, 2 min 13 s ──")
     assert course == "step 1,240   replicas agree, 1,240 steps compared"
     assert re.fullmatch(
         r"10\.0 ms/step [▁-█]{10,}   exposed 8 %   straggler 3 %   memory 412\.0 MB", step_time
     )
-    assert found == "no findings yet"
+    assert finding_line == "no findings yet"
 
 
 def test_figures_come_before_bars() -> None:
@@ -77,9 +77,9 @@ def test_figures_come_before_bars() -> None:
 
 
 def test_diverged_replicas_and_text_of_the_job() -> None:
-    _, course, _, found = (plain(line) for line in panel_lines(DIVERGED, console(), 80))
+    _, course, _, finding_line = (plain(line) for line in panel_lines(DIVERGED, console(), 80))
     assert "replicas diverge at step 3 (outlier: rank 2)" in course
-    assert found == r"DDP202 at step 3: Gradients were \x1b[31mnot reduced (rank 2)"
+    assert finding_line == r"DDP202 at step 3: Gradients were \x1b[31mnot reduced (rank 2)"
 
 
 def test_colours_only_where_they_are_wanted() -> None:

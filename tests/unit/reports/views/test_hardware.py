@@ -65,13 +65,13 @@ def test_gpus_and_their_warnings(tmp_path: Path) -> None:
 def test_the_page_shows_gpus_links_processes_and_connections(tmp_path: Path) -> None:
     gpus = [{"index": n, "name": "H", "pcie": [5, 16], "nvlinks": [0, 4]} for n in (2, 3)]
     facts = {"nvml": {"driver": "570", "gpus": gpus, "topology": [["X", "NV2"], ["NV2", "X"]]}}
-    told = {
+    sample = {
         **GPU,
         "throttled": 0x40,
         "nvlink": [[5000, 6000], [7000, 8000]],
         "processes": {"100": 4096, "9": None},
     }
-    cluster = Cluster(tmp_path, lan(1), more_facts=facts, more_samples={"gpus": [told, GPU]})
+    cluster = Cluster(tmp_path, lan(1), more_facts=facts, more_samples={"gpus": [sample, GPU]})
     cluster.build()
     report = analyse_run(tmp_path)
     [node] = report.hardware["nodes"]

@@ -64,5 +64,5 @@ def test_ranks_that_agree_again_have_still_diverged(tmp_path: Path) -> None:
 def test_under_post_local_sgd_ranks_may_differ(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().optimizer()
     for rank in (0, 1):
-        build.say(rank, CommHookRecord(0, "post_localSGD_hook", 0))
+        build.add(rank, CommHookRecord(0, "post_localSGD_hook", 0))
     assert build.train(3, outliers={1: ["body.bias"]}).end().findings("DDP201") == []

@@ -17,8 +17,8 @@ def elements(ours: list[Any], theirs: list[Any] = THEIRS) -> dict[str, Any]:
 
 
 def test_scaled() -> None:
-    told = describe_change(elements([0.1 * x for x in THEIRS]), outlier=1, reference=0)
-    assert told == "scaled by different factors: rank 1's values are 0.1 times those of rank 0"
+    change = describe_change(elements([0.1 * x for x in THEIRS]), outlier=1, reference=0)
+    assert change == "scaled by different factors: rank 1's values are 0.1 times those of rank 0"
 
 
 def test_scaled_in_half_precision() -> None:

@@ -150,7 +150,7 @@ def test_a_state_loaded_after_the_divergence_explains_nothing(tmp_path: Path) ->
 
 def test_a_rank_without_optimizer_records_may_have_loaded_too(tmp_path: Path) -> None:
     build = state(RunBuilder(tmp_path, 2).wrap().optimizer(), 0, [1])
-    build.say(0, FaultRecord(probe="optimizers", entry="before_step", error="ValueError", where="", pid=1))
+    build.add(0, FaultRecord(probe="optimizers", entry="before_step", error="ValueError", where="", pid=1))
     build.step(0, outliers=OUTLIERS).end().only("DDP201")
 
 

@@ -78,7 +78,7 @@ def test_no_step_was_skipped_if_forwards_agree(tmp_path: Path) -> None:
 
 def joined(build: RunBuilder) -> RunBuilder:
     for rank in build.ranks:
-        build.say(rank, JoinRecord(0, 0))
+        build.add(rank, JoinRecord(0, 0))
     return build
 
 

@@ -38,9 +38,9 @@ def test_another_order(tmp_path: Path, world_size: int, outliers: tuple[int, ...
 def test_one_rank_has_others(tmp_path: Path, others: list[str]) -> None:
     build = RunBuilder(tmp_path, 4).wrap(buffers=BUFFERS, buffers_on={2: others})
     finding = build.end().only("DDP210")
-    place = min(len(others), 2)
-    assert (finding.ranks, finding.evidence["position"]) == ((2,), place)
-    assert finding.parameter == [*BUFFERS, "extra"][place]
+    index = min(len(others), 2)
+    assert (finding.ranks, finding.evidence["position"]) == ((2,), index)
+    assert finding.parameter == [*BUFFERS, "extra"][index]
     assert "missing" in finding.message
 
 
@@ -107,7 +107,7 @@ def test_diverged_models_measure_different_statistics(tmp_path: Path) -> None:
 def test_buffers_that_ddp_does_not_synchronise(tmp_path: Path, forwards: tuple[int, int], notes: int) -> None:
     build = RunBuilder(tmp_path, 2).wrap(buffers=["codes"]).optimizer().train(3)
     for rank in build.ranks:
-        build.say(
+        build.add(
             rank,
             DigestRecord(
                 module=0,
@@ -121,8 +121,8 @@ def test_buffers_that_ddp_does_not_synchronise(tmp_path: Path, forwards: tuple[i
                 how="left alone",
             ),
         )
-    found = build.end().findings()
-    assert [finding.severity.value for finding in found] == ["note"] * notes
+    findings = build.end().findings()
+    assert [finding.severity.value for finding in findings] == ["note"] * notes
     if notes:
-        assert (found[0].parameter, found[0].ranks) == ("codes", (0, 1))
-        assert "broadcast_buffers=False" in found[0].cause
+        assert (findings[0].parameter, findings[0].ranks) == ("codes", (0, 1))
+        assert "broadcast_buffers=False" in findings[0].cause

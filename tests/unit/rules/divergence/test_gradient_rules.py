@@ -24,7 +24,7 @@ def start(folder: Path, world_size: int = 2) -> RunBuilder:
 
 def hook(build: RunBuilder, name: str) -> RunBuilder:
     for rank in build.ranks:
-        build.say(rank, CommHookRecord(0, name, 0))
+        build.add(rank, CommHookRecord(0, name, 0))
     return build
 
 
@@ -146,7 +146,7 @@ def test_ddp204_is_silent_about_a_rank_that_was_killed(tmp_path: Path) -> None:
 
 def test_ddp204_is_silent_about_a_probe_that_was_switched_off(tmp_path: Path) -> None:
     build = start(tmp_path)
-    build.say(1, FaultRecord(probe="gradients", entry="reduced", error="ValueError", where="", pid=1))
+    build.add(1, FaultRecord(probe="gradients", entry="reduced", error="ValueError", where="", pid=1))
     build.backward(1, {0: [1.0] * 3}, [3.0] * 3).apply(0, ranks=[0]).step(0).end()
     assert [finding.code for finding in build.findings()] == ["DDP605"]
 
@@ -157,7 +157,7 @@ def test_ddp204_under_join(tmp_path: Path, record: str) -> None:
     build = start(tmp_path)
     if record == "join":
         for rank in build.ranks:
-            build.say(rank, JoinRecord(0, 0))
+            build.add(rank, JoinRecord(0, 0))
     build.backward(1, LOCAL, MEAN).apply(0).step(0).backward(2, {0: [4.0] * 3}, [2.0] * 3)
     report = build.end().report()
     assert [finding for finding in report.findings if finding.code == "DDP204"] == []
@@ -263,7 +263,7 @@ def test_a_damaged_record_does_not_prevent_the_report(tmp_path: Path) -> None:
             replace(record, local="~~~") if rank and isinstance(record, BackwardRecord) else record
             for record in records
         ]
-        build.say(rank, EndRecord("exit", 2000.0))
+        build.add(rank, EndRecord("exit", 2000.0))
     assert build.report().verdict.value == "ok"
 
 

@@ -19,7 +19,7 @@ def test_the_same_fault_on_several_ranks_is_one_finding(
 ) -> None:
     build = RunBuilder(tmp_path, world_size).wrap()
     for rank in ranks:
-        build.say(rank, FAULT)
+        build.add(rank, FAULT)
     (finding,) = build.end().findings()
     assert (finding.code, finding.severity.value, finding.ranks) == ("DDP605", "note", ranks)
     assert "parameters.after_step failed" in finding.message
@@ -28,8 +28,8 @@ def test_the_same_fault_on_several_ranks_is_one_finding(
 
 def test_different_faults_are_different_findings(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap()
-    build.say(0, FAULT)
-    build.say(0, FaultRecord("structure", "forward", "KeyError: 'x'", "y.py:1"))
+    build.add(0, FAULT)
+    build.add(0, FaultRecord("structure", "forward", "KeyError: 'x'", "y.py:1"))
     assert len(build.end().findings("DDP605")) == 2
 
 

@@ -40,8 +40,8 @@ def clocks(part: str, late: bool, faults: int = 0, kernel: int = 0) -> list[Reco
 
 
 def gpu(rank: int, throttled: int = IDLE, clock: int | None = 1410) -> dict[str, Any]:
-    told = {"throttled": throttled, "busy": 90, "processes": {str(100 + rank): 1 << 30}}
-    return {"gpus": [told if clock is None else {**told, "clock": clock}]}
+    sample = {"throttled": throttled, "busy": 90, "processes": {str(100 + rank): 1 << 30}}
+    return {"gpus": [sample if clock is None else {**sample, "clock": clock}]}
 
 
 def finding(

@@ -59,7 +59,7 @@ def test_different_ignored_parameters(tmp_path: Path) -> None:
     for rank in build.ranks:
         ignored = ["body.bias"] if rank == 2 else []
         rows = build.rows([name for name in NAMES if name not in ignored])
-        build.say(rank, ModuleRecord(0, "Net", [0, 1, 2], 0, rows, [], ignored))
+        build.add(rank, ModuleRecord(0, "Net", [0, 1, 2], 0, rows, [], ignored))
     finding = build.end().only("DDP103")
     assert (finding.ranks, finding.parameter) == ((2,), "body.bias")
     assert "ignore different parameters" in finding.cause

@@ -13,7 +13,7 @@ from tests.helpers.run_builder import RunBuilder
 def changed(build: RunBuilder, change: str = "replaced", step: int = 1) -> RunBuilder:
     build.wrap().optimizer().train(step)
     for rank in build.ranks:
-        build.say(rank, StructureRecord(0, change, "head.weight", step, step))
+        build.add(rank, StructureRecord(0, change, "head.weight", step, step))
     return build
 
 
