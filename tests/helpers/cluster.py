@@ -46,7 +46,7 @@ class Interface:
 
 @dataclass
 class Cluster:
-    """`nodes`: the interfaces of each; ranks are dealt out to them in order."""
+    """`nodes`: the interfaces of each; ranks are assigned to them in order."""
 
     folder: Path
     nodes: Sequence[Sequence[Interface]]
@@ -66,9 +66,9 @@ class Cluster:
     ports: Mapping[int, tuple[int, list[int]]] = field(default_factory=dict)
     # Microseconds per step of waiting for communication; 0: no step times.
     wait: int = 0
-    # By node, on top of these.
+    # By node, in addition to these.
     own_samples: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    # By rank, on top of its steps.
+    # By rank, in addition to its steps.
     more_records: Mapping[int, Sequence[Record]] = field(default_factory=dict)
 
     def build(self) -> RunBuilder:
@@ -155,11 +155,11 @@ class Cluster:
                 **self.more_facts,
             },
         ]
-        for number_of_sample in range(self.steps * 2 + 10):
-            passed = number_of_sample / 2
+        for half_second in range(self.steps * 2 + 10):
+            passed = half_second / 2
             totals = {each.name: [round(passed * each.a_second)] * 2 + [0] * 4 for each in interfaces}
             ranks = {
-                str(rank): [100 + rank, (1 << 20) * (1 + number_of_sample), 5, 6]
+                str(rank): [100 + rank, (1 << 20) * (1 + half_second), 5, 6]
                 for rank in range(number * self.per_node, (number + 1) * self.per_node)
             }
             lines.append(

@@ -1,4 +1,4 @@
-"""How ranks ended: who died, who only followed, who was told to stop."""
+"""How ranks ended: deaths, consequences and requested stops."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_peers_may_raise_before_a_killed_rank_has_exited(build: RunBuilder) -> N
     ],
 )
 def test_a_rank_gone_after_its_peers_lost_the_connection_died(build: RunBuilder, complaint: str) -> None:
-    """It died before it was watched, and its parent took its signal away."""
+    """It died before the launcher observed it, so its signal is unknown."""
     build.end([0, 1], time=99.0, reason="raised", error=complaint)
     build.exited(2, 99.4)
     assert statuses(build) == ["raised", "raised", "died"]
@@ -109,7 +109,7 @@ def test_a_rank_gone_after_an_unrelated_exception_was_stopped(build: RunBuilder)
 def test_an_unobserved_exit_and_others_without_a_reason(
     build: RunBuilder, found_gone: bool, status: str
 ) -> None:
-    """As in forked ranks, whose launcher keeps their exceptions. Where its end was seen, the order tells."""
+    """As in forked ranks, whose launcher keeps their exceptions. If its exit was observed, the order decides."""
     build.end([0, 1], time=99.0, reason="raised", error="exit status 1")
     build.exited(2, 99.4, found_gone=found_gone)
     assert statuses(build) == ["raised", "raised", status]

@@ -243,7 +243,7 @@ class Folder:
         (path / "run.json").write_text(json.dumps(ended))
 
     def attempt(self, *errors: str | None, session: str, restart: int = 0, run_id: str = "") -> None:
-        """One rank for each error, the highest ended first; None: killed, without last words."""
+        """One rank for each error, the highest ended first; None: killed, without a last record."""
         suffix = f".{self._attempts}" if self._attempts else ""
         start = 1000.0 * (self._attempts + 1)
         self._attempts += 1

@@ -1,4 +1,4 @@
-"""Reading a run costs little memory, however long the job was."""
+"""Reading a run needs little memory, independent of its length."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_twenty_thousand_steps_of_four_ranks(tmp_path: Path) -> None:
     assert (steps, compared) == (STEPS, STEPS)
     assert findings == f"('DDP201', {STEPS - 5})"
     assert size > 30 << 20
-    # Twenty times the steps cost a chunk of each file, and less than a quarter of the whole.
+    # Twenty times the steps need one chunk of each file, less than a quarter of the total.
     assert grown << 10 < 8 << 20
 
 

@@ -1,4 +1,4 @@
-"""From bytes to values and places."""
+"""Decoding of tensor bytes, and indices of differing elements."""
 
 from __future__ import annotations
 

@@ -164,17 +164,17 @@ def test_a_write_in_one_run_only(tmp_path: Path) -> None:
 def test_effects_of_a_split(tmp_path: Path) -> None:
     factors = {0: (1.3, 0.8, 1.1)}
     suspects = against_one(tmp_path, factors=factors, rows=128, uneven=8).suspects
-    told = {one.what: (one.a, one.b) for one in suspects}
-    assert told["rows of the global batch"] == (32, 104)
-    assert told["rows of each rank, which averages over its own"] == ("32", "32, 24, 24, 24")
-    assert not any("BatchNorm" in what for what in told)
+    causes = {one.what: (one.a, one.b) for one in suspects}
+    assert causes["rows of the global batch"] == (32, 104)
+    assert causes["rows of each rank, which averages over its own"] == ("32", "32, 24, 24, 24")
+    assert not any("BatchNorm" in what for what in causes)
 
 
 def test_batch_norm_depends_on_the_split(tmp_path: Path) -> None:
     a = build(tmp_path / "a", 1, buffers=("bn.running_mean",)).save()
     b = build(tmp_path / "b", 4, buffers=("bn.running_mean",), factors={0: (1.3, 0.8, 1.1)}).save()
-    told = {one.what: (one.a, one.b) for one in compare_runs(a, b).suspects}
-    assert told["BatchNorm normalises on each rank"] == ("over 32 rows", "over 8 rows")
+    causes = {one.what: (one.a, one.b) for one in compare_runs(a, b).suspects}
+    assert causes["BatchNorm normalises on each rank"] == ("over 32 rows", "over 8 rows")
 
 
 def test_not_finite_in_one_run_only(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_ratios_of_settings() -> None:
         (["float32", "float64"], False, 2.0**-8),
         # The records' own resolution.
         (["float64"], False, 2.0**-20),
-        # A GradScaler tells that fp32 parameters are trained in fp16.
+        # A GradScaler shows that fp32 parameters are trained in fp16.
         (["float32"], True, LARGEST),
         (["float32", "bfloat16"], False, LARGEST),
         (["something new"], False, LARGEST),

@@ -106,7 +106,7 @@ def test_limits_of_control_groups(tmp_path: Path) -> None:
     (first / "cpu,cpuacct" / "cpu.cfs_quota_us").write_text("200000\n")
     (first / "cpu,cpuacct" / "cpu.cfs_period_us").write_text("100000\n")
     own.write_text("4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n2:pids:/\n")
-    # The path is that of the host; in the container only the top is seen.
+    # The path is that of the host; in the container only the root exists.
     assert (memory_limit(first, own), processor_limit(first, own)) == (None, 2.0)
     assert (memory_limit(tmp_path / "none", own), processor_limit(tmp_path / "none", own)) == (None, None)
 

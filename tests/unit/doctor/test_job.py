@@ -1,4 +1,4 @@
-"""Checks of the ranks of a job against each other, and what becomes of all that checks say."""
+"""Checks that compare the ranks of a job, and merged diagnoses."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_clocks() -> None:
         ("node1",),
         True,
     )
-    # A slow answer says little.
+    # A slow answer is imprecise.
     unsure = replace(context, clocks=(replace(context.clocks[0], offset=1.5, uncertainty=1.0),))
     assert problems(unsure, "clocks") == []
 

@@ -1,4 +1,4 @@
-"""Checks of one machine: in good order, and not."""
+"""Checks of one machine, healthy and with problems."""
 
 from __future__ import annotations
 

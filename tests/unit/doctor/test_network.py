@@ -1,4 +1,4 @@
-"""Checks of names, interfaces and networks: in good order, and not."""
+"""Checks of host names, interfaces and networks, healthy and with problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks of the doctor that meet over a store: everybody hears the same, and nobody waits for ever."""
+"""The exchange between ranks over a store: all receive the same report, and no rank waits forever."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_failed_connections() -> None:
     gone, here = Listener("127.0.0.1"), Listener("127.0.0.1")
     left = gone.described()
     gone.close()
-    # Another one listens at the address and port that a host gave of itself, as at 127.0.1.1 on every host.
+    # Another process listens at the address and port of a host, as at 127.0.1.1 on every host.
     mistaken = {**here.described(), "token": "of another host"}
     calls = connect_to_others("node0", [("node1", left), ("node2", mistaken), ("node3", here.described())])
     assert [call.reason for call in calls] == [

@@ -1,4 +1,4 @@
-"""What the doctor found, on a terminal and as JSON; and the mistakes of a command line."""
+"""The doctor's report on a terminal and as JSON, and invalid command lines."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_ascii_where_nothing_else_can_be_shown() -> None:
         (None, "ib0"),
         ("eth", "eth0"),
         ("=eth1", "eth1"),
-        # Excluding something else lets the loopback in.
+        # A list of exclusions does not exclude the loopback.
         ("^ib,docker", "lo"),
         ("^ib,docker,lo", "eth0"),
         ("^=ib0,docker0,eth0,lo", "eth1"),

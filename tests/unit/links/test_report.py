@@ -27,9 +27,11 @@ def survey(nodes: int, slow: str = "", per_node: int = 1) -> LinksReport:
             for y in a.ranks
             if x != y
         ]
-    found = find_slow_links(hosts, links, 1.5)
+    explanations = find_slow_links(hosts, links, 1.5)
     swept = (AllReduce(1 << 20, 0.1, 1e7, 2e7),)
-    return LinksReport("gloo", tuple(hosts), tuple(links), swept, tuple(found), 1.5, 12.0, slow=bool(found))
+    return LinksReport(
+        "gloo", tuple(hosts), tuple(links), swept, tuple(explanations), 1.5, 12.0, slow=bool(explanations)
+    )
 
 
 def test_the_slow_host_is_reported() -> None:

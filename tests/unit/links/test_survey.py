@@ -1,4 +1,4 @@
-"""A suspicion is measured again, and once more later: what goes away by then is not told."""
+"""A suspected slow link is measured again, twice; only what remains is reported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def look(kind: int) -> list[MeasuredLink]:
 
 
 def surveyed(monkeypatch: pytest.MonkeyPatch, *kinds: int) -> tuple[LinksReport, int]:
-    """The report of one rank that sees these looks in turn, and how many were left unused."""
+    """The report of one rank that gets these measurements in turn, and how many were left unused."""
     left = [look(kind) for kind in kinds]
     monkeypatch.setattr(module, "_nodes", lambda: NODES)
     monkeypatch.setattr(module, "_measure_all", lambda *_: left.pop(0))

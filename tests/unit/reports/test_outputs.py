@@ -1,4 +1,4 @@
-"""Further reports: one that fails costs neither the others nor the verdict."""
+"""Further reports: if one fails, the others and the verdict are not affected."""
 
 from __future__ import annotations
 

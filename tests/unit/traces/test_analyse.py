@@ -1,4 +1,4 @@
-"""From events to figures, on traces small enough to reckon by hand."""
+"""From events to figures, on small traces computed by hand."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_waiting_and_the_last_rank(tmp_path: Path) -> None:
         [*all_reduce(40, 101), *all_reduce(290, 300), *all_reduce(399, 410)],
     )
     assert [rank.wait_ns for rank in result.ranks] == [130_000, 90_000, 51_000]
-    # Two came together at the last one: nobody waited for either alone.
+    # Two came together at the last one: no rank waited for one of them only.
     assert [rank.last_arrivals for rank in result.ranks] == [0, 1, 1]
     assert result.transfer_ns == 30_000
     assert [each.skew_ns for each in result.collectives] == [90_000, 90_000, 1_000]
@@ -163,11 +163,11 @@ def test_waiting_and_the_last_rank(tmp_path: Path) -> None:
 
 
 def test_sequence_numbers_match_what_order_cannot(tmp_path: Path) -> None:
-    seen = [described(8, Seq=number) for number in range(3)]
+    arguments = [described(8, Seq=number) for number in range(3)]
     result = result_of(
         tmp_path,
-        [*all_reduce(0, 10, **seen[0]), *all_reduce(20, 30, **seen[1])],
-        [*all_reduce(25, 30, **seen[1]), *all_reduce(40, 50, **seen[2])],
+        [*all_reduce(0, 10, **arguments[0]), *all_reduce(20, 30, **arguments[1])],
+        [*all_reduce(25, 30, **arguments[1]), *all_reduce(40, 50, **arguments[2])],
     )
     assert (result.matched, result.unmatched) == (1, 2)
     assert [rank.wait_ns for rank in result.ranks] == [5_000, 0]
@@ -274,12 +274,12 @@ def test_folders_and_archives(tmp_path: Path) -> None:
 
 def test_an_archive_that_is_cut_off(tmp_path: Path) -> None:
     for path in packed(tmp_path)[1:]:
-        whole = path.read_bytes()
-        # A plain archive has 10 kB for its end alone, of which nobody misses anything.
-        within = 3000 if path.suffix == ".tar" else len(whole)
+        data = path.read_bytes()
+        # The last 10 kB of a plain archive are padding.
+        within = 3000 if path.suffix == ".tar" else len(data)
         for share in range(1, 10):
             cut = path.with_name(f"cut-{path.name}")
-            cut.write_bytes(whole[: within * share // 10])
+            cut.write_bytes(data[: within * share // 10])
             with pytest.raises(TraceUnreadable, match=r"cut off|not a complete tar archive|no trace in"):
                 load([cut])
 
@@ -290,27 +290,27 @@ def test_a_folder_names_its_bad_files(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text(json.dumps({"lr": 0.1}))
     loaded: LoadedTraces = load([tmp_path])
     assert [trace.rank for trace in loaded.traces] == [0]
-    assert [said.partition(" is ")[2].partition(":")[0] for said in loaded.left_out] == [
+    assert [message.partition(" is ")[2].partition(":")[0] for message in loaded.left_out] == [
         "cut off",
         "JSON but not a trace",
     ]
 
 
 @pytest.mark.parametrize(
-    ("events", "said"),
+    ("events", "message"),
     [
         ([], "contains no communication"),
         (kernel("gemm", 0, 1), "contains no communication"),
         ([span("user_annotation", "nccl:all_reduce", 0, 1)], "record the trace with ProfilerActivity.CUDA"),
     ],
 )
-def test_no_communication(tmp_path: Path, events: list[Event], said: str) -> None:
-    with pytest.raises(TraceWithoutCommunication, match=said):
+def test_no_communication(tmp_path: Path, events: list[Event], message: str) -> None:
+    with pytest.raises(TraceWithoutCommunication, match=message):
         load([write(tmp_path / "rank0.json", events)])
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("all.tar", b"no archive", "is not a complete tar archive"),
         ("rank0.json.gz", b"\x1f\x8b\x08\x00", "cut off"),
@@ -321,9 +321,9 @@ def test_no_communication(tmp_path: Path, events: list[Event], said: str) -> Non
         ),
     ],
 )
-def test_bad_files(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+def test_bad_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(TraceUnreadable, match=said):
+    with pytest.raises(TraceUnreadable, match=message):
         load([tmp_path / name])
 
 

@@ -1,4 +1,4 @@
-"""Events come out whole and in order, whatever the window cuts through and however the file is laid out."""
+"""Events are complete and in order, for any chunk size and file layout."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ texts = st.text(alphabet='ab"\\{}[],: \n\u2603', max_size=12)
 @given(st.lists(texts, max_size=20), st.sampled_from([None, 1, 2]), st.sampled_from([1, 7, 64, 1000, 10**6]))
 def test_chunks_may_cut_anywhere(names: list[str], indent: int | None, window: int) -> None:
     text = json.dumps(document(names, baseTimeNanoseconds=5), indent=indent).encode()
-    found, facts = read(text, window)
-    assert found == names
+    names_read, facts = read(text, window)
+    assert names_read == names
     assert facts == {"base_time_nanoseconds": 5}
 
 
@@ -82,7 +82,7 @@ def test_known_errors_of_profilers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (b"", "does not begin like JSON"),
         (b"\x00\x01\x02", "does not begin like JSON"),
@@ -96,15 +96,15 @@ def test_known_errors_of_profilers() -> None:
     ],
 )
 @pytest.mark.parametrize("window", [16, 10**6])
-def test_no_trace(text: bytes, said: str, window: int) -> None:
-    with pytest.raises(TraceUnreadable, match=said) as raised:
+def test_no_trace(text: bytes, message: str, window: int) -> None:
+    with pytest.raises(TraceUnreadable, match=message) as raised:
         read(text, window)
     assert str(raised.value).startswith("the file ")
 
 
 def test_compressed_data_that_ends_too_early() -> None:
-    whole = gzip.compress(json.dumps(document(["name"] * 500)).encode(), mtime=0)
-    reader = EventReader(gzip.GzipFile(fileobj=io.BytesIO(whole[:-20])), "the file", NOTHING_DROPPED)  # type: ignore[arg-type]
+    compressed = gzip.compress(json.dumps(document(["name"] * 500)).encode(), mtime=0)
+    reader = EventReader(gzip.GzipFile(fileobj=io.BytesIO(compressed[:-20])), "the file", NOTHING_DROPPED)  # type: ignore[arg-type]
     with pytest.raises(TraceUnreadable, match="compressed data ends too early"):
         list(reader)
 

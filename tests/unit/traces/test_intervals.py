@@ -1,4 +1,4 @@
-"""Unions of intervals against painting every nanosecond."""
+"""Unions of intervals, compared with sets of nanoseconds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ddpcheck.traces.intervals import Cover, Interval
 
-moments = st.integers(min_value=-20, max_value=60)
-intervals = st.lists(st.tuples(moments, moments), max_size=12)
+times = st.integers(min_value=-20, max_value=60)
+intervals = st.lists(st.tuples(times, times), max_size=12)
 
 
 def painted(pieces: list[Interval]) -> set[int]:
@@ -36,7 +36,7 @@ def test_shared(one: list[Interval], other: list[Interval]) -> None:
     assert Cover(one).shared(Cover(other)) == Cover(other).shared(Cover(one)) == both
 
 
-@given(intervals, moments, moments)
+@given(intervals, times, times)
 def test_within(pieces: list[Interval], start: int, end: int) -> None:
     assert Cover(pieces).within(start, end) == len(painted(pieces) & painted([(start, end)]))
 

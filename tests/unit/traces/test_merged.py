@@ -1,4 +1,4 @@
-"""One timeline of all ranks: clocks set right, and a file that viewers accept."""
+"""One timeline of all ranks: clocks are corrected, and viewers accept the file."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_an_offset_is_taken_out(tmp_path: Path, offset_us: float) -> None:
     assert clock.corrected
     assert abs(clock.offset_ns - offset_us * 1000) < 50_000
     assert [rank.rank for rank in result.ranks if rank.clock and rank.clock.corrected] == [1]
-    # What was found without an offset is found again.
+    # The results without an offset are reproduced.
     assert [rank.last_arrivals for rank in result.ranks] == [0, 0, 0, 5]
     assert abs((result.ranks[1].wait_ns or 0) - 500_000) < 50_000
     aligned = on_one_clock(loaded.traces, {rank.rank: rank.clock for rank in result.ranks})
@@ -68,7 +68,7 @@ def test_an_offset_is_taken_out(tmp_path: Path, offset_us: float) -> None:
 
 
 def test_scatter_is_not_an_offset(tmp_path: Path) -> None:
-    # Ends that lie anywhere say nothing about clocks.
+    # Random ends say nothing about clocks.
     scatter = random.Random(0)
     files = []
     for rank in range(2):
@@ -88,7 +88,7 @@ def merged(tmp_path: Path, name: str = "all.json", offset_us: float = 0.0) -> di
 
 
 def check_rules(events: list[dict[str, Any]]) -> None:
-    """What chrome://tracing and Perfetto ask of a file."""
+    """Requirements of chrome://tracing and Perfetto."""
     lanes: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     flows: dict[int, dict[str, dict[str, Any]]] = defaultdict(dict)
     for event in events:

@@ -49,7 +49,7 @@ def test_the_first_disagreement_is_kept_and_all_are_counted() -> None:
     agreement = Agreement()
     for step in range(5):
         for rank in range(4):
-            agreement.add(rank, FOUR, digest_record("odd" if rank == 2 and step >= 3 else "same", step))
+            agreement.add(rank, FOUR, digest_record("other" if rank == 2 and step >= 3 else "same", step))
     stats = agreement.stats_of(FOUR, Stage.PARAMS, TensorKind.PARAMETERS)
     assert (stats.compared, stats.differing) == (5, 2)
     assert stats.first is not None
@@ -69,7 +69,7 @@ def test_nothing_is_compared_before_all_ranks_reported() -> None:
 def test_a_rank_that_has_ended_is_not_waited_for() -> None:
     agreement = Agreement()
     for rank in range(3):
-        agreement.add(rank, FOUR, digest_record("odd" if rank == 1 else "same", 7))
+        agreement.add(rank, FOUR, digest_record("other" if rank == 1 else "same", 7))
     agreement.end_rank(3)
     disagreement = first(agreement)
     assert disagreement.outlier_ranks() == (1,)  # type: ignore[attr-defined]
@@ -121,7 +121,7 @@ def test_hyperparameters_and_forwards_are_compared_as_well() -> None:
 
 
 def wrapped(agreement: Agreement, step: int) -> None:
-    """Both ranks stand alike up to `step`."""
+    """Both ranks have the same parameters up to `step`."""
     for rank in (0, 1):
         agreement.add(rank, TWO, digest_record("w", -1, Stage.INIT_AFTER, optimizer=None))
     for each in range(step):
@@ -182,20 +182,20 @@ def test_memory_stays_constant_over_ten_thousand_steps() -> None:
         for rank in range(4):
             if number % 10 == 0:
                 agreement.add(rank, FOUR, digest_record("r", number, Stage.REWRITTEN))
-            agreement.add(rank, FOUR, digest_record("odd" if rank == 1 and number > 50 else "same", number))
+            agreement.add(rank, FOUR, digest_record("other" if rank == 1 and number > 50 else "same", number))
         most = max(most, held(agreement))
     assert most == 0
     assert agreement.stats_of(FOUR, Stage.PARAMS, TensorKind.PARAMETERS).compared == 10_000
 
 
 def test_a_rank_that_never_reports_does_not_block_the_others() -> None:
-    """It may be on a node whose records are elsewhere: its neighbours must still be compared, as they run."""
+    """It may be on a node whose records are elsewhere: its neighbours must still be compared while the job runs."""
     agreement = Agreement()
     most = 0
     for number in range(10_000):
         for rank in range(3):
             agreement.add(
-                rank, FOUR, digest_record("odd" if rank == 1 and number == 5000 else "same", number)
+                rank, FOUR, digest_record("other" if rank == 1 and number == 5000 else "same", number)
             )
         most = max(most, held(agreement))
     assert most < 5000

@@ -79,7 +79,7 @@ def all_reduced(ranks: list[torch.Tensor], order: int, division: int, divisor: i
     return add(ranks) / divisor if division == 2 else add(ranks) * (1 / divisor)
 
 
-# Gradients of every kind, cut from pools: making random numbers costs more than checking them.
+# Gradients of every kind, cut from pools: creating random numbers takes longer than checking them.
 
 
 @cache
@@ -160,7 +160,7 @@ def test_no_false_alarm(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("world", [2, 3, 7])
 def test_no_false_alarm_over_many_blocks(dtype: torch.dtype, world: int) -> None:
-    # Equal errors in every block are the worst that can happen to signs that repeat.
+    # Equal errors in every block are the worst case for signs that repeat.
     size = 12 * BLOCK + 77
     draw = random.Random(world)
     for ranks in (
@@ -273,7 +273,7 @@ def test_one_element_of_any_size() -> None:
         assert rates_caught(dtype, 400, ELEMENT, size=size)["0.01"] >= least
 
 
-# One parameter in half precision leaves errors room to hide; what is wrong with all parameters shows in many.
+# In half precision an error in one parameter may be below the bound; an error in all parameters exceeds it in many.
 @pytest.mark.parametrize(("dtype", "least"), [(torch.float16, 0.9), (torch.bfloat16, 0.45)], ids=str)
 def test_half_precision(dtype: torch.dtype, least: float) -> None:
     rates = rates_caught(dtype, 600, [*WHOLE, "an exponent bit"])

@@ -91,7 +91,7 @@ def test_partial_sums_are_those_of_one_rank_after_the_other(ranks: int) -> None:
     draw = random.Random(ranks)
     sketches = unpack(pack(Sketch(0.0, draw.choice([1.0, 2.0, draw.random()]), 0, 1) for _ in range(ranks)))
     norms = sorted((one.norm for one in sketches), reverse=True)
-    # All sums of two and more, but for the last, which is of all.
+    # All partial sums of two or more ranks except the total.
     expected = sum(list(accumulate(norms))[1:-1])
     assert parts_of(sketches).partial == pytest.approx(expected, rel=1e-12, abs=1e-12)
 

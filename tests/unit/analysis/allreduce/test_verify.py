@@ -73,7 +73,7 @@ def test_a_sum_that_was_not_divided() -> None:
     assert (first.number, first.step, NAMES[first.index]) == (2, 1, "body.weight")
     assert first.outcome.error == pytest.approx(2.0, rel=1e-6)
     assert (ranks.stats.checked, ranks.stats.mismatches, ranks.stats.unreduced) == (2, 1, 0)
-    # What every rank holds alike is no parting.
+    # Equal results on all ranks are not a divergence.
     assert ranks.stats.diverged is None
 
 
@@ -146,7 +146,7 @@ def test_where_a_nan_began() -> None:
         "head.weight",
         7,
     )
-    # It went in, it came out: the mean holds.
+    # The local gradients and the result both have it: the mean is correct.
     assert ranks.stats.mismatches == 0
 
 
@@ -275,7 +275,7 @@ def test_pending_values_are_bounded_behind_a_silent_rank(
         record = BackwardRecord(number=number, step=number - 1, local=local, reduced=reduced, root="a")
         ranks.verifier.add(0, ranks.module, record, ranks.description, ranks.ended)
         assert len(ranks.verifier._pending) <= 64
-    # Whether the other was only slow cannot be told: no word of a wrong mean.
+    # The other rank may only be slow, so no wrong mean is reported.
     assert (ranks.stats.checked, ranks.stats.mismatches) == (0, 0)
 
 

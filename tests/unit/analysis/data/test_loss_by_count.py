@@ -1,4 +1,4 @@
-"""Whether losses grow with the counts behind them: told where it is clear, and only there."""
+"""Tests whether losses grow with the counts; inconclusive data are not reported."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_unknown_values_are_omitted() -> None:
 
 
 def test_harder_data_on_the_rank_with_more_is_not_a_sum() -> None:
-    """Counts differ by a quarter all along, and so do the losses, by a fifth."""
+    """Counts always differ by a quarter, and losses by a fifth."""
     hard = {10: 1.2, 8: 1.0, 9: 1.1}
     assert not judged(
         lambda _, rank: (10, 8, 9)[rank], lambda level, count, total: level * hard[count], noise=0.01

@@ -1,4 +1,4 @@
-"""How an epoch was dealt out, and which batches ranks shared: counted exactly from what they wrote."""
+"""How an epoch was split and which batches ranks shared, counted from their records."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_map_that_unpacks_to_too_many_bytes_is_truncated() -> None:
 
 
 def compared(rows: list[tuple[str, ...]], variety: int = 64) -> ModuleBatches:
-    """One row a forward: what each rank's batch digests to."""
+    """One row per forward: the batch digest of each rank."""
     batches = ModuleBatches()
     for forward, row in enumerate(rows):
         records = {
@@ -103,7 +103,7 @@ def compared(rows: list[tuple[str, ...]], variety: int = 64) -> ModuleBatches:
         # One coincidence among many.
         ([(f"b{n}", f"c{n}") for n in range(20)] + [("x", "x")], 64, Sameness.NONE),
         ([(f"b{n}", f"c{n}") for n in range(20)] + [("x", "x"), ("y", "y")], 64, Sameness.NOW_AND_THEN),
-        # Little batches meet by chance.
+        # Small batches may be equal by chance.
         ([("a", "a"), ("b", "b"), ("c", "d"), ("e", "f"), ("g", "h")], 6, Sameness.NONE),
         ([("a", "a"), ("b", "b"), ("c", "d")], 6, Sameness.DUPLICATED),
         ([(f"{n}", f"{n}") for n in range(50)], 2, Sameness.NONE),

@@ -148,7 +148,7 @@ def test_a_change_of_structure_takes_precedence(tmp_path: Path) -> None:
 
 
 def test_a_change_of_structure_is_not_a_wrong_reduction(tmp_path: Path) -> None:
-    """Gradients of a parameter that the reducer does not know rightly differ, whatever the learning rate."""
+    """Gradients of a parameter that the reducer does not know differ as expected, at any learning rate."""
     build = start(tmp_path).apply(0).step(0)
     for rank in build.ranks:
         build.add(rank, StructureRecord(0, "unfrozen", "head.weight", 1, 2))

@@ -28,7 +28,7 @@ def state(build: RunBuilder) -> None:
     )
 
 
-# In the order in which they take precedence; each leaves its mark before step 3.
+# In the order in which they take precedence; each shows in the records before step 3.
 CAUSES: list[tuple[str, str, Callable[[RunBuilder], None] | None]] = [
     ("DDP104", "replaced", unknown_to_reducer),
     ("DDP207", "a step was skipped on rank 1", None),

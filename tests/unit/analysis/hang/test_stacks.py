@@ -71,10 +71,10 @@ def test_a_collective_has_the_name_that_the_user_called() -> None:
     [
         [],
         [USER, MAIN],
-        # A module at work inside DDP's forward, and a hook of the user's inside a backward.
+        # A module that computes inside DDP's forward, and a user's hook inside a backward.
         [[f"{TORCH}/nn/modules/conv.py", 370, "_conv_forward"], [DDP, 1886, "forward"], USER],
         [["/home/me/hooks.py", 3, "hook"], *BACKWARD],
-        # Named alike, but nothing of torch's.
+        # The same names, but not torch's files.
         [["/home/me/distributed_c10d.py", 3, "barrier"], USER],
     ],
 )
@@ -87,7 +87,7 @@ def test_the_users_line() -> None:
     assert user_frame(BUFFERS) == USER
     trainer = ["/env/lib/python3.11/site-packages/lightning/trainer.py", 9, "fit"]
     assert user_frame([BARRIER[0], trainer, USER]) == USER
-    # A program that lies in a library altogether, as with `python -m`.
+    # A program that is itself a library, as with `python -m`.
     assert user_frame([BARRIER[0], trainer]) == trainer
     assert user_frame([BARRIER[0]]) is None
 

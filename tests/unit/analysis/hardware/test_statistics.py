@@ -1,4 +1,4 @@
-"""What is kept of a node's samples, however many there are."""
+"""Statistics of a node's samples, with bounded memory."""
 
 from __future__ import annotations
 

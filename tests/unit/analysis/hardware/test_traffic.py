@@ -1,4 +1,4 @@
-"""Bytes a step, measured and expected."""
+"""Bytes per step, measured and expected."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_without_samples_there_is_nothing(tmp_path: Path) -> None:
 
 
 def test_damaged_logs_do_not_prevent_the_report(tmp_path: Path) -> None:
-    """Every value of a log is replaced by something else, now and then."""
+    """Values of a log are replaced at random."""
     cluster = Cluster(tmp_path, [lan(0), lan(1)], steps=20, more_samples=GPU_SAMPLES)
     cluster.more_facts = GPU_FACTS
     cluster.build()

@@ -1,4 +1,4 @@
-"""The state of a run under way, from records that are still growing."""
+"""The state of a running job, from records that still grow."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_state_before_the_first_rank(tmp_path: Path) -> None:
 def test_a_healthy_run(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path, 4).wrap().optimizer().train(7)
     for rank in builder.ranks:
-        # Rank 2 is late: it has nobody to wait for.
+        # Rank 2 is late: it waits for no other rank.
         builder.add(rank, clocks(10_000, 500 if rank == 2 else 2500))
         builder.add(rank, MemoryRecord(6, host=(200 + rank) * MB, high=300 * MB))
     state = state_of(builder)

@@ -1,4 +1,4 @@
-"""Growth, unevenness and savings: what is told, and all the lively memory of sound jobs that is not."""
+"""Growth, uneven memory and savings, and healthy jobs with varying memory that are not reported."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ HEALTHY: dict[str, Callable[[int], float]] = {
     "saw": lambda step: BASE + step % 50 * 10 * MIB,
     "evaluation": lambda step: BASE + (step % 40 == 39) * 2000 * MIB,
     "small": lambda step: BASE + step * 0.3 * MIB,
-    "small against the whole": lambda step: 100 * BASE + step * MIB,
+    "small compared with the total": lambda step: 100 * BASE + step * MIB,
     "shrinks": lambda step: 2 * BASE - step * 2 * MIB,
 }
 
@@ -68,7 +68,7 @@ def test_memory_of_a_healthy_job_is_not_a_leak(name: str, steps: int) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_random_walks_and_growing_inputs_are_not_a_leak(seed: int) -> None:
-    """Memory that follows the longest input so far grows too, ever more slowly; and noise goes anywhere."""
+    """Memory that follows the longest input so far grows more and more slowly; noise may go in any direction."""
     chance = random.Random(seed)
     longest, walk, held = 0.0, 0.0, Series()
     for step in range(chance.choice([30, 80, 300])):
@@ -125,7 +125,7 @@ def test_ddp501_uneven(tmp_path: Path) -> None:
     "host",
     [
         lambda rank, step: BASE + rank * 400 * MIB,  # much, but not on a host
-        lambda rank, step: 100 * BASE + rank * 1000 * MIB,  # little against the whole
+        lambda rank, step: 100 * BASE + rank * 1000 * MIB,  # little compared with the total
         lambda rank, step: BASE + (rank == 1 and step < 30) * 2000 * MIB,  # only at the start
     ],
 )
@@ -154,7 +154,7 @@ def test_ddp501_ignores_sharded_state(tmp_path: Path) -> None:
 
 
 def test_ddp501_on_a_device(tmp_path: Path) -> None:
-    """On a device torch's figures count, and less of a difference is told."""
+    """On a device torch's figures count, and smaller differences are reported."""
     build = RunBuilder(tmp_path, 2).wrap().train(2)
     for rank in range(2):
         for step in range(30):

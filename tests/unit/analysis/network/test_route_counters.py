@@ -1,4 +1,4 @@
-"""What went between two addresses: all of it counts, however long the job was."""
+"""Traffic between two addresses: totals stay exact in long jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The slow link among others, from what connections gave while they were asked."""
+"""The slow-link detector, with the throughput of connections while busy."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def link(
 
 
 def ring(nodes: int, megabits: dict[tuple[int, int], float], usual: float = 800.0) -> list[NodeLink]:
-    """What a ring AllReduce does: as many bytes over every link, and all wait for the slowest."""
+    """Ring AllReduce: the same bytes over every link, and all links wait for the slowest."""
     pairs = [(node, (node + 1) % nodes) for node in range(nodes)]
     slowest = min(megabits.get(pair, usual) for pair in pairs)
     outlier = []
     for pair in pairs:
         rate = megabits.get(pair, usual)
-        # Links that were idle give more at first than their limit.
+        # Links that were idle exceed their limit at first.
         outlier.append(
             link(
                 *pair, rate if rate == slowest else 5 * rate, slowest / rate * (1 if rate == slowest else 0.2)
@@ -82,7 +82,7 @@ def test_a_link_that_is_slow_but_hardly_used() -> None:
 
 
 def test_a_short_burst_is_not_a_slow_link() -> None:
-    """Somebody else's traffic for two seconds of twenty."""
+    """Traffic of another job for two of twenty seconds."""
     good = [link(node, (node + 1) % 4, 800, 0.2) for node in range(4)]
     intervals = [(20_000_000, 0.2)] * 18 + [(20_000_000, 9.0)] * 2
     bad = NodeLink("n3", "n0", 400_000_000, sum(busy for _, busy in intervals), SECONDS, tuple(intervals))

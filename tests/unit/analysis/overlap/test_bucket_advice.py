@@ -1,4 +1,4 @@
-"""Buckets by DDP's rule, and what is advised: against cases reckoned by hand and a known link."""
+"""DDP's bucket rule and the advice, against cases computed by hand and a known link."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Job:
         ]
 
     def backward_ns(self, limits: list[int]) -> float:
-        """What another layout takes on the true link."""
+        """The time of another layout on the true link."""
         return max(self.link.finish(laid_out(self.gradients, limits)), self.gradients[-1].ready_ns)
 
     def advice(self) -> object:

@@ -1,4 +1,4 @@
-"""When ranks computed: short pauses are closed, others stay, and very many ranks are left out."""
+"""Compute intervals: short gaps are closed, and very many ranks are left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A link fitted to reductions: known ones are found again, and what cannot be told is not made up."""
+"""Link models fitted to reductions: known links are recovered, and insufficient data gives no fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 1 << 20
 def seen_on(
     true: LinkModel, buckets: list[Bucket], noise: float = 0.0, seed: int = 0
 ) -> list[ObservedReduction]:
-    """Four backwards, the times of which scatter by that share."""
+    """Four backwards whose times vary by that share."""
     chance = random.Random(seed)
     observed = []
     for bucket, (start, end) in zip(buckets, true.reduce(buckets), strict=True):
@@ -39,13 +39,13 @@ def test_a_known_link_is_found_again(kind: LinkModel, spacing: int) -> None:
     if kind == LinkModel(0, 0):
         assert fit.link.latency_ns == pytest.approx(2 * MS, rel=0.5)
     else:
-        # Behind the bytes of the other reduction hardly any of it can be seen.
+        # The transfer of the other reduction hides nearly all of it.
         assert 0 <= fit.link.latency_ns < 3 * MS
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_overlapping_reductions_do_not_imply_a_latency(seed: int) -> None:
-    # The second begins while the first moves bytes: 300 ms on a faster link would look the same as none.
+    # The second begins while the first moves bytes: 300 ms on a faster link would fit as well as none.
     buckets = [Bucket(5_322_240, 970 * MS), Bucket(1_774_080, 1334 * MS)]
     fit = fitted(GlooLink(0, 0), seen_on(GlooLink(3 * MS, 170), buckets, 0.05, seed))
     assert fit is not None
@@ -63,7 +63,7 @@ def test_a_significant_latency_is_fitted(seed: int) -> None:
 
 
 def test_short_reductions_do_not_decide_the_bandwidth() -> None:
-    # As measured on 25 Mbit/s: the link's buffer takes 64 KiB at once, which is a lot of the small one.
+    # As measured on 25 Mbit/s: the buffer of the link takes 64 KiB at once, a large share of the small reduction.
     observed = [
         ObservedReduction(Bucket(263_168, 0), 69 * MS, 5 * MS),
         ObservedReduction(Bucket(3_150_848, 800 * MS), 1234 * MS, 48 * MS),

@@ -1,4 +1,4 @@
-"""The start-up: stages add up, and the scenario is told by what was measured."""
+"""The start-up: stages add up, and the scenario follows from measurements."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_scenario_a_every_rank_reads_the_same_file(tmp_path: Path) -> None:
 
 
 def test_scenario_a_on_two_nodes(tmp_path: Path) -> None:
-    """The page cache serves its own node: storage is asked once on each."""
+    """Each node has its own page cache and reads from storage once."""
     build = RunBuilder(tmp_path, 4).wrap().train(1)
     for rank in range(4):
         header = build.records[rank][0]
@@ -177,7 +177,7 @@ def test_copies_to_a_device(tmp_path: Path) -> None:
     slow = StartupRecord("copy", 106.0, 1.0, via="Module.to", bytes=SIZE, device=SIZE, moved=SIZE)
     startup = report(tmp_path, [way(copy), way(slow)])
     assert (startup["copied_bytes"], startup["copy_rate"]) == (2 * SIZE, 500 * MB)
-    # What a device is asked to do is not done when the call returns.
+    # Work on a device is not complete when the call returns.
     assert startup["broadcast_rate"] is None
     assert startup["ranks"][0]["device_memory"] == {"copy": SIZE}
 

@@ -1,4 +1,4 @@
-"""Page faults that take a good part of the step."""
+"""Page faults that take a large share of the step."""
 
 from __future__ import annotations
 

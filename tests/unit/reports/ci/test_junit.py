@@ -1,4 +1,4 @@
-"""JUnit XML: true to the schema that Jenkins publishes, and to what was and was not looked at."""
+"""JUnit XML: true to the schema that Jenkins publishes, and to what was and was not checked."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_counts_are_those_of_the_cases() -> None:
 
 
 def test_unchecked_codes_are_skipped_and_not_passed() -> None:
-    # This run was recorded before gradients were looked at.
+    # This run was recorded before gradients were checked.
     by_name = cases(stored("1-learning-rate"))
     assert outcome(by_name["ddpcheck.DDP204"]) == "skipped"
     assert outcome(by_name["ddpcheck.DDP201"]) == "passed"

@@ -136,7 +136,7 @@ def test_the_layout_puts_all_ranks_in_one_chart(runs: dict[str, EventAccumulator
     tags = {tag for events in runs.values() for tag in events.Tags()["tensors"]}
     shown = {tag for tag in tags for pattern in patterns if re.match(pattern, tag)}
     assert {"agreement/agree", "loss/loss", "step_time/step_ms", "memory/after_step_MiB"} <= shown
-    # Nothing is drawn that this job does not have, and what belongs together stands together.
+    # Nothing is drawn that this job does not have, and related series are in one chart.
     assert not any("nvlink" in pattern or "profiled" in pattern for pattern in patterns)
     [norms] = [c for cat in layout.category for c in cat.chart if c.title.startswith("Gradient norms")]
     assert len(norms.multiline.tag) == 2

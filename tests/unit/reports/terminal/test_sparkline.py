@@ -24,7 +24,7 @@ from tests.helpers.sample_reports import stored, with_parts
         ([0, 0, 8], "▁▁▇"),
         # From zero: half of the most is half as high.
         ([4, 8], "▄▇"),
-        # Close together: still something to see. Closer: nothing worth it.
+        # Close values: the differences are visible. Closer: a flat line.
         ([100, 110], "▂▇"),
         ([100, 101, 100], "▄▄▄"),
         ([5, 5, 5], "▄▄▄"),
@@ -99,7 +99,7 @@ def test_gradients_have_gaps_where_nothing_is_known() -> None:
 
 def test_memory_is_drawn_over_steps_and_not_over_records() -> None:
     row = {**measurements()["memory"]["ranks"][0], "rank": 0, "most": 400}
-    # Told at the first steps and when it has doubled, half-way.
+    # Recorded at the first steps and when it has doubled, half-way.
     row["curve"] = [[0, 200], [1, 200], [2, 200], [500, 400], [1000, 400]]
     [line] = [text for text in drawn(report_of(memory={"ranks": [row]})) if "memory" in text]
     line = bars(line)

@@ -19,7 +19,7 @@ HEALTHY = {"shuffle": True, "replicas": 2, "seed": 0, "mark": "m"}
 
 
 class DataRun(RunBuilder):
-    """A sound job of two ranks and a few steps, to which data is added."""
+    """A healthy job of two ranks and a few steps, to which data is added."""
 
     def __init__(self, folder: Path, world_size: int = 2) -> None:
         super().__init__(folder, world_size)
@@ -150,7 +150,7 @@ def test_datasets_of_different_length_are_different(run: DataRun) -> None:
 @pytest.mark.parametrize(
     "facts",
     [
-        # Notes of a rank's own beside the data; parts that nobody deals out again.
+        # Additional columns of a rank; parts that no sampler splits again.
         {"columns": [["a", "x"], ["b", "x"]], "mark": ["m", "n"]},
         {"columns": [["a"], ["a", "b"]]},
         {"columns": [["a"], ["b"]], "replicas": None, "mark": ["m", "n"], "sampler": "RandomSampler"},
@@ -186,7 +186,7 @@ def test_other_seeds_are_the_cause(run: DataRun) -> None:
         ({}, (EVEN, [*ODD[:-1], 0, 1])),
         ({}, ([*EVEN, 0, 2, 4], [*ODD, 6, 8, 10])),
         ({}, (EVEN[:18], ODD[:17])),
-        # With replacement everything may happen.
+        # With replacement any overlap may occur.
         ({"replacement": True, "replicas": None}, (EVEN, range(20))),
         # A part of the data, by a sampler of the user's own.
         ({"replicas": None, "sampler": "Mine"}, (range(5), range(5, 10))),
@@ -348,7 +348,7 @@ def test_the_same_time_steps_beside_different_images(run: DataRun) -> None:
     [
         # Positions: the same everywhere, and in every step.
         [([f"x{n}", "p"], [f"y{n}", "p"]) for n in range(6)],
-        # Too little in them to tell.
+        # Too few values to decide.
         [([f"x{n}", ""], [f"y{n}", ""]) for n in range(6)],
         # Their own.
         [([f"x{n}", f"t{n}"], [f"y{n}", f"s{n}"]) for n in range(6)],

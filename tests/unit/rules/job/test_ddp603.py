@@ -18,7 +18,7 @@ LOCKED = [["/home/me/train.py", 77, "main"], MAIN]
 
 
 class Hung(RunBuilder):
-    """A job that was found to hang after four steps."""
+    """A job that hangs after four steps."""
 
     def __init__(self, folder: Path, world_size: int = 2) -> None:
         super().__init__(folder, world_size)

@@ -64,7 +64,7 @@ def test_a_rank_that_could_not_write_did_not_die(tmp_path: Path) -> None:
     build.notes.append(trouble(101))
     (finding,) = build.findings()
     assert (finding.code, finding.ranks) == ("DDP605", (1,))
-    # Another process of that number had the trouble: nothing excuses this one.
+    # Another process with that rank had the write error: it does not explain this exit.
     build.notes[-1] = trouble(555)
     assert [found.code for found in build.findings() if found.severity.value == "error"] == ["DDP602"]
 

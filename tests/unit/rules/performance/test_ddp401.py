@@ -43,7 +43,7 @@ def test_more_to_transfer_than_to_compute() -> None:
     "profiled",
     [
         None,
-        # Too few steps to tell.
+        # Too few steps.
         overlap((40, 40)),
         # Too little of the step.
         overlap((19, 19, 19)),

@@ -94,13 +94,13 @@ def test_a_driver_without_clocks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "gpus",
     [
-        # All alike, as GPUs at work under a power cap are.
+        # All alike, as busy GPUs under a power cap.
         {rank: gpu(rank, POWER) for rank in range(3)},
-        # Another one, which nobody waits for.
+        # Another GPU, which no rank waits for.
         {0: gpu(0, HEAT, 700), 1: gpu(1), 2: gpu(2)},
-        # Held down, and no slower for it.
+        # Throttled, but not slower.
         {0: gpu(0), 1: gpu(1, POWER, 1400), 2: gpu(2)},
-        # Of a rank nobody knows where it was.
+        # The GPU of a rank is unknown.
         {0: gpu(7), 1: gpu(1, HEAT, 700), 2: gpu(2)},
         {},
     ],

@@ -134,7 +134,7 @@ def test_clocks_of_hosts_that_are_far_apart(tmp_path: Path) -> None:
 
 def test_nodes_without_a_shared_folder_are_compared_after_a_merge(tmp_path: Path) -> None:
     """Each node records one link; together they show the slow one."""
-    job = cluster(tmp_path / "whole", 3, around(2, 3, 100.0))
+    job = cluster(tmp_path / "merged", 3, around(2, 3, 100.0))
     job.build()
     alone = tmp_path / "alone"
     shutil.copytree(job.folder, alone)
