@@ -36,15 +36,15 @@ class _RankGpu:
     """A GPU that a rank's process uses."""
 
     name: str
-    tally: GpuStatistics
+    statistics: GpuStatistics
 
     @property
     def share(self) -> float:
-        return max(self.tally.throttling().values(), default=0.0)
+        return max(self.statistics.throttling().values(), default=0.0)
 
     @property
     def clock(self) -> float | None:
-        row = self.tally.clock.row()
+        row = self.statistics.clock.row()
         return None if row is None else row["mean"]
 
 
@@ -68,7 +68,7 @@ def throttled(
         return None
     reasons: dict[str, float] = {}
     for gpu_of_rank in theirs:
-        for reason, share in gpu_of_rank.tally.throttling().items():
+        for reason, share in gpu_of_rank.statistics.throttling().items():
             reasons[reason] = max(share, reasons.get(reason, 0.0))
     return Throttling(reasons, tuple(sorted({gpu_of_rank.name for gpu_of_rank in theirs})), clock, usual)
 
