@@ -70,7 +70,7 @@ class NodeNotes:
     # When the user, or --fail-fast, stopped the job.
     stopped: float | None = None
     write_errors: list[WriteError] = field(default_factory=list)
-    leftovers: int = 0
+    orphans: int = 0
     # Hosts by source that a launcher could not sample, and the error.
     unsampled: dict[tuple[str, str], set[str]] = field(default_factory=dict)
     # Lines that a launcher could not write to its node log.
@@ -109,7 +109,7 @@ def _add(notes: NodeNotes, record: NodeRecord) -> None:
             hosts = notes.unsampled.setdefault((record.entry, record.error), set())
             hosts |= {record.host} if record.host is not None else set()
         case OrphanRecord():
-            notes.leftovers += 1
+            notes.orphans += 1
         case HangRecord():
             _add_hang(notes.hangs.setdefault(record.session, Hang()), record)
 

@@ -39,11 +39,11 @@ def _divergence(event: DiffEvent, outcome: RecordDiff, rank: int) -> FirstDiffer
 
 
 def _starts(run: RunInput, modules: int) -> dict[Key, DiffEvent]:
-    found: dict[Key, DiffEvent] = {}
+    events: dict[Key, DiffEvent] = {}
     for event in Timeline(run.records(run.first_rank)):
         record = event.record
         if isinstance(record, DigestRecord) and record.stage == Stage.INIT_AFTER.value:
-            found[event.key] = event
-        if len({start.module for start in found.values()}) == modules and event.step >= 0:
+            events[event.key] = event
+        if len({start.module for start in events.values()}) == modules and event.step >= 0:
             break
-    return found
+    return events

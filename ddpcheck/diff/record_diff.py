@@ -160,10 +160,10 @@ def _gradients(
     shares = [
         reduced_sketches(r, m.names, m.shares.get(location.rank, ())) for m, r in ((a, one), (b, other))
     ]
-    found = _sketches(DiffSource.REDUCED, shares[0], shares[1], location.rank)
+    sketches = _sketches(DiffSource.REDUCED, shares[0], shares[1], location.rank)
     # Other ranks sketch the other shares; the root covers all of them.
-    differ = found.differ or (one.root != other.root and a.names == b.names)
-    yield RecordDiff(DiffSource.REDUCED, differ, found.names, found.values)
+    differ = sketches.differ or (one.root != other.root and a.names == b.names)
+    yield RecordDiff(DiffSource.REDUCED, differ, sketches.names, sketches.values)
 
 
 def _sketches(where: DiffSource, a: Mapping[str, Packed], b: Mapping[str, Packed], rank: int) -> RecordDiff:
@@ -202,8 +202,8 @@ def local_sketches(record: BackwardRecord, names: Sequence[str]) -> dict[str, Pa
 def reduced_sketches(record: BackwardRecord, names: Sequence[str], share: Sequence[int]) -> dict[str, Packed]:
     """Sketches of the reduced gradients in this rank's share."""
     absent = set(record.absent)
-    found = zip(share, _unpacked(record.reduced), strict=False)
-    return {names[key]: one for key, one in found if key not in absent}
+    sketches = zip(share, _unpacked(record.reduced), strict=False)
+    return {names[key]: one for key, one in sketches if key not in absent}
 
 
 def same(a: Packed, b: Packed) -> bool:

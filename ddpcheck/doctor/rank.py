@@ -43,7 +43,7 @@ def _report_of_job(facts: Facts, seconds: float) -> tuple[DoctorReport, bool]:
     except RuntimeError as error:  # the store is gone, usually because rank 0 ended
         raise RendezvousFailed(f"the store stopped answering: {str(error).partition(chr(10))[0]}") from error
     if report is None:
-        raise RendezvousFailed("rank 0 made no report")
+        raise RendezvousFailed("rank 0 created no report")
     first = {host.first.rank for host in report.context.hosts}
     return report, facts.rank in first
 

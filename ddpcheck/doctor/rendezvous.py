@@ -23,8 +23,8 @@ def measure_clock(client: StoreClient, host: str, number: int) -> HostClockOffse
     best: HostClockOffset | None = None
     for turn in range(_CLOCK_ROUNDS):
         sent = time.time()
-        client.put_bytes(f"clock/{number}/{turn}/ask", b"?")
-        answer = client.wait_for_bytes(f"clock/{number}/{turn}/told", _CLOCK_TIMEOUT_SECONDS)
+        client.put_bytes(f"clock/{number}/{turn}/request", b"?")
+        answer = client.wait_for_bytes(f"clock/{number}/{turn}/answer", _CLOCK_TIMEOUT_SECONDS)
         if answer is None:
             return best
         received = time.time()
@@ -38,13 +38,13 @@ def measure_clock(client: StoreClient, host: str, number: int) -> HostClockOffse
 def answer_clock_requests(client: StoreClient, number: int, until: float) -> None:
     """Run by the first rank of each host."""
     for turn in range(_CLOCK_ROUNDS):
-        if client.wait_for_bytes(f"clock/{number}/{turn}/ask", until - time.monotonic()) is None:
+        if client.wait_for_bytes(f"clock/{number}/{turn}/request", until - time.monotonic()) is None:
             return
-        client.put_bytes(f"clock/{number}/{turn}/told", repr(time.time()).encode())
+        client.put_bytes(f"clock/{number}/{turn}/answer", repr(time.time()).encode())
 
 
 def exchange(client: StoreClient, facts: Facts, seconds: float) -> DoctorReport | None:
-    """The report on all ranks, equal on each of them; None if rank 0 made none."""
+    """The report on all ranks, equal on each of them; None if rank 0 created none."""
     until = time.monotonic() + seconds
     rank, world_size = facts.rank or 0, facts.world_size or 1
     client.put(f"facts/{rank}", facts.as_json())

@@ -109,10 +109,10 @@ def _units(cells: Iterable[Cell]) -> list[int]:
     return sorted({unit for cell in cells for unit in cell})
 
 
-def _distinct(found: Sequence[Hypothesis], cells: Iterable[Cell]) -> list[Hypothesis]:
+def _distinct(hypotheses: Sequence[Hypothesis], cells: Iterable[Cell]) -> list[Hypothesis]:
     """Of causes with the same links keep the last, the most specific; drop those with all links or none."""
     every = frozenset(cells)
-    by_cells = {one.cells: one for one in found if one.cells and one.cells != every}
+    by_cells = {one.cells: one for one in hypotheses if one.cells and one.cells != every}
     return list(by_cells.values())
 
 
@@ -275,8 +275,8 @@ def find_slow_links(
         causes = between_nodes(rates) if group == BETWEEN else within_nodes(rates, [n.ranks for n in nodes])
         # A quartile of many messages is more precise than single messages.
         noise = median(link.spread for link in chosen) / 2
-        found = explain(rates, causes, tolerance=tolerance, noise=noise)
-        explanations += [_explanation(cause, group, nodes) for cause in found]
+        accepted = explain(rates, causes, tolerance=tolerance, noise=noise)
+        explanations += [_explanation(cause, group, nodes) for cause in accepted]
     return explanations
 
 

@@ -87,7 +87,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class LinksReport:
-    """The whole measurement."""
+    """The complete measurement."""
 
     backend: str
     nodes: tuple[Node, ...]

@@ -99,7 +99,7 @@ def to_html(report: Report) -> str:
 
 
 def _content(make: Callable[[Report], Html | None], report: Report) -> Html | None:
-    """A part of the report that this version cannot show costs its own section, not the page."""
+    """If a section cannot be rendered, only that section is replaced by a message."""
     try:
         return make(report)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

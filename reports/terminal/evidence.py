@@ -35,7 +35,7 @@ _MOST_CHARACTERS = 400
 _MOST_RANKS = 8
 # The width of "(1024 more ranks)".
 _MORE_RANKS_WIDTH = 18
-# Stacks: columns beside each other, the least width of one, and the calls shown of each.
+# Stacks: columns side by side, the least width of one, and the calls shown of each.
 _MOST_STACKS = 4
 _STACK_WIDTH = 30
 _MOST_CALLS = 10
@@ -149,7 +149,7 @@ def _fitting(console: ReportConsole, block: RankValues, groups: Sequence[Sequenc
 
 
 def _stacks(console: ReportConsole, block: Stacks) -> RenderableType:
-    """One column for each group of ranks, as many beside each other as fit."""
+    """One column for each group of ranks, as many side by side as fit."""
     groups = block.groups
     room = max(1, min(_MOST_STACKS, console.console.width // _STACK_WIDTH))
     blocks: list[RenderableType] = [console.text(block.heading)]

@@ -32,7 +32,7 @@ _HEADERS = ("", "", "", "minimum", "maximum")
 def sparkline(
     values: Sequence[float | None], width: int, ascii_only: bool = False, scale: Scale | None = None
 ) -> str:
-    """At most `width` bars, each the maximum of the values it stands for; a blank where nothing is known."""
+    """At most `width` bars, each the maximum of its values; a blank where nothing is known."""
     downsampled = _downsampled(values, width)
     known = [value for value in downsampled if value is not None]
     if not known:

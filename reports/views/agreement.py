@@ -23,8 +23,8 @@ def agreement_summary(history: AgreementHistory) -> str:
     first = diverged[0]
     ranks = name_ranks(first.odd).capitalize()
     verb = "differs" if len(first.odd) == 1 else "differ"
-    who = f"{ranks} {verb}" if first.majority else f"{ranks} {verb} without a majority"
-    return f"{who} from {_step(first.first)} on."
+    outliers = f"{ranks} {verb}" if first.majority else f"{ranks} {verb} without a majority"
+    return f"{outliers} from {_step(first.first)} on."
 
 
 def agreement_table(history: AgreementHistory) -> Table:

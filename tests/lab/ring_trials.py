@@ -119,7 +119,7 @@ def _links(trial: Trial, number: int, ended: Ended) -> list[NodeLink]:
             tally.bytes,
             tally.busy_seconds,
             tally.ended - tally.began,
-            tuple(tally.stretches),
+            tuple(tally.intervals),
             steps=1000 * (tally.ended - tally.began) / told["step"],
         )
         for tally in tallies.values()

@@ -101,8 +101,8 @@ class RankCollector(Collector):
 
     def _is_after_disagreement(self, record: HyperRecord) -> bool:
         """Whether ranks differed before this change: later changes must not displace those that explain it."""
-        moments = [disagreement.moment for disagreement in self._agreement.hyper.values()]
-        steps = [moment.step for moment in moments if moment.optimizer == record.optimizer]
+        keys = [disagreement.key for disagreement in self._agreement.hyper.values()]
+        steps = [key.step for key in keys if key.optimizer == record.optimizer]
         return bool(steps) and record.step > max(steps)
 
     @collects(SkipRecord)

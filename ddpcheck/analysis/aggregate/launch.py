@@ -112,11 +112,11 @@ class Attempt:
         return self.collector(MemoryCollector)
 
     @property
-    def pace(self) -> StepTimes:
+    def step_timelines(self) -> StepTimes:
         return self.collector(StepTimelineCollector).step_times
 
     @property
-    def clocks(self) -> dict[int, StepTimeSeries]:
+    def step_times(self) -> dict[int, StepTimeSeries]:
         """Step times by rank."""
         return self.collector(StepTimeCollector).ranks
 
@@ -137,7 +137,9 @@ class Attempt:
         """The hosts of the job and their clocks, where there are several."""
         here = {number: rank.header.host for number, rank in self.ranks.items()}
         # Waits by the clock of a device are not comparable with the clock of the host.
-        waits = {rank: series.shortest_wait() for rank, series in self.clocks.items() if not series.device}
+        waits = {
+            rank: series.shortest_wait() for rank, series in self.step_times.items() if not series.device
+        }
         known = {rank: wait for rank, wait in waits.items() if wait is not None}
         return self.collector(ClockOffsetCollector).offsets.hosts(here, self.elsewhere, known)
 

@@ -75,7 +75,7 @@ class Divergence(Explanation):
 
     @property
     def step(self) -> int:
-        return self.first.moment.step
+        return self.first.key.step
 
 
 @dataclass(frozen=True)
@@ -125,12 +125,12 @@ def gradient_evidence(attempt: Attempt, divergence: Divergence, folder: Path) ->
     """The evidence of a divergence of gradients.
 
     Only ranks that noticed it themselves wrote the digest of each gradient. If a rank was too far ahead, the
-    parameters that differ after the same step stand in for the gradients.
+    parameters that differ after the same step are used instead of the gradients.
     """
-    moment = divergence.first.moment
+    key = divergence.first.key
     evidence = {**divergence.evidence, **of_disagreement(attempt, divergence.first, folder)}
-    after = attempt.agreement.stats_of(moment.module, Stage.PARAMS, TensorKind.PARAMETERS).first
-    if not evidence["parameters"]["names"] and after is not None and after.moment.step == moment.step:
+    after = attempt.agreement.stats_of(key.module, Stage.PARAMS, TensorKind.PARAMETERS).first
+    if not evidence["parameters"]["names"] and after is not None and after.key.step == key.step:
         evidence["parameters"] = of_disagreement(attempt, after, folder)["parameters"]
     return evidence
 
@@ -141,15 +141,15 @@ def _gradients(attempt: Attempt, module: ModuleKey, causes: Iterable[Cause]) -> 
     if first is None or attempt.uses_local_sgd(module) or _structure_changed(attempt, module, first):
         return None
     # Optimizers that hold different parameters apply different sets of gradients.
-    if len(set(stepped_parameters(attempt, module, first.moment.optimizer).values())) > 1:
+    if len(set(stepped_parameters(attempt, module, first.key.optimizer).values())) > 1:
         return None
     return _first_explanation(attempt, module, first, causes)
 
 
 def _structure_changed(attempt: Attempt, module: ModuleKey, first: Disagreement) -> bool:
-    """Gradients of parameters that the reducer does not know rightly differ between ranks."""
+    """Gradients of parameters that the reducer does not know differ between ranks as expected."""
     return any(
-        key == module and record.step <= first.moment.step
+        key == module and record.step <= first.key.step
         for rank in attempt.of_module(module).values()
         for key, record in rank.structure
     )
@@ -172,9 +172,9 @@ def _follows(gradients: Divergence) -> Explain:
     def explain(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
         """The gradients diverged no later, and no write made the parameters diverge before them."""
         rewritten = attempt.agreement.rewritten.get(module)
-        if gradients.step > first.moment.step:
+        if gradients.step > first.key.step:
             return None
-        if rewritten is not None and rewritten.moment.step < gradients.step:
+        if rewritten is not None and rewritten.key.step < gradients.step:
             return None
         return Explanation(cause=gradients.cause)
 

@@ -37,7 +37,7 @@ def _differs_here(context: RuleContext, module: ModuleKey, step: int) -> bool:
     firsts = [
         stats.first for (key, stage, _), stats in comparisons.items() if key == module and stage in _COMPARED
     ]
-    return any(first is not None and first.moment.step <= step for first in firsts)
+    return any(first is not None and first.key.step <= step for first in firsts)
 
 
 def _finding(

@@ -59,15 +59,15 @@ def _carrier(node: NodeTraffic) -> LinkTraffic | None:
         return None
     busiest = max(links, key=lambda link: link.sent + link.received)
     moved = busiest.sent + busiest.received
-    whole = sum(link.sent + link.received for link in links)
+    total = sum(link.sent + link.received for link in links)
     expected = 2 * node.expected.get("network", 0.0)
-    carries = expected > 0 and moved >= _MOST_OF_IT * whole and moved >= _ENOUGH_OF_IT * expected
+    carries = expected > 0 and moved >= _MOST_OF_IT * total and moved >= _ENOUGH_OF_IT * expected
     return busiest if carries else None
 
 
 def _networks(node: NodeTraffic) -> dict[str, tuple[str, LinkTraffic]]:
     """Address and interface of this node by network."""
-    found = {}
+    networks = {}
     for link in node.links:
         for text in link.addresses if link.kind == "network" and link.running else ():
             try:
@@ -75,5 +75,5 @@ def _networks(node: NodeTraffic) -> dict[str, tuple[str, LinkTraffic]]:
             except ValueError:
                 continue
             if address.network.num_addresses > 1:
-                found[str(address.network)] = (str(address.ip), link)
-    return found
+                networks[str(address.network)] = (str(address.ip), link)
+    return networks

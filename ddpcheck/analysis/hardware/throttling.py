@@ -36,15 +36,15 @@ class _RankGpu:
     """A GPU that a rank's process uses."""
 
     name: str
-    tally: GpuStatistics
+    statistics: GpuStatistics
 
     @property
     def share(self) -> float:
-        return max(self.tally.throttling().values(), default=0.0)
+        return max(self.statistics.throttling().values(), default=0.0)
 
     @property
     def clock(self) -> float | None:
-        row = self.tally.clock.row()
+        row = self.statistics.clock.row()
         return None if row is None else row["mean"]
 
 
@@ -68,20 +68,20 @@ def throttled(
         return None
     reasons: dict[str, float] = {}
     for gpu_of_rank in theirs:
-        for reason, share in gpu_of_rank.tally.throttling().items():
+        for reason, share in gpu_of_rank.statistics.throttling().items():
             reasons[reason] = max(share, reasons.get(reason, 0.0))
     return Throttling(reasons, tuple(sorted({gpu_of_rank.name for gpu_of_rank in theirs})), clock, usual)
 
 
 def _rank_gpus(nodes: Sequence[NodeSamples], rank: int) -> list[_RankGpu]:
-    found = []
+    gpus = []
     for node in nodes:
-        places = node.tally.ranks.get(str(rank), {}).get("gpus", ())
-        for index in places:
-            tally = node.stepping[index] if index < len(node.stepping) else GpuStatistics()
-            if tally.count >= FEWEST_SAMPLES:
-                found.append(_RankGpu(f"{node.host}:{node.gpu_index(index)}", tally))
-    return found
+        indices = node.statistics.ranks.get(str(rank), {}).get("gpus", ())
+        for index in indices:
+            statistics = node.stepping[index] if index < len(node.stepping) else GpuStatistics()
+            if statistics.count >= FEWEST_SAMPLES:
+                gpus.append(_RankGpu(f"{node.host}:{node.gpu_index(index)}", statistics))
+    return gpus
 
 
 def _clock(gpus_of_rank: Sequence[_RankGpu]) -> float | None:

@@ -49,8 +49,8 @@ def expect(attempt: Attempt, node_of: Mapping[int, str]) -> Expected:
         size = _bytes_a_step(attempt, module, steps)
         gradient_bytes += size
         share = ring_share(len(group)) * size
-        for place, rank in enumerate(group):
-            neighbour = group[place - 1]
+        for index, rank in enumerate(group):
+            neighbour = group[index - 1]
             target = home if node_of.get(rank) == node_of.get(neighbour) else away
             target[rank] = target.get(rank, 0.0) + share
     return Expected(gradient_bytes, away, home, _why_not(attempt))
@@ -67,7 +67,7 @@ def _bytes_a_step(attempt: Attempt, module: ModuleKey, steps: int) -> float:
     if not ranks:
         return 0.0
     record = next(iter(ranks.values())).latest[module]
-    reductions = attempt.pace.reductions(module)
+    reductions = attempt.step_timelines.reductions(module)
     times = 1.0 if reductions is None or not steps else reductions / steps
     return times * sum(map(_size, record.parameters))
 
@@ -150,14 +150,16 @@ def traffic_of(attempt: Attempt, nodes: list[NodeSamples]) -> Traffic | None:
     measured = [
         _measure(attempt, node, tuple(on_node.get(node_key(node), ())), expected, backend) for node in nodes
     ]
-    found = tuple(node for node in measured if node is not None)
+    with_traffic = tuple(node for node in measured if node is not None)
     return Traffic(
         ranks=attempt.world_size,
         backend=backend,
         gradient_bytes=expected.gradient_bytes,
         expected=None if expected.why_not else expected.all,
-        nodes=found,
-        why_not=expected.why_not if found else f"fewer than {FEWEST_STEPS:.0f} steps between two samples",
+        nodes=with_traffic,
+        why_not=expected.why_not
+        if with_traffic
+        else f"fewer than {FEWEST_STEPS:.0f} steps between two samples",
     )
 
 
@@ -170,13 +172,13 @@ def nodes_of_ranks(attempt: Attempt, nodes: Sequence[NodeSamples]) -> dict[int, 
     by_host: dict[str, list[NodeSamples]] = {}
     for node in nodes:
         by_host.setdefault(node.host, []).append(node)
-    found = {}
+    by_rank = {}
     for number, rank in attempt.ranks.items():
         here = by_host.get(rank.header.host, [])
         if len(here) > 1:
             here = [node for node in here if _saw(node, number, rank.header.pid)] or here
-        found[number] = node_key(here[0]) if here else rank.header.host
-    return found
+        by_rank[number] = node_key(here[0]) if here else rank.header.host
+    return by_rank
 
 
 def _saw(node: NodeSamples, rank: int, pid: int) -> bool:
@@ -188,7 +190,7 @@ def _measure(
 ) -> NodeTraffic | None:
     if not ranks or node.opening is None or node.closing is None:
         return None
-    line = attempt.pace.of(ranks[0])
+    line = attempt.step_timelines.of(ranks[0])
     if line is None:
         return None
     steps = line.at(node.closing.time) - line.at(node.opening.time)
@@ -217,34 +219,34 @@ def _placed(expected: Expected, ranks: tuple[int, ...], backend: str) -> dict[st
 def _links(
     node: NodeSamples, before: NodeSample, after: NodeSample, steps: float, seconds: float
 ) -> list[LinkTraffic]:
-    found = []
+    links = []
     for name, row in after.interfaces.items():
         known = node.facts.interfaces.get(name, InterfaceFacts(name))
         kind = "loopback" if known.loopback else "network"
         sent, received = _moved(before.interfaces.get(name), row, steps)
-        found.append(LinkTraffic(kind, name, sent, received, known.speed, known.running, known.addresses))
+        links.append(LinkTraffic(kind, name, sent, received, known.speed, known.running, known.addresses))
     for name, row in after.infiniband.items():
         port = node.facts.infiniband.get(name, PortFacts(name))
         sent, received = _moved(before.infiniband.get(name), row, steps)
-        found.append(LinkTraffic("infiniband", name, sent, received, port.speed))
+        links.append(LinkTraffic("infiniband", name, sent, received, port.speed))
     for index, gpu in enumerate(after.gpus):
         earlier = before.gpus[index] if index < len(before.gpus) else None
         for kind in ("nvlink", "pcie"):
             now, then = getattr(gpu, kind), getattr(earlier, kind, None)
             if now is not None and then is not None:
                 sent, received = (max(0, new - old) / steps for new, old in zip(now, then, strict=True))
-                found.append(LinkTraffic(kind, f"GPU {node.gpu_index(index)}", sent, received))
+                links.append(LinkTraffic(kind, f"GPU {node.gpu_index(index)}", sent, received))
         if gpu.pcie_rate is not None:
             # No counter: estimated from sampled rates.
             sent, received = (seconds / steps * rate for rate in _mean_rate(node, index, before, after))
-            found.append(LinkTraffic("pcie", f"GPU {node.gpu_index(index)}", sent, received))
-    return found
+            links.append(LinkTraffic("pcie", f"GPU {node.gpu_index(index)}", sent, received))
+    return links
 
 
 def _mean_rate(node: NodeSamples, index: int, before: NodeSample, after: NodeSample) -> tuple[float, float]:
     inside = [sample for sample in node.series if before.time <= sample.time <= after.time] or [after]
-    told = [sample.gpus[index].pcie_rate for sample in inside if index < len(sample.gpus)]
-    rates = [rate for rate in told if rate is not None] or [(0, 0)]
+    sampled = [sample.gpus[index].pcie_rate for sample in inside if index < len(sample.gpus)]
+    rates = [rate for rate in sampled if rate is not None] or [(0, 0)]
     return sum(rate[0] for rate in rates) / len(rates), sum(rate[1] for rate in rates) / len(rates)
 
 

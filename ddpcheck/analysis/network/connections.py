@@ -41,7 +41,7 @@ def links_of(attempt: Attempt, nodes: Sequence[NodeSamples]) -> NodeLinks:
         return NodeLinks()
 
     def steps_at(name: str, time: float) -> float | None:
-        line = attempt.pace.of(ranks[name][0])
+        line = attempt.step_timelines.of(ranks[name][0])
         return None if line is None else line.at(time)
 
     links = tuple(_links(with_ranks, steps_at))
@@ -70,15 +70,15 @@ def _addresses(node: NodeSamples) -> list[str]:
 
 def _links(nodes: Mapping[str, NodeSamples], steps_at: StepsAt) -> list[NodeLink]:
     owners = _owners(nodes)
-    found = []
+    links = []
     for source, node in nodes.items():
-        for route, tally in _routes(node):
+        for route, counters in _routes(node):
             local, _, remote = route.partition(" ")
             target = owners.get(remote)
             # Skip connections to other hosts, such as storage or dashboards.
-            if target is not None and target != source and tally.bytes > 0:
-                found.append(_link((source, target), (local, remote), tally, steps_at))
-    return sorted(found, key=lambda link: (link.ends, link.addresses))
+            if target is not None and target != source and counters.bytes > 0:
+                links.append(_link((source, target), (local, remote), counters, steps_at))
+    return sorted(links, key=lambda link: (link.ends, link.addresses))
 
 
 def _routes(node: NodeSamples) -> Iterator[tuple[str, RouteCounters]]:
@@ -95,18 +95,18 @@ def _owners(nodes: Mapping[str, NodeSamples]) -> dict[str, str]:
 
 
 def _link(
-    ends: tuple[str, str], addresses: tuple[str, str], tally: RouteCounters, steps_at: StepsAt
+    ends: tuple[str, str], addresses: tuple[str, str], counters: RouteCounters, steps_at: StepsAt
 ) -> NodeLink:
-    began, ended = (steps_at(ends[0], time) for time in (tally.began, tally.ended))
+    began, ended = (steps_at(ends[0], time) for time in (counters.began, counters.ended))
     return NodeLink(
         *ends,
-        bytes=tally.bytes,
-        busy_seconds=tally.busy_seconds,
-        seconds=tally.ended - tally.began,
-        stretches=tuple(tally.stretches),
+        bytes=counters.bytes,
+        busy_seconds=counters.busy_seconds,
+        seconds=counters.ended - counters.began,
+        stretches=tuple(counters.intervals),
         source_address=addresses[0],
         target_address=addresses[1],
         steps=None if began is None or ended is None else ended - began,
-        retransmits=tally.retransmits,
-        min_rtt=tally.min_rtt,
+        retransmits=counters.retransmits,
+        min_rtt=counters.min_rtt,
     )

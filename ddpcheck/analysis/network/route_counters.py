@@ -8,7 +8,7 @@ from ddpcheck.analysis.hardware.statistics import NodeSample
 from ddpcheck.analysis.network.model import Stretch
 from ddpcheck.analysis.timeseries.series import AggregatedSeries
 
-MOST_STRETCHES = 128
+MOST_INTERVALS = 128
 _MICRO = 1e-6
 
 
@@ -21,12 +21,12 @@ class RouteCounters:
     ended: float
     last: tuple[int, ...]
     _series: AggregatedSeries[Stretch] = field(
-        default_factory=lambda: AggregatedSeries(MOST_STRETCHES - 1, _sum)
+        default_factory=lambda: AggregatedSeries(MOST_INTERVALS - 1, _sum)
     )
     _count: int = 0
 
     @property
-    def stretches(self) -> list[Stretch]:
+    def intervals(self) -> list[Stretch]:
         """Bytes sent and busy seconds of each interval."""
         return [self._series.points[number] for number in sorted(self._series.points)]
 

@@ -22,9 +22,9 @@ LEAST_FACTOR = 1.5
 # … and was busy for this share of the time.
 LEAST_BUSY_SHARE = 0.2
 # It must also be slower in this share of the intervals, by a smaller factor, because each interval is less precise.
-LEAST_STRETCHES = 3
+LEAST_INTERVALS = 3
 LEAST_STEADY = 0.75
-LEAST_FACTOR_OF_A_STRETCH = 1.25
+LEAST_FACTOR_OF_AN_INTERVAL = 1.25
 
 
 def slow_link(links: Iterable[NodeLink]) -> SlowLink | None:
@@ -41,9 +41,9 @@ def slow_link(links: Iterable[NodeLink]) -> SlowLink | None:
         _card(*card, used) for card in zip(slowest.ends, slowest.addresses, strict=True) if card[1]
     ]
     candidates.append(_candidate(slowest.ends, [slowest], [link for link in used if link is not slowest]))
-    found = [candidate for candidate in candidates if candidate is not None]
+    slow = [candidate for candidate in candidates if candidate is not None]
     # Prefer the explanation that covers the most links; candidates are ordered from the widest.
-    return max(found, key=lambda one: (len(one.links), one.factor), default=None)
+    return max(slow, key=lambda one: (len(one.links), one.factor), default=None)
 
 
 def carrying(links: Iterable[NodeLink]) -> list[NodeLink]:
@@ -95,7 +95,7 @@ def _steady(link: NodeLink, usual: float) -> bool:
     busy_intervals = [
         (count, busy) for count, busy in link.stretches if count >= LEAST_BYTES // 32 and busy > 0
     ]
-    if len(busy_intervals) < LEAST_STRETCHES:
+    if len(busy_intervals) < LEAST_INTERVALS:
         return False
-    slow = sum(count / busy * LEAST_FACTOR_OF_A_STRETCH <= usual for count, busy in busy_intervals)
+    slow = sum(count / busy * LEAST_FACTOR_OF_AN_INTERVAL <= usual for count, busy in busy_intervals)
     return slow >= LEAST_STEADY * len(busy_intervals)

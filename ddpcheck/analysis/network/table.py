@@ -16,19 +16,19 @@ from ddpcheck.analysis.timing.model import TimeTable
 MOST_LINKS = 512
 
 
-def links_table(found: NodeLinks, times: Sequence[TimeTable]) -> dict[str, Any]:
+def links_table(links: NodeLinks, times: Sequence[TimeTable]) -> dict[str, Any]:
     """Empty if there was no traffic between nodes."""
-    if not found.links and not found.ports:
+    if not links.links and not links.ports:
         return {}
-    carried = carrying(found.links)
+    carried = carrying(links.links)
     kept = sorted(carried, key=lambda link: -link.busy_seconds)[:MOST_LINKS]
     return {
-        "nodes": [{"host": name, "ranks": list(ranks)} for name, ranks in found.ranks.items()],
+        "nodes": [{"host": name, "ranks": list(ranks)} for name, ranks in links.ranks.items()],
         "links": [link_row(link) for link in sorted(kept, key=lambda link: (link.ends, link.addresses))],
-        "usual": _usual(carried, found.slow),
-        "ports": [asdict(port) for port in found.ports[:MOST_LINKS]],
-        "slow": None if found.slow is None else _slow(found.slow, times),
-        "slow_port": None if found.slow_port is None else asdict(found.slow_port),
+        "usual": _usual(carried, links.slow),
+        "ports": [asdict(port) for port in links.ports[:MOST_LINKS]],
+        "slow": None if links.slow is None else _slow(links.slow, times),
+        "slow_port": None if links.slow_port is None else asdict(links.slow_port),
     }
 
 

@@ -14,7 +14,7 @@ MOST_POINTS = 1024
 # Leaves compared per step: if every rank of a thousand differs, some of them suffice.
 MOST_LEAVES = 200_000
 # Intervals kept, and ranks listed in all of them together.
-MOST_STRETCHES = 2000
+MOST_INTERVALS = 2000
 MOST_NAMED = 100_000
 
 
@@ -49,7 +49,7 @@ def differing(records: Sequence[DigestRecord]) -> int:
 class AgreementSeries:
     """Intervals of one module. Steps may be added in any order."""
 
-    stretches: list[AgreementInterval] = field(default_factory=list)
+    intervals: list[AgreementInterval] = field(default_factory=list)
     cut: bool = False
     # Number of differing parameters by step.
     differing: DifferingSeries = field(default_factory=DifferingSeries)
@@ -57,18 +57,18 @@ class AgreementSeries:
 
     def note(self, step: int, group: tuple[int, ...], digests: Mapping[int, str]) -> None:
         """`digests` holds the parameter digest of each rank; ranks of the group that are not in it did not report."""
-        odd, majority = _outliers(digests)
+        outliers, majority = _outliers(digests)
         absent = tuple(rank for rank in group if rank not in digests)
-        last = self.stretches[-1] if self.stretches else None
+        last = self.intervals[-1] if self.intervals else None
         # Step -1, the wrapping, is an interval of its own.
-        if last and last.first >= 0 and last.last <= step and (last.odd, last.absent) == (odd, absent):
-            self.stretches[-1] = replace(last, last=step, compared=last.compared + (step > last.last))
+        if last and last.first >= 0 and last.last <= step and (last.odd, last.absent) == (outliers, absent):
+            self.intervals[-1] = replace(last, last=step, compared=last.compared + (step > last.last))
             return
-        self._named += len(odd) + len(absent)
-        if len(self.stretches) >= MOST_STRETCHES or self._named > MOST_NAMED:
+        self._named += len(outliers) + len(absent)
+        if len(self.intervals) >= MOST_INTERVALS or self._named > MOST_NAMED:
             self.cut = True
             return
-        self.stretches.append(AgreementInterval(step, step, 1, odd, absent, majority))
+        self.intervals.append(AgreementInterval(step, step, 1, outliers, absent, majority))
 
 
 def _outliers(digests: Mapping[int, str]) -> tuple[tuple[int, ...], bool]:

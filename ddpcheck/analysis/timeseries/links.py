@@ -37,12 +37,12 @@ def _measured_in(folder: Path) -> tuple[LinkMatrix, ...]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ()
     hosts = {rank: node.host for node in report.nodes for rank in node.ranks}
-    found = []
+    matrices = []
     for group in (BETWEEN, WITHIN):
         links = [link for link in report.links if link.group == group]
         if links:
-            found.append(_measured(links, group, hosts))
-    return tuple(found)
+            matrices.append(_measured(links, group, hosts))
+    return tuple(matrices)
 
 
 def _measured(links: Sequence[MeasuredLink], group: str, hosts: Mapping[int, str]) -> LinkMatrix:

@@ -15,12 +15,14 @@ from ddpcheck.analysis.timeseries.series import named_series, present
 Totals = Callable[[NodeSample], tuple[int, ...]]
 
 
-def job_nodes(nodes: Sequence[NodeSamples], pace: StepTimeline, max_points: int) -> tuple[NamedSeries, ...]:
+def job_nodes(
+    nodes: Sequence[NodeSamples], timeline: StepTimeline, max_points: int
+) -> tuple[NamedSeries, ...]:
     """CPU and network of every shown node."""
-    found: list[NamedSeries | None] = []
+    series: list[NamedSeries | None] = []
     for node in nodes:
-        steps, samples = by_step(node.closely.samples, pace)
-        found.append(
+        steps, samples = by_step(node.fine.samples, timeline)
+        series.append(
             named_series(SeriesKind.CPU, steps, [sample.cpu for sample in samples], max_points, node.host)
         )
         for received, sent, totals in (
@@ -28,36 +30,40 @@ def job_nodes(nodes: Sequence[NodeSamples], pace: StepTimeline, max_points: int)
             (SeriesKind.LOOPBACK_RECEIVED, SeriesKind.LOOPBACK_SENT, partial(_interfaces, True)),
             (SeriesKind.INFINIBAND_RECEIVED, SeriesKind.INFINIBAND_SENT, _ports),
         ):
-            found += _rates(steps, samples, totals, received, sent, max_points, node.host)
-    return present(found)
+            series += _rates(steps, samples, totals, received, sent, max_points, node.host)
+    return present(series)
 
 
-def rank_gpus(node: NodeSamples, rank: int, pace: StepTimeline, max_points: int) -> tuple[NamedSeries, ...]:
+def rank_gpus(
+    node: NodeSamples, rank: int, timeline: StepTimeline, max_points: int
+) -> tuple[NamedSeries, ...]:
     """GPUs that the rank's process uses."""
-    indices = sorted(node.tally.ranks.get(str(rank), {}).get("gpus", ()))
-    steps, samples = by_step(node.closely.samples, pace)
-    found: list[NamedSeries | None] = []
+    indices = sorted(node.statistics.ranks.get(str(rank), {}).get("gpus", ()))
+    steps, samples = by_step(node.fine.samples, timeline)
+    series: list[NamedSeries | None] = []
     for index in indices:
         if any(index >= len(sample.gpus) for sample in samples):
             continue
         of = f"GPU {node.gpu_index(index)}" if len(indices) > 1 else ""
         gpus = [sample.gpus[index] for sample in samples]
-        found.append(named_series(SeriesKind.GPU_BUSY, steps, [gpu.busy for gpu in gpus], max_points, of))
-        found.append(named_series(SeriesKind.GPU_MEMORY, steps, [gpu.memory for gpu in gpus], max_points, of))
+        series.append(named_series(SeriesKind.GPU_BUSY, steps, [gpu.busy for gpu in gpus], max_points, of))
+        series.append(
+            named_series(SeriesKind.GPU_MEMORY, steps, [gpu.memory for gpu in gpus], max_points, of)
+        )
         nvlink = partial(_counted, index, "nvlink")
-        found += _rates(
+        series += _rates(
             steps, samples, nvlink, SeriesKind.NVLINK_RECEIVED, SeriesKind.NVLINK_SENT, max_points, of
         )
-        found += _pcie(steps, samples, gpus, index, max_points, of)
-    return present(found)
+        series += _pcie(steps, samples, gpus, index, max_points, of)
+    return present(series)
 
 
-def by_step(samples: Sequence[NodeSample], pace: StepTimeline) -> tuple[list[int], list[NodeSample]]:
+def by_step(samples: Sequence[NodeSample], timeline: StepTimeline) -> tuple[list[int], list[NodeSample]]:
     """The last sample of each step; totals accumulate, so nothing is lost. Earlier samples are dropped."""
     latest: dict[int, NodeSample] = {}
     for sample in samples:
-        if pace.began <= sample.time <= pace.ended:
-            latest[int(pace.at(sample.time))] = sample
+        if timeline.began <= sample.time <= timeline.ended:
+            latest[int(timeline.at(sample.time))] = sample
     return list(latest), list(latest.values())
 
 

@@ -27,7 +27,7 @@ _FEWEST_BACKWARDS = 2
 def find(context: RuleContext) -> list[Finding]:
     findings = []
     for module in context.modules():
-        checks = context.attempt.gradients.tallies.get(module)
+        checks = context.attempt.gradients.stats.get(module)
         # DDP301 reports equal batches, which explain equal gradients.
         if checks is None or sameness(context.attempt.data.of(module)) is not Sameness.NONE:
             continue

@@ -80,8 +80,8 @@ def _not_reduced(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Ex
 
 def _hooks_lost(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
     """Forwards and backwards are in the right order, but every rank still holds its local gradients."""
-    checks = attempt.gradients.tallies.get(module)
-    if checks is None or not checks.unreduced or checks.reduced_until >= first.moment.step:
+    checks = attempt.gradients.stats.get(module)
+    if checks is None or not checks.unreduced or checks.reduced_until >= first.key.step:
         return None
     return Explanation(cause=_HOOKS_LOST, evidence={"untouched_backwards": checks.unreduced})
 

@@ -25,7 +25,7 @@ def find(context: RuleContext) -> list[Finding]:
     for rank, data in context.attempt.ranks.items():
         for fault in data.faults:
             faults.setdefault((f"{fault.probe}.{fault.entry}", fault.error, fault.where), []).append(rank)
-    for fault in context.strays:
+    for fault in context.unattributed_faults:
         ranks = faults.setdefault((f"{fault.probe}.{fault.entry}", fault.error, fault.where), [])
         ranks += [fault.rank] if fault.rank is not None and fault.rank not in ranks else []
     findings = [_fault(context, *key, tuple(sorted(ranks))) for key, ranks in faults.items()]

@@ -104,7 +104,7 @@ def profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         events += [step(6, 100, 110), *kernel("gemm", 101, 109, launched=100)]
         name = f"traces/node0_10{rank}_rank{rank}.1.pt.trace.json"
         write(folder / name, events, rank=rank)
-        build.say(rank, TraceRecord(file=name, first=5, end=6))
+        build.add(rank, TraceRecord(file=name, first=5, end=6))
     build.end().save()
     return folder
 
