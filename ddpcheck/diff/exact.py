@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ddpcheck.diff.events import DiffEvent, Key, Timeline
 from ddpcheck.diff.model import FOLLOWING_STEPS, ORDER, DiffSource, FirstDifference, Value
-from ddpcheck.diff.record_diff import RankContext, RecordDiff, compare, written
+from ddpcheck.diff.record_diff import ComparedRank, RecordDiff, compare, written
 from ddpcheck.diff.run_input import RunInput
 from ddpcheck.records.kinds.digests import DigestRecord, Stage
 from ddpcheck.records.kinds.optimizers import SkipRecord
@@ -46,7 +46,7 @@ def compare_exactly(a: RunInput, b: RunInput) -> ExactResult:
     agreed: dict[tuple[int, DiffSource], int] = {}
     same_version = a.recorded_by == b.recorded_by
     for rank in sorted(a.headers.keys() & b.headers.keys()):
-        comparison = RankComparison(a, b, RankContext(rank, same_version))
+        comparison = RankComparison(a, b, ComparedRank(rank, same_version))
         earliest = min((difference.event.step for difference in differences), default=None)
         differences += comparison.differences(earliest)
         result.compared.update(comparison.compared)
@@ -60,7 +60,7 @@ def compare_exactly(a: RunInput, b: RunInput) -> ExactResult:
 class RankComparison:
     """Comparison of one rank in both runs."""
 
-    def __init__(self, a: RunInput, b: RunInput, location: RankContext) -> None:
+    def __init__(self, a: RunInput, b: RunInput, location: ComparedRank) -> None:
         self._timelines = (Timeline(a.records(location.rank)), Timeline(b.records(location.rank)))
         self.waiting: tuple[dict[Key, DiffEvent], dict[Key, DiffEvent]] = ({}, {})
         self._location = location

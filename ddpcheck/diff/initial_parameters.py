@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.diff.events import DiffEvent, Key, Timeline
 from ddpcheck.diff.model import DiffSource, FirstDifference
-from ddpcheck.diff.record_diff import RankContext, RecordDiff, compare
+from ddpcheck.diff.record_diff import ComparedRank, RecordDiff, compare
 from ddpcheck.diff.run_input import RunInput
 from ddpcheck.records.kinds.digests import DigestRecord, Stage
 
@@ -16,7 +16,7 @@ def compare_initial_parameters(a: RunInput, b: RunInput, modules: int) -> tuple[
     compared = 0
     for key, event in starts[0].items():
         other = starts[1].get(key)
-        for outcome in compare(event, other, RankContext(a.first_rank)) if other is not None else ():
+        for outcome in compare(event, other, ComparedRank(a.first_rank)) if other is not None else ():
             compared += 1
             if outcome.differ:
                 divergences.append(_divergence(event, outcome, a.first_rank))

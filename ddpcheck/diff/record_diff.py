@@ -42,7 +42,7 @@ class RecordDiff:
 
 
 @dataclass(frozen=True)
-class RankContext:
+class ComparedRank:
     """The rank whose events are compared."""
 
     rank: int
@@ -50,7 +50,7 @@ class RankContext:
     sketches: bool = True
 
 
-def compare(a: DiffEvent, b: DiffEvent, location: RankContext) -> Iterator[RecordDiff]:
+def compare(a: DiffEvent, b: DiffEvent, location: ComparedRank) -> Iterator[RecordDiff]:
     """One result for each stage that both events contain."""
     one, other = a.record, b.record
     if isinstance(one, DigestRecord) and isinstance(other, DigestRecord):
@@ -73,7 +73,7 @@ def compare(a: DiffEvent, b: DiffEvent, location: RankContext) -> Iterator[Recor
 
 
 def _digests(
-    a: DiffEvent, b: DiffEvent, one: DigestRecord, other: DigestRecord, location: RankContext
+    a: DiffEvent, b: DiffEvent, one: DigestRecord, other: DigestRecord, location: ComparedRank
 ) -> Iterator[RecordDiff]:
     if one.stage == Stage.PARAMS.value:
         if one.forward is not None and other.forward is not None:
@@ -129,7 +129,7 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name, one in a.items() if name in b and one != b[name])
 
 
-def _norms(a: DiffEvent, b: DiffEvent, name: str, location: RankContext) -> tuple[Value, ...]:
+def _norms(a: DiffEvent, b: DiffEvent, name: str, location: ComparedRank) -> tuple[Value, ...]:
     """The norm of this rank's local gradient in that step, if it was sketched."""
     if a.backward is None or b.backward is None or not location.sketches:
         return ()
@@ -153,7 +153,7 @@ def _hyper(
 
 
 def _gradients(
-    a: DiffEvent, b: DiffEvent, one: BackwardRecord, other: BackwardRecord, location: RankContext
+    a: DiffEvent, b: DiffEvent, one: BackwardRecord, other: BackwardRecord, location: ComparedRank
 ) -> Iterator[RecordDiff]:
     own = (local_sketches(one, a.names), local_sketches(other, b.names))
     yield _sketches(DiffSource.LOCAL, *own, location.rank)

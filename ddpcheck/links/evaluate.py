@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import exp, log, sqrt
 from statistics import fmean, median
 
-from ddpcheck.links.model import BETWEEN, WITHIN, Explanation, MeasuredLink, Node
+from ddpcheck.links.model import BETWEEN, WITHIN, LinkExplanation, MeasuredLink, Node
 
 Cell = tuple[int, int]  # from, to
 
@@ -132,7 +132,7 @@ _FAR_BEHIND = 30.0
 
 
 @dataclass(frozen=True)
-class Cause:
+class SlowLinkCause:
     """An accepted hypothesis, with the factor by which it slows its links."""
 
     hypothesis: Hypothesis
@@ -158,7 +158,7 @@ def explain(
     *,
     tolerance: float,
     noise: float = LEAST_NOISE,
-) -> list[Cause]:
+) -> list[SlowLinkCause]:
     """The causes that slow links by more than `tolerance`, the strongest first.
 
     `noise`: relative spread of repeated measurements of one link.
@@ -171,7 +171,7 @@ def explain(
     models = _search(levels, hypotheses, floor)
     best = max(models, key=lambda model: model.weight)
     candidates = [
-        Cause(
+        SlowLinkCause(
             one,
             exp(slowdown),
             _confidence(one, models, best.weight),
@@ -264,9 +264,9 @@ def is_uneven(links: Sequence[MeasuredLink], tolerance: float) -> bool:
 
 def find_slow_links(
     nodes: Sequence[Node], links: Sequence[MeasuredLink], tolerance: float
-) -> list[Explanation]:
+) -> list[LinkExplanation]:
     """Causes of links that are slower than their class by more than `tolerance`, the worst first."""
-    explanations: list[Explanation] = []
+    explanations: list[LinkExplanation] = []
     for group in (BETWEEN, WITHIN):
         chosen = [link for link in links if link.group == group]
         if len(chosen) < 2:
@@ -280,8 +280,8 @@ def find_slow_links(
     return explanations
 
 
-def _explanation(cause: Cause, group: str, nodes: Sequence[Node]) -> Explanation:
-    return Explanation(
+def _explanation(cause: SlowLinkCause, group: str, nodes: Sequence[Node]) -> LinkExplanation:
+    return LinkExplanation(
         kind=cause.hypothesis.kind,
         group=group,
         names=tuple(_name(cause.hypothesis, unit, group, nodes) for unit in cause.hypothesis.units),

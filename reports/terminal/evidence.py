@@ -24,7 +24,7 @@ from ddpcheck.reports.views.evidence import (
     evidence_blocks,
     outlier_flags,
 )
-from ddpcheck.reports.views.table import Mark, Table
+from ddpcheck.reports.views.table import CellMark, Table
 
 _INDENT = 6
 _MOST_ROWS = 10
@@ -128,7 +128,7 @@ def _side_by_side(console: ReportConsole, block: RankValues) -> RichTable:
         texts = [by_rank.get(group[0], "-") for group in groups]
         flags = outlier_flags(groups, texts)
         cells = [
-            console.text(text, MARK_STYLES[Mark.ERROR] if outlier else "")
+            console.text(text, MARK_STYLES[CellMark.ERROR] if outlier else "")
             for text, outlier in zip(texts, flags, strict=True)
         ]
         rows.append([label, *cells[:room]])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.analysis.timeseries.model import AgreementHistory, AgreementInterval
 from ddpcheck.formatting import name_ranks, rank_ranges
-from ddpcheck.reports.views.table import Cell, Column, Mark, Table, row
+from ddpcheck.reports.views.table import Cell, Column, CellMark, Table, row
 
 _COLUMNS = (
     Column("steps"),
@@ -39,7 +39,7 @@ def _outliers(interval: AgreementInterval) -> Cell:
     if not interval.odd:
         return Cell("none")
     majority = "" if interval.majority else " (no majority)"
-    return Cell(f"{rank_ranges(interval.odd)}{majority}", Mark.ERROR)
+    return Cell(f"{rank_ranges(interval.odd)}{majority}", CellMark.ERROR)
 
 
 def _steps(interval: AgreementInterval) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpcheck.formatting import name_ranks, rank_ranges
-from ddpcheck.reports.views.table import Cell, Column, Mark, Table, row
+from ddpcheck.reports.views.table import Cell, Column, CellMark, Table, row
 
 # Groups that a line of values by rank lists.
 _MOST_GROUPS = 8
@@ -192,7 +192,7 @@ def _groups(groups: Sequence[Mapping[str, Any]], outliers: Collection[int]) -> T
     rows = []
     for group in groups:
         digest = group.get("digest")
-        mark = Mark.ERROR if set(group["ranks"]) <= set(outliers) else None
+        mark = CellMark.ERROR if set(group["ranks"]) <= set(outliers) else None
         text = "not recorded" if digest is None else str(digest)[:_DIGEST_CHARACTERS]
         rows.append(row([name_ranks(group["ranks"]), Cell(text, mark)], ranks=group["ranks"]))
     columns = (Column("ranks"), Column("digest", code=True))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Mark(str, Enum):
+class CellMark(str, Enum):
     """How a cell is highlighted."""
 
     OK = "ok"
@@ -37,7 +37,7 @@ class Cell:
     """One cell, formatted; `badge` is a status word in front of the text."""
 
     text: str
-    mark: Mark | None = None
+    mark: CellMark | None = None
     badge: str = ""
 
     @property

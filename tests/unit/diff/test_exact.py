@@ -13,7 +13,7 @@ import pytest
 from ddpcheck.diff.compare import compare_runs
 from ddpcheck.diff.exact import MOST_AHEAD, RankComparison
 from ddpcheck.diff.model import Comparison, DiffSource, DiffVerdict, Method
-from ddpcheck.diff.record_diff import RankContext
+from ddpcheck.diff.record_diff import ComparedRank
 from ddpcheck.diff.run_input import read_run
 from ddpcheck.errors import NotComparable
 from ddpcheck.records.kinds.data import BatchRecord
@@ -374,7 +374,7 @@ def test_buffered_events_without_a_counterpart_are_dropped(tmp_path: Path) -> No
     """Run B was not sketched, so every backward of run A waits in vain."""
     a, b = build(tmp_path / "a", world_size=1, steps=600), build(tmp_path / "b", world_size=1, steps=600)
     b.records[0] = [record for record in b.records[0] if record.kind not in ("backward", "batch")]
-    comparison = RankComparison(read_run("A", a.save(), None), read_run("B", b.save(), None), RankContext(0))
+    comparison = RankComparison(read_run("A", a.save(), None), read_run("B", b.save(), None), ComparedRank(0))
     assert comparison.differences(None) == []
     # Two records a step.
     assert 0 < len(comparison.waiting[0]) <= 2 * 2 * (MOST_AHEAD + 1)
