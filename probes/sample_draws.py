@@ -25,9 +25,9 @@ MOST_LOADERS = 1000
 
 
 class SampleDraws:
-    """The samples that one pass over a loader has drawn so far. `whole`: observed from its first draw."""
+    """The samples that one pass over a loader has drawn so far. `from_start`: observed from its first draw."""
 
-    def __init__(self, loader: TrackedLoader, number: int, iterator: Any, whole: bool) -> None:
+    def __init__(self, loader: TrackedLoader, number: int, iterator: Any, from_start: bool) -> None:
         self.loader = loader
         self.number = number
         self.iterator: weakref.ref[Any] = weakref.ref(iterator)
@@ -40,7 +40,7 @@ class SampleDraws:
         self.module: int | None = None
         self.step = 0
         self.at = _number(loader.facts(iterator).get("epoch"))
-        self._whole = whole
+        self._from_start = from_start
         # Batches that the loader has returned: workers draw further ahead.
         self.yielded = 0
         self._marks = bytearray(-(-loader.length // loader.stride)) if loader.length > 0 else bytearray()
@@ -96,11 +96,11 @@ class SampleDraws:
             largest=self.largest,
             fed=self.fed,
             yielded=self.yielded,
-            complete=self.exhausted and self._whole,
-            map=_packed(self._marks) if known and with_map and self._whole else "",
+            complete=self.exhausted and self._from_start,
+            map=_packed(self._marks) if known and with_map and self._from_start else "",
             repeated=sum(count - 1 for count in self._marks if count > 1),
-            order=self._order.hexdigest() if known and self._whole else "",
-            head=head if known and self._whole and len(self._head) >= 8 else "",
+            order=self._order.hexdigest() if known and self._from_start else "",
+            head=head if known and self._from_start and len(self._head) >= 8 else "",
             at=self.at,
         )
 
@@ -122,8 +122,8 @@ class TrackedLoader:
     def facts(self, iterator: Any) -> dict[str, Any]:
         return facts_of(torch_compat.read(torch_compat.INDEX_SAMPLER, iterator))
 
-    def begin(self, iterator: Any, whole: bool) -> SampleDraws:
-        draws = SampleDraws(self, self.epochs, iterator, whole)
+    def begin(self, iterator: Any, from_start: bool) -> SampleDraws:
+        draws = SampleDraws(self, self.epochs, iterator, from_start)
         self.epochs += 1
         self.open.append(draws)
         return draws
@@ -168,14 +168,14 @@ class LoaderRegistry:
         )
         if draws is not None and not restarted:
             return draws, False
-        whole = (
+        from_start = (
             torch_compat.read(torch_compat.NUM_YIELDED, iterator, 0) == 0
             and torch_compat.read(torch_compat.SEND_INDEX, iterator, 0) == 0
         )
         loader = self._loader(iterator)
         if loader is None:
             return None
-        draws = self._passes[iterator] = loader.begin(iterator, whole)
+        draws = self._passes[iterator] = loader.begin(iterator, from_start)
         return draws, True
 
     def _loader(self, iterator: Any) -> TrackedLoader | None:

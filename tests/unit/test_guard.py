@@ -36,7 +36,7 @@ def test_results_and_arguments_are_passed_on(guard: Guard, faults: list[Fault]) 
 
 def test_exception_switches_off_the_probe_and_is_reported_once(guard: Guard, faults: list[Fault]) -> None:
     calls: list[str] = []
-    broken = guard.protect("p", "look", fail)
+    broken = guard.protect("p", "read", fail)
     sibling = guard.protect("p", "other", lambda: calls.append("sibling"))
     other_probe = guard.protect("q", "other", lambda: calls.append("other_probe"))
     assert broken() is None
@@ -46,7 +46,7 @@ def test_exception_switches_off_the_probe_and_is_reported_once(guard: Guard, fau
     assert calls == ["other_probe"]
     assert guard.off == {"p"}
     ((probe, entry, error, where),) = faults
-    assert (probe, entry, error) == ("p", "look", "ValueError: broken")
+    assert (probe, entry, error) == ("p", "read", "ValueError: broken")
     assert where.startswith(__file__)
 
 
@@ -54,7 +54,7 @@ def test_long_message_is_truncated(guard: Guard, faults: list[Fault]) -> None:
     def fail_with_long_message() -> None:
         raise ValueError("x" * 10_000)
 
-    guard.protect("p", "look", fail_with_long_message)()
+    guard.protect("p", "read", fail_with_long_message)()
     assert len(faults[0][2]) == 500
 
 
@@ -65,7 +65,7 @@ def test_exceptions_of_the_user_are_not_caught(
     def interrupted() -> None:
         raise exception
 
-    protected = guard.protect("p", "look", interrupted)
+    protected = guard.protect("p", "read", interrupted)
     with pytest.raises(exception):
         protected()
     assert faults == []
@@ -73,10 +73,10 @@ def test_exceptions_of_the_user_are_not_caught(
 
 
 def test_fault_without_a_reporter_is_reported_later(guard: Guard) -> None:
-    guard.protect("p", "look", fail)()
+    guard.protect("p", "read", fail)()
     reported: list[Fault] = []
     guard.report_to(lambda *fault: reported.append(fault))
-    assert [fault[:3] for fault in reported] == [("p", "look", "ValueError: broken")]
+    assert [fault[:3] for fault in reported] == [("p", "read", "ValueError: broken")]
     repeated: list[Fault] = []
     guard.report_to(lambda *fault: repeated.append(fault))
     assert repeated == []
@@ -84,7 +84,7 @@ def test_fault_without_a_reporter_is_reported_later(guard: Guard) -> None:
 
 def test_failing_reporter_has_no_effect(guard: Guard) -> None:
     guard.report_to(fail)
-    guard.protect("p", "look", fail)()
+    guard.protect("p", "read", fail)()
     reported: list[Fault] = []
     guard.report_to(lambda *fault: reported.append(fault))
     assert [fault[0] for fault in reported] == ["p"]
@@ -93,16 +93,16 @@ def test_failing_reporter_has_no_effect(guard: Guard) -> None:
 def test_only_the_latest_reporter_is_called(guard: Guard, faults: list[Fault]) -> None:
     latest: list[Fault] = []
     guard.report_to(lambda *fault: latest.append(fault))
-    guard.protect("p", "look", fail)()
+    guard.protect("p", "read", fail)()
     assert faults == []
     assert len(latest) == 1
 
 
 def test_body_of_an_entry_point_can_be_replaced(guard: Guard, faults: list[Fault]) -> None:
-    protected = guard.protect("p", "look", lambda: 1)
-    guard.entry_points["p.look"].body = fail
+    protected = guard.protect("p", "read", lambda: 1)
+    guard.entry_points["p.read"].body = fail
     assert protected() is None
-    assert [fault[1] for fault in faults] == ["look"]
+    assert [fault[1] for fault in faults] == ["read"]
 
 
 def test_faults_of_early_probes_are_kept_until_there_is_a_reporter() -> None:
@@ -127,10 +127,10 @@ def test_entry_points_run_in_the_context_manager(guard: Guard, faults: list[Faul
         finally:
             inside.append("out")
 
-    early = guard.protect("p", "look", lambda: inside.append("look"))
-    broken = guard.protect("q", "look", fail)
+    early = guard.protect("p", "read", lambda: inside.append("read"))
+    broken = guard.protect("q", "read", fail)
     guard.surroundings = surroundings
     early()
     broken()
-    assert inside == ["in", "look", "out", "in", "out"]
+    assert inside == ["in", "read", "out", "in", "out"]
     assert len(faults) == 1

@@ -129,7 +129,7 @@ def test_later_hook_of_the_program_runs_first(net: Net) -> None:
     def emit(event: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         if event is Probe.gradient_ready:
             gradients.append(args[2].abs().max().item())
-            order.append("ours")
+            order.append("tracker")
 
     tracked = watch(net)
     tracked.backward = tracker = BackwardTracker(tracked, emit)
@@ -150,7 +150,7 @@ def test_later_hook_of_the_program_runs_first(net: Net) -> None:
         order.clear()
         tracker.forward(armed=True)
         net(X).sum().backward()
-        assert order[:3] == ["one", "other", "ours"]
+        assert order[:3] == ["one", "other", "tracker"]
         assert gradients[0] == 0.0
     first.remove()
     last.remove()

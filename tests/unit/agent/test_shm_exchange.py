@@ -58,11 +58,11 @@ class Rank:
     """A process with its own view of the exchange: locks belong to processes, so ranks cannot share one."""
 
     def __init__(self, path: Path, rank: int) -> None:
-        self._line, theirs = multiprocessing.Pipe()
+        self._line, other_end = multiprocessing.Pipe()
         context = multiprocessing.get_context("fork")
-        self.process = context.Process(target=serve, args=(path, rank, theirs), daemon=True)
+        self.process = context.Process(target=serve, args=(path, rank, other_end), daemon=True)
         self.process.start()
-        theirs.close()
+        other_end.close()
         answer = self._line.recv()
         if isinstance(answer, OSError):
             self.process.join(10)
