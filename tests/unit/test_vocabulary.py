@@ -12,7 +12,7 @@ from tests.helpers.paths import ROOT
 
 # Words that an earlier version of the project used for something that the field has a word for.
 DIALECT = re.compile(
-    r"\b(glimpses?|whereabouts|roll[ _]call|so[- ]manieth|ledger|courier|sieve|vigil|tidings|ink|who holds|"
+    r"\b(glimpses?|whereabouts|roll[ _]call|so[- ]manieth|ledger|courier|sieve|vigil|tidings|who holds|"
     r"replicas part(ed)?|had their say|none of (their|its|our) business|watcher of the day|nobody's)\b",
     re.IGNORECASE,
 )
