@@ -18,7 +18,7 @@ from ddpcheck import guard, torch_compat
 from ddpcheck.guard import GUARD
 from ddpcheck.privacy import mask_text
 from ddpcheck.probes.probe import Probe, ProbeContext
-from ddpcheck.records.kinds.hang import StackRecord
+from ddpcheck.records.kinds.rank import StackRecord
 from ddpcheck.records.reasons import LastEvent
 
 if TYPE_CHECKING:

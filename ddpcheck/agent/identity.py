@@ -15,8 +15,7 @@ import torch
 
 from ddpcheck import torch_compat
 from ddpcheck.privacy import allowed_environment, mask_arguments
-from ddpcheck.records.kinds.rank import RankHeader
-from ddpcheck.records.session_name import session_name
+from ddpcheck.records.kinds.rank import RankHeader, session_name
 
 _MOST_LAUNCHES = 10_000
 

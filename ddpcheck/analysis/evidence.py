@@ -16,7 +16,7 @@ from ddpcheck.analysis.tensor_values import (
     unravel_index,
     value,
 )
-from ddpcheck.records.digest_codec import unpack_leaves, unpack_samples
+from ddpcheck.records.codecs import unpack_leaves, unpack_samples
 from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, TensorKind
 
 MOST_NAMES = 10

@@ -16,7 +16,7 @@ from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.hardware.machine import machine_of, traffic_table
 from ddpcheck.analysis.hardware.table import hardware_table
 from ddpcheck.analysis.memory.table import memory_table
-from ddpcheck.analysis.network.table import links_table
+from ddpcheck.analysis.network.connections import links_table
 from ddpcheck.analysis.node_notes import read_notes, write_errors_by_attempt
 from ddpcheck.analysis.overlap.build import overlap_or_why
 from ddpcheck.analysis.report import AttemptSummary as AttemptSummary
@@ -26,8 +26,7 @@ from ddpcheck.analysis.startup.table import startup_table
 from ddpcheck.analysis.timeseries.build import build_timeseries
 from ddpcheck.analysis.timeseries.history import agreement_history, gradient_history
 from ddpcheck.analysis.timing.table import time_tables
-from ddpcheck.records.kinds.rank import FaultRecord
-from ddpcheck.records.session_name import is_same_job
+from ddpcheck.records.kinds.rank import FaultRecord, is_same_job
 from ddpcheck.rules.job.ddp605 import failed_rule
 from ddpcheck.rules.registry import in_report_order, rule_of
 from ddpcheck.rules.rule import Rule

@@ -8,13 +8,55 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ddpcheck.diff.initial_parameters import compare_initial_parameters
+from ddpcheck.diff.events import DiffEvent, Key, Timeline
 from ddpcheck.diff.model import FOLLOWING_STEPS, ORDER, DifferenceGrowth, DiffSource, FirstDifference, Value
-from ddpcheck.diff.record_diff import approximate_norm
+from ddpcheck.diff.record_diff import ComparedRank, RecordDiff, approximate_norm, compare
 from ddpcheck.diff.run_input import RunInput, RunSummary
 from ddpcheck.diff.run_steps import RunStep, run_steps
+from ddpcheck.records.codecs import Packed
+from ddpcheck.records.kinds.digests import DigestRecord, Stage
 from ddpcheck.records.kinds.modules import ModuleRecord
-from ddpcheck.records.sketch_codec import Packed
+
+
+def compare_initial_parameters(a: RunInput, b: RunInput, modules: int) -> tuple[list[FirstDifference], int]:
+    """Compare the first rank of each run after wrapping. Returns divergences and the number of comparisons."""
+    starts = [_starts(run, modules) for run in (a, b)]
+    divergences: list[FirstDifference] = []
+    compared = 0
+    for key, event in starts[0].items():
+        other = starts[1].get(key)
+        for outcome in compare(event, other, ComparedRank(a.first_rank)) if other is not None else ():
+            compared += 1
+            if outcome.differ:
+                divergences.append(_divergence(event, outcome, a.first_rank))
+    return divergences, compared
+
+
+def _divergence(event: DiffEvent, outcome: RecordDiff, rank: int) -> FirstDifference:
+    names = outcome.names or ()
+    return FirstDifference(
+        step=-1,
+        stage=DiffSource.INIT,
+        module=event.module,
+        parameter=names[0] if names else None,
+        differing=len(names),
+        tensors=len(event.names),
+        ranks=(rank,),
+        message="",
+        values=(outcome.values or {}).get(names[0], ()) if names else outcome.values_without_name,
+    )
+
+
+def _starts(run: RunInput, modules: int) -> dict[Key, DiffEvent]:
+    events: dict[Key, DiffEvent] = {}
+    for event in Timeline(run.records(run.first_rank)):
+        record = event.record
+        if isinstance(record, DigestRecord) and record.stage == Stage.INIT_AFTER.value:
+            events[event.key] = event
+        if len({start.module for start in events.values()}) == modules and event.step >= 0:
+            break
+    return events
+
 
 # Unit roundoff of the formats in which gradients are computed.
 _ROUNDOFF = {

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddpcheck.diff.approximate import RoundingResult, compare_within_rounding
-from ddpcheck.diff.causes import batch_split_differences, cause_of
-from ddpcheck.diff.environment_diff import environment_differences
+from ddpcheck.diff.causes import batch_split_differences, cause_of, environment_differences
 from ddpcheck.diff.exact import compare_exactly
 from ddpcheck.diff.model import (
     FOLLOWING_STEPS,

@@ -9,11 +9,10 @@ from typing import Any
 
 from ddpcheck.diff.events import DiffEvent
 from ddpcheck.diff.model import DiffSource, Value
-from ddpcheck.records.digest_codec import unpack_leaves
+from ddpcheck.records.codecs import Packed, unpack, unpack_leaves
 from ddpcheck.records.kinds.data import BatchRecord
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
-from ddpcheck.records.sketch_codec import Packed, unpack
 
 # Names of values from which causes are derived.
 MOVED = "written after the reduction"

@@ -6,15 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.doctor.connectivity import Listener
 from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.facts.machine import collect
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.facts.torch_build import torch_facts
 from ddpcheck.doctor.interface_selection import gloo_choice
 from ddpcheck.doctor.model import DoctorReport
-from ddpcheck.doctor.rendezvous import exchange
-from ddpcheck.doctor.store_client import RendezvousFailed, open_store
+from ddpcheck.doctor.rendezvous import Listener, RendezvousFailed, exchange, open_store
 
 
 def report_as_rank(folder: Path, injection: dict[str, Any], seconds: float) -> tuple[DoctorReport, bool]:

@@ -20,7 +20,6 @@ from ddpcheck.analysis.report_builder import build_report
 from ddpcheck.analysis.run_reader import RunReader, read_description
 from ddpcheck.config import Config
 from ddpcheck.errors import RunNotFound
-from ddpcheck.launcher.environment import command_environment
 from ddpcheck.launcher.live.view import live_view
 from ddpcheck.launcher.monitor import RunMonitor
 from ddpcheck.launcher.multi_node.coordination import (
@@ -33,15 +32,9 @@ from ddpcheck.launcher.multi_node.coordination import (
     wait_for_peers,
     wait_for_report,
 )
-from ddpcheck.launcher.process.command import ExitStatus, exit_like
+from ddpcheck.launcher.process.command import ExitStatus, command_environment, exit_like
 from ddpcheck.launcher.process.supervise import supervise
-from ddpcheck.launcher.run_folder import (
-    RunFolder,
-    begin_run,
-    finish_run,
-    make_run_folder,
-    write_report,
-)
+from ddpcheck.launcher.run_folder import RunFolder, begin_run, finish_run, make_run_folder, write_report
 from ddpcheck.records.node_log import NodeLog
 from ddpcheck.records.run_folder import REPORT_FILE
 from ddpcheck.reports.outputs import Outputs, page_of, write_outputs

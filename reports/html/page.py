@@ -10,15 +10,7 @@ from importlib.resources import files
 
 from ddpcheck.analysis.report import Report
 from ddpcheck.reports.html.markup import Html, joined, tag
-from ddpcheck.reports.html.sections import (
-    findings,
-    memory,
-    nodes,
-    overlap,
-    replicas,
-    startup,
-    step_time,
-)
+from ddpcheck.reports.html.sections import findings, memory, nodes, overlap, replicas, startup, step_time
 from ddpcheck.reports.html.table import folded, view
 from ddpcheck.reports.views.coverage import check_table, environment_tables
 from ddpcheck.reports.views.data import data_table

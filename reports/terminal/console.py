@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ddpcheck.reports.safe_text import safe_ascii, safe_line
-from ddpcheck.reports.views.table import Cell, Column, CellMark, Row, Table, heaviest, left_out
+from ddpcheck.reports.views.table import Cell, CellMark, Column, Row, Table, heaviest, left_out
 
 LABEL = "bold"
 QUIET = "dim"

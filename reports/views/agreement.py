@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.analysis.timeseries.model import AgreementHistory, AgreementInterval
 from ddpcheck.formatting import name_ranks, rank_ranges
-from ddpcheck.reports.views.table import Cell, Column, CellMark, Table, row
+from ddpcheck.reports.views.table import Cell, CellMark, Column, Table, row
 
 _COLUMNS = (
     Column("steps"),

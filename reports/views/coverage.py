@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddpcheck.analysis.report import Report
 from ddpcheck.analysis.timeseries.model import EnvironmentRow
 from ddpcheck.formatting import name_ranks
-from ddpcheck.reports.views.table import Cell, Column, CellMark, Table, row
+from ddpcheck.reports.views.table import Cell, CellMark, Column, Table, row
 
 _MARKS = {"agree": CellMark.OK, "differ": CellMark.ERROR}
 

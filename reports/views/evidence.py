@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpcheck.formatting import name_ranks, rank_ranges
-from ddpcheck.reports.views.table import Cell, Column, CellMark, Table, row
+from ddpcheck.reports.views.table import Cell, CellMark, Column, Table, row
 
 # Groups that a line of values by rank lists.
 _MOST_GROUPS = 8

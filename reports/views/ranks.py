@@ -8,7 +8,7 @@ from ddpcheck.analysis.report import AttemptSummary, RankStatus, RankSummary, Re
 from ddpcheck.analysis.timing.clock_offsets import HostClock
 from ddpcheck.formatting import rank_ranges
 from ddpcheck.reports.verdict import counted
-from ddpcheck.reports.views.table import Cell, Column, CellMark, Row, Table, row
+from ddpcheck.reports.views.table import Cell, CellMark, Column, Row, Table, row
 
 # Groups of ranks that are shown; more groups than that are joined by what they have in common.
 MOST_GROUPS = 16

@@ -14,14 +14,13 @@ from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.report import Report
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.probes.sketches.sketch import Sketch
+from ddpcheck.records.codecs import distribute, pack
 from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
 from ddpcheck.records.kinds.modules import ModuleRecord
 from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord
 from ddpcheck.records.kinds.rank import EndRecord, RankHeader
 from ddpcheck.records.registry import Record, to_line
-from ddpcheck.records.sketch_codec import pack
-from ddpcheck.records.sketch_shares import distribute
 
 NAMES = ("body.weight", "body.bias", "head.weight")
 # Names of the tensors that differ from those of other ranks, by rank.

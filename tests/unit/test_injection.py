@@ -191,7 +191,7 @@ def test_auto_never_stops_the_script(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_real_torch(tmp_path: Path) -> None:
     from ddpcheck.config import Config
-    from ddpcheck.launcher.environment import command_environment
+    from ddpcheck.launcher.process.command import command_environment
 
     code = (
         "import torch, torch.nn.parallel.distributed as d, sys\n"

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from ddpcheck.analysis.aggregate.pending import PendingValues
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.analysis.timeseries.agreement import AgreementSeries
+from ddpcheck.analysis.timeseries.recorded import AgreementSeries
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord
 

@@ -17,13 +17,12 @@ from ddpcheck.analysis.hardware.step_times import StepTimes
 from ddpcheck.analysis.memory.collector import MemoryCollector
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.timeseries.collector import LossCollector
-from ddpcheck.analysis.timeseries.loss import LossSeries
+from ddpcheck.analysis.timeseries.recorded import LossSeries
 from ddpcheck.analysis.timing.clock_offsets import HostClock
 from ddpcheck.analysis.timing.collector import ClockOffsetCollector, StepTimeCollector
 from ddpcheck.analysis.timing.rank_series import StepTimeSeries
 from ddpcheck.records.kinds.digests import Stage, TensorKind
-from ddpcheck.records.kinds.nodes import NodeMismatchRecord
-from ddpcheck.records.kinds.rank import EndRecord, RankHeader
+from ddpcheck.records.kinds.rank import EndRecord, NodeMismatchRecord, RankHeader
 from ddpcheck.records.registry import Record
 
 _AnyCollector = TypeVar("_AnyCollector", bound=Collector)

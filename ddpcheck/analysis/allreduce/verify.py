@@ -17,10 +17,10 @@ from ddpcheck.analysis.allreduce.mean_check import (
 )
 from ddpcheck.analysis.allreduce.sketch_table import NOTHING, Parts, SketchTable
 from ddpcheck.analysis.module_key import ModuleKey, members
-from ddpcheck.analysis.timeseries.gradients import GradientSeries
+from ddpcheck.analysis.timeseries.recorded import GradientSeries
+from ddpcheck.records.codecs import shares
 from ddpcheck.records.kinds.gradients import BackwardRecord
 from ddpcheck.records.kinds.modules import ModuleRecord
-from ddpcheck.records.sketch_shares import shares
 
 # The divisor of a backward inside join(): the number of ranks that still have data.
 LIVE_RANKS = -1

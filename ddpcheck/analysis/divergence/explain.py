@@ -12,15 +12,87 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpcheck.analysis.aggregate.agreement import Disagreement
+from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of, outlier_ranks
 from ddpcheck.analysis.aggregate.launch import Attempt
-from ddpcheck.analysis.divergence.optimizers import stepped_parameters
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.records.kinds.digests import Stage, TensorKind
+from ddpcheck.records.reasons import UnsyncedReason, WriteWindow
 
 if TYPE_CHECKING:
     from ddpcheck.rules.rule import Rule
+
+
+REASON_TEXT: dict[UnsyncedReason | WriteWindow, str] = {
+    UnsyncedReason.NO_SYNC: "no_sync open",
+    UnsyncedReason.FORWARD_IN_NO_SYNC: "forward inside no_sync, backward outside",
+    UnsyncedReason.BYPASS: "wrapper bypassed",
+    UnsyncedReason.TWO_FORWARDS: "two forwards before two backwards",
+    UnsyncedReason.SECOND_BACKWARD: "second backward on one forward",
+    WriteWindow.BEFORE_FORWARD: "before the forward",
+    WriteWindow.IN_FORWARD: "inside the forward",
+    WriteWindow.AFTER_BACKWARD: "between backward and step",
+}
+_BY_VALUE = {reason.value: text for reason, text in REASON_TEXT.items()}
+
+
+def reason_text(stored: str) -> str:
+    """The sentence for a stored value; text that is not such a value, as of earlier versions, stays as it is."""
+    return _BY_VALUE.get(stored, stored)
+
+
+@dataclass(frozen=True)
+class RecreatedOptimizer:
+    """Ranks that continued with another optimizer than the others, from `step` on."""
+
+    ranks: tuple[int, ...]
+    step: int
+    # Whether replicas are known to differ at the last step.
+    diverged: bool
+
+
+def stepped_parameters(attempt: Attempt, module: ModuleKey, optimizer: int) -> dict[int, frozenset[int]]:
+    """By rank, the indices of the module's parameters that its optimizer steps."""
+    return {
+        number: frozenset(index for group in record.groups for index in group if index >= 0)
+        for number, rank in attempt.of_module(module).items()
+        for (owner, key), record in rank.optimizers.items()
+        if key == module and owner == optimizer
+    }
+
+
+def recreated_optimizer(attempt: Attempt, module: ModuleKey) -> RecreatedOptimizer | None:
+    """None if all ranks stepped with the same optimizers, or not equally often."""
+    steps = {
+        number: {
+            optimizer: count
+            for (key, optimizer), count in rank.steps.items()
+            if key == module and optimizer >= 0
+        }
+        for number, rank in attempt.of_module(module).items()
+    }
+    if len(steps) < 2 or not all(steps.values()):
+        return None
+    if len({max(counts.values()) for counts in steps.values()}) > 1:
+        return None
+    if len({tuple(sorted(counts)) for counts in steps.values()}) < 2:
+        return None
+    shared = set.intersection(*(set(counts) for counts in steps.values()))
+    before = [
+        max(count for optimizer, count in counts.items() if optimizer in shared)
+        for counts in steps.values()
+        if set(counts) - shared and set(counts) & shared
+    ]
+    if not before:
+        return None
+    groups = groups_of({number: repr(sorted(counts)) for number, counts in steps.items()})
+    lasts = [rank.last for rank in attempt.of_module(module).values() if rank.last is not None]
+    comparable = len({last.step for last in lasts}) == 1 and all(
+        last.stage == Stage.PARAMS.value for last in lasts
+    )
+    diverged = comparable and len({last.root for last in lasts}) > 1
+    return RecreatedOptimizer(outlier_ranks([ranks for _, ranks in groups]), min(before), diverged)
+
 
 # How a rank's last backward ended, as records state it: DDP reduced it.
 SYNCED = "synced"

@@ -11,7 +11,7 @@ from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.records.kinds.digests import Stage, TensorKind
-from ddpcheck.records.kinds.nodes import NodeMismatchRecord
+from ddpcheck.records.kinds.rank import NodeMismatchRecord
 from ddpcheck.rules.rule import Rule
 
 # Stages at which nodes compare their replicas.

@@ -17,7 +17,7 @@ from ddpcheck.analysis.hardware.statistics import (
     NodeStatistics,
     sample_from,
 )
-from ddpcheck.analysis.network.route_counters import RouteCounterTable
+from ddpcheck.analysis.network.model import RouteCounterTable
 from ddpcheck.analysis.timeseries.series import BoundedSeries
 
 Rates = list[tuple[int, int]]

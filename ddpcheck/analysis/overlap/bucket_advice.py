@@ -19,7 +19,7 @@ from ddpcheck.analysis.overlap.link_model import (
     laid_out,
 )
 from ddpcheck.analysis.overlap.model import BucketAdvice, BucketLayout, BucketOverlap
-from ddpcheck.records.kinds.profile import ReadyRecord
+from ddpcheck.records.kinds.timing import ReadyRecord
 
 MIB = 1 << 20
 _CAPS = [

@@ -21,7 +21,7 @@ from ddpcheck.analysis.overlap.model import (
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.errors import TraceUnreadable, UserError
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.kinds.profile import TraceRecord
+from ddpcheck.records.kinds.timing import TraceRecord
 from ddpcheck.traces.alignment import on_one_clock
 from ddpcheck.traces.analyse import analyse
 from ddpcheck.traces.exposure import Exposure, exposures

@@ -29,9 +29,8 @@ from ddpcheck.analysis.timeseries.lines import (
     rank_time,
     shortest_waits,
 )
-from ddpcheck.analysis.timeseries.links import link_matrices
 from ddpcheck.analysis.timeseries.model import GradientHistory, NamedSeries, RunTimeSeries, SeriesKind
-from ddpcheck.analysis.timeseries.nodes import job_nodes, rank_gpus
+from ddpcheck.analysis.timeseries.nodes import job_nodes, link_matrices, rank_gpus
 from ddpcheck.analysis.timeseries.series import points_per_series
 
 LEAST, MEDIAN, MOST = "least", "median", "most"

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.analysis.timeseries.gradients import OFF_MEAN, REDUCED, GradientSeries
 from ddpcheck.analysis.timeseries.model import AgreementHistory, GradientHistory
+from ddpcheck.analysis.timeseries.recorded import OFF_MEAN, REDUCED, GradientSeries
 from ddpcheck.records.kinds.optimizers import OptimizerRecord
 
 MOST_MODULES = 8

@@ -8,10 +8,9 @@ from statistics import fmean
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.overlap.model import Overlap
-from ddpcheck.analysis.timeseries.agreement import AgreementSeries
 from ddpcheck.analysis.timeseries.history import MOST_MODULES
-from ddpcheck.analysis.timeseries.loss import LossSeries
 from ddpcheck.analysis.timeseries.model import GradientHistory, NamedSeries, SeriesKind
+from ddpcheck.analysis.timeseries.recorded import AgreementSeries, LossSeries
 from ddpcheck.analysis.timeseries.series import MAX_REPORT_POINTS, Series, named_series, present
 from ddpcheck.analysis.timing.rank_series import StepTimeSeries
 from ddpcheck.formatting import name_ranks

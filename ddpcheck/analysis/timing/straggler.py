@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import mean, median
 
-from ddpcheck.analysis.timing.aligned import AlignedSteps
 from ddpcheck.analysis.timing.model import RankTime, Refaults, Straggler
-from ddpcheck.analysis.timing.rank_series import BUSY
+from ddpcheck.analysis.timing.rank_series import BUSY, AlignedSteps
 
 # Minimum share of a step spent in the kernel.
 REFAULTS_LEAST_SHARE = 0.15

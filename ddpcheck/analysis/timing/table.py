@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import mean, median
 
-from ddpcheck.analysis.timing.aligned import AlignedSteps, align_steps
 from ddpcheck.analysis.timing.model import CrossCheck, RankTime, Scaling, Spent, TimeTable
-from ddpcheck.analysis.timing.rank_series import PARTS, StepTimeSeries
+from ddpcheck.analysis.timing.rank_series import PARTS, AlignedSteps, StepTimeSeries, align_steps
 from ddpcheck.analysis.timing.straggler import refaults_in, straggler_in
 
 COMPUTE = ("forward", "backward", "optimizer")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ddpcheck.analysis.aggregate.agreement import groups_of, outlier_ranks
-from ddpcheck.analysis.hardware.routes import Route, open_to_all
-from ddpcheck.analysis.hardware.traffic import LinkTraffic, NodeTraffic
+from ddpcheck.analysis.hardware.traffic import LinkTraffic, NodeTraffic, Route, open_to_all
 from ddpcheck.doctor.context import ConnectionAttempt, DoctorContext, Host
 from ddpcheck.doctor.diagnosis import Diagnosis, ok, problem, warning
 from ddpcheck.doctor.interface_selection import (

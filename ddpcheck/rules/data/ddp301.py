@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.data.same_batches import Sameness, sameness
+from ddpcheck.analysis.data.batches import Sameness, sameness
 from ddpcheck.analysis.data.split import EpochSplit
 from ddpcheck.analysis.data.table import split_row
 from ddpcheck.analysis.finding import Finding, Severity

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.data.same_batches import Sameness, sameness
+from ddpcheck.analysis.data.batches import Sameness, sameness
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks

@@ -13,10 +13,10 @@ from ddpcheck.analysis.divergence.explain import (
     Explanation,
     Precedence,
     gradient_evidence,
+    reason_text,
 )
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.analysis.reason_text import reason_text
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.gradients import AppliedRecord
 from ddpcheck.rules.rule import Location, Need, Rule

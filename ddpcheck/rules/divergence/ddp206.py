@@ -7,8 +7,10 @@ from typing import Any
 from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.divergence.explain import Divergence, Explanation, Precedence
-from ddpcheck.analysis.divergence.optimizers import (
+from ddpcheck.analysis.divergence.explain import (
+    Divergence,
+    Explanation,
+    Precedence,
     RecreatedOptimizer,
     recreated_optimizer,
     stepped_parameters,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of, outlier_ranks
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.divergence.explain import Divergence, Explanation, Precedence
-from ddpcheck.analysis.divergence.optimizers import recreated_optimizer
+from ddpcheck.analysis.divergence.explain import Divergence, Explanation, Precedence, recreated_optimizer
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey

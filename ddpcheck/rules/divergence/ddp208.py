@@ -5,11 +5,10 @@ from __future__ import annotations
 from ddpcheck.analysis.aggregate.agreement import Disagreement
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.divergence.explain import SYNCED, Divergence, Explanation, Precedence
+from ddpcheck.analysis.divergence.explain import SYNCED, Divergence, Explanation, Precedence, reason_text
 from ddpcheck.analysis.evidence import differing_tensors, of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.analysis.reason_text import reason_text
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import DigestRecord
 from ddpcheck.records.reasons import WriteWindow, is_stored_as

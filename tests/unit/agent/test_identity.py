@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ddpcheck.agent.identity import session_id
-from ddpcheck.records.session_name import is_same_job
+from ddpcheck.records.kinds.rank import is_same_job
 
 SessionOf = Callable[..., str]
 

@@ -12,7 +12,7 @@ import pytest
 from ddpcheck.__main__ import main
 from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.errors import RunUnreadable
-from ddpcheck.records.kinds.profile import TraceRecord
+from ddpcheck.records.kinds.timing import TraceRecord
 from tests.helpers.run_builder import RunBuilder
 from tests.helpers.trace_builder import all_reduce, described, kernel, step, write
 

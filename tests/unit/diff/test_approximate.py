@@ -14,9 +14,9 @@ from ddpcheck.diff.compare import compare_runs
 from ddpcheck.diff.model import Comparison, DiffSource, DiffVerdict, Method
 from ddpcheck.errors import NotComparable
 from ddpcheck.probes.sketches.sketch import Sketch
+from ddpcheck.records.codecs import Packed, pack, unpack
 from ddpcheck.records.kinds.data import BatchRecord
 from ddpcheck.records.kinds.rank import RankHeader
-from ddpcheck.records.sketch_codec import Packed, pack, unpack
 from tests.helpers.run_builder import NAMES, RunBuilder, sketch_of
 
 MEAN = (2.0, 3.0, -4.0)

@@ -15,12 +15,11 @@ import pytest
 from ddpcheck.analysis.finding import Severity
 from ddpcheck.config import Config
 from ddpcheck.doctor.context import DoctorContext
-from ddpcheck.doctor.facts.identity import rank_numbers
 from ddpcheck.doctor.facts.injection import ENV_TRIAL, injection_in_child, run_in_child
 from ddpcheck.doctor.facts.machine import collect, folder_facts, memory_limit, name_facts, processor_limit
-from ddpcheck.doctor.facts.record import Facts
+from ddpcheck.doctor.facts.record import Facts, rank_numbers
 from ddpcheck.doctor.model import DoctorReport, diagnose
-from ddpcheck.launcher.environment import BOOTSTRAP, command_environment
+from ddpcheck.launcher.process.command import BOOTSTRAP, command_environment
 from tests.helpers import nvml
 
 

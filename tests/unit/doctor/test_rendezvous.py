@@ -12,11 +12,19 @@ import pytest
 
 from ddpcheck.analysis.finding import Severity
 from ddpcheck.doctor import rank, rendezvous
-from ddpcheck.doctor.connectivity import MAX_PEERS, Listener, connect_to_others, peers_of
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.model import DoctorReport
-from ddpcheck.doctor.rendezvous import exchange, measure_clock
-from ddpcheck.doctor.store_client import RendezvousFailed, StoreClient, open_store
+from ddpcheck.doctor.rendezvous import (
+    MAX_PEERS,
+    Listener,
+    RendezvousFailed,
+    StoreClient,
+    connect_to_others,
+    exchange,
+    measure_clock,
+    open_store,
+    peers_of,
+)
 from tests.helpers.doctor_contexts import job
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from ddpcheck.agent.writer import RecordWriter
 from ddpcheck.probes.digest import combine, make_digester
 from ddpcheck.probes.probe import Probe
-from ddpcheck.records.digest_codec import unpack_leaves
+from ddpcheck.records.codecs import unpack_leaves
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.modules import ModuleRecord
 from ddpcheck.records.kinds.rank import EndRecord

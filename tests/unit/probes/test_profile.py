@@ -21,7 +21,7 @@ from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.process.profiler_conflict import PROFILERS
 from ddpcheck.probes.profile import ProfileProbe, _limits
 from ddpcheck.records.kinds.gradients import BackwardRecord
-from ddpcheck.records.kinds.profile import ReadyRecord, TraceRecord
+from ddpcheck.records.kinds.timing import ReadyRecord, TraceRecord
 from tests.helpers.fake_context import FakeContext, Job
 
 

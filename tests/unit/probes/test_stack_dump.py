@@ -18,7 +18,7 @@ from ddpcheck.guard import GUARD
 from ddpcheck.probes import stack_dump
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.stack_dump import StackDumpProbe, frames_of
-from ddpcheck.records.kinds.hang import StackRecord
+from ddpcheck.records.kinds.rank import StackRecord
 from tests.helpers.fake_context import FakeContext, Job
 
 

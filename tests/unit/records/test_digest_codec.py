@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpcheck.records.digest_codec import unpack_leaves, unpack_samples
+from ddpcheck.records.codecs import unpack_leaves, unpack_samples
 
 
 def text(data: bytes) -> str:

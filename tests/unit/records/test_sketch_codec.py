@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpcheck.probes.sketches.sketch import Sketch
-from ddpcheck.records.sketch_codec import _SCALES, decode85, pack, unpack
+from ddpcheck.records.codecs import _SCALES, decode85, pack, unpack
 
 norms = st.floats(min_value=1e-140, max_value=1e140)
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from ddpcheck.records.codecs import distribute, share_of, shares
 from ddpcheck.records.kinds.modules import ModuleRecord
-from ddpcheck.records.sketch_shares import distribute, share_of, shares
 
 LAYERS = (1 << 20, 1 << 10) * 8
 

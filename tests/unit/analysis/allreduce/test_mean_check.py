@@ -19,7 +19,7 @@ import torch
 from ddpcheck.analysis.allreduce import mean_check as mean_check_module
 from ddpcheck.analysis.allreduce.mean_check import MeanCheckResult, can_check, mean_check
 from ddpcheck.probes.sketches.sketch import sketch
-from ddpcheck.records.sketch_codec import Packed, pack, unpack
+from ddpcheck.records.codecs import Packed, pack, unpack
 from ddpcheck.records.sketch_signs import BLOCK
 from tests.helpers.paths import ROOT
 

@@ -11,7 +11,7 @@ import pytest
 from ddpcheck.analysis.allreduce.mean_check import check_parts, mean_check
 from ddpcheck.analysis.allreduce.sketch_table import SketchTable, parts_of
 from ddpcheck.probes.sketches.sketch import Sketch
-from ddpcheck.records.sketch_codec import pack, unpack
+from ddpcheck.records.codecs import pack, unpack
 
 COLUMNS = 7
 

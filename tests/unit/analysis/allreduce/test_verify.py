@@ -10,10 +10,9 @@ import pytest
 
 from ddpcheck.analysis.allreduce import verify
 from ddpcheck.analysis.allreduce.verify import AllReduceVerifier, MeanCheckStats
+from ddpcheck.records.codecs import pack, shares
 from ddpcheck.records.kinds.gradients import BackwardRecord
 from ddpcheck.records.kinds.modules import ModuleRecord
-from ddpcheck.records.sketch_codec import pack
-from ddpcheck.records.sketch_shares import shares
 from tests.helpers.run_builder import sketch_of
 
 NAMES = ("body.weight", "body.bias", "head.weight", "head.bias")

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.aggregate.rank_data import RankData
-from ddpcheck.analysis.data.batches import MOST_PENDING, Batches, ModuleBatches
+from ddpcheck.analysis.data.batches import MOST_PENDING, Batches, ModuleBatches, Sameness, sameness
 from ddpcheck.analysis.data.collector import DataCollector
-from ddpcheck.analysis.data.same_batches import Sameness, sameness
 from ddpcheck.analysis.data.split import LoaderPass, split, unpack
 from ddpcheck.records.kinds.data import BatchRecord, EpochRecord, LoaderRecord
 from ddpcheck.records.kinds.rank import RankHeader

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from ddpcheck.analysis.hardware.statistics import NodeSample, sample_from
-from ddpcheck.analysis.network.route_counters import MOST_INTERVALS, RouteCounterTable
+from ddpcheck.analysis.network.model import MOST_INTERVALS, RouteCounterTable
 from ddpcheck.records.node_kinds import SampleRecord, from_mapping
 
 PAIR = "10.0.0.1 10.0.0.2"

@@ -11,8 +11,8 @@ from ddpcheck.analysis.overlap.collector import ProfileCollector
 from ddpcheck.analysis.overlap.link_model import Bucket, GlooLink, Gradient, LinkModel, laid_out
 from ddpcheck.analysis.overlap.model import BucketOverlap, BucketPart
 from ddpcheck.records.kinds.modules import ModuleRecord
-from ddpcheck.records.kinds.profile import ReadyRecord
 from ddpcheck.records.kinds.rank import RankHeader
+from ddpcheck.records.kinds.timing import ReadyRecord
 
 MS = 1_000_000
 

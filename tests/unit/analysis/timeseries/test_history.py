@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.analysis.allreduce.sketch_table import SketchTable
-from ddpcheck.analysis.timeseries.agreement import MOST_INTERVALS, AgreementSeries
-from ddpcheck.analysis.timeseries.gradients import MOST_POINTS, OFF_MEAN, REDUCED, GradientSeries
 from ddpcheck.analysis.timeseries.model import AgreementInterval
+from ddpcheck.analysis.timeseries.recorded import (
+    MAX_NORM_POINTS,
+    MOST_INTERVALS,
+    OFF_MEAN,
+    REDUCED,
+    AgreementSeries,
+    GradientSeries,
+)
 from ddpcheck.probes.sketches.sketch import Sketch
-from ddpcheck.records.sketch_codec import pack
+from ddpcheck.records.codecs import pack
 from tests.helpers.run_builder import RunBuilder
 
 GROUP = (0, 1, 2)
@@ -65,7 +71,7 @@ def test_gradients_of_a_long_job_keep_their_peaks() -> None:
     for step in range(5000):
         norm = 100.0 if step == 3333 else 1.0
         series.note(step, table(rank_0=[norm], rank_1=[3.0, 4.0]), table(rank_0=[2.0]), 0.25)
-    assert len(series.points) <= MOST_POINTS
+    assert len(series.points) <= MAX_NORM_POINTS
     assert series.every == 8
     # Norms are stored in half octaves.
     expected = {0: 100.0, 1: 5.0, REDUCED: 2.0, OFF_MEAN: 0.25}

@@ -19,8 +19,7 @@ from ddpcheck.launcher.hang import detector
 from ddpcheck.launcher.hang.detector import HangDetector
 from ddpcheck.launcher.process.process_table import Activity, process_start
 from ddpcheck.launcher.process.supervise import StopRequest
-from ddpcheck.records.kinds.hang import StackRecord
-from ddpcheck.records.kinds.rank import FaultRecord
+from ddpcheck.records.kinds.rank import FaultRecord, StackRecord
 from ddpcheck.records.node_log import NodeLog
 from ddpcheck.records.registry import to_line
 from tests.helpers.run_builder import RunBuilder

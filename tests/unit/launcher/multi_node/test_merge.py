@@ -11,8 +11,7 @@ import pytest
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.errors import NotOneJob, OutputFolderError, RunNotFound
 from ddpcheck.launcher.multi_node.merge import merge_runs
-from ddpcheck.records.kinds.nodes import NodeMismatchRecord, NodesRecord
-from ddpcheck.records.kinds.rank import RankHeader
+from ddpcheck.records.kinds.rank import NodeMismatchRecord, NodesRecord, RankHeader
 from tests.helpers.run_builder import RunBuilder
 
 OUTLIERS = {1: ["body.bias"]}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.analysis.reason_text import REASON_TEXT
+from ddpcheck.analysis.divergence.explain import REASON_TEXT
 from ddpcheck.records.kinds.modules import CommHookRecord, JoinRecord
 from ddpcheck.records.kinds.rank import EndRecord, FaultRecord
 from ddpcheck.records.reasons import UnsyncedReason

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ddpcheck.analysis.finding import Finding
-from ddpcheck.records.kinds.hang import StackRecord
 from ddpcheck.records.kinds.modules import ModuleRecord
+from ddpcheck.records.kinds.rank import StackRecord
 from tests.helpers.run_builder import NAMES, RunBuilder
 from tests.unit.analysis.hang.test_stacks import BACKWARD, BARRIER, BUFFERS, C10D, LOGGER, MAIN, USER
 

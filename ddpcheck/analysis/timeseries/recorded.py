@@ -1,14 +1,83 @@
-"""Agreement of one module over the steps: intervals with the same outliers, and counts of differing parameters."""
+"""Bounded series that collectors keep of each module or rank: agreement, gradient norms, loss."""
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from ddpcheck.analysis.allreduce.sketch_table import SketchTable
 from ddpcheck.analysis.timeseries.model import AgreementInterval
-from ddpcheck.analysis.timeseries.series import AggregatedSeries
-from ddpcheck.records.digest_codec import unpack_leaves
+from ddpcheck.analysis.timeseries.series import AggregatedSeries, BoundedSeries
+from ddpcheck.records.codecs import unpack_leaves
 from ddpcheck.records.kinds.digests import DigestRecord
+from ddpcheck.records.kinds.optimizers import LossRecord
+
+# Numbers kept for all ranks together, and points of each series within that.
+MOST_NUMBERS = 24_000
+MAX_NORM_POINTS = 1024
+LEAST_POINTS = 16
+
+# Keys of a point: ranks for their local norms, and these two.
+REDUCED = -1
+OFF_MEAN = -2
+Point = dict[int, float]
+
+
+class GradientSeries(AggregatedSeries[Point]):
+    """Norms of local and reduced gradients, and the AllReduce error."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__(max(LEAST_POINTS, min(MAX_NORM_POINTS, MOST_NUMBERS // (ranks + 2))), _maximum)
+
+    def note(
+        self, step: int, local: SketchTable, reduced: SketchTable | None, off_mean: float | None
+    ) -> None:
+        """Add one backward. Each rank sketches a share of the reduced gradients."""
+        squares = {rank: local.square(rank) for rank in local.ranks}
+        values = {rank: math.sqrt(square) for rank, square in squares.items() if square is not None}
+        total = None if reduced is None else reduced.square()
+        if total is not None:
+            values[REDUCED] = math.sqrt(total)
+        if off_mean is not None and math.isfinite(off_mean):
+            values[OFF_MEAN] = off_mean
+        self.add_value(step, values)
+
+
+def _maximum(one: Point, other: Point) -> Point:
+    return {**one, **{key: max(one.get(key, value), value) for key, value in other.items()}}
+
+
+MOST_STEPS = 1024
+_NOT_FINITE = ("nan", "inf", "-inf")
+
+
+class LossSeries(BoundedSeries):
+    """Losses by step; the same steps are kept on every rank."""
+
+    def __init__(self) -> None:
+        super().__init__(MOST_STEPS, {"value": "d"})
+
+    @property
+    def values(self) -> array[float]:
+        values: array[float] = self.columns["value"]
+        return values
+
+    def add(self, record: LossRecord) -> None:
+        for number, raw in enumerate(record.values):
+            value = _value(raw)
+            if value is not None:
+                self.add_row(record.step + number, {"value": value})
+
+
+def _value(raw: Any) -> float | None:
+    """None if the rank could not read the loss, or the record is damaged."""
+    if type(raw) in (int, float) or raw in _NOT_FINITE:
+        return float(raw)
+    return None
+
 
 MOST_POINTS = 1024
 # Leaves compared per step: if every rank of a thousand differs, some of them suffice.
