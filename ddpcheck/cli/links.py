@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ddpcheck.errors import UsageError
-from ddpcheck.links.survey import DEFAULT_SIZES, as_arguments, check_seconds, check_tolerance, parse_sizes
+from ddpcheck.links.options import DEFAULT_SIZES, as_arguments, check_seconds, check_tolerance, parse_sizes
 
 _EXAMPLE = "ddpcheck links -- torchrun --nnodes 2 --nproc-per-node 4 ..."
 

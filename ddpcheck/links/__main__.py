@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.doctor.facts.record import rank_numbers
-from ddpcheck.links.survey import DEFAULT_SIZES, check_seconds, check_tolerance, parse_sizes
+from ddpcheck.links.options import DEFAULT_SIZES, check_seconds, check_tolerance, parse_sizes
 
 SLOW = 10
 

@@ -10,7 +10,7 @@ from ddpcheck.launcher.rank_tools import rank_command
 from ddpcheck.links.evaluate import find_slow_links, is_uneven
 from ddpcheck.links.heat_map import render_links
 from ddpcheck.links.model import BETWEEN, WITHIN, AllReduce, LinksReport, MeasuredLink, Node
-from ddpcheck.links.survey import check_seconds, check_tolerance, parse_sizes
+from ddpcheck.links.options import check_seconds, check_tolerance, parse_sizes
 
 
 def survey(nodes: int, slow: str = "", per_node: int = 1) -> LinksReport:

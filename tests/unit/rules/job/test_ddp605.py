@@ -37,7 +37,7 @@ def test_missing_torch_name_has_its_own_wording(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap()
     error = "torch 9.9 has no torch.Tensor._indices: sparse tensors are not compared"
     for rank in (0, 1):
-        build.say(rank, FaultRecord("torch_compat", "_indices", error, ""))
+        build.add(rank, FaultRecord("torch_compat", "_indices", error, ""))
     (finding,) = build.end().findings()
     assert (finding.code, finding.severity.value, finding.ranks) == ("DDP605", "note", (0, 1))
     assert finding.message.startswith(
