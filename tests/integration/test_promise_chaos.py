@@ -69,7 +69,13 @@ def _wrong(
     entry: str, result: Mapping[str, Any], expected: list[str], done: WatchedRun, number: int
 ) -> list[Any]:
     """What is not as expected in the job in which this entry point failed on rank 1."""
-    found = [f for f in done.report["findings"] if f["attempt"] == number]
+    # The job replaces a parameter after wrapping, with the same values on both ranks: a note.
+    replaced = ("DDP104", "note")
+    found = [
+        f
+        for f in done.report["findings"]
+        if f["attempt"] == number and (f["code"], f["severity"]) != replaced
+    ]
     summary = [(f["code"], f["severity"], f["ranks"], f["evidence"].get("entry")) for f in found]
     wrong: list[Any] = []
     if summary != ([("DDP605", "note", [1], entry)] if entry else []):

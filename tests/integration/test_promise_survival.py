@@ -232,14 +232,14 @@ def test_a_limit_on_file_sizes_costs_records_only(ddpcheck: RunWatched, unwatche
     assert sorted(f["ranks"][0] for f in done.report["findings"] if f["code"] == "DDP605") == [0, 1]
 
 
-@pytest.mark.parametrize("meddle", ["remove", "replace"])
+@pytest.mark.parametrize("damage", ["remove", "replace"])
 def test_a_folder_that_vanishes_leaves_the_job_alone(
-    ddpcheck: RunWatched, unwatched: Run, meddle: str
+    ddpcheck: RunWatched, unwatched: Run, damage: str
 ) -> None:
     """The job ends as it does alone; that it could not be judged is ddpcheck's own status."""
     job = f"{sys.executable} {FORKED} --steps 100 --pause 0.01"
     alone = unwatched("bash", "-c", f"{job}; echo ended with $?")
-    done = ddpcheck("bash", "-c", f"{job} --meddle {meddle} --meddle-at 50; echo ended with $?")
+    done = ddpcheck("bash", "-c", f"{job} --damage {damage} --damage-at 50; echo ended with $?")
     assert alone.stdout.endswith("\nended with 0\n")
     assert done.stdout == alone.stdout
     assert done.status == 1, str(done)

@@ -210,9 +210,9 @@ def test_scalars_of_all_runs(watched: WatchedRun, tab: Tab, server: str) -> None
 
 
 def test_custom_scalars_put_all_ranks_in_one_chart(tab: Tab, server: str) -> None:
-    title = "Gradient norms: each rank's own, and the one after AllReduce"
+    title = "Gradient norms: local, and after AllReduce"
     text = shows(tab, server, CHARTS_FRAGMENT.removeprefix("#"), "Do the replicas agree?", title, *RUNS)
-    assert "What do the profiled steps hide?" in text
+    assert "Overlap in the profiled steps" in text
     # Smoothed, a step from 1 to 0 would look like a decline.
     assert tab.run(SMOOTHING) == 0
     tag = "gradients%2Fnorm_(before|after)_allreduce"

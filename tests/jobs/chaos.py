@@ -54,6 +54,9 @@ def everything(rank: int, world_size: int) -> list[Any]:
         nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
         scaler.step(optimizer)
         scaler.update()
+    # The same values in a parameter that DDP does not know: the set of parameters changed since wrapping.
+    ddp.module[0].weight = nn.Parameter(ddp.module[0].weight.detach().clone())
+    ddp(batch)
     if os.environ["BREAK"] == "exit.raised" and rank == BROKEN_RANK:
         # A forked process never calls this hook by itself. It calls the next hook, which prints.
         try:
