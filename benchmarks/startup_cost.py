@@ -14,7 +14,7 @@ import tempfile
 import time
 
 from ddpcheck.config import Config
-from ddpcheck.launcher.environment import command_environment
+from ddpcheck.launcher.process.command import command_environment
 
 LIMIT_SECONDS = 0.15
 PROGRAMS = {"python alone": "pass", "python with torch": "import torch"}

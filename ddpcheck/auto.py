@@ -1,7 +1,7 @@
-"""`import ddpcheck.auto` at the top of a script: the manual way in, where the bootstrap cannot reach.
+"""Enables ddpcheck by `import ddpcheck.auto` at the top of a script, where the bootstrap does not work.
 
-Under `ddpcheck run` (with `python -I`, `-S` or `-E`) it joins that run. Without it, the ranks of the job
-meet in a run folder of their own, which `ddpcheck report` reads afterwards.
+Under `ddpcheck run` (with `python -I`, `-S` or `-E`) the process joins that run. Without `ddpcheck run`, the ranks of
+the job share a new run folder, which `ddpcheck report` reads afterwards.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from ddpcheck.launcher.run_folder import begin_run
 
 
 def _begin() -> None:
-    """Make or find the job's run folder and hand it to this process and all it starts."""
+    """Create or find the job's run folder, and pass it to this process and its children in the environment."""
     command = [sys.executable, *sys.argv]
     folder = find_job_folder(Path.cwd(), command)
     config = Config(run_dir=str(folder.path), run_id=folder.run_id)
     begin_run(folder, command, config)
     os.environ.update(config.to_environment())
     if local_rank(os.environ) == 0:
-        sys.stderr.write(f"ddpcheck: watching; when the job has ended, run `ddpcheck report {folder.path}`\n")
+        sys.stderr.write(
+            f"ddpcheck: checking this job; when it has ended, run `ddpcheck report {folder.path}`\n"
+        )
 
 
 if __name__ != "__main__":
@@ -32,5 +34,5 @@ if __name__ != "__main__":
         if not os.environ.get(ENV_CONFIG):
             _begin()
         arm()
-    except Exception as error:  # the script goes on, unwatched
-        sys.stderr.write(f"ddpcheck: not watching: {error}\n")
+    except Exception as error:  # the script continues without checks
+        sys.stderr.write(f"ddpcheck: this job is not checked: {error}\n")

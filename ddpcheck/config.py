@@ -103,7 +103,7 @@ class Config:
     # digests (empty: it could not be created).
     run_dir: str = ""
     run_id: str = ""
-    board: str = ""
+    exchange_file: str = ""
 
     out: Path | None = field(
         default=None, metadata=option("Run folder [default: ddpcheck-runs/<time>-<name>].", metavar="DIR")

@@ -1,4 +1,4 @@
-"""The guard between the user's program and ddpcheck: a part that fails is switched off and reported."""
+"""The guard between the user's program and ddpcheck: a probe that fails is switched off and reported."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Guard:
         self.entry_points: dict[str, EntryPoint] = {}
         self.off: set[str] = set()
         self._reporters: list[Reporter] = []
-        # Told of faults while there is no reporter: the one who would have made it may have failed.
+        # Called for faults while there is no reporter, for example if creating the rank context failed.
         self.last_resort: Reporter | None = None
-        # Probes that begin before there is a rank: their faults wait for it, and are nobody's where none comes.
+        # Probes that start before the process is a rank: their faults are kept until then, and dropped if it never is.
         self.early: set[str] = set()
         self._unreported: list[tuple[str, str, str, str]] = []
-        # What every entry point runs in, once the agent has said so.
+        # Context manager in which every entry point runs; the agent sets it.
         self.surroundings: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def report_to(self, reporter: Reporter) -> None:
@@ -46,9 +46,9 @@ class Guard:
         self._unreported.clear()
 
     def protect(self, probe: str, name: str, body: Callable[..., T]) -> Callable[..., T | None]:
-        """`body` as the user's program may call it: it raises no Exception, and does nothing once switched off.
+        """`body` for calls from the user's program: raises no Exception, and does nothing once switched off.
 
-        KeyboardInterrupt and SystemExit pass: they are the user's.
+        KeyboardInterrupt and SystemExit are not caught: they belong to the user's program.
         """
         entry = EntryPoint(probe, name, body)
         self.entry_points[f"{probe}.{name}"] = entry

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-WATCHED = "torch.nn.parallel.distributed"
+DDP_MODULE = "torch.nn.parallel.distributed"
 TORCH = "torch"
-# When this interpreter came to us, and when it began and finished to import torch: the start-up's first marks.
+# Times at which this module was armed, and at which the import of torch began and ended.
 CLOCK: dict[str, float] = {}
 OLDEST_PYTHON = (3, 10)
 
 
 def arm() -> None:
-    """Install the agent when the DDP module is imported, or now if it already is. Safe to repeat."""
+    """Install the agent when the DDP module is imported, or now if it already is. Repeated calls have no effect."""
     if any(isinstance(finder, DdpImportFinder) for finder in sys.meta_path):
         return
     CLOCK.setdefault("armed", time.time())
-    if WATCHED in sys.modules:
-        _let_agent_in()
+    if DDP_MODULE in sys.modules:
+        _install_agent()
     else:
         sys.meta_path.insert(0, DdpImportFinder())
 
@@ -39,19 +39,21 @@ class DdpImportFinder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in (TORCH, WATCHED):
+        if name not in (TORCH, DDP_MODULE):
             return None
-        spec = self._find_as_without_us(name, path, target)
+        spec = self._find_regular_spec(name, path, target)
         try:
             if spec is not None:
-                self._listen(spec, self._torch_there if name == TORCH else self._ddp_there)
+                self._observe_import(
+                    spec, self._on_torch_imported if name == TORCH else self._on_ddp_imported
+                )
                 if name == TORCH:
                     CLOCK["torch"] = time.time()
         except Exception as error:
             write_fault("find_spec", error)
         return spec
 
-    def _find_as_without_us(
+    def _find_regular_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None
     ) -> ModuleSpec | None:
         for finder in list(sys.meta_path):
@@ -62,16 +64,16 @@ class DdpImportFinder:
                 return spec
         return None
 
-    def _listen(self, spec: ModuleSpec, then: Callable[[], None]) -> None:
-        # An attribute on this one loader object rather than a loader of our own: the module keeps the
-        # loader, spec and file it would have had, and so does whoever only asks where it is.
+    def _observe_import(self, spec: ModuleSpec, then: Callable[[], None]) -> None:
+        # This sets an attribute on the loader object instead of replacing the loader, so that the module keeps its
+        # usual loader, spec and file, also for callers that only look up the spec.
         loader = spec.loader
         original = getattr(loader, "exec_module", None)
         if loader is None or original is None:
-            raise TypeError(f"cannot listen to {loader!r}")
+            raise TypeError(f"cannot observe the import by {loader!r}")
 
         def exec_module(module: ModuleType) -> None:
-            # Unless it was wrapped once more by somebody else in the meantime.
+            # Other code may have wrapped it again in the meantime.
             if vars(loader).get("exec_module") is exec_module:
                 del loader.exec_module
             original(module)
@@ -79,17 +81,17 @@ class DdpImportFinder:
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
 
-    def _torch_there(self) -> None:
-        CLOCK["torch_there"] = time.time()
+    def _on_torch_imported(self) -> None:
+        CLOCK["torch_imported"] = time.time()
 
-    def _ddp_there(self) -> None:
+    def _on_ddp_imported(self) -> None:
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        _let_agent_in()
+        _install_agent()
 
 
-def _let_agent_in() -> None:
-    """Install the agent; no error in here reaches the user's import."""
+def _install_agent() -> None:
+    """Install the agent. No error in it reaches the user's import."""
     try:
         if sys.version_info < OLDEST_PYTHON:
             raise RuntimeError("ddpcheck needs Python 3.10 or newer in the ranks")
@@ -108,7 +110,7 @@ def write_fault(entry: str, error: BaseException) -> None:
 
 
 def write_fault_line(probe: str, entry: str, error: str, where: str, rank: int | None = None) -> None:
-    """Report a fault of a process that has no record file; silent if that fails too."""
+    """Report a fault of a process that has no record file. An error in this function is ignored."""
     try:
         import json
 

@@ -30,24 +30,24 @@ class Patches:
             return False
         own = vars(owner).get(name, _INHERITED)
         kind = type(inspect.getattr_static(owner, name, None))
-        # A class method is called with whatever subclass it was asked of, not with the owner.
+        # A class method must be called with the subclass that it is looked up on, not with the owner.
         original = original.__func__ if kind is classmethod else original
-        wrapper = self._known(owner, original) or _wrapped(original, make, kind)
+        wrapper = self._existing_wrapper(owner, original) or _wrapped(original, make, kind)
         setattr(owner, name, wrapper)
         self._applied.append((owner, name, wrapper, own))
         return True
 
-    def _known(self, owner: Any, original: Any) -> Wrapper | None:
-        """A function that two modules export stays one object: pickle refers to it by its defining module."""
+    def _existing_wrapper(self, owner: Any, original: Any) -> Wrapper | None:
+        """The existing wrapper of a function that two modules export: pickle requires that it stays one object."""
         if not isinstance(owner, ModuleType):
             return None
-        ours = (wrapper for where, _, wrapper, _ in self._applied if isinstance(where, ModuleType))
-        return next((wrapper for wrapper in ours if getattr(wrapper, _MARK, None) is original), None)
+        wrappers = (wrapper for owner, _, wrapper, _ in self._applied if isinstance(owner, ModuleType))
+        return next((wrapper for wrapper in wrappers if getattr(wrapper, _MARK, None) is original), None)
 
     def remove(self) -> None:
         for owner, name, wrapper, own in reversed(self._applied):
-            # Someone may have patched on top of us: theirs calls ours, so it must stay. Our mark tells
-            # nothing here, since functools.wraps copies it to theirs.
+            # Other code may have patched our wrapper: its patch calls ours and must stay. The mark does not help here,
+            # since functools.wraps copies it to the other patch.
             if vars(owner).get(name) is not wrapper:
                 continue
             if own is _INHERITED:
@@ -89,7 +89,7 @@ def calling(
 def around(
     original: Any, begin: Callable[..., Any], end: Callable[[Any, tuple[Any, ...], dict[str, Any]], object]
 ) -> Wrapper:
-    """The same, with an `end` that is also called if `original` raises, and gets what `begin` returned."""
+    """`original` between `begin` and `end`. `end` gets the result of `begin`, also if `original` raises."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         begun = begin(*args, **kwargs)

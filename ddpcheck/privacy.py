@@ -21,8 +21,7 @@ _SECRET_WORDS = _set_of(
     authtoken accesskey secretkey privatekey authorization bearer signature sig pat
     """
 )
-# Words that say little alone ("--pad-token", "--sort-key"): a secret after one of the owners, or by their
-# value.
+# Ambiguous alone ("--pad-token", "--sort-key"): a secret only after a word of _OWNERS, or if the value looks random.
 _AMBIGUOUS_WORDS = frozenset({"token", "key", "auth"})
 _OWNERS = _set_of(
     """
@@ -79,7 +78,7 @@ def mask_arguments(argv: Iterable[str]) -> list[str]:
 
 
 def mask_text(text: str) -> str:
-    """Any text with the credentials in it replaced."""
+    """`text` with credentials replaced by `***`."""
     text = _URL_LOGIN.sub(MASK, text)
     text = _SCHEME_LOGIN.sub(rf"\1 {MASK}", text)
     text = _KNOWN_SECRETS.sub(MASK, text)
@@ -88,7 +87,7 @@ def mask_text(text: str) -> str:
 
 
 def allowed_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that describe a distributed job and nothing else, with their values masked as well."""
+    """Only the variables that describe a distributed job, with masked values."""
     return {
         name: MASK if _is_secret_variable(name, value) else mask_text(value)
         for name, value in sorted(environ.items())
@@ -97,16 +96,16 @@ def allowed_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_secret_variable(name: str, value: str) -> bool:
-    # No variable of a library has a "pad token": what is harmless as an option is not, as a variable.
+    # Unlike options such as "--pad-token", variables with these words usually hold credentials.
     return _words(name)[-1] in _AMBIGUOUS_WORDS or _is_secret(name, value)
 
 
 def _mask_match(match: re.Match[str]) -> str:
-    name, between, value = match.groups()
+    name, separator, value = match.groups()
     quote = value[0] if value[:1] in {'"', "'"} else ""
     if not _is_secret(name, value.strip(quote) if quote else value):
         return match.group(0)
-    return f"{name}{between}{quote}{MASK}{quote}"
+    return f"{name}{separator}{quote}{MASK}{quote}"
 
 
 def _is_secret(name: str, value: str) -> bool:
@@ -126,7 +125,7 @@ def _words(name: str) -> list[str]:
 
 
 def _looks_random(value: str) -> bool:
-    """Long, without the separators of a path or a sentence, and drawn from letters and digits alike."""
+    """Whether a value is long, has no separators of paths or sentences, and mixes letters and digits."""
     if len(value) < 16 or not re.fullmatch(r"[\w.~+=-]+", value):
         return False
     return bool(re.search(r"\d", value) and re.search(r"[A-Za-z]", value)) and len(set(value)) >= 8

@@ -1,7 +1,7 @@
 """Every private name of torch that ddpcheck uses, in one table, and the only code that looks them up.
 
-A release of torch may rename any of them. A name that is missing is reported once as a fault record (DDP605) that says
-what is not checked; the code that needs the name goes without it. Nothing is imported that torch has not imported.
+A release of torch may rename any of them. A missing name is reported once as a fault record (DDP605) with what is not
+checked, and the code that needs the name works without it. No module is imported that torch has not imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 if TYPE_CHECKING:
     from ddpcheck.patches import Patches
 
-# One line for each missing name: (name, message).
+# Called once for each missing name with (name, message).
 Reporter = Callable[[str, str], None]
 TABLE: list[PrivateName] = []
 _ABSENT = object()
@@ -31,11 +31,11 @@ class PrivateName:
 
     owner: str
     name: str
-    # What is not done without it.
+    # The consequence if it is missing: usually what is not checked.
     check: str
-    # Set on instances, so it can be looked for only when there is one.
+    # Set on instances, so it can be looked up only on an instance.
     on_instances: bool = False
-    # Present only in some cases: its absence means nothing.
+    # Present only in some cases: its absence is not reported.
     optional: bool = False
 
     def __post_init__(self) -> None:
@@ -49,7 +49,9 @@ _PROFILER = "torch.autograd.profiler"
 
 # DDP's forward and backward.
 PRE_FORWARD = PrivateName(_DDP, "_pre_forward", "the start of a forward is taken from `forward` itself")
-POST_FORWARD = PrivateName(_DDP, "_post_forward", "the end of a forward, so its time, is not measured")
+POST_FORWARD = PrivateName(
+    _DDP, "_post_forward", "the end of a forward is not observed, so its duration is not measured"
+)
 SYNC_BUFFERS = PrivateName(_DDP, "_sync_buffers", "buffers are not compared after DDP broadcasts them")
 LOGGING_DATA = PrivateName(
     _DDP, "_get_ddp_logging_data", "DDP's own averages of compute and overlap are not recorded"
@@ -108,7 +110,7 @@ SUBMODULES = PrivateName(
 NON_PERSISTENT = PrivateName(
     "torch.nn:Module",
     "_non_persistent_buffers_set",
-    "buffers outside checkpoints are compared too",
+    "buffers that checkpoints do not contain are compared too",
     on_instances=True,
 )
 VERSION = PrivateName(
@@ -162,7 +164,7 @@ SEND_INDEX = PrivateName(
 DEFAULT_STORE = PrivateName(
     _C10D,
     "_get_default_store",
-    "nodes are not compared during the run, and restarts are told apart by the environment",
+    "nodes are not compared during the run, and restarts are distinguished by environment variables",
 )
 UNDERLYING_STORE = PrivateName(
     "torch.distributed:PrefixStore",
@@ -180,7 +182,7 @@ SEQUENCE_NUMBER = PrivateName(
 VERIFY_SHAPES = PrivateName(
     "torch.nn.parallel.distributed",
     "_verify_param_shape_across_processes",
-    "waiting for the other ranks is not separated in the start-up",
+    "the time that ranks wait for each other is not measured in the start-up",
 )
 SYNC_STATES = PrivateName(
     "torch.nn.parallel.distributed",
@@ -191,7 +193,9 @@ SYNC_STATES = PrivateName(
 # Profilers.
 PROFILING = PrivateName(_PROFILER, "_is_profiler_enabled", "every call of ddpcheck gets a profiler span")
 AUTOGRAD_PROFILING = PrivateName(
-    "torch.autograd", "_profiler_enabled", "a profiler that was on before the first step is not recognised"
+    "torch.autograd",
+    "_profiler_enabled",
+    "a profiler that was started before the first step is not recognised",
 )
 PREPARE_TRACE = PrivateName(
     f"{_PROFILER}:profile", "_prepare_trace", "a profiler of the program is not noticed early"
@@ -206,12 +210,12 @@ KINETO = PrivateName(
     "torch.profiler.profiler", "_KinetoProfile", "no trace is recorded, and exports are not noticed"
 )
 RECORD_FUNCTION = PrivateName(
-    "torch._C._autograd", "_enable_record_function", "forked children of a profiled rank go on recording"
+    "torch._C._autograd", "_enable_record_function", "forked children of a profiled rank continue to record"
 )
 
 
 class _Missing:
-    """The names that this torch lacks, each reported once; those found before there is a rank wait for it."""
+    """The names that this version of torch lacks. Each is reported once, as soon as there is a reporter."""
 
     def __init__(self) -> None:
         self._names: dict[PrivateName, str] = {}
@@ -283,7 +287,7 @@ _version: Any = None
 
 
 def bind() -> None:
-    """Look up what is used at every event once, at import: torch has all of it from its start."""
+    """Look up the names that are used at every event once, when this module is imported."""
     global _no_function, _mode_count, _version
     _no_function = lookup(NO_FUNCTION) or nullcontext
     _mode_count = lookup(DISPATCH_MODES) or int
@@ -291,13 +295,13 @@ def bind() -> None:
 
 
 def no_torch_function() -> AbstractContextManager[Any]:
-    """Until the end of the block no `__torch_function__` and no function mode of the program is called."""
+    """Context manager in which no `__torch_function__` and no function mode of the program is called."""
     context: AbstractContextManager[Any] = _no_function()
     return context
 
 
 def suspend_user_modes() -> AbstractContextManager[Any]:
-    """Until the end of the block neither function modes nor dispatch modes of the program are called."""
+    """Context manager in which neither function modes nor dispatch modes of the program are called."""
     if not _mode_count():
         context: AbstractContextManager[Any] = _no_function()
         return context
@@ -306,7 +310,7 @@ def suspend_user_modes() -> AbstractContextManager[Any]:
 
 @contextmanager
 def _without_dispatch_modes() -> Iterator[None]:
-    # One by one: torch's own way of disabling all of them imports its tracer first, which takes a second.
+    # One by one: torch's function that disables all modes imports its tracer, which takes a second.
     pop, push = lookup(POP_MODE), lookup(PUSH_MODE)
     with no_torch_function():
         modes = [pop() for _ in range(_mode_count())] if pop is not None and push is not None else []
@@ -318,7 +322,7 @@ def _without_dispatch_modes() -> Iterator[None]:
 
 
 def tensor_version(tensor: torch.Tensor) -> int:
-    """Autograd's count of in-place writes; 0 where there is none, as in inference mode."""
+    """Autograd's count of in-place writes; 0 if the tensor has none, as in inference mode."""
     try:
         version: int = _version(tensor)
     except RuntimeError:
@@ -327,7 +331,7 @@ def tensor_version(tensor: torch.Tensor) -> int:
 
 
 def gives_sparse_parts() -> bool:
-    """Whether this torch gives access to the stored entries of a COO tensor."""
+    """Whether this version of torch gives access to the stored entries of a COO tensor."""
     return lookup(SPARSE_INDICES) is not None and lookup(SPARSE_VALUES) is not None
 
 
@@ -341,7 +345,7 @@ _FRAMES = {STEP_WRAPPER: "wrapper", FUNCTION_APPLY: "apply"}
 
 
 def frame_test(private: PrivateName) -> Callable[[FrameType], bool]:
-    """Whether a frame is that of `private`: by its file and the name of the function that torch runs for it."""
+    """A function that tests whether a frame belongs to `private`, by file and function name."""
     module = sys.modules.get(private.owner.partition(":")[0])
     if lookup(private) is None or module is None:
         return lambda frame: False

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A sound job and a broken one, each watched by ddpcheck, on this machine's processor.
+# Runs a healthy job and a faulty one under ddpcheck, on CPU.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1
@@ -11,9 +11,9 @@ watch() {
     ddpcheck run --name "$name" -- torchrun --standalone --nproc-per-node 4 examples/train.py "$@"
     local status=$?
     printf '\nexit status %s\n' "$status"
-    # The demo fails where ddpcheck does not tell the two apart.
-    [ "$status" -eq "$expected" ] || { echo "expected $expected" >&2; exit 1; }
+    # The demo fails if ddpcheck does not distinguish the two jobs.
+    [ "$status" -eq "$expected" ] || { echo "error: expected exit status $expected" >&2; exit 1; }
 }
 
-watch 0 sound
-watch 10 broken --mistake bypass
+watch 0 healthy
+watch 10 faulty --mistake bypass

@@ -1,4 +1,4 @@
-"""What the start-up examples share: a model of 200 MB, its checkpoint, and a few steps of training."""
+"""Shared by the start-up examples: a model of 200 MB, its checkpoint, and a few training steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def build_model() -> nn.Module:
 
 
 def checkpoint() -> Path:
-    """A pretrained model stood in for: rank 0 writes it to the temporary folder, the first time only."""
+    """Path of a pretrained model. On first use, rank 0 creates it in the temporary folder."""
     path = Path(tempfile.gettempdir()) / f"ddpcheck-example-{WIDTH}.pt"
     if dist.get_rank() == 0 and not path.exists():
         torch.manual_seed(0)

@@ -1,9 +1,9 @@
-"""Scenario A: every rank reads the same checkpoint before DDP wraps the model, and DDP broadcasts it all the same.
+"""Every rank reads the same checkpoint before wrapping. DDP broadcasts the weights in any case.
 
     ddpcheck run -- torchrun --nproc-per-node 4 examples/startup_read_by_all.py
 
-The report's table of the start-up shows what each rank read, from storage or from the page cache, and what reading
-it once would save. `startup_read_by_one.py` does just that; `startup_seeded.py` reads nothing.
+The table "Start-up" of the report shows what each rank read, from storage or from the page cache, and how much reading
+once would save. `startup_read_by_one.py` reads once; `startup_seeded.py` reads nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Scenario A': rank 0 reads the checkpoint; the others wait in DDP's constructor and get it by the broadcast.
+"""Only rank 0 reads the checkpoint. The others wait in DDP's constructor and receive the weights by broadcast.
 
 ddpcheck run -- torchrun --nproc-per-node 4 examples/startup_read_by_one.py
 """

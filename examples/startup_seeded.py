@@ -1,4 +1,4 @@
-"""Scenario B: no file is read. Every rank builds the model from the same seed, so all are equal before the broadcast.
+"""No rank reads a file. All ranks build the model from the same seed, so they are equal before the broadcast.
 
 ddpcheck run -- torchrun --nproc-per-node 4 examples/startup_seeded.py
 """

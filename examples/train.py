@@ -1,9 +1,9 @@
-"""A small DDP job on CPU: a classifier on made-up data, the way most people's training loops look.
+"""A small DDP job on CPU: a classifier on synthetic data, with a typical training loop.
 
     ddpcheck run -- torchrun --nproc-per-node 4 examples/train.py
     ddpcheck run -- torchrun --nproc-per-node 4 examples/train.py --mistake bypass
 
-`--mistake` makes one of the classic mistakes, for ddpcheck to find.
+`--mistake` makes a common mistake on purpose, which ddpcheck detects.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ MISTAKES = {
     "none": "a healthy job",
     "bypass": "the forward goes through model.module, so gradients are never reduced",
     "checkpoint": "only rank 0 loads a checkpoint, after wrapping",
-    "learning-rate": "one rank ends up with another learning rate",
+    "learning-rate": "one rank uses a different learning rate from step 5 on",
     "unfrozen": "a layer is unfrozen after wrapping, so the reducer does not know it",
-    "slow-rank": "one rank writes a picture of its weights at every step, and all others wait for it",
+    "slow-rank": "one rank does extra work in every step, and all others wait for it",
 }
 
 
@@ -81,7 +81,7 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             if options.mistake == "slow-rank" and rank == world_size - 2:
-                time.sleep(0.02)  # what drawing and writing a picture takes
+                time.sleep(0.02)  # as long as plotting and saving an image
             step += 1
         if rank == 0:
             print(f"epoch {epoch}: loss {loss.item():.3f}", flush=True)

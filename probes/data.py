@@ -106,7 +106,7 @@ class DataProbe(Probe):
                 self._write_passes(loader, keep=0)
 
     def sample_drawn(self, iterator: Any, index: Any) -> None:
-        begun = self._loaders.begun(iterator)
+        begun = self._loaders.pass_of(iterator)
         if begun is None:
             return
         draws, first = begun
@@ -139,7 +139,7 @@ class DataProbe(Probe):
         draws, self._touched = self._touched, None
         if draws is None:
             return
-        draws.see()
+        draws.update_yielded()
         if not draws.over:
             if not draws.fed:
                 draws.module, draws.step = tracked.index, tracked.steps

@@ -16,16 +16,15 @@ from ddpcheck import torch_compat
 from ddpcheck.probes.digest import combine
 from ddpcheck.probes.digest.submit import incremental_hash, submit, submit_rest
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, has_memory
-from ddpcheck.probes.gradient_files import GradientFiles
 from ddpcheck.probes.live_compare.snapshot import Snapshot, SnapshotKey
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.sketches.batch import SketchBatch, can_add
 from ddpcheck.probes.sketches.sketch import Sketch
+from ddpcheck.probes.tensor_dump import GradientFiles
 from ddpcheck.probes.write_detection import FIRST, sample_gradient
+from ddpcheck.records.codecs import pack, share_of
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
-from ddpcheck.records.sketch_codec import pack
-from ddpcheck.records.sketch_shares import share_of
 from ddpcheck.step_ranges import parse_steps
 
 if TYPE_CHECKING:
@@ -235,7 +234,7 @@ class GradientProbe(Probe):
         share = self._share(tracked)
         count = len(tracked.parameters)
         digests, indices = backward.digests, backward.digested
-        known, divisor = tracker.places - tracked.strangers(), _divisor(tracked)
+        known, divisor = tracker.reducer_indices - tracked.unknown_parameters(), _divisor(tracked)
         absent = [index for index in range(count) if index in backward.absent or index not in known]
 
         def write() -> None:
@@ -290,7 +289,7 @@ class GradientProbe(Probe):
             reason=window.reason.value if window.reason is not None else "",
             waiting=list(window.waiting)[:100],
         )
-        live = self.context.node_compare is not None and not tracked.loose
+        live = self.context.node_compare is not None and not tracked.uses_local_sgd
         samples = b"".join(map(_first_values, gradients)) if live else b""
         snapshot_key = SnapshotKey(
             tracked, Stage.APPLIED, TensorKind.GRADIENTS, optimizer.steps, optimizer.index

@@ -165,7 +165,7 @@ def _sum_of_sizes(tensors: Iterable[torch.Tensor]) -> int:
 
 def _reduced_bytes(tracked: TrackedModule, parameters: list[torch.Tensor]) -> int:
     """DDP's buckets are flat copies of the gradients it reduces, without gaps."""
-    indices = tracked.backward.places if tracked.backward is not None else range(len(parameters))
+    indices = tracked.backward.reducer_indices if tracked.backward is not None else range(len(parameters))
     reduced = [parameters[index] for index in indices if index < len(parameters)]
     return sum(tensor.nbytes for tensor in reduced if tensor.requires_grad)
 

@@ -174,7 +174,7 @@ class ParameterProbe(Probe):
         """
         before = self._buffer_versions.get(tracked.index)
         now = _versions(tracked)
-        indices, how = tracked.kept_buffers(), ""
+        indices, how = tracked.checkpointed_buffers(), ""
         if before is None or before == now or before[0] != now[0]:
             if not tracked.forwards or not _syncs_no_buffers(tracked):
                 return
@@ -189,7 +189,7 @@ class ParameterProbe(Probe):
         """Without an optimizer, a manual update shows as a change between two forwards."""
         if (tracked.index, TensorKind.PARAMETERS) in self._last and tracked.parameters:
             stage = Stage.PARAMS if tracked.forwards else Stage.REWRITTEN
-            how = tracked.backward.came_to() if tracked.backward is not None and tracked.forwards else ""
+            how = tracked.backward.last_outcome() if tracked.backward is not None and tracked.forwards else ""
             key = SnapshotKey(tracked, stage, TensorKind.PARAMETERS, tracked.steps)
             self._take_snapshot(key, only_changes=True, how=how)
 
@@ -319,7 +319,9 @@ class ParameterProbe(Probe):
             )
         )
         # Ranks may differ before the broadcast, and under post-localSGD.
-        if self._node_compare is not None and not (key.tracked.loose or key.stage is Stage.INIT_BEFORE):
+        if self._node_compare is not None and not (
+            key.tracked.uses_local_sgd or key.stage is Stage.INIT_BEFORE
+        ):
             self._node_compare.publish(snapshot)
 
     def _mark_outdated(self, tracked: TrackedModule, of: TensorKind) -> None:

@@ -17,7 +17,7 @@ from ddpcheck import torch_compat
 from ddpcheck.patches import Patches
 from ddpcheck.probes.probe import Phase, Probe, ProbeContext
 from ddpcheck.probes.process.profiler_conflict import PROFILERS
-from ddpcheck.records.kinds.profile import ReadyRecord, TraceRecord
+from ddpcheck.records.kinds.timing import ReadyRecord, TraceRecord
 from ddpcheck.step_ranges import parse_steps
 
 if TYPE_CHECKING:

@@ -13,21 +13,21 @@ from typing import Any
 from ddpcheck import torch_compat
 from ddpcheck.records.kinds.data import EpochRecord, LoaderRecord
 
-# Samples whose drawing is kept apart, one bit each. Of a larger dataset only every so-manieth is.
+# Size limit of the map of drawn samples. For larger datasets it contains only indices that are multiples of a stride.
 MOST_MARKED = 1 << 14
 HEAD = 64
 CHAIN = 6
-# Epochs of one loader that are written with a map, and at all.
+# Epochs of one loader that are written with a map, and in total.
 MOST_MAPS = 100
 MOST_EPOCHS = 5000
-# A program that makes datasets without end must not fill the memory.
+# Limits the memory for programs that keep creating datasets.
 MOST_LOADERS = 1000
 
 
 class SampleDraws:
-    """What one pass over a loader has drawn so far."""
+    """The samples that one pass over a loader has drawn so far. `from_start`: observed from its first draw."""
 
-    def __init__(self, loader: TrackedLoader, number: int, iterator: Any, whole: bool) -> None:
+    def __init__(self, loader: TrackedLoader, number: int, iterator: Any, from_start: bool) -> None:
         self.loader = loader
         self.number = number
         self.iterator: weakref.ref[Any] = weakref.ref(iterator)
@@ -35,31 +35,31 @@ class SampleDraws:
         self.drawn = 0
         self.batches = 0
         self.largest = 0
-        # Training forwards that came right after one of its batches, and of which module.
+        # Training forwards that directly followed one of its batches, and their module.
         self.fed = 0
         self.module: int | None = None
         self.step = 0
         self.at = _number(loader.facts(iterator).get("epoch"))
-        self._whole = whole
-        # Batches that reached the user: workers draw ahead.
+        self._from_start = from_start
+        # Batches that the loader has returned: workers draw further ahead.
         self.yielded = 0
         self._marks = bytearray(-(-loader.length // loader.stride)) if loader.length > 0 else bytearray()
         self._order = hashlib.blake2b(digest_size=8)
         self._head = array("q")
-        self._strange = False
+        self._not_integers = False
 
     def add(self, index: Any) -> None:
-        """One batch of indices, or one index; anything but numbers is only counted."""
+        """Add one batch of indices, or one index. Indices that are not integers are only counted."""
         indices = index if isinstance(index, (list, tuple)) else [index]
         self.batches += 1
         self.drawn += len(indices)
         self.largest = max(self.largest, len(indices))
-        if self._strange:
+        if self._not_integers:
             return
         try:
             numbers = array("q", indices)
         except (TypeError, ValueError, OverflowError):
-            self._strange = True
+            self._not_integers = True
             return
         self._order.update(numbers.tobytes())
         if len(self._head) < HEAD:
@@ -69,12 +69,12 @@ class SampleDraws:
     def _mark(self, numbers: array[int]) -> None:
         marks, stride = self._marks, self.loader.stride
         size = len(marks)
-        for place in [number // stride for number in numbers if not number % stride]:
-            if 0 <= place < size and marks[place] < 255:
-                marks[place] += 1
+        for index in [number // stride for number in numbers if not number % stride]:
+            if 0 <= index < size and marks[index] < 255:
+                marks[index] += 1
 
-    def see(self) -> None:
-        """Note how far the user has come; the iterator may be gone the next time."""
+    def update_yielded(self) -> None:
+        """Read how many batches the loader has returned, as long as the iterator exists."""
         iterator = self.iterator()
         if iterator is not None:
             self.yielded = max(self.yielded, torch_compat.read(torch_compat.NUM_YIELDED, iterator, 0))
@@ -84,7 +84,7 @@ class SampleDraws:
         return self.exhausted and self.yielded >= self.batches
 
     def record(self, with_map: bool) -> EpochRecord:
-        known = not self._strange
+        known = not self._not_integers
         head = hashlib.blake2b(self._head.tobytes(), digest_size=6).hexdigest()
         return EpochRecord(
             loader=self.loader.ordinal,
@@ -96,21 +96,21 @@ class SampleDraws:
             largest=self.largest,
             fed=self.fed,
             yielded=self.yielded,
-            complete=self.exhausted and self._whole,
-            map=_packed(self._marks) if known and with_map and self._whole else "",
+            complete=self.exhausted and self._from_start,
+            map=_packed(self._marks) if known and with_map and self._from_start else "",
             repeated=sum(count - 1 for count in self._marks if count > 1),
-            order=self._order.hexdigest() if known and self._whole else "",
-            head=head if known and self._whole and len(self._head) >= 8 else "",
+            order=self._order.hexdigest() if known and self._from_start else "",
+            head=head if known and self._from_start and len(self._head) >= 8 else "",
             at=self.at,
         )
 
 
 class TrackedLoader:
-    """One dataset with one kind of sampler; a loader that is built anew for every epoch is still one."""
+    """One dataset with one kind of sampler, even if the program creates a new loader for every epoch."""
 
     def __init__(self, ordinal: int, iterator: Any, world_size: int) -> None:
         self.ordinal = ordinal
-        # Of an IterableDataset the sampler knows no indices.
+        # An IterableDataset has no indices.
         self.iterable = torch_compat.read(torch_compat.DATASET_KIND, iterator, 0) == 1
         self.length = -1 if self.iterable else _length(torch_compat.read(torch_compat.DATASET, iterator))
         self.stride = stride_for(self.length, world_size)
@@ -122,8 +122,8 @@ class TrackedLoader:
     def facts(self, iterator: Any) -> dict[str, Any]:
         return facts_of(torch_compat.read(torch_compat.INDEX_SAMPLER, iterator))
 
-    def begin(self, iterator: Any, whole: bool) -> SampleDraws:
-        draws = SampleDraws(self, self.epochs, iterator, whole)
+    def begin(self, iterator: Any, from_start: bool) -> SampleDraws:
+        draws = SampleDraws(self, self.epochs, iterator, from_start)
         self.epochs += 1
         self.open.append(draws)
         return draws
@@ -147,7 +147,7 @@ class TrackedLoader:
 
 
 class LoaderRegistry:
-    """Finds the loader behind an iterator; keeps nothing of the user's alive."""
+    """Finds the loader of an iterator. Holds only weak references to objects of the program."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
@@ -156,26 +156,26 @@ class LoaderRegistry:
         self.all: list[TrackedLoader] = []
 
     def draws(self, iterator: Any) -> SampleDraws | None:
-        """The pass under way on `iterator`, if any was seen."""
+        """The current pass of `iterator`; None if no draw of it was observed."""
         return self._passes.get(iterator)
 
-    def begun(self, iterator: Any) -> tuple[SampleDraws, bool] | None:
-        """The pass that a draw belongs to, and whether this is its first; None: too many were seen."""
+    def pass_of(self, iterator: Any) -> tuple[SampleDraws, bool] | None:
+        """The pass that a draw belongs to, and whether this is its first draw; None if there are too many loaders."""
         draws = self._passes.get(iterator)
-        # Persistent workers: the same iterator goes round again.
+        # With persistent workers, the same iterator is used again.
         restarted = draws is not None and (
             draws.exhausted or torch_compat.read(torch_compat.NUM_YIELDED, iterator, 0) < draws.yielded
         )
         if draws is not None and not restarted:
             return draws, False
-        whole = (
+        from_start = (
             torch_compat.read(torch_compat.NUM_YIELDED, iterator, 0) == 0
             and torch_compat.read(torch_compat.SEND_INDEX, iterator, 0) == 0
         )
         loader = self._loader(iterator)
         if loader is None:
             return None
-        draws = self._passes[iterator] = loader.begin(iterator, whole)
+        draws = self._passes[iterator] = loader.begin(iterator, from_start)
         return draws, True
 
     def _loader(self, iterator: Any) -> TrackedLoader | None:
@@ -185,7 +185,7 @@ class LoaderRegistry:
             try:
                 reference = weakref.ref(anchor)
             except TypeError:
-                continue  # lists and the like
+                continue  # for example a list
             known = self._known.get((id(anchor), names))
             if known is not None and known[0]() is anchor:
                 return known[1]
@@ -199,13 +199,13 @@ class LoaderRegistry:
 
 
 def facts_of(sampler: Any) -> dict[str, Any]:
-    """What samplers say of themselves, the outermost first; attributes are read, nothing is called."""
+    """Attributes of the samplers, the outermost sampler first. Attributes are read, nothing is called."""
     facts: dict[str, Any] = {}
     names: list[str] = []
-    for part in _chain(sampler):
-        held = vars(part) if hasattr(part, "__dict__") else {}
-        names.append(type(part).__name__)
-        for fact, known in (
+    for each in _chain(sampler):
+        attributes = vars(each) if hasattr(each, "__dict__") else {}
+        names.append(type(each).__name__)
+        for fact, aliases in (
             ("replicas", ("num_replicas", "num_processes", "world_size")),
             ("share", ("rank", "process_index")),
             ("seed", ("seed",)),
@@ -213,7 +213,7 @@ def facts_of(sampler: Any) -> dict[str, Any]:
             ("replacement", ("replacement",)),
             ("shuffle", ("shuffle",)),
         ):
-            value = next((held[name] for name in known if name in held), None)
+            value = next((attributes[name] for name in aliases if name in attributes), None)
             if value is not None:
                 facts.setdefault(fact, value)
     plain = [name for name in names if name != "BatchSampler"] or names
@@ -228,8 +228,8 @@ def _chain(sampler: Any) -> Iterator[Any]:
         if sampler is None:
             return
         yield sampler
-        held = vars(sampler) if hasattr(sampler, "__dict__") else {}
-        sampler = held.get("batch_sampler", held.get("sampler"))
+        attributes = vars(sampler) if hasattr(sampler, "__dict__") else {}
+        sampler = attributes.get("batch_sampler", attributes.get("sampler"))
 
 
 def _shuffles(names: list[str]) -> bool | None:
@@ -239,10 +239,10 @@ def _shuffles(names: list[str]) -> bool | None:
 
 
 def stride_for(length: int, world_size: int) -> int:
-    """1 for a dataset that fits the map; else a prime.
+    """1 for a dataset that fits into the map, else a prime.
 
-    Samplers deal samples out in turn: a stride that shared a factor with the number of ranks would look at
-    the samples of some ranks only.
+    Samplers distribute samples round robin: a stride with a common factor with the number of ranks would only include
+    samples of some ranks.
     """
     if length <= MOST_MARKED:
         return 1

@@ -18,7 +18,7 @@ from ddpcheck import guard, torch_compat
 from ddpcheck.guard import GUARD
 from ddpcheck.privacy import mask_text
 from ddpcheck.probes.probe import Probe, ProbeContext
-from ddpcheck.records.kinds.hang import StackRecord
+from ddpcheck.records.kinds.rank import StackRecord
 from ddpcheck.records.reasons import LastEvent
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class StackDumpProbe(Probe):
 
     def _begin(self) -> None:
         if self._exchange is not None:
-            self._answered = self._exchange.question()
+            self._answered = self._exchange.requested_stacks()
             _Listener(self, self.context.config.listen_seconds).start()
 
     def before_wrap(self, tracked: TrackedModule) -> None:
@@ -111,8 +111,8 @@ class StackDumpProbe(Probe):
             return
         if not self._introduced:
             self._introduced = True
-            self._exchange.introduce(own_threads())
-        request = self._exchange.question()
+            self._exchange.publish_threads(own_threads())
+        request = self._exchange.requested_stacks()
         if request != self._answered:
             self._answered = request
             self.context.write(self._record(request))

@@ -1,4 +1,4 @@
-"""The files that a command writes beside the report on the terminal."""
+"""The files that a command writes in addition to the report on the terminal."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def write_outputs(
             sys.stderr.write(f"ddpcheck: {path} could not be written: {error.strerror}\n")
             succeeded = False
         except Exception as error:
-            # A report that fails must cost neither the verdict of the job nor the other reports.
+            # If one report fails, the verdict and the other reports are still written.
             sys.stderr.write(f"ddpcheck: {path} could not be made ({type(error).__name__}: {error})\n")
             succeeded = False
     if outputs.github:

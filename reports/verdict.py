@@ -1,4 +1,4 @@
-"""The verdict in one sentence, which heads every report."""
+"""The verdict in one sentence, the first line of every report."""
 
 from __future__ import annotations
 

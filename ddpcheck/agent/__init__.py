@@ -1,1 +1,1 @@
-"""The agent: the part of ddpcheck that lives inside a rank; standard library and torch only."""
+"""The agent: the code of ddpcheck that runs inside a rank. Standard library and torch only."""

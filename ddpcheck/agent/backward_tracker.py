@@ -44,17 +44,17 @@ class BackwardWindow:
     unsynced: int = 0
     last: BackwardState = BackwardState.NONE
     reason: UnsyncedReason | None = None
-    # Places of parameters whose gradient never came in a backward that DDP waited to reduce.
+    # Indices of parameters that got no gradient in a backward that DDP waited to reduce.
     waiting: tuple[int, ...] = ()
     closed: bool = False
 
 
 class BackwardTracker:
-    """Hooks that fire when a gradient has been accumulated, just before DDP's reducer takes it.
+    """Hooks that run when a gradient has been accumulated, before DDP's reducer copies it into a bucket.
 
-    DDP arms its reducer in a forward with gradients and outside no_sync, and disarms it when all buckets are
-    reduced. Its own end-of-backward work is queued during the backward, so a callback that is queued from
-    inside a callback comes after it, and sees reduced gradients.
+    DDP prepares its reducer in a forward with gradients outside no_sync, and the reducer finishes when all buckets are
+    reduced. DDP queues its end-of-backward callback during the backward. A callback that is queued from inside another
+    callback runs after it, so it reads reduced gradients.
     """
 
     def __init__(self, tracked: TrackedModule, emit: Emit) -> None:
@@ -67,8 +67,8 @@ class BackwardTracker:
         self._tasks: set[int] = set()
         self._nested: set[int] = set()
         self._fired: set[int] = set()
-        # What the reducer knows.
-        self.places: set[int] = set()
+        # Indices of the parameters that the reducer was built with.
+        self.reducer_indices: set[int] = set()
         self._handles: list[Any] = []
         self._ready = hide_from_compiler(GUARD.protect("backward", "ready", self._on_ready))
         self._first = hide_from_compiler(GUARD.protect("backward", "queued", self._on_first))
@@ -76,24 +76,24 @@ class BackwardTracker:
 
     @property
     def finds_unused(self) -> bool:
-        """Whether DDP also finishes a backward that leaves parameters out."""
+        """Whether DDP also finishes a backward that does not use all parameters."""
         ddp: Any = self._tracked.ddp()
         return bool(getattr(ddp, "find_unused_parameters", False) or getattr(ddp, "static_graph", False))
 
     def attach(self) -> None:
-        """Hook every parameter that the reducer knows. The hooks keep no object of the program alive."""
+        """Hook every parameter of the reducer. The hooks hold only weak references to objects of the program."""
         if torch_compat.lookup(torch_compat.ENGINE) is None:
             return
-        me = weakref.ref(self)
-        for place, tensor in enumerate(self._tracked.tensors(self._tracked.parameters)):
+        tracker_ref = weakref.ref(self)
+        for index, tensor in enumerate(self._tracked.tensors(self._tracked.parameters)):
             if not tensor.requires_grad:
                 continue
-            self.places.add(place)
+            self.reducer_indices.add(index)
 
-            def hook(parameter: torch.Tensor, place: int = place) -> None:
-                watch = me()
-                if watch is not None:
-                    watch._ready(parameter, place)
+            def hook(parameter: torch.Tensor, index: int = index) -> None:
+                tracker = tracker_ref()
+                if tracker is not None:
+                    tracker._ready(parameter, index)
 
             register: Any = tensor.register_post_accumulate_grad_hook
             self._handles.append(register(hook))
@@ -104,30 +104,30 @@ class BackwardTracker:
         self._handles.clear()
 
     def forward(self, armed: bool) -> None:
-        """A training forward through the wrapper; `armed`: outside no_sync."""
-        self.settle()
+        """Called at a training forward through the wrapper. `armed`: it runs outside no_sync."""
+        self.drain()
         self._open_window()
         self._tasks.clear()
         self._nested.clear()
         if armed:
             self.window.armed += 1
             self._armed = True
-            self._come_last()
+            self._move_hooks_last()
         else:
             self.window.unarmed += 1
 
-    def _come_last(self) -> None:
-        """Move our hooks behind those that the program registered later, which may change the gradient."""
+    def _move_hooks_last(self) -> None:
+        """Move our hooks behind hooks that the program registered later, since those may change the gradient."""
         for handle in self._handles:
             hooks = handle.hooks_dict_ref()
             if hooks is None or len(hooks) == 1 or handle.id not in hooks:
                 continue
             if next(reversed(hooks)) != handle.id:
-                # Put in anew: torch goes by the order of entries, which `move_to_end` leaves as it was.
+                # Removed and inserted again: torch uses the order of insertion, which `move_to_end` does not change.
                 hooks[handle.id] = hooks.pop(handle.id)
 
-    def settle(self) -> None:
-        """The current backward is over: record whether its reduction finished."""
+    def drain(self) -> None:
+        """Called when the current backward has ended: records whether its reduction finished."""
         if not self._synced:
             return
         self._synced = False
@@ -136,35 +136,35 @@ class BackwardTracker:
             self.window.last = BackwardState.UNFINISHED
             self.window.waiting = waiting
         else:
-            # Only nested backwards had gradients to show: their end was not the end of the reduction.
+            # Only nested backwards produced gradients, and their end is not the end of the reduction.
             self._reduced()
 
-    def came_to(self) -> str:
+    def last_outcome(self) -> str:
         """The outcome of the last backward, or the reason why it was not reduced."""
         reason = self.window.reason if self.window.last is BackwardState.UNSYNCED else None
         return self.window.last.value if reason is None else reason.value
 
     def close_window(self) -> None:
-        """A step was taken; forwards and backwards that follow belong to the next one."""
+        """Called after a step: later forwards and backwards belong to the next step."""
         self.window.closed = True
 
     def _open_window(self) -> None:
         if self.window.closed:
             self.window = BackwardWindow()
 
-    def _on_ready(self, parameter: torch.Tensor, place: int) -> None:
+    def _on_ready(self, parameter: torch.Tensor, index: int) -> None:
         task = _graph_task()
         if task not in self._tasks:
             self._begin(task)
-        self._fired.add(place)
+        self._fired.add(index)
         if self._synced and parameter.grad is not None:
-            self._emit(Probe.gradient_ready, self._tracked, place, parameter.grad)
+            self._emit(Probe.gradient_ready, self._tracked, index, parameter.grad)
 
     def _begin(self, task: int) -> None:
-        """The first gradient of a backward, or of a nested one inside a checkpoint."""
+        """Called at the first gradient of a backward, or of a nested backward inside a checkpoint."""
         self._open_window()
         self._tasks.add(task)
-        if _inside_a_backward():
+        if _is_nested():
             self._nested.add(task)
         if not self._synced:
             self._fired.clear()
@@ -175,7 +175,7 @@ class BackwardTracker:
             else:
                 self._emit(Probe.unsynced_backward_begun, self._tracked)
                 self._tracked.commit()
-                # An update by hand may have shown: then this backward is the first of the next step.
+                # If the probes detected a manual update, this backward is the first of the next step.
                 self._open_window()
         _queue(lambda: self._first(task))
 
@@ -203,7 +203,7 @@ class BackwardTracker:
 
     def _waiting(self) -> tuple[int, ...]:
         """Indices of parameters that the reducer still waits for; empty if it detects unused parameters."""
-        return () if self.finds_unused else tuple(sorted(self.places - self._fired))
+        return () if self.finds_unused else tuple(sorted(self.reducer_indices - self._fired))
 
     def _why_unsynced(self) -> UnsyncedReason:
         window = self.window
@@ -220,10 +220,10 @@ def _queue(callback: Callable[[], object]) -> None:
     torch_compat.lookup(torch_compat.ENGINE).queue_callback(callback)
 
 
-def _inside_a_backward() -> bool:
+def _is_nested() -> bool:
     """Whether this backward runs inside another one, as in reentrant checkpointing.
 
-    The end of the inner one comes before DDP has finished.
+    The inner backward ends before DDP has finished.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -234,7 +234,7 @@ def _inside_a_backward() -> bool:
 
 
 def _graph_task() -> int:
-    """Which backward is running; without the name all are taken as one."""
+    """The id of the running backward; 0 for all backwards if torch does not provide it."""
     current = _graph_task_id
     return int(current()) if current is not None else 0
 

@@ -37,7 +37,7 @@ _OPTIONS = (
 
 
 class Dispatcher:
-    """Knows the DDP modules and optimizers of this rank; holds none of them alive."""
+    """Tracks the DDP modules and optimizers of this rank by weak references."""
 
     def __init__(self, context: RankContext, ddp_init: Callable[..., None]) -> None:
         self.context = context
@@ -45,21 +45,21 @@ class Dispatcher:
         self._modules: weakref.WeakKeyDictionary[torch.nn.Module, TrackedModule] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, TrackedOptimizer | None]
         self._optimizers = weakref.WeakKeyDictionary()
-        # Optimizers that step no DDP module, as far as that could be told when they had this signature.
+        # Optimizers that stepped no DDP module when they had this signature.
         self._unknown: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, ...]]
         self._unknown = weakref.WeakKeyDictionary()
         self._numbers: dict[tuple[int, ...], int] = {}
-        self._forgotten = GUARD.protect("agent", "forgotten", self._forget)
-        # Under the names of the probes that write what they read.
+        self._on_released = GUARD.protect("agent", "forgotten", self._release)
+        # Guarded under the names of the probes that record what these functions read.
         self._read_parameters = context.guarded("structure", "refresh", TrackedModule.refresh)
         self._read_wrapper = context.guarded("structure", "refresh_wrapper", TrackedModule.refresh_wrapper)
         self._read_hyperparameters = context.guarded("optimizers", "refresh", TrackedOptimizer.refresh)
         self._count = 0
         self._optimizer_count = 0
-        self._steps_seen = 0
+        self._step_count = 0
 
     def before_wrap(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        """DDP's constructor was called; the instance is still bare."""
+        """Called before DDP's constructor: the instance has no attributes yet."""
         given = self._signature.bind_partial(ddp, *args, **kwargs).arguments
         module = given.get("module")
         if not isinstance(module, torch.nn.Module):
@@ -79,12 +79,12 @@ class Dispatcher:
             where=user_callsite(),
         )
         self._count += 1
-        weakref.finalize(ddp, self._forgotten, tracked).atexit = False
+        weakref.finalize(ddp, self._on_released, tracked).atexit = False
         self._modules[ddp] = tracked
         self.context.emit(Probe.before_wrap, tracked)
 
-    def _forget(self, tracked: TrackedModule) -> None:
-        """The wrapper is gone; what it wrapped is still there, for a last look."""
+    def _release(self, tracked: TrackedModule) -> None:
+        """Called when the wrapper was deleted. The wrapped module may still exist and can be read one last time."""
         self.context.emit(Probe.wrapper_released, tracked)
         tracked.forget()
 
@@ -109,8 +109,8 @@ class Dispatcher:
         tracked = self._modules.get(ddp)
         if tracked is not None and torch.is_grad_enabled():
             if tracked.backward is not None:
-                tracked.backward.settle()
-            # Before the forward counts: what was done until now belongs to the backwards until now.
+                tracked.backward.drain()
+            # Before the forward is counted: earlier changes belong to earlier backwards.
             self._read_wrapper(tracked)
             self._refresh(tracked)
             self.context.emit(Probe.before_forward, tracked)
@@ -121,7 +121,7 @@ class Dispatcher:
             tracked.forwards += 1
 
     def buffers_synced(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        # A hook of the user's own may leave the work for the end of the backward: when it is done cannot be seen.
+        # A buffer hook of the user may delay the work to the end of the backward, where it cannot be observed.
         if hasattr(ddp, "buffer_hook"):
             return
         tracked = self._modules.get(ddp)
@@ -135,7 +135,7 @@ class Dispatcher:
             self.context.emit(Probe.after_forward, tracked)
 
     def backward_called(self, tensors: Any = None, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
-        # Weights of the user's own make something else of the sum than a loss.
+        # With weights of the user, the sum is not the loss.
         self.context.emit(Probe.backward_called, tensors if grad_tensors is None else None)
 
     def backward_returned(self, *args: Any, **kwargs: Any) -> None:
@@ -149,7 +149,7 @@ class Dispatcher:
             return
         for module in tracked.modules:
             if module.backward is not None:
-                module.backward.settle()
+                module.backward.drain()
             self._refresh(module)
         self.context.emit(Probe.before_step, tracked)
         for module in tracked.modules:
@@ -158,7 +158,7 @@ class Dispatcher:
     def after_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         if inside_another_step():
             return
-        self._steps_seen += 1
+        self._step_count += 1
         tracked = self._optimizers.get(optimizer)
         if tracked is None:
             return
@@ -188,7 +188,7 @@ class Dispatcher:
         self.context.emit(Probe.sampler_exhausted, iterator)
 
     def scaler_before(self, scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-        self._steps_before = self._steps_seen
+        self._steps_before = self._step_count
         tracked = self._tracked(optimizer)
         if tracked is not None:
             tracked.scaled = isinstance(torch_compat.read(torch_compat.SCALE, scaler), torch.Tensor)
@@ -196,14 +196,14 @@ class Dispatcher:
 
     def scaler_after(self, scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         tracked = self._optimizers.get(optimizer)
-        if tracked is not None and self._steps_seen == self._steps_before:
+        if tracked is not None and self._step_count == self._steps_before:
             self.context.emit(Probe.step_skipped, tracked)
             tracked.scaled, tracked.scale = False, None
 
     _steps_before = 0
 
     def _tracked(self, optimizer: torch.optim.Optimizer) -> TrackedOptimizer | None:
-        """The optimizer's entry, made or renewed where its or a module's set of parameters has changed."""
+        """The entry of the optimizer, updated if its parameters or those of a module have changed."""
         modules = list(self._modules.values())
         now = signature(optimizer, modules)
         known = self._optimizers.get(optimizer)
@@ -212,7 +212,9 @@ class Dispatcher:
         if known is None and self._unknown.get(optimizer) == now:
             return None
         groups = {tracked.index: groups_of(optimizer, tracked) for tracked in modules}
-        stepped = [w for w in modules if any(place >= 0 for group in groups[w.index] for place in group)]
+        stepped = [
+            each for each in modules if any(index >= 0 for group in groups[each.index] for index in group)
+        ]
         if not stepped or steps_inside_backward(optimizer):
             self._unknown[optimizer] = now
             return known
@@ -237,14 +239,14 @@ def _group_ranks(given: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _ignored(module: torch.nn.Module, given: dict[str, Any]) -> frozenset[str]:
-    """What DDP was told to leave alone may rightly differ."""
+    """Names of tensors that DDP does not synchronise on the user's request: they may differ between ranks."""
     names = set(torch_compat.read(torch_compat.IGNORED_NAMES, module, ()))
     names.update(name for name, _ in given.get("delay_all_reduce_named_params") or ())
     return frozenset(names)
 
 
 def _scale(scaler: Any, optimizer: torch.optim.Optimizer) -> float | None:
-    """GradScaler's scale, where reading it waits for nothing that the scaler does not wait for itself."""
+    """GradScaler's scale, or None if reading it would add a synchronisation with the device."""
     scale = torch_compat.read(torch_compat.SCALE, scaler)
     if not isinstance(scale, torch.Tensor):
         return None

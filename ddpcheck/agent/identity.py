@@ -1,4 +1,4 @@
-"""Who this rank is: its number, its host, its process, and the start of the job it belongs to."""
+"""Identity of this rank: its number, host and process, and the launch of the job that it belongs to."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ import torch
 
 from ddpcheck import torch_compat
 from ddpcheck.privacy import allowed_environment, mask_arguments
-from ddpcheck.records.kinds.rank import RankHeader
-from ddpcheck.records.session_name import session_name
+from ddpcheck.records.kinds.rank import RankHeader, session_name
 
-_MOST_STARTS = 10_000
+_MOST_LAUNCHES = 10_000
 
 
 def header(session: str, algorithm: str) -> RankHeader:
@@ -45,33 +44,33 @@ def header(session: str, algorithm: str) -> RankHeader:
 
 
 def session_id(number: int) -> str:
-    """One name for this start of the job, agreed on through the job's own store; waits for nobody.
+    """The name of this launch of the job. Ranks agree on it through the job's store, without waiting for each other.
 
-    torchrun keeps its store over restarts, and its count of restarts need not be the same on all nodes: so a
-    rank that finds its place in a start taken, by a process of an earlier attempt, goes on to the next one.
+    torchrun keeps its store over restarts, and its restart count may differ between nodes. A rank whose key in a
+    launch is taken by a process of an earlier attempt therefore tries the next launch.
     """
     distributed: Any = torch.distributed
 
     try:
         store: Any = torch_compat.lookup(torch_compat.DEFAULT_STORE)()
         job = _agree(store, "ddpcheck/job")
-        for start in range(_MOST_STARTS):
-            name = _agree(store, f"ddpcheck/session/{number}/{distributed.get_world_size()}/{start}")
-            mine = uuid.uuid4().hex
-            if _agree(store, f"ddpcheck/place/{name}/{distributed.get_rank()}", mine) == mine:
+        for launch in range(_MOST_LAUNCHES):
+            name = _agree(store, f"ddpcheck/session/{number}/{distributed.get_world_size()}/{launch}")
+            own_id = uuid.uuid4().hex
+            if _agree(store, f"ddpcheck/place/{name}/{distributed.get_rank()}", own_id) == own_id:
                 return session_name(name, job)
-        raise RuntimeError("the store holds too many starts")
+        raise RuntimeError("the store has too many launches")
     except Exception:
-        # No store that can do it (MPI): what all ranks of one start have in common must do.
-        parts = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
-        parts += [os.environ.get("TORCHELASTIC_RESTART_COUNT", ""), str(number)]
-        return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+        # No usable store (MPI): derive the name from variables that all ranks of one launch share.
+        values = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
+        values += [os.environ.get("TORCHELASTIC_RESTART_COUNT", ""), str(number)]
+        return hashlib.blake2b("\0".join(values).encode(), digest_size=16).hexdigest()
 
 
 def job_store() -> Any:
-    """The store through which the job's ranks met, where it is one that nodes can go on speaking through.
+    """The store of the job's rendezvous if it is a TCPStore, else None.
 
-    There is none with MPI, and a FileStore's file would grow with every word.
+    MPI has no store, and the file of a FileStore grows with every write.
     """
     distributed: Any = torch.distributed
     try:
@@ -83,7 +82,7 @@ def job_store() -> Any:
 
 
 def _agree(store: Any, key: str, proposal: str = "") -> str:
-    """The first value that anyone proposed for this key."""
+    """The first value that any rank proposed for this key."""
     return str(store.compare_set(key, "", proposal or uuid.uuid4().hex).decode())
 
 
@@ -104,7 +103,7 @@ def _number(name: str) -> int | None:
 
 
 def _device() -> str:
-    """Without waking a device up: a rank that never uses CUDA must not get a context from us."""
+    """The device of this rank. Never initialises CUDA: a rank that does not use it must not get a context."""
     cuda: Any = torch.cuda
     if torch.cuda.is_available() and cuda.is_initialized():
         return f"cuda:{torch.cuda.current_device()}"

@@ -26,8 +26,8 @@ class Agent:
         self._sessions = 0
         self._dispatcher: Any = None
         self._ddp_init: Any = None
-        self._awake = False
-        self._group_gone = False
+        self._training_patched = False
+        self._group_destroyed = False
 
     def install(self) -> None:
         """Called while torch is imported: installs a few patches and opens no file."""
@@ -50,7 +50,7 @@ class Agent:
         opened = protect("agent", "open", self._open)
         closing = protect("agent", "group_closed", self._group_closed)
 
-        def there(*args: Any, **kwargs: Any) -> None:
+        def group_created(*args: Any, **kwargs: Any) -> None:
             STARTUP.joined()
             opened()
 
@@ -58,38 +58,38 @@ class Agent:
             self._patches.replace(
                 owner,
                 "init_process_group",
-                lambda original: calling(original, STARTUP.joining, there),
+                lambda original: calling(original, STARTUP.joining, group_created),
             )
             self._patches.replace(
                 owner, "destroy_process_group", lambda original: calling(original, closing, None)
             )
-        # Last: what fails here leaves all the rest in place.
+        # Last, so that an error here does not affect the other patches.
         STARTUP.install()
 
     def _open(self) -> None:
         """A process group was created: this process is a rank."""
         import torch.distributed as distributed
 
-        if not distributed.is_initialized() or (self._dispatcher is not None and not self._group_gone):
+        if not distributed.is_initialized() or (self._dispatcher is not None and not self._group_destroyed):
             return
         if self._dispatcher is not None:
             self._dispatcher.context.close("exit")
-        self._group_gone = False
+        self._group_destroyed = False
         from ddpcheck.agent.dispatcher import Dispatcher
         from ddpcheck.agent.rank_context import RankContext
 
-        session = RankContext(self._config, self._sessions)
+        context = RankContext(self._config, self._sessions)
         self._sessions += 1
-        self._dispatcher = Dispatcher(session, self._ddp_init)
+        self._dispatcher = Dispatcher(context, self._ddp_init)
         if self._sessions == 1:
             os.register_at_fork(after_in_child=self._forked)
-            self._watch_exits()
+            self._patch_exits()
 
     def _before_wrap(self, *args: Any, **kwargs: Any) -> None:
         self._open()
         if self._dispatcher is not None:
             self._dispatcher.before_wrap(*args, **kwargs)
-            # Last before the constructor itself, and first after it: our own looks are not its time.
+            # Directly before and after the constructor, so that the time of the probes is not included.
             STARTUP.wrapping()
 
     def _after_wrap(self, *args: Any, **kwargs: Any) -> None:
@@ -97,8 +97,8 @@ class Agent:
             return
         STARTUP.wrapped()
         self._dispatcher.after_wrap(*args, **kwargs)
-        if not self._awake:
-            self._awake = True
+        if not self._training_patched:
+            self._training_patched = True
             self._patch_training()
 
     def _patch_training(self) -> None:
@@ -134,7 +134,7 @@ class Agent:
         self._patch_loaders()
 
     def _patch_loaders(self) -> None:
-        """Indices are drawn in the rank's own process, also with workers."""
+        """Observe data loaders. Indices are drawn in the process of the rank, even with workers."""
         from ddpcheck.agent.dispatcher import Dispatcher
         from ddpcheck.patches import around_next, around_next_index
 
@@ -181,22 +181,22 @@ class Agent:
         return hide_from_compiler(GUARD.protect("agent", method.__name__, call))
 
     def _group_closed(self, *args: Any, **kwargs: Any) -> None:
-        """The session ends with the default process group, not with a subgroup."""
+        """Called before a process group is destroyed. The session ends with the default group, not with a subgroup."""
         import torch.distributed as distributed
 
         group = args[0] if args else kwargs.get("group")
         if self._dispatcher is not None and group in (None, distributed.group.WORLD):
             self._dispatcher.context.end()
-            self._group_gone = True
+            self._group_destroyed = True
 
-    def _watch_exits(self) -> None:
-        """Patch every exit that Python can observe; any other leaves a record file without an end record."""
-        # Guarded under a name of its own: whatever else was switched off, the file is closed properly.
+    def _patch_exits(self) -> None:
+        """Patch every exit that Python can observe. After any other exit the record file has no end record."""
+        # Guarded under a separate name: the file is closed even if other probes are switched off.
         close = GUARD.protect("exit", "close", self._close)
         leaving = GUARD.protect("exit", "leaving", self._leaving)
         atexit.register(close)
         self._patches.replace(sys, "exit", lambda original: calling(original, leaving, None))
-        # Forked multiprocessing children leave this way, and so do jobs that fear a hang at exit.
+        # Forked multiprocessing children exit this way, and programs that avoid a hang at exit.
         self._patches.replace(
             os, "_exit", lambda original: calling(original, lambda status=0: (leaving(status), close()), None)
         )
@@ -222,7 +222,7 @@ class Agent:
     def _leaving(self, status: object = None) -> None:
         if status in (None, 0) or self._error[0]:
             return
-        # Launchers such as mp.spawn catch what a rank raises, and leave by a status: the reason is still at hand.
+        # Launchers such as mp.spawn catch the exception of a rank and exit with a status. It is still available here.
         error = sys.exc_info()[1]
         if error is not None and not isinstance(error, SystemExit):
             self._raised(type(error), error, error.__traceback__)
@@ -256,12 +256,12 @@ def install() -> None:
     """Called once torch's DDP module has been imported."""
     config = Config.from_environment(os.environ)
     if config is not None:
-        GUARD.last_resort = _strand
+        GUARD.last_resort = _report_early_fault
         GUARD.surroundings = torch_compat.suspend_user_modes
         Agent(config).install()
 
 
-def _strand(probe: str, entry: str, error: str, where: str) -> None:
+def _report_early_fault(probe: str, entry: str, error: str, where: str) -> None:
     """Report a fault that occurs before there is a record file, in a file of its own."""
     import torch.distributed as distributed
 

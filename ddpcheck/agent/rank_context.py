@@ -14,7 +14,7 @@ from torch.autograd import profiler
 
 from ddpcheck import torch_compat
 from ddpcheck.agent.identity import header, job_store, session_id
-from ddpcheck.agent.shm_exchange import ShmExchange, own_place
+from ddpcheck.agent.shm_exchange import ShmExchange, own_slot
 from ddpcheck.agent.writer import RecordWriter
 from ddpcheck.config import Config
 from ddpcheck.guard import GUARD
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-OWN = "ddpcheck"
+SPAN_NAME = "ddpcheck"
 
 
-def marked(entry: Callable[..., R]) -> Callable[..., R]:
-    """`entry`, in a span of its own while a profiler records."""
+def in_profiler_span(entry: Callable[..., R]) -> Callable[..., R]:
+    """`entry`, inside a profiler span while a profiler records."""
 
     def call(*args: Any) -> R:
         if not getattr(profiler, torch_compat.PROFILING.name, True):
             return entry(*args)
-        with profiler.record_function(OWN):
+        with profiler.record_function(SPAN_NAME):
             return entry(*args)
 
     return call
@@ -62,7 +62,7 @@ class RankContext:
         self._closed = False
         self._ended = False
         self.over = False
-        # What probes have taken from the training thread so far.
+        # Time that probes have taken from the training thread so far.
         self.own_ns = 0
         self._writer = _open_writer(Path(config.run_dir), self.rank)
         algorithm = make_digester("cpu").algorithm
@@ -72,16 +72,18 @@ class RankContext:
         torch_compat.report_to(self._missing_name)
         self.node_compare: NodeCompare | None = None
         if self.exchange is not None:
-            # Guarded by itself: a system that is out of threads must not cost the comparison on this node.
-            across = GUARD.protect("across_nodes", "begin", self._across_nodes)(config, algorithm)
-            self.node_compare = NodeCompare(self, self.exchange, across)
+            # Guarded separately: if no thread can be started, the comparison within the node still works.
+            store_compare = GUARD.protect("across_nodes", "begin", self._open_store_compare)(
+                config, algorithm
+            )
+            self.node_compare = NodeCompare(self, self.exchange, store_compare)
         self._handlers: dict[Callable[..., None], list[Callable[..., None]]] = {event: [] for event in EVENTS}
         for kind in sorted(PROBES, key=lambda probe: probe.phase):
             if kind.wanted(config):
                 self._register(kind(self))
 
     def _register(self, probe: Probe) -> None:
-        """Only the events that the probe overrides cost anything."""
+        """Register the events that the probe overrides; others are not called."""
         for event in EVENTS:
             name = event.__name__
             if getattr(type(probe), name) is event:
@@ -89,28 +91,28 @@ class RankContext:
             handler = GUARD.protect(probe.name, name, getattr(probe, name))
             # The probe that starts and stops the profiler cannot run inside a span of that profiler.
             if self.config.profile and probe.phase is not Phase.PROFILER:
-                handler = marked(handler)
+                handler = in_profiler_span(handler)
             self._handlers[event].append(handler)
 
     def _open_exchange(self, config: Config) -> ShmExchange | None:
         try:
-            return own_place(Path(config.board), self.rank) if config.board else None
+            return own_slot(Path(config.exchange_file), self.rank) if config.exchange_file else None
         except OSError as error:
-            # Ranks in another container, or no room: digests are still compared, from the files.
-            self.write(FaultRecord("board", "open", f"{type(error).__name__}: {error}", "", os.getpid()))
+            # The rank runs in another container, or all slots are taken. Digests are still compared, from the files.
+            self.write(FaultRecord("exchange", "open", f"{type(error).__name__}: {error}", "", os.getpid()))
             return None
 
-    def _across_nodes(self, config: Config, algorithm: str) -> StoreCompare | None:
+    def _open_store_compare(self, config: Config, algorithm: str) -> StoreCompare | None:
         """None if all ranks share one exchange, or if the job's store cannot be used."""
         if self.world_size == 1 or os.environ.get("LOCAL_WORLD_SIZE") == str(self.world_size):
             return None
         store = job_store()
-        return None if store is None else StoreCompare(self, store, config.board, algorithm)
+        return None if store is None else StoreCompare(self, store, config.exchange_file, algorithm)
 
     def guarded(self, probe: str, name: str, body: Callable[[T], R]) -> Callable[[T], R | None]:
-        """`body` for the dispatcher: a fault switches off `probe`, and its time counts as that of probes."""
+        """`body` for the dispatcher: an error switches off `probe`, and its time counts as time of the probes."""
         entry = GUARD.protect(probe, name, body)
-        call = marked(entry) if self.config.profile else entry
+        call = in_profiler_span(entry) if self.config.profile else entry
 
         def timed(argument: T) -> R | None:
             began = perf_counter_ns()
@@ -130,18 +132,18 @@ class RankContext:
     def write(self, record: Record) -> None:
         self._writer.write(record)
         if self._writer.failed and self.exchange is not None:
-            self.exchange.say_trouble(self._writer.failed)
+            self.exchange.report_write_error(self._writer.failed)
 
     def _missing_name(self, name: str, message: str) -> None:
         self.write(FaultRecord("torch_compat", name, message, "", os.getpid()))
 
     def _fault(self, probe: str, entry: str, error: str, where: str) -> None:
         self.write(FaultRecord(probe, entry, error, where, os.getpid()))
-        # The next thing that fails may be the exit.
+        # The process may not exit in an orderly way.
         self._writer.flush()
 
     def end(self) -> None:
-        """The process group is about to be destroyed: emit `before_exit`, once."""
+        """Called before the process group is destroyed: emits `before_exit`, once."""
         if not self._ended:
             self._ended = True
             self.emit(Probe.before_exit)
@@ -151,12 +153,12 @@ class RankContext:
             return
         self._closed = True
         self.end()
-        # From here on there is nothing to look for: let go of the probes and of all they hold.
+        # Release the probes and all objects that they hold.
         self.over = True
         self._handlers = {event: [] for event in EVENTS}
         self._writer.close(EndRecord(reason, time.time(), error, where, self._writer.dropped))
         if self._writer.failed and self.exchange is not None:
-            self.exchange.say_trouble(self._writer.failed)
+            self.exchange.report_write_error(self._writer.failed)
 
     def abandon(self) -> None:
         """Called in a forked child, which is not a rank."""
@@ -165,7 +167,7 @@ class RankContext:
 
 
 def _open_writer(folder: Path, rank: int) -> RecordWriter:
-    """Create a new file; after a restart the first names are taken."""
+    """Create a new file. After a restart the first names exist already."""
     for attempt in range(10_000):
         suffix = f".{attempt}" if attempt else ""
         try:

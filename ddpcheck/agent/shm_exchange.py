@@ -1,8 +1,8 @@
 """Shared memory through which ranks of one node exchange their latest digests without waiting.
 
-A disagreement has to be known before the next optimizer step changes the parameters, else the differing
-values are gone. Each rank owns one slot, writes only there, and reads the others' without locks: an entry
-carries a checksum, and one that does not fit is taken as not there yet.
+A mismatch must be detected before the next optimizer step overwrites the differing values. Each rank owns one slot,
+writes only to that slot, and reads the other slots without locks. An entry has a checksum; a reader ignores entries
+whose checksum does not match.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RING = 64
 MOST_LEAVES = 8192
 LEAF = 8
 
-# Rank + 1, pid, entries written, key of the leaves, their number, trouble.
+# Rank + 1, pid, entries written, key of the leaves, number of leaves, write error.
 _HEADER = struct.Struct("<iiQ8sI120s")
 _ENTRY = struct.Struct("<8s16sII")  # key, root, flags, checksum
 _RING_AT = 256
@@ -31,13 +31,13 @@ _SLOT = _LEAVES_AT + MOST_LEAVES * LEAF
 _SIZE = SLOTS * _SLOT + mmap.PAGESIZE
 _COUNT_AT = 8
 _KEY_AT = 16
-_TROUBLE_AT = 28
-# Behind the header: how often this rank has shown a sign of progress, and which threads of it are ours.
+_WRITE_ERROR_AT = 28
+# Behind the header: the heartbeat count of this rank, and the ids of ddpcheck's threads in it.
 _BEAT_AT = 152
 _OWN_THREADS_AT = 160
 _OWN_THREADS = struct.Struct("<4I")
-# Behind the last slot: the number of the launcher's latest question to all ranks.
-_QUESTION_AT = SLOTS * _SLOT + 64
+# Behind the last slot: the number of the launcher's latest request for stacks.
+_REQUEST_AT = SLOTS * _SLOT + 64
 _NUMBER = struct.Struct("<Q")
 
 CAPTURED = 1
@@ -51,7 +51,7 @@ class Heartbeat:
     own_threads: frozenset[int] = frozenset()
 
 
-class HeartbeatState(NamedTuple):
+class RankWriteError(NamedTuple):
     """Why a rank could not write to its record file."""
 
     rank: int
@@ -86,8 +86,8 @@ class ShmExchange:
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             self._slot = self._claim()
-            # Without real space behind it a full disk would answer an access to the mapping with SIGBUS; one
-            # page of the next slot belongs to it, since looking for news ends at the first free slot.
+            # Without allocated space, access to the mapping raises SIGBUS on a full disk. One page of the next slot is
+            # included, since readers read up to the first free slot.
             os.posix_fallocate(self._file, self._slot * _SLOT, _SLOT + mmap.PAGESIZE)
             self._map = mmap.mmap(self._file, _SIZE)
         except BaseException:
@@ -96,46 +96,46 @@ class ShmExchange:
         self._base = self._slot * _SLOT
         self.begin(rank)
 
-    def begin(self, rank: int, trouble: bytes = b"") -> None:
-        """Clear the slot of a rank that has published nothing yet."""
+    def begin(self, rank: int, write_error: bytes = b"") -> None:
+        """Clear the slot and write the header of a rank that has not published an entry yet."""
         self._count = 0
-        self._seen = [0] * SLOTS
+        self._read_counts = [0] * SLOTS
         self._map[self._base : self._base + _SLOT] = bytes(_SLOT)
-        _HEADER.pack_into(self._map, self._base, rank + 1, os.getpid(), 0, b"", 0, trouble)
+        _HEADER.pack_into(self._map, self._base, rank + 1, os.getpid(), 0, b"", 0, write_error)
 
-    def begin_again(self, rank: int) -> None:
-        """The same process joins another process group; earlier write errors stay reported."""
+    def restart(self, rank: int) -> None:
+        """Called when the same process joins another process group. Keeps the reported write error."""
         self.begin(rank, _HEADER.unpack_from(self._map, self._base)[-1])
 
     def _claim(self) -> int:
-        """The first slot without a lock; the kernel releases the lock of a dead rank.
+        """Lock the first free slot and return its index. The kernel releases the lock of a dead rank.
 
-        What a dead rank could not write elsewhere is kept for the launcher as long as there are other slots.
+        Slots with the write error of a dead rank are used last, so that the launcher can still read it.
         """
-        told = [slot for slot in range(SLOTS) if self._tells_of_trouble(slot)]
-        for slot in [*(slot for slot in range(SLOTS) if slot not in told), *told]:
+        with_error = [slot for slot in range(SLOTS) if self._has_write_error(slot)]
+        for slot in [*(slot for slot in range(SLOTS) if slot not in with_error), *with_error]:
             try:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot * _SLOT)
             except OSError:
                 continue
             return slot
-        raise OSError(f"all {SLOTS} places on the board are taken")
+        raise OSError(f"all {SLOTS} slots of the exchange are taken")
 
-    def _tells_of_trouble(self, slot: int) -> bool:
-        """Read instead of mapped: the file may be shorter."""
-        return os.pread(self._file, 1, slot * _SLOT + _TROUBLE_AT) not in (b"", b"\0")
+    def _has_write_error(self, slot: int) -> bool:
+        """Uses pread, since the file may be shorter than the mapping."""
+        return os.pread(self._file, 1, slot * _SLOT + _WRITE_ERROR_AT) not in (b"", b"\0")
 
     def publish(self, key: bytes, root: bytes, leaves: Sequence[bytes], flags: int = 0) -> int:
         """Publish a digest of this rank; returns the number of the entry."""
         if len(leaves) <= MOST_LEAVES:
-            at = self._base + _LEAVES_AT
+            offset = self._base + _LEAVES_AT
             data = b"".join(leaf[:LEAF] for leaf in leaves)
-            # The key is cleared first: leaves half written belong to no moment.
+            # The key is cleared first, so that incomplete leaves match no key.
             self._map[self._base + _KEY_AT : self._base + _KEY_AT + 8] = bytes(8)
-            self._map[at : at + len(data)] = data
+            self._map[offset : offset + len(data)] = data
             struct.pack_into("<8sI", self._map, self._base + _KEY_AT, key, len(leaves))
         number = self._count
-        self._put(number, key, root, flags)
+        self._write_entry(number, key, root, flags)
         self._count += 1
         struct.pack_into("<Q", self._map, self._base + _COUNT_AT, self._count)
         return number
@@ -143,74 +143,75 @@ class ShmExchange:
     def mark_captured(self, number: int, key: bytes, root: bytes) -> None:
         """Ask the other ranks to keep their values of entry `number`, as this rank did."""
         if self._count - number < RING:
-            self._put(number, key, root, CAPTURED)
+            self._write_entry(number, key, root, CAPTURED)
 
-    def say_trouble(self, text: str) -> None:
+    def report_write_error(self, text: str) -> None:
+        """Publish why this rank could not write its records, truncated to 119 bytes."""
         data = text.encode(errors="replace")[:119]
-        self._map[self._base + _TROUBLE_AT : self._base + _TROUBLE_AT + 120] = data.ljust(120, b"\0")
+        self._map[self._base + _WRITE_ERROR_AT : self._base + _WRITE_ERROR_AT + 120] = data.ljust(120, b"\0")
 
     def beat(self, count: int) -> None:
         """Update the heartbeat that the launcher reads."""
         _NUMBER.pack_into(self._map, self._base + _BEAT_AT, count)
 
-    def introduce(self, threads: Sequence[int]) -> None:
+    def publish_threads(self, threads: Sequence[int]) -> None:
         """Publish the ids of ddpcheck's own threads in this rank."""
         ids = [*threads, 0, 0, 0, 0][:4]
         _OWN_THREADS.pack_into(self._map, self._base + _OWN_THREADS_AT, *ids)
 
     def ranks(self) -> set[int]:
         """The ranks in this exchange whose processes are alive."""
-        found: set[int] = set()
+        ranks: set[int] = set()
         for slot in range(SLOTS):
             rank, pid, *_ = _HEADER.unpack_from(self._map, slot * _SLOT)
             if rank == 0:
                 break
             if os.path.exists(f"/proc/{pid}"):
-                found.add(rank - 1)
-        return found
+                ranks.add(rank - 1)
+        return ranks
 
-    def question(self) -> int:
+    def requested_stacks(self) -> int:
         """The number of the launcher's latest request for stacks; 0: none yet."""
-        data = os.pread(self._file, _NUMBER.size, _QUESTION_AT)
+        data = os.pread(self._file, _NUMBER.size, _REQUEST_AT)
         return int(_NUMBER.unpack(data)[0]) if len(data) == _NUMBER.size else 0
 
-    def _put(self, number: int, key: bytes, root: bytes, flags: int) -> None:
-        at = self._base + _RING_AT + (number % RING) * _ENTRY.size
-        _ENTRY.pack_into(self._map, at, key, root, flags, _check(key, root, flags))
+    def _write_entry(self, number: int, key: bytes, root: bytes, flags: int) -> None:
+        offset = self._base + _RING_AT + (number % RING) * _ENTRY.size
+        _ENTRY.pack_into(self._map, offset, key, root, flags, _checksum(key, root, flags))
 
-    def news(self) -> Iterator[Entry]:
+    def new_entries(self) -> Iterator[Entry]:
         """Entries of other ranks since the last call; entries that the ring has overwritten are skipped."""
         for slot in range(SLOTS):
             base = slot * _SLOT
             rank, _, count, _, _, _ = _HEADER.unpack_from(self._map, base)
             if rank == 0:
                 return
-            if slot == self._slot or count == self._seen[slot]:
+            if slot == self._slot or count == self._read_counts[slot]:
                 continue
-            first = max(self._seen[slot] if count > self._seen[slot] else 0, count - RING)
-            self._seen[slot] = count
+            first = max(self._read_counts[slot] if count > self._read_counts[slot] else 0, count - RING)
+            self._read_counts[slot] = count
             for number in range(first, count):
                 entry = self._read(slot, rank - 1, number)
                 if entry is not None:
                     yield entry
 
     def _read(self, slot: int, rank: int, number: int) -> Entry | None:
-        at = slot * _SLOT + _RING_AT + (number % RING) * _ENTRY.size
-        key, root, flags, check = _ENTRY.unpack_from(self._map, at)
-        if check != _check(key, root, flags):
+        offset = slot * _SLOT + _RING_AT + (number % RING) * _ENTRY.size
+        key, root, flags, check = _ENTRY.unpack_from(self._map, offset)
+        if check != _checksum(key, root, flags):
             return None
         return Entry(rank, slot, key, root, bool(flags & CAPTURED))
 
     def leaves_of(self, slot: int, key: bytes) -> list[bytes] | None:
-        """The leaves behind another rank's latest entry, if that is still the one of `key`."""
+        """The leaves of the latest entry in `slot`; None if that entry has another key."""
         base = slot * _SLOT
-        found, count = struct.unpack_from("<8sI", self._map, base + _KEY_AT)
-        if found != key:
+        current, count = struct.unpack_from("<8sI", self._map, base + _KEY_AT)
+        if current != key:
             return None
-        at = base + _LEAVES_AT
-        data = self._map[at : at + count * LEAF]
-        again = self._map[base + _KEY_AT : base + _KEY_AT + 8]
-        if again != key:
+        offset = base + _LEAVES_AT
+        data = self._map[offset : offset + count * LEAF]
+        current = self._map[base + _KEY_AT : base + _KEY_AT + 8]
+        if current != key:
             return None
         return [data[i : i + LEAF] for i in range(0, len(data), LEAF)]
 
@@ -222,36 +223,36 @@ class ShmExchange:
 _held: dict[tuple[int, Path], ShmExchange] = {}
 
 
-def own_place(path: Path, rank: int) -> ShmExchange:
-    """The one place of this process, whatever number of process groups it makes, held until it ends.
+def own_slot(path: Path, rank: int) -> ShmExchange:
+    """The slot of this process, held until the process ends, for all process groups that it creates.
 
-    A second view could never be let go: closing any descriptor of the file gives up all locks of the process.
+    There is only one view per process: closing any descriptor of the file releases all locks of the process.
     """
-    # A forked child has its parent's views, but none of its locks.
+    # A forked child inherits the views of its parent, but not the locks.
     key = (os.getpid(), path)
     if key in _held:
-        _held[key].begin_again(rank)
+        _held[key].restart(rank)
     else:
         _held[key] = ShmExchange(path, rank)
     return _held[key]
 
 
-def troubles(path: Path) -> list[HeartbeatState]:
+def write_errors(path: Path) -> list[RankWriteError]:
     """Write errors of the ranks, read by the launcher."""
-    found: list[HeartbeatState] = []
+    errors: list[RankWriteError] = []
     with path.open("rb") as file:
         for slot in range(SLOTS):
             file.seek(slot * _SLOT)
-            rank, pid, _, _, _, trouble = _HEADER.unpack(file.read(_HEADER.size))
-            text = trouble.rstrip(b"\0").decode(errors="replace")
+            rank, pid, _, _, _, error = _HEADER.unpack(file.read(_HEADER.size))
+            text = error.rstrip(b"\0").decode(errors="replace")
             if rank and text:
-                found.append(HeartbeatState(rank - 1, pid, text))
-    return found
+                errors.append(RankWriteError(rank - 1, pid, text))
+    return errors
 
 
-def signs(path: Path) -> dict[int, Heartbeat]:
+def heartbeats(path: Path) -> dict[int, Heartbeat]:
     """Heartbeats of the ranks by process id, read by the launcher."""
-    found: dict[int, Heartbeat] = {}
+    beats: dict[int, Heartbeat] = {}
     with path.open("rb") as file:
         for slot in range(SLOTS):
             file.seek(slot * _SLOT)
@@ -260,18 +261,18 @@ def signs(path: Path) -> dict[int, Heartbeat]:
             if not rank:
                 break
             threads = frozenset(_OWN_THREADS.unpack_from(data, _OWN_THREADS_AT))
-            found[pid] = Heartbeat(_NUMBER.unpack_from(data, _BEAT_AT)[0], threads - {0})
-    return found
+            beats[pid] = Heartbeat(_NUMBER.unpack_from(data, _BEAT_AT)[0], threads - {0})
+    return beats
 
 
-def ask(path: Path, number: int) -> None:
+def request_stacks(path: Path, number: int) -> None:
     """Request a stack dump from all ranks of this node."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        os.pwrite(descriptor, _NUMBER.pack(number), _QUESTION_AT)
+        os.pwrite(descriptor, _NUMBER.pack(number), _REQUEST_AT)
     finally:
         os.close(descriptor)
 
 
-def _check(key: bytes, root: bytes, flags: int) -> int:
+def _checksum(key: bytes, root: bytes, flags: int) -> int:
     return zlib.crc32(root, zlib.crc32(key)) ^ flags

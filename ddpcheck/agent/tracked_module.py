@@ -37,7 +37,7 @@ class ParamSetChange:
 
 
 class Holders:
-    """All dicts of one kind in a module, compared at every step at once in C."""
+    """All dicts of one kind in a module. Comparing them takes a few calls into C, since it is done at every step."""
 
     def __init__(self, holders: Iterable[Holder]) -> None:
         self._holders = list(holders)
@@ -69,42 +69,42 @@ class TrackedModule:
     options: dict[str, Any] = field(default_factory=dict)
     where: str = ""
     forwards: int = 0
-    # Of the buffers: under no_sync ranks may come to the same one by different numbers of forwards.
+    # Synchronisations of buffers: under no_sync, ranks may reach the same one after different numbers of forwards.
     syncs: int = 0
     steps: int = 0
     stepped: bool = False
     joined: bool = False
     # Names of the communication hooks, in the order of registration.
     comm_hooks: list[str] = field(default_factory=list)
-    # Replicas are meant to differ between averagings (post-localSGD): nothing to compare at each step.
-    loose: bool = False
-    # Follows the backwards, once the module is wrapped.
+    # Post-localSGD: replicas differ between averagings, so they are not compared at each step.
+    uses_local_sgd: bool = False
+    # None until the module is wrapped, and with --gradients off.
     backward: BackwardTracker | None = None
     parameters: list[Slot] = field(default_factory=list)
     buffers: list[Slot] = field(default_factory=list)
-    # By optimizer, the places of the parameters it steps.
+    # By optimizer, the indices of the parameters that it steps.
     owners: dict[int, set[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # What the reducer was built from: parameters that wanted gradients then.
+        # Names, by id, of the parameters that the reducer was built with: those with requires_grad at that time.
         self._reduced: dict[int, str] = {}
-        # With all places of tied parameters, which are listed once.
-        self._parts = Holders([])
-        self._members: list[Any] = []
-        self._buffer_parts = Holders([])
+        # Includes all names of tied parameters; `parameters` lists them once.
+        self._holders = Holders([])
+        self._holder_values: list[Any] = []
+        self._buffer_holders = Holders([])
         self._absent: list[bool] = []
         self._tensors: list[torch.Tensor] = []
-        self._wanted: list[bool] = []
+        self._trainable: list[bool] = []
         self.revision = 0
         self._uncounted_steps = 0
         self._window_ends = False
-        self.catalogue()
+        self.list_tensors()
         for slot in self.parameters:
             tensor = slot.holder[slot.key]
             if tensor.requires_grad:
                 self._reduced[id(tensor)] = slot.name
 
-    def catalogue(self) -> None:
+    def list_tensors(self) -> None:
         """List the current tensors, each once, in DDP's order."""
         module = self.module()
         if module is None:
@@ -112,30 +112,32 @@ class TrackedModule:
         self.parameters = list(_slots(module, torch_compat.PARAMETERS, self.ignored))
         self.buffers = list(_slots(module, torch_compat.BUFFERS, self.ignored))
         children = list(module.modules())
-        self._parts = Holders(
-            torch_compat.read(part, child, {})
+        self._holders = Holders(
+            torch_compat.read(name, child, {})
             for child in children
-            for part in (torch_compat.SUBMODULES, torch_compat.PARAMETERS)
+            for name in (torch_compat.SUBMODULES, torch_compat.PARAMETERS)
         )
-        self._members = list(self._parts.values())
-        self._buffer_parts = Holders(torch_compat.read(torch_compat.BUFFERS, child, {}) for child in children)
-        self._absent = [buffer is None for buffer in self._buffer_parts.values()]
+        self._holder_values = list(self._holders.values())
+        self._buffer_holders = Holders(
+            torch_compat.read(torch_compat.BUFFERS, child, {}) for child in children
+        )
+        self._absent = [buffer is None for buffer in self._buffer_holders.values()]
         self._tensors = self.tensors(self.parameters)
-        self._wanted = [tensor.requires_grad for tensor in self._tensors]
+        self._trainable = [tensor.requires_grad for tensor in self._tensors]
         self.revision += 1
 
     def changes(self) -> list[ParamSetChange]:
-        """Changes since the last call that matter to the reducer; after any change the list is renewed."""
+        """Changes since the last call that concern the reducer. Any change updates the list of tensors."""
         if not self._changed():
             return []
         names = [slot.name for slot in self.parameters]
         before = dict(zip(names, self._tensors, strict=True))
-        wanted = dict(zip(names, self._wanted, strict=True))
-        self.catalogue()
-        return list(self._compare(before, wanted))
+        trainable = dict(zip(names, self._trainable, strict=True))
+        self.list_tensors()
+        return list(self._compare(before, trainable))
 
     def refresh(self) -> list[ParamSetChange] | None:
-        """Renew the list of tensors if it changed; None where it did not."""
+        """Update the list of tensors if the set has changed; None if it has not."""
         revision = self.revision
         changes = self.changes()
         return changes if self.revision != revision else None
@@ -149,15 +151,15 @@ class TrackedModule:
         for hook, _ in hooks[len(self.comm_hooks) :]:
             name = getattr(hook, "__qualname__", type(hook).__name__)
             self.comm_hooks.append(name)
-            self.loose |= LOCAL_SGD_HOOK in name
+            self.uses_local_sgd |= LOCAL_SGD_HOOK in name
 
     @property
     def next_step(self) -> int:
-        """The index of the next update without an optimizer, with those that the current event has shown."""
+        """The index of the next update without an optimizer, including those detected in the current event."""
         return self.steps + self._uncounted_steps
 
     def count_step(self) -> None:
-        """An update without an optimizer was found. It counts when all probes have handled the current event."""
+        """An update without an optimizer was detected. It counts when all probes have handled the current event."""
         self._uncounted_steps += 1
 
     def end_window(self) -> None:
@@ -165,7 +167,7 @@ class TrackedModule:
         self._window_ends = True
 
     def commit(self) -> None:
-        """All probes have handled the event: apply what they found in it."""
+        """Called when all probes have handled the event: applies the steps that they detected."""
         self.steps += self._uncounted_steps
         self._uncounted_steps = 0
         if self._window_ends and self.backward is not None:
@@ -174,15 +176,15 @@ class TrackedModule:
 
     def _changed(self) -> bool:
         return (
-            self._parts.renamed()
-            or any(map(is_not, self._parts.values(), self._members))
-            or self._buffer_parts.renamed()
-            # Which buffer it is does not matter: they are looked up anew each time, and users replace them.
-            or [buffer is None for buffer in self._buffer_parts.values()] != self._absent
-            or [tensor.requires_grad for tensor in self._tensors] != self._wanted
+            self._holders.renamed()
+            or any(map(is_not, self._holders.values(), self._holder_values))
+            or self._buffer_holders.renamed()
+            # Replaced buffers do not matter: buffers are looked up at each use.
+            or [buffer is None for buffer in self._buffer_holders.values()] != self._absent
+            or [tensor.requires_grad for tensor in self._tensors] != self._trainable
         )
 
-    def _compare(self, before: dict[str, Any], wanted: dict[str, bool]) -> Iterable[ParamSetChange]:
+    def _compare(self, before: dict[str, Any], trainable: dict[str, bool]) -> Iterable[ParamSetChange]:
         for slot in self.parameters:
             tensor = slot.holder[slot.key]
             if not tensor.requires_grad or id(tensor) in self._reduced:
@@ -192,13 +194,13 @@ class TrackedModule:
                 yield ParamSetChange("added", slot.name)
             elif old is not tensor:
                 yield ParamSetChange("replaced", slot.name)
-            elif not wanted[slot.name]:
+            elif not trainable[slot.name]:
                 yield ParamSetChange("unfrozen", slot.name)
 
-    def strangers(self) -> set[int]:
-        """Indices of parameters that are not those the reducer was built from."""
+    def unknown_parameters(self) -> set[int]:
+        """Indices of parameters that the reducer was not built with."""
         known = self._reduced
-        return {place for place, tensor in enumerate(self._tensors) if id(tensor) not in known}
+        return {index for index, tensor in enumerate(self._tensors) if id(tensor) not in known}
 
     @property
     def key(self) -> str:
@@ -209,24 +211,31 @@ class TrackedModule:
         """DDP's wrapper was deleted: release its tensors and remove the hooks."""
         if self.backward is not None:
             self.backward.detach()
-        self.parameters, self.buffers, self._tensors, self._wanted = [], [], [], []
-        self._parts, self._buffer_parts, self._members, self._absent = Holders([]), Holders([]), [], []
+        self.parameters, self.buffers, self._tensors, self._trainable = [], [], [], []
+        self._holders, self._buffer_holders, self._holder_values, self._absent = (
+            Holders([]),
+            Holders([]),
+            [],
+            [],
+        )
 
     def tensors(self, slots: list[Slot]) -> list[torch.Tensor]:
         return [slot.holder[slot.key] for slot in slots]
 
-    def kept_buffers(self) -> list[int]:
-        """Indices of floating-point buffers that a checkpoint holds; caches and counters are left out."""
+    def checkpointed_buffers(self) -> list[int]:
+        """Indices of floating-point buffers that a checkpoint contains, without caches and counters."""
         module = self.module()
-        kept: set[str] = set()
+        persistent: set[str] = set()
         for prefix, child in module.named_modules() if module is not None else ():
-            passing: set[str] = torch_compat.read(torch_compat.NON_PERSISTENT, child, set())
+            non_persistent: set[str] = torch_compat.read(torch_compat.NON_PERSISTENT, child, set())
             buffers: Holder = torch_compat.read(torch_compat.BUFFERS, child, {})
-            kept |= {f"{prefix}.{key}" if prefix else key for key in buffers if key not in passing}
+            persistent |= {
+                f"{prefix}.{key}" if prefix else key for key in buffers if key not in non_persistent
+            }
         return [
-            place
-            for place, slot in enumerate(self.buffers)
-            if slot.name in kept and slot.holder[slot.key].is_floating_point()
+            index
+            for index, slot in enumerate(self.buffers)
+            if slot.name in persistent and slot.holder[slot.key].is_floating_point()
         ]
 
     def record(self) -> ModuleRecord:

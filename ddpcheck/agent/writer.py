@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ddpcheck.records.registry import Record, to_line
 
-# A disk that stalls may hold back this much before records are dropped and counted.
+# Bytes that may be pending while the disk stalls; further records are dropped and counted.
 MOST_PENDING = 8 << 20
 
 
@@ -28,7 +28,7 @@ class RecordWriter:
         self._closed = False
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        # A daemon: a user's process that hangs or dies must not wait for us.
+        # A daemon thread: the exit of the process never waits for it.
         self._thread = threading.Thread(target=self._drain, name="ddpcheck-writer", daemon=True)
         self._thread.start()
 
@@ -77,7 +77,7 @@ class RecordWriter:
         while True:
             lines, last = self._take()
             if lines and not self.failed:
-                self._put(b"".join(lines))
+                self._append(b"".join(lines))
             with self._lock:
                 self._pending -= sum(map(len, lines))
             if last:
@@ -95,11 +95,11 @@ class RecordWriter:
                 return lines, False
         return lines, True
 
-    def _put(self, data: bytes) -> None:
+    def _append(self, data: bytes) -> None:
         view = memoryview(data)
         try:
             while view:
                 view = view[os.write(self._fd, view) :]
         except OSError as error:
-            # A full disk: what is written stays readable, the torn last line is the reader's business.
+            # For example a full disk. Complete lines stay readable; readers skip an incomplete last line.
             self.failed = f"{error.strerror} ({self.path})"

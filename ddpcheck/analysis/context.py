@@ -36,11 +36,11 @@ class RuleContext:
     ranks: tuple[RankSummary, ...]
     exit_code: int | None
     # Faults of processes that never became a rank.
-    strays: tuple[FaultRecord, ...] = ()
+    unattributed_faults: tuple[FaultRecord, ...] = ()
     # By rank, why it could not write its records.
-    troubles: Mapping[int, str] = field(default_factory=dict)
+    write_errors: Mapping[int, str] = field(default_factory=dict)
     # The later attempt of the same elastic job in which all ranks finished.
-    made_good_by: int | None = None
+    recovered_by: int | None = None
     # Traffic, samples and links of the nodes: of the last attempt only.
     traffic: Traffic | None = None
     nodes: tuple[NodeSamples, ...] = ()
@@ -97,10 +97,10 @@ class RuleContext:
     ) -> Finding:
         """A finding of this attempt. `disagreement` supplies module, stage, step and ranks if they are not given."""
         if disagreement is not None:
-            moment = disagreement.moment
-            module = moment.module if module is None else module
-            stage = moment.stage if stage is None else stage
-            step = moment.step if step is None else step
+            key = disagreement.key
+            module = key.module if module is None else module
+            stage = key.stage if stage is None else stage
+            step = key.step if step is None else step
             ranks = ranks or disagreement.outlier_ranks()
         return Finding(
             code=rule.code,

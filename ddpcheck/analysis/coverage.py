@@ -84,15 +84,18 @@ def _why_not(attempt: Attempt, stage: Stage) -> str:
 
 def _means(attempt: Attempt) -> Check:
     name = "reduced gradients against the mean"
-    results = attempt.gradients.tallies
+    results = attempt.gradients.stats
     checked = sum(stats.checked for stats in results.values())
     if not checked:
         return Check(name, 0, "not checked", _why_not(attempt, Stage.APPLIED))
-    missed = sum(stats.missed for stats in results.values())
+    mismatches = sum(stats.mismatches for stats in results.values())
     tensors = sum(_tensors(attempt, module, TensorKind.PARAMETERS) for module in results)
     detail = f"{checked} backwards x {attempt.world_size} ranks, {tensors} parameters"
     return Check(
-        name, checked, "differ" if missed else "agree", detail + (f", {missed} off" if missed else "")
+        name,
+        checked,
+        "differ" if mismatches else "agree",
+        detail + (f", {mismatches} off" if mismatches else ""),
     )
 
 

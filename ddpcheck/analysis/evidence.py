@@ -16,7 +16,7 @@ from ddpcheck.analysis.tensor_values import (
     unravel_index,
     value,
 )
-from ddpcheck.records.digest_codec import unpack_leaves, unpack_samples
+from ddpcheck.records.codecs import unpack_leaves, unpack_samples
 from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, TensorKind
 
 MOST_NAMES = 10
@@ -29,10 +29,10 @@ Row = list[Any]  # [name, dtype, shape, trainable]
 def tensor_rows(attempt: Attempt, disagreement: Disagreement) -> list[Row]:
     """The tensors of a comparison, in the order of its leaves."""
     rank = attempt.ranks[min(disagreement.digests)]
-    record = rank.latest[disagreement.moment.module]
-    if disagreement.moment.of == TensorKind.IGNORED.value:
+    record = rank.latest[disagreement.key.module]
+    if disagreement.key.of == TensorKind.IGNORED.value:
         return [[name, "", [], 1] for name in record.ignored]
-    return record.buffers if disagreement.moment.of == TensorKind.BUFFERS.value else record.parameters
+    return record.buffers if disagreement.key.of == TensorKind.BUFFERS.value else record.parameters
 
 
 def differing_tensors(attempt: Attempt, disagreement: Disagreement) -> list[int]:
@@ -57,17 +57,17 @@ def _leaves(rank: RankData, number: int, disagreement: Disagreement) -> list[byt
 
 def _detail(rank: RankData, disagreement: Disagreement) -> DetailRecord | None:
     for module, record in rank.details:
-        if module == disagreement.moment.module and _matches(record, disagreement):
+        if module == disagreement.key.module and _matches(record, disagreement):
             return record
     return None
 
 
 def _matches(record: DetailRecord | CaptureRecord, disagreement: Disagreement, later: bool = False) -> bool:
     """Whether `record` belongs to the same comparison; with `later`, also at another step."""
-    moment = disagreement.moment
+    key = disagreement.key
     optimizer = -1 if record.optimizer is None else record.optimizer
-    same_kind = (record.stage, record.of, optimizer) == (moment.stage, moment.of, moment.optimizer)
-    return same_kind and (later or record.step == moment.step)
+    same_kind = (record.stage, record.of, optimizer) == (key.stage, key.of, key.optimizer)
+    return same_kind and (later or record.step == key.step)
 
 
 def of_disagreement(attempt: Attempt, disagreement: Disagreement, folder: Path) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _elements(
 ) -> dict[str, Any]:
     """Differing elements of the first tensor of which values of two groups were recorded."""
     ranks = _representatives(disagreement)
-    captured = _captured(attempt, disagreement.moment.module, ranks, disagreement, folder)
+    captured = _captured(attempt, disagreement.key.module, ranks, disagreement, folder)
     sampled = _from_samples(attempt, disagreement, rows, indices, ranks)
     if captured is None:
         return sampled
@@ -105,7 +105,7 @@ def _elements(
         if not elements:
             continue
         elements["step"] = step
-        if step != disagreement.moment.step and sampled:
+        if step != disagreement.key.step and sampled:
             # The values are those of the step itself; the count is that of a later step.
             return {**sampled, "differing": elements["differing"], "counted_at_step": step}
         return elements
@@ -130,7 +130,7 @@ def _captured(
         for key, record in attempt.ranks[rank].captures:
             if (
                 key == module
-                and record.step >= disagreement.moment.step
+                and record.step >= disagreement.key.step
                 and _matches(record, disagreement, later=True)
             ):
                 by_step.setdefault(record.step, {})[rank] = record
@@ -184,5 +184,5 @@ def _from_samples(
         data = {rank: parts[index] for rank, parts in samples.items() if index < len(parts)}
         elements = _compare(data, name, dtype, shape)
         if elements:
-            return {**elements, "step": disagreement.moment.step, "exact": False}
+            return {**elements, "step": disagreement.key.step, "exact": False}
     return {}

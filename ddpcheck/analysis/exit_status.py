@@ -123,7 +123,7 @@ def _statuses(attempt: Attempt, notes: NodeNotes, over: bool) -> Mapping[int, Ra
 def _could_not_write(number: int, rank: RankData, notes: NodeNotes) -> bool:
     """Whether the rank exited normally but could not record it: a full disk, or an internal error at exit."""
     exited = _process(rank) in notes.exits and notes.signals.get(_process(rank), 0) == 0
-    failed = any(error.is_of(number, _process(rank)) for error in notes.troubles)
+    failed = any(error.is_of(number, _process(rank)) for error in notes.write_errors)
     return (failed and exited) or any(fault.probe == "exit" for fault in rank.faults)
 
 

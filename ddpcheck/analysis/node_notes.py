@@ -69,8 +69,8 @@ class NodeNotes:
     found_gone: set[tuple[str, int]] = field(default_factory=set)
     # When the user, or --fail-fast, stopped the job.
     stopped: float | None = None
-    troubles: list[WriteError] = field(default_factory=list)
-    leftovers: int = 0
+    write_errors: list[WriteError] = field(default_factory=list)
+    orphans: int = 0
     # Hosts by source that a launcher could not sample, and the error.
     unsampled: dict[tuple[str, str], set[str]] = field(default_factory=dict)
     # Lines that a launcher could not write to its node log.
@@ -104,12 +104,12 @@ def _add(notes: NodeNotes, record: NodeRecord) -> None:
         case WriteErrorRecord():
             known = record.host is not None and record.pid is not None
             process_or_none = (record.host or "", record.pid or 0) if known else None
-            notes.troubles.append(WriteError(record.rank, record.text, process_or_none))
+            notes.write_errors.append(WriteError(record.rank, record.text, process_or_none))
         case LauncherFaultRecord() if record.probe == "sampler":
             hosts = notes.unsampled.setdefault((record.entry, record.error), set())
             hosts |= {record.host} if record.host is not None else set()
         case OrphanRecord():
-            notes.leftovers += 1
+            notes.orphans += 1
         case HangRecord():
             _add_hang(notes.hangs.setdefault(record.session, Hang()), record)
 

@@ -16,7 +16,7 @@ from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.hardware.machine import machine_of, traffic_table
 from ddpcheck.analysis.hardware.table import hardware_table
 from ddpcheck.analysis.memory.table import memory_table
-from ddpcheck.analysis.network.table import links_table
+from ddpcheck.analysis.network.connections import links_table
 from ddpcheck.analysis.node_notes import read_notes, write_errors_by_attempt
 from ddpcheck.analysis.overlap.build import overlap_or_why
 from ddpcheck.analysis.report import AttemptSummary as AttemptSummary
@@ -26,8 +26,7 @@ from ddpcheck.analysis.startup.table import startup_table
 from ddpcheck.analysis.timeseries.build import build_timeseries
 from ddpcheck.analysis.timeseries.history import agreement_history, gradient_history
 from ddpcheck.analysis.timing.table import time_tables
-from ddpcheck.records.kinds.rank import FaultRecord
-from ddpcheck.records.session_name import is_same_job
+from ddpcheck.records.kinds.rank import FaultRecord, is_same_job
 from ddpcheck.rules.job.ddp605 import failed_rule
 from ddpcheck.rules.registry import in_report_order, rule_of
 from ddpcheck.rules.rule import Rule
@@ -35,12 +34,12 @@ from ddpcheck.rules.rule import Rule
 _JOB = "TORCHELASTIC_RUN_ID"
 
 
-def made_good_by(attempts: Sequence[Attempt], rows: Sequence[Sequence[RankSummary]]) -> list[int | None]:
+def recovered_by(attempts: Sequence[Attempt], rows: Sequence[Sequence[RankSummary]]) -> list[int | None]:
     """For each attempt the number of the restart in which all ranks finished; None: there was none."""
-    return [_made_good_by(number, attempts, rows) for number in range(len(attempts))]
+    return [_recovered_by(number, attempts, rows) for number in range(len(attempts))]
 
 
-def _made_good_by(
+def _recovered_by(
     number: int, attempts: Sequence[Attempt], rows: Sequence[Sequence[RankSummary]]
 ) -> int | None:
     for later in range(number + 1, len(attempts)):
@@ -87,13 +86,15 @@ def build_report(run: RunReader, description: dict[str, Any], *, course: bool = 
     over = "ended" in description
     attempts = run.ordered() or [Attempt("")]
     ranks = [summaries(attempt, number, notes, over) for number, attempt in enumerate(attempts)]
-    restarts = made_good_by(attempts, ranks)
-    strays = _strays_by_attempt(run.strays, ranks)
-    troubles = write_errors_by_attempt(notes.troubles, ranks)
+    restarts = recovered_by(attempts, ranks)
+    unattributed = _faults_by_attempt(run.unattributed_faults, ranks)
+    write_errors = write_errors_by_attempt(notes.write_errors, ranks)
     machine = machine_of(run.path, attempts[-1])
     overlaps = [overlap_or_why(attempt, run.path) for attempt in attempts]
-    times = [time_tables(attempt.clocks, [module[0] for module in attempt.modules()]) for attempt in attempts]
-    cases = [
+    times = [
+        time_tables(attempt.step_times, [module[0] for module in attempt.modules()]) for attempt in attempts
+    ]
+    contexts = [
         RuleContext(
             attempt=attempt,
             number=number,
@@ -101,9 +102,9 @@ def build_report(run: RunReader, description: dict[str, Any], *, course: bool = 
             notes=notes,
             ranks=ranks[number],
             exit_code=exit_code,
-            strays=strays[number],
-            troubles=troubles[number],
-            made_good_by=restarts[number],
+            unattributed_faults=unattributed[number],
+            write_errors=write_errors[number],
+            recovered_by=restarts[number],
             traffic=machine.traffic if number == len(attempts) - 1 else None,
             links=machine.links if number == len(attempts) - 1 else None,
             nodes=tuple(machine.nodes) if number == len(attempts) - 1 else (),
@@ -113,12 +114,12 @@ def build_report(run: RunReader, description: dict[str, Any], *, course: bool = 
         for number, attempt in enumerate(attempts)
     ]
     findings = tuple(
-        _ordered([f for case in cases for rule in in_report_order() for f in _findings(rule, case)])
+        _ordered([f for context in contexts for rule in in_report_order() for f in _findings(rule, context)])
     )
     last = attempts[-1]
     overlap = next((overlap for overlap in reversed(overlaps) if overlap is not None), None)
     return Report(
-        verdict=_verdict(findings, exit_code, bool(description.get("stopped")), _is_partial(cases)),
+        verdict=_verdict(findings, exit_code, bool(description.get("stopped")), _is_partial(contexts)),
         world_size=last.world_size,
         steps=max((last.steps(rank) for rank in last.ranks), default=0),
         command=_command(description),
@@ -126,13 +127,13 @@ def build_report(run: RunReader, description: dict[str, Any], *, course: bool = 
         findings=findings,
         attempts=tuple(
             AttemptSummary(
-                number=case.number,
-                world_size=case.attempt.world_size,
-                steps=max((case.attempt.steps(rank) for rank in case.attempt.ranks), default=0),
-                ranks=case.ranks,
+                number=context.number,
+                world_size=context.attempt.world_size,
+                steps=max((context.attempt.steps(rank) for rank in context.attempt.ranks), default=0),
+                ranks=context.ranks,
             )
-            for case in cases
-            if case.attempt.ranks
+            for context in contexts
+            if context.attempt.ranks
         ),
         checks=checks_of(last),
         data=data_table(last),
@@ -154,12 +155,12 @@ def build_report(run: RunReader, description: dict[str, Any], *, course: bool = 
     )
 
 
-def _findings(rule: Rule, case: RuleContext) -> list[Finding]:
+def _findings(rule: Rule, context: RuleContext) -> list[Finding]:
     """An error in a rule is reported as a finding; other rules are not affected."""
     try:
-        return rule.find(case)
+        return rule.find(context)
     except Exception as error:
-        return [failed_rule(case, rule.code, error)]
+        return [failed_rule(context, rule.code, error)]
 
 
 def _ordered(findings: list[Finding]) -> list[Finding]:
@@ -167,13 +168,13 @@ def _ordered(findings: list[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: -finding.severity.weight)
 
 
-def _strays_by_attempt(
-    strays: list[FaultRecord], ranks: list[tuple[RankSummary, ...]]
+def _faults_by_attempt(
+    unattributed: list[FaultRecord], ranks: list[tuple[RankSummary, ...]]
 ) -> list[tuple[FaultRecord, ...]]:
     """Faults of processes without a record file, each assigned to an attempt in which its rank is missing."""
     missing = [{row.rank for row in rows if row.status is RankStatus.MISSING} for rows in ranks]
     assigned: list[list[FaultRecord]] = [[] for _ in ranks]
-    for fault in strays:
+    for fault in unattributed:
         number = next(
             (n for n, ranks_missing in enumerate(missing) if fault.rank in ranks_missing), len(ranks) - 1
         )
@@ -182,9 +183,9 @@ def _strays_by_attempt(
     return [tuple(faults) for faults in assigned]
 
 
-def _is_partial(cases: list[RuleContext]) -> bool:
+def _is_partial(contexts: list[RuleContext]) -> bool:
     """Whether a rank of the last attempt has no records."""
-    last = cases[-1]
+    last = contexts[-1]
     return not last.attempt.ranks or bool(last.with_status(RankStatus.MISSING))
 
 
@@ -222,7 +223,7 @@ def _about(run: RunReader, description: dict[str, Any]) -> dict[str, Any]:
         "every": _every(description),
         "hosts": sorted({header.host for header in headers}),
         "unreadable_lines": sum(rank.bad_lines for a in run.attempts.values() for rank in a.ranks.values()),
-        "files_without_header": run.headless,
+        "files_without_header": run.files_without_header,
         # Marks folders that a generator made for tests and benchmarks.
         **({"synthetic": description["synthetic"]} if description.get("synthetic") else {}),
     }

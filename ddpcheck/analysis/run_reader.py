@@ -57,8 +57,8 @@ class RunReader:
         self._host = host
         self._listed = _ListingTimer()
         self.attempts: dict[str, Attempt] = {}
-        self.strays: list[FaultRecord] = []
-        self.headless = 0
+        self.unattributed_faults: list[FaultRecord] = []
+        self.files_without_header = 0
         self._files: dict[Path, tuple[RecordFile, RankHeader | None]] = {}
 
     def follow_all(self) -> None:
@@ -92,14 +92,16 @@ class RunReader:
         self.poll()
         for file, header in self._files.values():
             if header is None:
-                self.headless += 1
+                self.files_without_header += 1
                 continue
             rank = self.attempts[header.session].ranks[header.rank]
             rank.bad_lines, rank.torn = file.bad, file.torn
         for attempt in self.attempts.values():
             attempt.end()
         for path in sorted(self.path.glob("fault-*.jsonl")):
-            self.strays += [record for record in RecordFile(path).read() if isinstance(record, FaultRecord)]
+            self.unattributed_faults += [
+                record for record in RecordFile(path).read() if isinstance(record, FaultRecord)
+            ]
 
     def ordered(self) -> list[Attempt]:
         return sorted(self.attempts.values(), key=lambda attempt: attempt.started)

@@ -1,7 +1,6 @@
-"""First in every Python under `ddpcheck run`: arms the injection, then steps aside for the user's own."""
+"""Imported first in every Python process under `ddpcheck run`: arms the injection, then imports the user's own."""
 
-# Old interpreters (system tools on Python 2 or 3.6) start this file too, so its syntax is the oldest there
-# is.
+# Old interpreters (system tools on Python 2 or 3.6) run this file too, so it uses only syntax that they support.
 import os
 import sys
 
@@ -10,12 +9,12 @@ _FOLDER = os.path.dirname(__file__)
 
 def _arm():
     # type: () -> None
-    """Load the very ddpcheck that launched this run, wherever it lives, and arm its injection."""
+    """Load the ddpcheck installation that launched this run, and arm its injection."""
     if not os.environ.get("DDPCHECK_CONFIG") or sys.version_info < (3, 7) or "ddpcheck" in sys.modules:
         return
-    # By location and without sys.path: this environment may hold no ddpcheck, or another version of it, and
-    # must not see the packages that happen to be installed next to the one that launched.
-    # Put together by hand: importing importlib.util costs more than all the rest of this file.
+    # Loaded by path, not through sys.path: this environment may contain no ddpcheck or another version, and must not
+    # see the packages that are installed next to the one that launched the run.
+    # The module is created without importlib.util, whose import takes longer than the rest of this file.
     from importlib.machinery import ModuleSpec, SourceFileLoader
 
     folder = os.path.dirname(os.path.abspath(_FOLDER))
@@ -35,12 +34,12 @@ def _arm():
     arm()
 
 
-def _step_aside():
+def _restore_sys_path():
     # type: () -> None
     """Leave sys.path as it would be without ddpcheck.
 
-    The folder stays in os.environ["PYTHONPATH"]: that is how spawned and re-executed Pythons are reached,
-    and the one difference a program can see.
+    The folder stays in os.environ["PYTHONPATH"], so that child processes are checked too. This is the only difference
+    that a program can see.
     """
     sys.path[:] = [entry for entry in sys.path if entry != _FOLDER]
     sys.path_importer_cache.pop(_FOLDER, None)
@@ -50,13 +49,13 @@ def _step_aside():
 try:
     _arm()
 except KeyboardInterrupt:
-    raise  # the user's Ctrl-C, not a fault of ours
+    raise  # Ctrl-C of the user
 except BaseException as error:
-    # Without the package there is no fault file; this line is the only trace a broken installation leaves.
+    # Without the package no fault file can be written: this line is the only sign of a broken installation.
     if os.environ.get("DDPCHECK_DEBUG"):
         sys.stderr.write("ddpcheck: bootstrap failed: %r\n" % (error,))  # noqa: UP031
 
-_step_aside()
-# The module this one shadows takes its name and place in sys.modules. What it raises, "not found" included,
-# goes to site.py exactly as if it had been imported there.
+_restore_sys_path()
+# Import the module that this one shadows. site.py handles its exceptions, including ModuleNotFoundError, as if it had
+# imported the module itself.
 __import__("sitecustomize")

@@ -1,1 +1,1 @@
-"""Comparing two runs: the first step, stage and parameter at which they part."""
+"""Compares two runs: the first step, stage and parameter at which they diverge."""

@@ -8,13 +8,55 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ddpcheck.diff.initial_parameters import compare_initial_parameters
+from ddpcheck.diff.events import DiffEvent, Key, Timeline
 from ddpcheck.diff.model import FOLLOWING_STEPS, ORDER, DifferenceGrowth, DiffSource, FirstDifference, Value
-from ddpcheck.diff.record_diff import approximate_norm
+from ddpcheck.diff.record_diff import ComparedRank, RecordDiff, approximate_norm, compare
 from ddpcheck.diff.run_input import RunInput, RunSummary
 from ddpcheck.diff.run_steps import RunStep, run_steps
+from ddpcheck.records.codecs import Packed
+from ddpcheck.records.kinds.digests import DigestRecord, Stage
 from ddpcheck.records.kinds.modules import ModuleRecord
-from ddpcheck.records.sketch_codec import Packed
+
+
+def compare_initial_parameters(a: RunInput, b: RunInput, modules: int) -> tuple[list[FirstDifference], int]:
+    """Compare the first rank of each run after wrapping. Returns divergences and the number of comparisons."""
+    starts = [_starts(run, modules) for run in (a, b)]
+    divergences: list[FirstDifference] = []
+    compared = 0
+    for key, event in starts[0].items():
+        other = starts[1].get(key)
+        for outcome in compare(event, other, ComparedRank(a.first_rank)) if other is not None else ():
+            compared += 1
+            if outcome.differ:
+                divergences.append(_divergence(event, outcome, a.first_rank))
+    return divergences, compared
+
+
+def _divergence(event: DiffEvent, outcome: RecordDiff, rank: int) -> FirstDifference:
+    names = outcome.names or ()
+    return FirstDifference(
+        step=-1,
+        stage=DiffSource.INIT,
+        module=event.module,
+        parameter=names[0] if names else None,
+        differing=len(names),
+        tensors=len(event.names),
+        ranks=(rank,),
+        message="",
+        values=(outcome.values or {}).get(names[0], ()) if names else outcome.values_without_name,
+    )
+
+
+def _starts(run: RunInput, modules: int) -> dict[Key, DiffEvent]:
+    events: dict[Key, DiffEvent] = {}
+    for event in Timeline(run.records(run.first_rank)):
+        record = event.record
+        if isinstance(record, DigestRecord) and record.stage == Stage.INIT_AFTER.value:
+            events[event.key] = event
+        if len({start.module for start in events.values()}) == modules and event.step >= 0:
+            break
+    return events
+
 
 # Unit roundoff of the formats in which gradients are computed.
 _ROUNDOFF = {
@@ -103,11 +145,11 @@ def explain_ratio(ratio: float, quantities: Mapping[str, float], slack: float) -
             return Ratio(math.copysign(quantity, ratio), name)
         if _equal(size, 1 / quantity, slack):
             return Ratio(math.copysign(1 / quantity, ratio), f"1 / {name}")
-    for whole in range(1 if ratio < 0 else 2, 65):
-        if _equal(size, whole, slack):
-            return Ratio(math.copysign(whole, ratio), "")
-        if _equal(size, 1 / whole, slack):
-            return Ratio(math.copysign(1 / whole, ratio), "")
+    for integer in range(1 if ratio < 0 else 2, 65):
+        if _equal(size, integer, slack):
+            return Ratio(math.copysign(integer, ratio), "")
+        if _equal(size, 1 / integer, slack):
+            return Ratio(math.copysign(1 / integer, ratio), "")
     return Ratio(ratio, "")
 
 
@@ -255,15 +297,15 @@ class _ModuleComparison:
         )
 
     def _ratio(self, a: RunStep, b: RunStep, off: list[str]) -> Ratio | None:
-        # One parameter has a ratio to anything: of a few only a reported one is worth a word, and an exact one.
+        # With few parameters any ratio may be a coincidence: report only known quantities and integers.
         few = len(off) < 3
         slack = EXACTLY if few else max(EXACTLY, self._tolerance.roughly)
         ratio = common_ratio([(a.reduced[name], b.reduced[name]) for name in off], slack)
         if ratio is None:
             return None
-        found = explain_ratio(ratio, self._quantities(a, b), slack)
-        simple = found.meaning or found.value.is_integer() or (1 / found.value).is_integer()
-        return found if simple or not few else None
+        explained = explain_ratio(ratio, self._quantities(a, b), slack)
+        simple = explained.meaning or explained.value.is_integer() or (1 / explained.value).is_integer()
+        return explained if simple or not few else None
 
     def _quantities(self, a: RunStep, b: RunStep) -> dict[str, float]:
         """Quantities of the two jobs by which a loss may be multiplied or divided."""
@@ -309,8 +351,8 @@ class _ModuleComparison:
     def _changed(self, value: Value, a: RunStep, b: RunStep) -> str:
         text = f"{value.what} is {value.a} in run A and {value.b} in run B"
         ratio = ratio_of(value.a, value.b)
-        found = explain_ratio(ratio, self._quantities(a, b), 1e-6) if ratio is not None else None
-        return f"{text}, ratio {found}" if found is not None and found.meaning else text
+        explained = explain_ratio(ratio, self._quantities(a, b), 1e-6) if ratio is not None else None
+        return f"{text}, ratio {explained}" if explained is not None and explained.meaning else text
 
     def _divergence(self, step: RunStep, where: DiffSource, text: str) -> FirstDifference:
         ranks = tuple(sorted({rank for group in self._groups for rank in group}))

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddpcheck.diff.approximate import RoundingResult, compare_within_rounding
-from ddpcheck.diff.causes import batch_split_differences, cause_of
-from ddpcheck.diff.environment_diff import environment_differences
+from ddpcheck.diff.causes import batch_split_differences, cause_of, environment_differences
 from ddpcheck.diff.exact import compare_exactly
 from ddpcheck.diff.model import (
     FOLLOWING_STEPS,
@@ -93,7 +92,7 @@ def _rounding(
             f"run A was recorded by ddpcheck {a.recorded_by} and run B by {b.recorded_by}: "
             "their sketches may be incompatible, and digests need the same number of ranks and the same hash"
         )
-    missing = [run.label for run, found in zip((a, b), summaries, strict=True) if not found.sketched]
+    missing = [run.label for run, summary in zip((a, b), summaries, strict=True) if not summary.sketched]
     if missing:
         raise NotComparable(
             f"run {missing[0]} has no gradient sketches (was it recorded with --gradients off, or did it not reach a "
@@ -123,7 +122,7 @@ def _comparison(
         if first is None
         else batch_split_differences(summaries, _shares(a, b, summaries, max(0, first.step)))
     )
-    runs = [_run_info(run, found) for run, found in zip((a, b), summaries, strict=True)]
+    runs = [_run_info(run, summary) for run, summary in zip((a, b), summaries, strict=True)]
     if runs[0].steps != runs[1].steps:
         shorter = min(runs[0].steps, runs[1].steps)
         notes = [
@@ -160,21 +159,21 @@ def _shares(
     a: RunInput, b: RunInput, summaries: tuple[RunSummary, RunSummary], step: int
 ) -> tuple[list[int], list[int]]:
     """Rows that each rank trained on in that step."""
-    found: list[list[int]] = []
+    rows: list[list[int]] = []
     for run, described in zip((a, b), summaries, strict=True):
         module = next(iter(described.modules.values()))
         taken = next((one for one in run_steps(run, module) if one.step >= step), None)
-        found.append([taken.ranks[rank].rows for rank in sorted(taken.ranks)] if taken is not None else [])
-    return found[0], found[1]
+        rows.append([taken.ranks[rank].rows for rank in sorted(taken.ranks)] if taken is not None else [])
+    return rows[0], rows[1]
 
 
-def _run_info(run: RunInput, found: RunSummary) -> RunInfo:
+def _run_info(run: RunInput, summary: RunSummary) -> RunInfo:
     command = run.description.get("command")
     return RunInfo(
         path=str(run.folder),
         attempt=run.attempt,
         world_size=run.world_size,
-        steps=found.steps,
+        steps=summary.steps,
         torch=run.header().torch,
         device=run.header().device,
         command=tuple(map(str, command)) if isinstance(command, list) else (),
@@ -192,7 +191,7 @@ def _not_exact_reason(a: RunInput, b: RunInput, summaries: tuple[RunSummary, Run
             "The runs use different hashes (xxhash is installed for one only, or devices differ): gradients "
             "were compared within rounding. DDPCHECK_HASH=multilinear makes digests comparable."
         )
-    groups = [[module.group for module in found.modules.values()] for found in summaries]
+    groups = [[module.group for module in summary.modules.values()] for summary in summaries]
     if groups[0] != groups[1]:
         return "The process groups of the runs differ: gradients were compared within rounding."
     return ""

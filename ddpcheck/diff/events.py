@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddpcheck.records.codecs import shares
 from ddpcheck.records.kinds.data import BatchRecord
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
 from ddpcheck.records.kinds.modules import ModuleRecord
 from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord, SkipRecord
 from ddpcheck.records.registry import Record
-from ddpcheck.records.sketch_shares import shares
 
 Comparable = DigestRecord | AppliedRecord | BackwardRecord | BatchRecord | SkipRecord
 # Steps whose position is kept for records that are written late.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ddpcheck.diff.events import DiffEvent, Key, Timeline
 from ddpcheck.diff.model import FOLLOWING_STEPS, ORDER, DiffSource, FirstDifference, Value
-from ddpcheck.diff.record_diff import RankContext, RecordDiff, compare, written
+from ddpcheck.diff.record_diff import ComparedRank, RecordDiff, compare, written
 from ddpcheck.diff.run_input import RunInput
 from ddpcheck.records.kinds.digests import DigestRecord, Stage
 from ddpcheck.records.kinds.optimizers import SkipRecord
@@ -46,7 +46,7 @@ def compare_exactly(a: RunInput, b: RunInput) -> ExactResult:
     agreed: dict[tuple[int, DiffSource], int] = {}
     same_version = a.recorded_by == b.recorded_by
     for rank in sorted(a.headers.keys() & b.headers.keys()):
-        comparison = RankComparison(a, b, RankContext(rank, same_version))
+        comparison = RankComparison(a, b, ComparedRank(rank, same_version))
         earliest = min((difference.event.step for difference in differences), default=None)
         differences += comparison.differences(earliest)
         result.compared.update(comparison.compared)
@@ -60,7 +60,7 @@ def compare_exactly(a: RunInput, b: RunInput) -> ExactResult:
 class RankComparison:
     """Comparison of one rank in both runs."""
 
-    def __init__(self, a: RunInput, b: RunInput, location: RankContext) -> None:
+    def __init__(self, a: RunInput, b: RunInput, location: ComparedRank) -> None:
         self._timelines = (Timeline(a.records(location.rank)), Timeline(b.records(location.rank)))
         self.waiting: tuple[dict[Key, DiffEvent], dict[Key, DiffEvent]] = ({}, {})
         self._location = location
@@ -118,7 +118,7 @@ class RankComparison:
             self.compared[outcome.where.value] += 1
             if outcome.differ:
                 self._differences.append(RankDifference(a.position, a, outcome, self._location.rank))
-            elif not any(found.outcome.where is outcome.where for found in self._differences):
+            elif not any(known.outcome.where is outcome.where for known in self._differences):
                 key = (a.module, outcome.where)
                 self.agreed[key] = max(self.agreed.get(key, a.step), a.step)
 
@@ -151,21 +151,23 @@ def _divergences(
     ordered = sorted(
         groups.items(), key=lambda item: (min(d.position for d in item[1]), ORDER[item[0][2]], item[0][0])
     )
-    divergences = [_divergence(*key, found) for key, found in ordered]
+    divergences = [_divergence(*key, group) for key, group in ordered]
     divergences = _with_names(divergences)
     return [replace(p, agreed_until=_until(p, agreed)) for p in divergences]
 
 
-def _divergence(module: int, step: int, where: DiffSource, found: list[RankDifference]) -> FirstDifference:
-    order = found[0].event.names
-    differing = {name for one in found for name in one.outcome.names or ()}
+def _divergence(
+    module: int, step: int, where: DiffSource, differences: list[RankDifference]
+) -> FirstDifference:
+    order = differences[0].event.names
+    differing = {name for one in differences for name in one.outcome.names or ()}
     names = [name for name in order if name in differing]
     name = names[0] if names else None
     values: list[Value] = []
-    for one in found:
+    for one in differences:
         by_name = one.outcome.values or {}
         values += by_name.get(name, ()) if name is not None else one.outcome.values_without_name
-    messages = [one.message for one in found if one.message]
+    messages = [one.message for one in differences if one.message]
     if where is DiffSource.HYPER:
         texts = {f"{value.what} is {value.a} in run A and {value.b} in run B": None for value in values}
         messages = [", ".join(list(texts)[:3])]
@@ -176,7 +178,7 @@ def _divergence(module: int, step: int, where: DiffSource, found: list[RankDiffe
         parameter=name,
         differing=len(names),
         tensors=len(order),
-        ranks=tuple(sorted({one.rank for one in found})),
+        ranks=tuple(sorted({one.rank for one in differences})),
         message=messages[0] if messages else "",
         values=tuple(values[:_MOST_VALUES]),
     )

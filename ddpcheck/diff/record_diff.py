@@ -9,11 +9,10 @@ from typing import Any
 
 from ddpcheck.diff.events import DiffEvent
 from ddpcheck.diff.model import DiffSource, Value
-from ddpcheck.records.digest_codec import unpack_leaves
+from ddpcheck.records.codecs import Packed, unpack, unpack_leaves
 from ddpcheck.records.kinds.data import BatchRecord
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
-from ddpcheck.records.sketch_codec import Packed, unpack
 
 # Names of values from which causes are derived.
 MOVED = "written after the reduction"
@@ -42,7 +41,7 @@ class RecordDiff:
 
 
 @dataclass(frozen=True)
-class RankContext:
+class ComparedRank:
     """The rank whose events are compared."""
 
     rank: int
@@ -50,7 +49,7 @@ class RankContext:
     sketches: bool = True
 
 
-def compare(a: DiffEvent, b: DiffEvent, location: RankContext) -> Iterator[RecordDiff]:
+def compare(a: DiffEvent, b: DiffEvent, location: ComparedRank) -> Iterator[RecordDiff]:
     """One result for each stage that both events contain."""
     one, other = a.record, b.record
     if isinstance(one, DigestRecord) and isinstance(other, DigestRecord):
@@ -73,7 +72,7 @@ def compare(a: DiffEvent, b: DiffEvent, location: RankContext) -> Iterator[Recor
 
 
 def _digests(
-    a: DiffEvent, b: DiffEvent, one: DigestRecord, other: DigestRecord, location: RankContext
+    a: DiffEvent, b: DiffEvent, one: DigestRecord, other: DigestRecord, location: ComparedRank
 ) -> Iterator[RecordDiff]:
     if one.stage == Stage.PARAMS.value:
         if one.forward is not None and other.forward is not None:
@@ -129,7 +128,7 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name, one in a.items() if name in b and one != b[name])
 
 
-def _norms(a: DiffEvent, b: DiffEvent, name: str, location: RankContext) -> tuple[Value, ...]:
+def _norms(a: DiffEvent, b: DiffEvent, name: str, location: ComparedRank) -> tuple[Value, ...]:
     """The norm of this rank's local gradient in that step, if it was sketched."""
     if a.backward is None or b.backward is None or not location.sketches:
         return ()
@@ -153,17 +152,17 @@ def _hyper(
 
 
 def _gradients(
-    a: DiffEvent, b: DiffEvent, one: BackwardRecord, other: BackwardRecord, location: RankContext
+    a: DiffEvent, b: DiffEvent, one: BackwardRecord, other: BackwardRecord, location: ComparedRank
 ) -> Iterator[RecordDiff]:
     own = (local_sketches(one, a.names), local_sketches(other, b.names))
     yield _sketches(DiffSource.LOCAL, *own, location.rank)
     shares = [
         reduced_sketches(r, m.names, m.shares.get(location.rank, ())) for m, r in ((a, one), (b, other))
     ]
-    found = _sketches(DiffSource.REDUCED, shares[0], shares[1], location.rank)
+    sketches = _sketches(DiffSource.REDUCED, shares[0], shares[1], location.rank)
     # Other ranks sketch the other shares; the root covers all of them.
-    differ = found.differ or (one.root != other.root and a.names == b.names)
-    yield RecordDiff(DiffSource.REDUCED, differ, found.names, found.values)
+    differ = sketches.differ or (one.root != other.root and a.names == b.names)
+    yield RecordDiff(DiffSource.REDUCED, differ, sketches.names, sketches.values)
 
 
 def _sketches(where: DiffSource, a: Mapping[str, Packed], b: Mapping[str, Packed], rank: int) -> RecordDiff:
@@ -202,8 +201,8 @@ def local_sketches(record: BackwardRecord, names: Sequence[str]) -> dict[str, Pa
 def reduced_sketches(record: BackwardRecord, names: Sequence[str], share: Sequence[int]) -> dict[str, Packed]:
     """Sketches of the reduced gradients in this rank's share."""
     absent = set(record.absent)
-    found = zip(share, _unpacked(record.reduced), strict=False)
-    return {names[key]: one for key, one in found if key not in absent}
+    sketches = zip(share, _unpacked(record.reduced), strict=False)
+    return {names[key]: one for key, one in sketches if key not in absent}
 
 
 def same(a: Packed, b: Packed) -> bool:

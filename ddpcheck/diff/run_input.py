@@ -78,15 +78,15 @@ def read_run(label: str, folder: Path, attempt: int | None) -> RunInput:
 
 def _attempts(folder: Path) -> list[dict[int, tuple[Path, RankHeader]]]:
     """Files by attempt, the oldest first; attempts are separated as in reports."""
-    found: dict[str, dict[int, tuple[Path, RankHeader]]] = {}
+    attempts: dict[str, dict[int, tuple[Path, RankHeader]]] = {}
     for path in sorted(folder.glob(RANK_FILES), key=by_start):
         header = _header(path)
         if header is None:
             continue
-        while header.rank in found.setdefault(header.session, {}):
+        while header.rank in attempts.setdefault(header.session, {}):
             header = replace(header, session=f"+{header.session}")
-        found[header.session][header.rank] = (path, header)
-    return sorted(found.values(), key=lambda files: min(header.time for _, header in files.values()))
+        attempts[header.session][header.rank] = (path, header)
+    return sorted(attempts.values(), key=lambda files: min(header.time for _, header in files.values()))
 
 
 def _header(path: Path) -> RankHeader | None:
@@ -112,26 +112,26 @@ class RunSummary:
 
 
 def summarize(run: RunInput) -> RunSummary:
-    found = RunSummary()
+    summary = RunSummary()
     for record in run.records(run.first_rank):
         match record:
             case ModuleRecord():
-                found.modules.setdefault(record.module, record)
+                summary.modules.setdefault(record.module, record)
             case OptimizerRecord():
-                found.optimizers.setdefault(record.optimizer, record.name)
+                summary.optimizers.setdefault(record.optimizer, record.name)
             case LoaderRecord():
-                found.loaders.setdefault(record.loader, record)
+                summary.loaders.setdefault(record.loader, record)
             case CommHookRecord():
-                found.hooks.append(record.hook)
+                summary.hooks.append(record.hook)
             case DigestRecord() if record.stage == Stage.PARAMS.value:
-                found.steps = max(found.steps, record.step + 1)
+                summary.steps = max(summary.steps, record.step + 1)
             case BackwardRecord():
-                found.sketched = found.sketched or bool(record.local)
+                summary.sketched = summary.sketched or bool(record.local)
             case HyperRecord():
-                found.scaled = found.scaled or "GradScaler.scale" in record.changed
+                summary.scaled = summary.scaled or "GradScaler.scale" in record.changed
             case BatchRecord():
-                found.draws = found.draws or bool(record.drew)
-    return found
+                summary.draws = summary.draws or bool(record.drew)
+    return summary
 
 
 def check_models(a: RunSummary, b: RunSummary) -> None:

@@ -8,13 +8,12 @@ from typing import Any
 
 from ddpcheck.diff.record_diff import local_sketches, reduced_sketches
 from ddpcheck.diff.run_input import RunInput
+from ddpcheck.records.codecs import Packed, shares
 from ddpcheck.records.kinds.data import BatchRecord
 from ddpcheck.records.kinds.digests import DigestRecord, Stage
 from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
 from ddpcheck.records.kinds.modules import ModuleRecord
 from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord
-from ddpcheck.records.sketch_codec import Packed
-from ddpcheck.records.sketch_shares import shares
 
 # Records of a step may be written up to this many steps later.
 LATE = 16

@@ -1,1 +1,1 @@
-"""`ddpcheck doctor`: facts of a machine and its ranks, and what in them would get in a job's way."""
+"""`ddpcheck doctor`: checks a machine and its ranks for problems that affect a job."""

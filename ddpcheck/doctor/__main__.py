@@ -49,7 +49,7 @@ def _options() -> argparse.Namespace:
 
 
 def _own_rank() -> int | None:
-    from ddpcheck.doctor.facts.identity import rank_numbers
+    from ddpcheck.doctor.facts.record import rank_numbers
 
     return rank_numbers(os.environ)["rank"]
 

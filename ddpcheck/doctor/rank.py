@@ -6,15 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.doctor.connectivity import Listener
 from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.facts.machine import collect
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.facts.torch_build import torch_facts
 from ddpcheck.doctor.interface_selection import gloo_choice
 from ddpcheck.doctor.model import DoctorReport
-from ddpcheck.doctor.rendezvous import exchange
-from ddpcheck.doctor.store_client import RendezvousFailed, open_store
+from ddpcheck.doctor.rendezvous import Listener, RendezvousFailed, exchange, open_store
 
 
 def report_as_rank(folder: Path, injection: dict[str, Any], seconds: float) -> tuple[DoctorReport, bool]:
@@ -43,7 +41,7 @@ def _report_of_job(facts: Facts, seconds: float) -> tuple[DoctorReport, bool]:
     except RuntimeError as error:  # the store is gone, usually because rank 0 ended
         raise RendezvousFailed(f"the store stopped answering: {str(error).partition(chr(10))[0]}") from error
     if report is None:
-        raise RendezvousFailed("rank 0 made no report")
+        raise RendezvousFailed("rank 0 created no report")
     first = {host.first.rank for host in report.context.hosts}
     return report, facts.rank in first
 

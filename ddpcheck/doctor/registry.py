@@ -16,7 +16,7 @@ _Find = Callable[[DoctorContext], Iterable[Diagnosis]]
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """One check. `order` is its position among the checks that passed."""
 
     name: str
@@ -28,7 +28,7 @@ class Check:
         return [replace(each, code=self.name, title=self.name) for each in self.find(context)]
 
 
-_REGISTERED: dict[str, Check] = {}
+_REGISTERED: dict[str, DoctorCheck] = {}
 
 
 def check(name: str, *, order: int) -> Callable[[_Find], _Find]:
@@ -37,14 +37,14 @@ def check(name: str, *, order: int) -> Callable[[_Find], _Find]:
     def register(find: _Find) -> _Find:
         if name in _REGISTERED:
             raise ValueError(f"two checks are called {name}")
-        _REGISTERED[name] = Check(name, order, find)
+        _REGISTERED[name] = DoctorCheck(name, order, find)
         return find
 
     return register
 
 
 @cache
-def all_checks() -> tuple[Check, ...]:
+def all_checks() -> tuple[DoctorCheck, ...]:
     """Every registered check, after importing all modules of `doctor/checks`."""
     for module in pkgutil.iter_modules(checks.__path__, f"{checks.__name__}."):
         importlib.import_module(module.name)

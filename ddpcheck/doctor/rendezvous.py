@@ -1,16 +1,166 @@
-"""The exchange between ranks over the job's store: facts to rank 0, connection tests, clocks, report to all."""
+"""The ranks of a job exchange facts over its store, connect to each other, and compare clocks."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import secrets
+import socket
+import threading
 import time
+import zlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
-from ddpcheck.doctor.connectivity import connect_to_others, peers_of
 from ddpcheck.doctor.context import ConnectionAttempt, DoctorContext, HostClockOffset
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.model import DoctorReport
-from ddpcheck.doctor.store_client import StoreClient
+
+_TIMEOUT_SECONDS = 3.0
+_MAX_PARALLEL = 16
+# Each host connects to at most this many others: with more hosts, not every pair is tried.
+MAX_PEERS = 16
+
+
+class Listener:
+    """Accepts connections at one address and answers each with a random token."""
+
+    def __init__(self, address: str) -> None:
+        self._token = secrets.token_hex(8)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._server = socket.create_server((address, 0), family=family, backlog=64)
+        self._address = address
+        threading.Thread(target=self._accept, name="ddpcheck-doctor", daemon=True).start()
+
+    def described(self) -> dict[str, Any]:
+        return {"address": self._address, "port": self._server.getsockname()[1], "token": self._token}
+
+    def close(self) -> None:
+        # close() alone does not wake a thread that is blocked in accept().
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                caller, _ = self._server.accept()
+            except OSError:
+                return
+            with caller, contextlib.suppress(OSError):
+                caller.sendall(self._token.encode())
+
+
+def connect_to_others(me: str, others: Sequence[tuple[str, dict[str, Any]]]) -> list[ConnectionAttempt]:
+    """Connect to `others`: host names with the descriptions of their listeners."""
+    if not others:
+        return []
+    with ThreadPoolExecutor(max_workers=_MAX_PARALLEL) as pool:
+        return list(pool.map(lambda other: _try_connect(me, *other), others))
+
+
+def peers_of(me: int, hosts: int) -> list[int]:
+    """Numbers of the hosts that follow `me`, wrapping around."""
+    return [(me + step) % hosts for step in range(1, min(hosts, MAX_PEERS + 1))]
+
+
+def _try_connect(me: str, other: str, listener: dict[str, Any]) -> ConnectionAttempt:
+    address = str(listener["address"])
+    return ConnectionAttempt(
+        me, other, address, _failure(address, int(listener["port"]), str(listener["token"]))
+    )
+
+
+def _failure(address: str, port: int, token: str) -> str:
+    """Why the connection failed; empty if it succeeded."""
+    try:
+        with socket.create_connection((address, port), timeout=_TIMEOUT_SECONDS) as connection:
+            answer = connection.recv(64).decode(errors="replace")
+    except TimeoutError:
+        return f"no answer within {_TIMEOUT_SECONDS:g} s"
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    # The address may belong to another machine from here, such as 127.0.1.1.
+    return "" if answer == token else "another process answers at that address"
+
+
+_PREFIX = "ddpcheck/doctor"
+# Exponential back-off: thousands of ranks may wait for the last one.
+_FIRST_PAUSE, _MAX_PAUSE = 0.02, 0.5
+
+
+class RendezvousFailed(Exception):
+    """The store cannot be reached; the message says why."""
+
+
+class StoreClient:
+    """Key-value store shared by all ranks of a job."""
+
+    def __init__(self, store: Any, attempt: str = "0") -> None:
+        self._store = store
+        # Keys of an earlier attempt may still be in the store.
+        self._prefix = f"{_PREFIX}/{attempt}"
+
+    def put(self, key: str, value: Any) -> None:
+        self._store.set(f"{self._prefix}/{key}", zlib.compress(json.dumps(value).encode()))
+
+    def wait_for(self, key: str, until: float) -> Any:
+        """The value, or None if it is not set before `until`, a time of the monotonic clock."""
+        name = f"{self._prefix}/{key}"
+        pause = _FIRST_PAUSE
+        # Poll: in older versions of torch a store is unusable after a wait that timed out.
+        while not self._store.check([name]):
+            if time.monotonic() >= until:
+                return None
+            time.sleep(pause)
+            pause = min(_MAX_PAUSE, pause * 1.5)
+        return json.loads(zlib.decompress(self._store.get(name)))
+
+    def wait_for_bytes(self, key: str, seconds: float) -> bytes | None:
+        """The raw value as soon as it is set, for clock measurements; None after `seconds`."""
+        try:
+            self._store.wait([f"{self._prefix}/{key}"], timedelta(seconds=max(0.001, seconds)))
+        except RuntimeError:
+            return None
+        return bytes(self._store.get(f"{self._prefix}/{key}"))
+
+    def put_bytes(self, key: str, value: bytes) -> None:
+        self._store.set(f"{self._prefix}/{key}", value)
+
+    def add(self, key: str, amount: int = 1) -> int:
+        return int(self._store.add(f"{self._prefix}/{key}", amount))
+
+
+def open_store(rank: int, seconds: float, environ: Mapping[str, str] = os.environ) -> StoreClient:
+    """Connect to the store at MASTER_ADDR and MASTER_PORT, served by the launcher or by rank 0."""
+    import torch
+
+    host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    if not host or not port.isdecimal():
+        raise RendezvousFailed("MASTER_ADDR and MASTER_PORT are not both set")
+    served_by_launcher = environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
+    distributed: Any = torch.distributed
+    try:
+        store = distributed.TCPStore(
+            host,
+            int(port),
+            is_master=rank == 0 and not served_by_launcher,
+            timeout=timedelta(seconds=seconds),
+            # Missing ranks are reported, not waited for.
+            wait_for_workers=False,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise RendezvousFailed(f"{host}:{port}: {_first_line(error)}") from error
+    return StoreClient(store, environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")
+
 
 _CLOCK_ROUNDS = 5
 _CLOCK_TIMEOUT_SECONDS = 5.0
@@ -23,8 +173,8 @@ def measure_clock(client: StoreClient, host: str, number: int) -> HostClockOffse
     best: HostClockOffset | None = None
     for turn in range(_CLOCK_ROUNDS):
         sent = time.time()
-        client.put_bytes(f"clock/{number}/{turn}/ask", b"?")
-        answer = client.wait_for_bytes(f"clock/{number}/{turn}/told", _CLOCK_TIMEOUT_SECONDS)
+        client.put_bytes(f"clock/{number}/{turn}/request", b"?")
+        answer = client.wait_for_bytes(f"clock/{number}/{turn}/answer", _CLOCK_TIMEOUT_SECONDS)
         if answer is None:
             return best
         received = time.time()
@@ -38,13 +188,13 @@ def measure_clock(client: StoreClient, host: str, number: int) -> HostClockOffse
 def answer_clock_requests(client: StoreClient, number: int, until: float) -> None:
     """Run by the first rank of each host."""
     for turn in range(_CLOCK_ROUNDS):
-        if client.wait_for_bytes(f"clock/{number}/{turn}/ask", until - time.monotonic()) is None:
+        if client.wait_for_bytes(f"clock/{number}/{turn}/request", until - time.monotonic()) is None:
             return
-        client.put_bytes(f"clock/{number}/{turn}/told", repr(time.time()).encode())
+        client.put_bytes(f"clock/{number}/{turn}/answer", repr(time.time()).encode())
 
 
 def exchange(client: StoreClient, facts: Facts, seconds: float) -> DoctorReport | None:
-    """The report on all ranks, equal on each of them; None if rank 0 made none."""
+    """The report on all ranks, equal on each of them; None if rank 0 created none."""
     until = time.monotonic() + seconds
     rank, world_size = facts.rank or 0, facts.world_size or 1
     client.put(f"facts/{rank}", facts.as_json())

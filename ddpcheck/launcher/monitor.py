@@ -40,7 +40,7 @@ class RunMonitor:
         self._fail_fast = config.fail_fast
         self._exits = ExitWatch()
         # The detector requests stacks through the shared-memory file.
-        detect = config.board and config.hang_timeout
+        detect = config.exchange_file and config.hang_timeout
         self._hangs = HangDetector(run, node_log, config) if detect else None
         self._known: set[tuple[str, int]] = set()
         self._next_poll = 0.0

@@ -16,7 +16,7 @@ from ddpcheck.doctor.facts.injection import ENV_TRIAL, injection_in_child, run_i
 from ddpcheck.doctor.facts.machine import collect
 from ddpcheck.doctor.model import DoctorReport
 from ddpcheck.errors import CommandNotStarted, LauncherFailed
-from ddpcheck.launcher.environment import BOOTSTRAP, command_environment
+from ddpcheck.launcher.process.command import BOOTSTRAP, command_environment
 from ddpcheck.links.heat_map import render_links
 from ddpcheck.links.model import LinksReport
 

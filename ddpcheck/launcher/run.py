@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.agent.shm_exchange import create_exchange, signs, troubles
+from ddpcheck.agent.shm_exchange import create_exchange, heartbeats, write_errors
 from ddpcheck.analysis.finding import Severity
 from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.analysis.report_builder import build_report
 from ddpcheck.analysis.run_reader import RunReader, read_description
 from ddpcheck.config import Config
 from ddpcheck.errors import RunNotFound
-from ddpcheck.launcher.environment import command_environment
 from ddpcheck.launcher.live.view import live_view
 from ddpcheck.launcher.monitor import RunMonitor
 from ddpcheck.launcher.multi_node.coordination import (
@@ -33,15 +32,9 @@ from ddpcheck.launcher.multi_node.coordination import (
     wait_for_peers,
     wait_for_report,
 )
-from ddpcheck.launcher.process.command import ExitStatus, exit_like
+from ddpcheck.launcher.process.command import ExitStatus, command_environment, exit_like
 from ddpcheck.launcher.process.supervise import supervise
-from ddpcheck.launcher.run_folder import (
-    RunFolder,
-    begin_run,
-    finish_run,
-    make_run_folder,
-    write_report,
-)
+from ddpcheck.launcher.run_folder import RunFolder, begin_run, finish_run, make_run_folder, write_report
 from ddpcheck.records.node_log import NodeLog
 from ddpcheck.records.run_folder import REPORT_FILE
 from ddpcheck.reports.outputs import Outputs, page_of, write_outputs
@@ -71,13 +64,15 @@ def run_job(command: Sequence[str], settings: Config, outputs: Outputs) -> int:
     """Run the command under ddpcheck and return the exit status of `ddpcheck run`."""
     folder = make_run_folder(command, out=settings.out, name=settings.name or "", job_id=settings.job_id)
     with exchange_file() as exchange:
-        config = replace(settings, run_dir=str(folder.path), run_id=folder.run_id, board=str(exchange or ""))
+        config = replace(
+            settings, run_dir=str(folder.path), run_id=folder.run_id, exchange_file=str(exchange or "")
+        )
         folder = begin_run(folder, command, config)
         end = _run_command(command, config, folder)
         own_pids: set[int] = set()
         if exchange is not None:
             _log_write_errors(exchange, folder.path)
-            own_pids = set(signs(exchange))
+            own_pids = set(heartbeats(exchange))
     status = end.status
     log_done(folder.path, status.returncode, status.stop_reason)
     if is_shared(folder.path):
@@ -135,7 +130,7 @@ def _log_write_errors(exchange: Path, folder: Path) -> None:
     """A rank that cannot write its record file reports that through the shared-memory file."""
     node_log = NodeLog(folder)
     with contextlib.suppress(OSError):
-        for rank, pid, text in troubles(exchange):
+        for rank, pid, text in write_errors(exchange):
             node_log.write("trouble", rank=rank, pid=pid, host=node_log.host, text=text)
     node_log.close()
 

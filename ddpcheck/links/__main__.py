@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.doctor.facts.identity import rank_numbers
+from ddpcheck.doctor.facts.record import rank_numbers
 from ddpcheck.links.options import DEFAULT_SIZES, check_seconds, check_tolerance, parse_sizes
 
 SLOW = 10

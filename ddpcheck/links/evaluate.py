@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import exp, log, sqrt
 from statistics import fmean, median
 
-from ddpcheck.links.model import BETWEEN, WITHIN, Explanation, MeasuredLink, Node
+from ddpcheck.links.model import BETWEEN, WITHIN, LinkExplanation, MeasuredLink, Node
 
 Cell = tuple[int, int]  # from, to
 
@@ -109,10 +109,10 @@ def _units(cells: Iterable[Cell]) -> list[int]:
     return sorted({unit for cell in cells for unit in cell})
 
 
-def _distinct(found: Sequence[Hypothesis], cells: Iterable[Cell]) -> list[Hypothesis]:
+def _distinct(hypotheses: Sequence[Hypothesis], cells: Iterable[Cell]) -> list[Hypothesis]:
     """Of causes with the same links keep the last, the most specific; drop those with all links or none."""
     every = frozenset(cells)
-    by_cells = {one.cells: one for one in found if one.cells and one.cells != every}
+    by_cells = {one.cells: one for one in hypotheses if one.cells and one.cells != every}
     return list(by_cells.values())
 
 
@@ -132,7 +132,7 @@ _FAR_BEHIND = 30.0
 
 
 @dataclass(frozen=True)
-class Cause:
+class SlowLinkCause:
     """An accepted hypothesis, with the factor by which it slows its links."""
 
     hypothesis: Hypothesis
@@ -158,7 +158,7 @@ def explain(
     *,
     tolerance: float,
     noise: float = LEAST_NOISE,
-) -> list[Cause]:
+) -> list[SlowLinkCause]:
     """The causes that slow links by more than `tolerance`, the strongest first.
 
     `noise`: relative spread of repeated measurements of one link.
@@ -171,7 +171,7 @@ def explain(
     models = _search(levels, hypotheses, floor)
     best = max(models, key=lambda model: model.weight)
     candidates = [
-        Cause(
+        SlowLinkCause(
             one,
             exp(slowdown),
             _confidence(one, models, best.weight),
@@ -264,9 +264,9 @@ def is_uneven(links: Sequence[MeasuredLink], tolerance: float) -> bool:
 
 def find_slow_links(
     nodes: Sequence[Node], links: Sequence[MeasuredLink], tolerance: float
-) -> list[Explanation]:
+) -> list[LinkExplanation]:
     """Causes of links that are slower than their class by more than `tolerance`, the worst first."""
-    explanations: list[Explanation] = []
+    explanations: list[LinkExplanation] = []
     for group in (BETWEEN, WITHIN):
         chosen = [link for link in links if link.group == group]
         if len(chosen) < 2:
@@ -275,13 +275,13 @@ def find_slow_links(
         causes = between_nodes(rates) if group == BETWEEN else within_nodes(rates, [n.ranks for n in nodes])
         # A quartile of many messages is more precise than single messages.
         noise = median(link.spread for link in chosen) / 2
-        found = explain(rates, causes, tolerance=tolerance, noise=noise)
-        explanations += [_explanation(cause, group, nodes) for cause in found]
+        accepted = explain(rates, causes, tolerance=tolerance, noise=noise)
+        explanations += [_explanation(cause, group, nodes) for cause in accepted]
     return explanations
 
 
-def _explanation(cause: Cause, group: str, nodes: Sequence[Node]) -> Explanation:
-    return Explanation(
+def _explanation(cause: SlowLinkCause, group: str, nodes: Sequence[Node]) -> LinkExplanation:
+    return LinkExplanation(
         kind=cause.hypothesis.kind,
         group=group,
         names=tuple(_name(cause.hypothesis, unit, group, nodes) for unit in cause.hypothesis.units),

@@ -7,7 +7,7 @@ from statistics import median
 
 from ddpcheck.links.model import BETWEEN, WITHIN, LinksReport, MeasuredLink, megabits
 
-# Shades with the largest slowdown that each stands for.
+# Shades, each with the largest slowdown that it represents.
 _SHADES = ((" ", 1.2), ("░", 1.5), ("▒", 2.5), ("▓", 5.0), ("█", float("inf")))
 _ASCII = str.maketrans("░▒▓█", ".:*#")
 _MAX_NUMERIC_UNITS = 8
@@ -15,7 +15,7 @@ _NAME_WIDTH = 14
 
 
 def render_links(report: LinksReport, *, ascii_only: bool = False) -> str:
-    """The whole report in lines of at most 80 columns, for up to 64 nodes."""
+    """The report in lines of at most 80 columns, for up to 64 nodes."""
     hosts = {rank: node.host for node in report.nodes for rank in node.ranks}
     blocks = [_verdict(report)]
     for group in (BETWEEN, WITHIN):

@@ -51,7 +51,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class LinkExplanation:
     """The common cause of a set of slow links."""
 
     kind: str
@@ -87,13 +87,13 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class LinksReport:
-    """The whole measurement."""
+    """The complete measurement."""
 
     backend: str
     nodes: tuple[Node, ...]
     links: tuple[MeasuredLink, ...]
     allreduce: tuple[AllReduce, ...]
-    explanations: tuple[Explanation, ...]
+    explanations: tuple[LinkExplanation, ...]
     tolerance: float
     seconds: float
     # Number of measurements: 2 if the first was uneven, 3 if a cause was found.
@@ -118,7 +118,7 @@ class LinksReport:
             links=tuple(MeasuredLink(**_known(MeasuredLink, one)) for one in raw["links"]),
             allreduce=tuple(AllReduce(**_known(AllReduce, one)) for one in raw["allreduce"]),
             explanations=tuple(
-                Explanation(**{**_known(Explanation, one), "names": tuple(one["names"])})
+                LinkExplanation(**{**_known(LinkExplanation, one), "names": tuple(one["names"])})
                 for one in raw["explanations"]
             ),
             tolerance=raw["tolerance"],

@@ -14,8 +14,8 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     """`64K,1M` as bytes, ascending; raises ValueError with a reason."""
     sizes = []
     for word in text.split(","):
-        found = re.fullmatch(r"\s*(\d+)\s*([KMG]?)(?:i?B)?\s*", word, re.IGNORECASE)
-        size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
+        match = re.fullmatch(r"\s*(\d+)\s*([KMG]?)(?:i?B)?\s*", word, re.IGNORECASE)
+        size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
         if not 64 <= size <= 1 << 32:
             raise ValueError(f"{word!r} is not a size from 64 bytes to 4G, as in {DEFAULT_SIZES}")
         sizes.append(size)

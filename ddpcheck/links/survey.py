@@ -51,17 +51,17 @@ def survey(options: SurveyOptions, device: str) -> LinksReport:
     transport = Transport(device)
     nodes = _nodes()
     links = _measure_all(transport, nodes, options)
-    looks = 1
+    measurements = 1
     if _from_rank_zero(is_uneven(links, options.tolerance)):
         # Measure again: other load on a machine for a short time is not a slow link.
-        looks = 2
+        measurements = 2
         links = _faster_of(links, _measure_all(transport, nodes, options))
     causes = _from_rank_zero(find_slow_links(nodes, links, options.tolerance))
     world_size = distributed.get_world_size()
     swept = sweep_allreduce(transport, options.sizes, options.seconds, world_size) if world_size > 1 else []
     if causes:
         # A process without a CPU for some seconds also looks like a slow link: measure again later.
-        looks = 3
+        measurements = 3
         links = _faster_of(links, _measure_all(transport, nodes, options))
         causes = _from_rank_zero(find_slow_links(nodes, links, options.tolerance))
     report = LinksReport(
@@ -72,7 +72,7 @@ def survey(options: SurveyOptions, device: str) -> LinksReport:
         explanations=tuple(causes),
         tolerance=options.tolerance,
         seconds=round(time.monotonic() - started, 3),
-        looks=looks,
+        looks=measurements,
         slow=bool(causes),
     )
     return LinksReport.from_json(_from_rank_zero(report.to_json()))

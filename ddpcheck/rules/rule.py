@@ -1,4 +1,4 @@
-"""What a rule says about itself: the one object that the registry, the reports and the documentation read."""
+"""The metadata of a rule, which the registry, the reports and the documentation read."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Rule:
     code: str
     # The severity of its findings unless a finding says otherwise; the documentation shows it.
     severity: Severity
-    # Heads findings and the explanation page.
+    # Title of findings and of the explanation page.
     title: str
     # One line for the table in the README.
     summary: str

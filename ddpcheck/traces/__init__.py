@@ -1,1 +1,1 @@
-"""Kineto traces that people already have: from events to overlap, waiting, stragglers and one timeline."""
+"""Existing Kineto traces: overlap, waiting and stragglers, and a merged timeline of all ranks."""

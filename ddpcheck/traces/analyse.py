@@ -118,10 +118,10 @@ def by_step(trace: RankTrace, origin: int) -> tuple[StepShares, ...]:
 
 
 def _by_number(work: Iterable[tuple[int | None, int, int]]) -> defaultdict[int | None, list[Interval]]:
-    found: defaultdict[int | None, list[Interval]] = defaultdict(list)
+    by_step: defaultdict[int | None, list[Interval]] = defaultdict(list)
     for step, start, end in work:
-        found[step].append((start, end))
-    return found
+        by_step[step].append((start, end))
+    return by_step
 
 
 def _step(number: int | None, begin: int, origin: int, *work: Iterable[Interval]) -> StepShares:

@@ -54,7 +54,7 @@ class SpanFinder:
         self._covers = {thread: Cover(each) for thread, each in spans.items()}
 
     @property
-    def seen(self) -> bool:
+    def has_spans(self) -> bool:
         return bool(self._covers)
 
     def holds(self, launch: Launch) -> bool:
@@ -163,7 +163,7 @@ class _Builder:
         )
 
     def _may_be_bucket(self, call: Launch | None) -> bool:
-        return call is None or not self._backward.seen or self._backward.holds(call)
+        return call is None or not self._backward.has_spans or self._backward.holds(call)
 
     def _launch(self, correlation: int | None) -> Launch | None:
         return None if correlation is None else self._events.launches.get(correlation)
@@ -175,7 +175,7 @@ class _Builder:
         return None if self._events.launches else self._step_finder.at(start)
 
     def device_work(self, pieces: Iterable[DeviceWork]) -> Iterator[Work]:
-        base, with_own = self._base, self._own.seen
+        base, with_own = self._base, self._own.has_spans
         for start, end, correlation in pieces:
             launch = self._launch(correlation)
             if with_own and launch is not None and self._own.holds(launch):

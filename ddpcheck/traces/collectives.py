@@ -30,8 +30,8 @@ def matches(traces: Sequence[RankTrace]) -> list[Match]:
             if each.kind in _PAIRWISE:
                 continue
             rows.setdefault(_key(each, with_steps), {}).setdefault(trace.rank, []).append(each)
-    found = [match for row in rows.values() for match in _matched(row, traces)]
-    return sorted(found, key=lambda match: min(each.start for each in match.values()))
+    matched = [match for row in rows.values() for match in _matched(row, traces)]
+    return sorted(matched, key=lambda match: min(each.start for each in match.values()))
 
 
 def _key(each: Collective, with_steps: bool) -> tuple[Any, ...]:
@@ -61,7 +61,7 @@ def _matched(row: Mapping[int, Sequence[Collective]], traces: Sequence[RankTrace
 def compared(
     match: Match, compute: Mapping[int, Cover], world_size: int | None, origin: int
 ) -> CollectiveResult:
-    """One collective, over one rank or several; moments of all ranks are on one clock."""
+    """One collective, over one rank or several; times of all ranks are on one clock."""
     alone = len(match) == 1
     first = next(iter(match.values()))
     latest = max(each.start for each in match.values())

@@ -167,15 +167,15 @@ class EventReader:
         if opening != b"{":
             raise TraceUnreadable(f"{self._name} is not a trace: it does not begin like JSON")
         searched = 0
-        while not (found := _EVENTS_BEGIN.search(head, searched)):
+        while not (match := _EVENTS_BEGIN.search(head, searched)):
             # Double the size each time, to avoid quadratic copying. The key may span two chunks.
             searched = max(0, len(head) - _LONGEST_KEY)
             more = self._file.read(max(self._window, len(head)))
             if not more:
                 raise self._no_events(head)
             head += more
-        self._keep(self._whole(head[: found.end()].lstrip(b"\xef\xbb\xbf") + b"]}"))
-        return head[found.end() :], False
+        self._keep(self._whole(head[: match.end()].lstrip(b"\xef\xbb\xbf") + b"]}"))
+        return head[match.end() :], False
 
     def _windows(self, rest: bytes, bare: bool) -> Iterator[list[Event]]:
         size = self._window
@@ -186,9 +186,9 @@ class EventReader:
             rest = left
             if events:
                 yield events
-        whole = self._whole(b'{"traceEvents":[' + self._prefilter.filtered(rest) + (b"}" if bare else b""))
-        self._keep(whole)
-        yield whole.trace_events
+        document = self._whole(b'{"traceEvents":[' + self._prefilter.filtered(rest) + (b"}" if bare else b""))
+        self._keep(document)
+        yield document.trace_events
 
     def _cut(self, text: bytes) -> tuple[list[Event], bytes]:
         """The complete events in `text`, and the rest.

@@ -27,7 +27,7 @@ class Exposure:
 def exposures(traces: Sequence[RankTrace], result: TraceResult) -> list[Exposure]:
     """Every marked step on every rank."""
     aligned = on_one_clock(traces, {rank.rank: rank.clock for rank in result.ranks})
-    found: list[Exposure] = []
+    exposures: list[Exposure] = []
     for trace in aligned:
         compute = Cover((start, end) for start, end, _ in trace.compute)
         own = Cover(trace.own)
@@ -35,8 +35,8 @@ def exposures(traces: Sequence[RankTrace], result: TraceResult) -> list[Exposure
         for step in trace.steps:
             took = step.end - step.start - own.within(step.start, step.end)
             shares = _exposed(parts.get(step.number, []), compute, result.origin_ns)
-            found.append(Exposure(trace.rank, step.number, took, *shares))
-    return found
+            exposures.append(Exposure(trace.rank, step.number, took, *shares))
+    return exposures
 
 
 def _by_step(rank: int, result: TraceResult) -> dict[int | None, list[Part]]:

@@ -77,18 +77,18 @@ def _is_gzip(file: IO[bytes]) -> bool:
 
 def _in_archive(path: Path) -> Iterator[Source]:
     """In the order of the archive, while it is open: seeking in a compressed archive is slow."""
-    found = False
+    has_trace = False
     try:
         with tarfile.open(path) as archive:
             for member in archive:
                 if member.isfile() and _is_trace(member.name):
-                    found = True
+                    has_trace = True
                     yield Source(
                         f"{path}:{member.name}", _member_opener(archive, member), named_by_user=False
                     )
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise TraceUnreadable(f"{path} is not a whole tar archive ({error})") from None
-    if not found:
+        raise TraceUnreadable(f"{path} is not a complete tar archive ({error})") from None
+    if not has_trace:
         raise TraceUnreadable(f"there is no trace in {path}: nothing in it ends in .json or .json.gz")
 
 

@@ -1,4 +1,4 @@
-"""Where a file of the repository stands on the site, and its links as the site needs them."""
+"""Maps files of the repository to pages of the site, and rewrites links between them."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).parents[2]
 EXPLANATIONS = "ddpcheck/explanations"
 EXAMPLES = "examples"
-_AT_THE_TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+_TOP_LEVEL = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 _SOURCES = {".py": "python", ".sh": "bash"}
 _LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 
 
 def page_of(path: str) -> str | None:
-    """The page that shows a file, by both their paths; None where there is none."""
-    place = PurePosixPath(path)
-    if path in _AT_THE_TOP:
-        return _AT_THE_TOP[path]
-    if str(place.parent) == EXPLANATIONS and place.suffix == ".md":
-        return f"findings/{place.name}"
-    if place.parts[0] == EXAMPLES and place.suffix in _SOURCES:
+    """The page that shows the file at `path`; None if no page does."""
+    parsed = PurePosixPath(path)
+    if path in _TOP_LEVEL:
+        return _TOP_LEVEL[path]
+    if str(parsed.parent) == EXPLANATIONS and parsed.suffix == ".md":
+        return f"findings/{parsed.name}"
+    if parsed.parts[0] == EXAMPLES and parsed.suffix in _SOURCES:
         return f"source/{path}.md"
-    return path.removeprefix("docs/") if place.parts[0] == "docs" else None
+    return path.removeprefix("docs/") if parsed.parts[0] == "docs" else None
 
 
 @cache
-def pages_from_elsewhere() -> dict[str, str]:
-    """Pages whose text stands outside docs/, and the files that hold it."""
-    found = [
-        *_AT_THE_TOP,
+def pages_outside_docs() -> dict[str, str]:
+    """Pages whose files are outside docs/, with the path of each file."""
+    paths = [
+        *_TOP_LEVEL,
         *_below(EXPLANATIONS, "*.md"),
         *(path for suffix in _SOURCES for path in _below(EXAMPLES, f"*{suffix}")),
     ]
-    return {page: path for path in found if (page := page_of(path))}
+    return {page: path for path in paths if (page := page_of(path))}
 
 
 def text_of(path: str) -> str:
-    """What the page of a file is made of: a program is shown as one, and not searched."""
+    """The Markdown of a page. Programs are shown as code and excluded from the search."""
     text = (ROOT / path).read_text(encoding="utf-8")
     language = _SOURCES.get(PurePosixPath(path).suffix)
     if language is None:
@@ -48,19 +48,19 @@ def text_of(path: str) -> str:
 
 
 def with_links(text: str, path: str) -> str:
-    """Links from one file to another become links between their pages; others are left as they are."""
+    """Replace links between files by links between their pages. Other links stay unchanged."""
     page = page_of(path) or path
 
-    def link(found: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(path), found[2]))
-        # What only looks like a link, as in a line of code, leads to no file.
+    def link(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(path), match[2]))
+        # Text that looks like a link, such as code, points to no file.
         moved = page_of(target) if (ROOT / target).is_file() else None
         if moved is None:
-            return found[0]
-        return f"{found[1]}{posixpath.relpath(moved, posixpath.dirname(page) or '.')}{found[3]}"
+            return match[0]
+        return f"{match[1]}{posixpath.relpath(moved, posixpath.dirname(page) or '.')}{match[3]}"
 
     return _LINK.sub(link, text)
 
 
 def _below(folder: str, pattern: str) -> list[str]:
-    return sorted(found.relative_to(ROOT).as_posix() for found in (ROOT / folder).rglob(pattern))
+    return sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob(pattern))

@@ -60,7 +60,7 @@ class NodeCompare:
 
     def catch_up(self) -> None:
         """Compare with everything that peers have published since the last call."""
-        for entry in self._exchange.news():
+        for entry in self._exchange.new_entries():
             received = self._received.get(entry.key)
             if received is None:
                 received = {}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ddpcheck.guard import GUARD
 from ddpcheck.probes.live_compare.rank_placement import RankPlacement
 from ddpcheck.probes.live_compare.snapshot import RecentSnapshots, Snapshot
-from ddpcheck.records.kinds.nodes import NodeMismatchRecord, NodesRecord
+from ddpcheck.records.kinds.rank import NodeMismatchRecord, NodesRecord
 
 if TYPE_CHECKING:
     from ddpcheck.probes.probe import ProbeContext

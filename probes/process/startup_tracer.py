@@ -1,7 +1,7 @@
-"""Watches a process on its way to the first step: files read, copies to a device, the broadcast.
+"""Traces the start-up of a process up to the first step: files read, copies to a device, the broadcast.
 
-It begins before there is a rank, so what it sees is kept until somebody takes it, and it ends at the first
-training forward: from there on nothing of it is left in the user's program.
+It starts before the process is a rank, so its records are kept until there is a record file. It ends at the first
+training forward, where all of its patches are removed.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from ddpcheck.probes.process.device_memory import device_memory
 from ddpcheck.probes.process.os_counters import Reads, peak_resident, process_start, reads, resident
 from ddpcheck.records.kinds.startup import StartupRecord, StartupStage
 
-# A program that loads without end before it trains must not fill the memory, nor the records.
+# Limits for programs that load very many files before they train.
 MOST_RECORDS = 256
 MOST_FILES = 32
-# Where tensors are before they are copied to a device.
+# Device types of tensors that have not been copied to a device.
 HOST = ("cpu", "meta")
 
-# Of these there may be any number.
+# Stages that may occur any number of times.
 _MANY = (StartupStage.LOAD, StartupStage.COPY)
 
 Sink = Callable[[StartupRecord], None]
 
 
 class StageStart(NamedTuple):
-    """A stretch under way, and what the counters were when it began."""
+    """A stage that has begun, and the values of the counters at its begin."""
 
     stage: StartupStage
     via: str
@@ -47,10 +47,10 @@ class StageStart(NamedTuple):
     reads: Reads
     host: int
     device: int
-    # [path, bytes, how]; those of calls inside count to the outermost.
+    # [path, bytes, how]; files of nested calls belong to the outermost call.
     files: list[list[Any]]
-    # Before a copy: bytes of the module that lie on a device already.
-    there: int
+    # For a copy: bytes of the module that were on a device before.
+    on_device: int
 
 
 VIA = "GdsFile.load_storage"
@@ -59,7 +59,7 @@ CUFILE_READS_MOST_FILES = 256
 
 @dataclass
 class _File:
-    """What was read of one file so far."""
+    """Totals of the reads of one file so far."""
 
     time: float
     seconds: float = 0.0
@@ -71,7 +71,7 @@ class _File:
 
 
 class CufileReads:
-    """Adds up the calls for each file until somebody takes them."""
+    """Adds up the calls for each file until `take`."""
 
     def __init__(self) -> None:
         self._files: dict[str, _File] = {}
@@ -87,11 +87,11 @@ class CufileReads:
         known.read += now.asked - begun.reads.asked
         known.storage += now.storage - begun.reads.storage
         known.staged += max(0, resident().whole - begun.host)
-        # The room on the device was there before: what counts is where the bytes went.
+        # The memory on the device was allocated before, so its growth does not count these bytes.
         known.moved += size if on_device else 0
 
     def take(self) -> list[StartupRecord]:
-        """One record a file; what comes later of the same file begins anew."""
+        """One record per file. Later reads of the same file get a new record."""
         files, self._files = self._files, {}
         return [_record(path, file) for path, file in files.items()]
 
@@ -114,12 +114,12 @@ def _record(path: str, file: _File) -> StartupRecord:
 
 
 class StartupTracer:
-    """One a process. Stretches of one kind that lie inside another are part of it."""
+    """Traces the stages of the start-up; one per process. A load or copy inside another one is not a separate stage."""
 
     def __init__(self) -> None:
         self._patches = Patches()
         self._open: list[StageStart] = []
-        self._kept: list[StartupRecord] = []
+        self._unwritten: list[StartupRecord] = []
         self._sink: Sink | None = None
         self._written = 0
         self._cufile = CufileReads()
@@ -132,27 +132,27 @@ class StartupTracer:
         self.write_to = GUARD.protect("startup", "write_to", self._write_to)
 
     def install(self) -> None:
-        """While torch is being imported: of its parts not all can be reached by name yet."""
+        """Install the patches. Called while torch is imported, so some modules are only available in sys.modules."""
         modules, storage = sys.modules["torch.nn.modules.module"].Module, sys.modules["torch.storage"]
         for owner in (sys.modules["torch.serialization"], torch):
-            self._watch(owner, "load", StartupStage.LOAD, "torch.load")
-        self._watch(modules, "load_state_dict", StartupStage.LOAD, "load_state_dict")
-        self._watch(modules, "to", StartupStage.COPY, "Module.to")
-        self._watch(modules, "cuda", StartupStage.COPY, "Module.cuda")
+            self._trace(owner, "load", StartupStage.LOAD, "torch.load")
+        self._trace(modules, "load_state_dict", StartupStage.LOAD, "load_state_dict")
+        self._trace(modules, "to", StartupStage.COPY, "Module.to")
+        self._trace(modules, "cuda", StartupStage.COPY, "Module.cuda")
         cufile = getattr(sys.modules.get("torch.cuda.gds"), "GdsFile", None)
-        self._watch(cufile, "load_storage", StartupStage.LOAD, VIA)
+        self._trace(cufile, "load_storage", StartupStage.LOAD, VIA)
         for private, stage in (
             (torch_compat.VERIFY_SHAPES, StartupStage.MEET),
             (torch_compat.SYNC_STATES, StartupStage.BROADCAST),
         ):
             if torch_compat.lookup(private) is not None:
-                self._watch(torch_compat.owner_of(private), private.name, stage)
-        # safetensors maps its files by this one, and so does torch.load with mmap=True.
+                self._trace(torch_compat.owner_of(private), private.name, stage)
+        # safetensors maps its files with this function, and so does torch.load with mmap=True.
         self._patches.replace(
             storage.UntypedStorage, "from_file", lambda original: calling(original, self._maps, None)
         )
 
-    # For the agent, around what it patches itself.
+    # Called by the agent around functions that it patches itself.
 
     def joining(self, *args: Any, **kwargs: Any) -> None:
         self._marked[StartupStage.GROUP] = self._begin(StartupStage.GROUP)
@@ -166,33 +166,33 @@ class StartupTracer:
     def wrapped(self) -> None:
         self._end(self._marked.pop(StartupStage.WRAP, None))
 
-    def watch_libraries(self) -> None:
-        """Patch what may have been imported since. Class methods: whoever holds the class sees the patch."""
+    def patch_libraries(self) -> None:
+        """Patch libraries that may have been imported since. Class methods work for all users of the class."""
         transformers = sys.modules.get("transformers.modeling_utils")
         models = getattr(transformers, "PreTrainedModel", None)
         if models is not None and not self.over:
-            self._watch(models, "from_pretrained", StartupStage.LOAD, "from_pretrained")
+            self._trace(models, "from_pretrained", StartupStage.LOAD, "from_pretrained")
 
     def _write_to(self, sink: Sink) -> None:
-        """There is a rank: what was seen so far, and from here on everything at once."""
+        """Called when the process is a rank: writes the records so far, and later ones immediately."""
         self._take_cufile_reads()
-        for record in (*self._birth(), *self._kept):
+        for record in (*self._import_stages(), *self._unwritten):
             sink(record)
-        self._kept.clear()
+        self._unwritten.clear()
         self._sink = sink
 
     def end(self) -> None:
-        """The first training forward: nothing more to see, and nothing of ours stays behind."""
+        """Called at the first training forward: removes all patches."""
         self._take_cufile_reads()
         self.over = True
         self._sink = None
         self._open.clear()
-        # Bound while torch was still being imported, out of a module that was patched by then.
+        # torch imported this name from a module that was already patched.
         self._patches.unbind(torch, "load")
         self._patches.remove()
 
-    def begin(self, stage: StartupStage, via: str = "", there: int = 0) -> StageStart | None:
-        """The first of nested stretches opens; `wrap` and `group` hold others that are told apart."""
+    def begin(self, stage: StartupStage, via: str = "", on_device: int = 0) -> StageStart | None:
+        """Begin a stage, unless it is nested in a load or copy. `wrap` and `group` may contain other stages."""
         inside = bool(self._open) and self._open[-1].stage in _MANY
         if self.over or inside or (stage in _MANY and self._written >= MOST_RECORDS):
             return None
@@ -205,20 +205,20 @@ class StartupTracer:
             resident().whole,
             device_memory().allocated,
             [],
-            there,
+            on_device,
         )
         self._open.append(begun)
         return begun
 
     def finish(self, begun: StageStart | None, size: int = 0) -> None:
-        """Write a stretch down; one that was open when the start-up ended is nobody's any more."""
+        """Record a stage. A stage that was open when the start-up ended is dropped."""
         if begun is None or begun not in self._open:
             return
         del self._open[self._open.index(begun) :]
         now = reads()
         held = resident().whole
         device = device_memory().allocated
-        self._put(
+        self._write(
             StartupRecord(
                 stage=begun.stage.value,
                 time=round(begun.time, 4),
@@ -236,29 +236,31 @@ class StartupTracer:
         )
 
     def drop(self, begun: StageStart | None) -> None:
-        """Forget a stretch that came to nothing."""
+        """Drop a stage without a record."""
         if begun in self._open:
             self._open.remove(begun)
 
-    def _put(self, record: StartupRecord) -> None:
+    def _write(self, record: StartupRecord) -> None:
         self._written += 1
         if self._sink is not None:
             self._sink(record)
         else:
-            self._kept.append(record)
+            self._unwritten.append(record)
 
-    def _birth(self) -> Iterable[StartupRecord]:
-        """The interpreter and torch; a forked rank has both from its parent, and took no time for them."""
-        born = process_start()
-        armed, torch_begun, torch_there = (CLOCK.get(name, 0.0) for name in ("armed", "torch", "torch_there"))
-        if 0 < born <= armed:
-            yield StartupRecord(StartupStage.INTERPRETER.value, round(born, 4), round(armed - born, 4))
-        if born <= torch_begun <= torch_there:
-            seconds = round(torch_there - torch_begun, 4)
+    def _import_stages(self) -> Iterable[StartupRecord]:
+        """The stages of the interpreter and of torch. A forked rank inherits both and has no such stages."""
+        started = process_start()
+        armed, torch_begun, torch_imported = (
+            CLOCK.get(name, 0.0) for name in ("armed", "torch", "torch_imported")
+        )
+        if 0 < started <= armed:
+            yield StartupRecord(StartupStage.INTERPRETER.value, round(started, 4), round(armed - started, 4))
+        if started <= torch_begun <= torch_imported:
+            seconds = round(torch_imported - torch_begun, 4)
             yield StartupRecord(StartupStage.TORCH.value, round(torch_begun, 4), seconds)
-        self._kept = [record for record in self._kept if record.time + record.seconds >= born]
+        self._unwritten = [record for record in self._unwritten if record.time + record.seconds >= started]
 
-    def _watch(self, owner: Any, name: str, stage: StartupStage, via: str = "") -> None:
+    def _trace(self, owner: Any, name: str, stage: StartupStage, via: str = "") -> None:
         def begin(*args: Any, **kwargs: Any) -> StageStart | None:
             return self._begin(stage, via, args, kwargs)
 
@@ -273,12 +275,12 @@ class StartupTracer:
     ) -> StageStart | None:
         if self.over:
             return None
-        self.watch_libraries()
+        self.patch_libraries()
         if via != VIA:
             self._take_cufile_reads()
-        begun = self.begin(stage, via, _on_a_device(args[0]) if stage is StartupStage.COPY else 0)
+        begun = self.begin(stage, via, _bytes_on_device(args[0]) if stage is StartupStage.COPY else 0)
         if via == "torch.load":
-            self._note(args[0] if args else kwargs.get("f"), "read")
+            self._add_file(args[0] if args else kwargs.get("f"), "read")
         return begun
 
     def _on_end(
@@ -286,7 +288,7 @@ class StartupTracer:
     ) -> None:
         size = 0
         if begun is not None and begun.stage is StartupStage.COPY:
-            size = _on_a_device(args[0]) - begun.there
+            size = _bytes_on_device(args[0]) - begun.on_device
             if size <= 0:
                 self.drop(begun)
         elif begun is not None and begun.stage is StartupStage.BROADCAST:
@@ -301,40 +303,40 @@ class StartupTracer:
 
     def _take_cufile_reads(self) -> None:
         for record in self._cufile.take():
-            self._put(record)
+            self._write(record)
 
     def _on_mapped(self, *args: Any, **kwargs: Any) -> None:
         if self.over:
             return
-        self.watch_libraries()
+        self.patch_libraries()
         inside = any(begun.stage is StartupStage.LOAD for begun in self._open)
-        alone = None if inside else self.begin(StartupStage.LOAD, "mapped file")
-        self._note(args[0] if args else kwargs.get("filename"), "mapped")
-        self.finish(alone)
+        own_stage = None if inside else self.begin(StartupStage.LOAD, "mapped file")
+        self._add_file(args[0] if args else kwargs.get("filename"), "mapped")
+        self.finish(own_stage)
 
-    def _note(self, file: Any, how: str) -> None:
-        """A file that is loaded now: to the outermost load, once."""
+    def _add_file(self, file: Any, how: str) -> None:
+        """Add a file to the outermost load, once."""
         loads = [begun for begun in self._open if begun.stage is StartupStage.LOAD]
         path = file if isinstance(file, (str, os.PathLike)) else getattr(file, "name", None)
         if not loads or not isinstance(path, (str, os.PathLike)):
             return
-        whole = os.path.abspath(os.fspath(path))
-        entry = [mask_text(whole), os.path.getsize(whole) if os.path.isfile(whole) else 0, how]
+        full_path = os.path.abspath(os.fspath(path))
+        entry = [mask_text(full_path), os.path.getsize(full_path) if os.path.isfile(full_path) else 0, how]
         known = [each[0] for each in loads[0].files]
         if entry[0] in known:
-            # torch.load with mmap=True: named when it was called, mapped a moment later.
+            # torch.load with mmap=True: added as "read" when it was called, now mapped.
             loads[0].files[known.index(entry[0])] = entry
         else:
             loads[0].files.append(entry)
 
 
-def _on_a_device(module: torch.nn.Module) -> int:
+def _bytes_on_device(module: torch.nn.Module) -> int:
     tensors = [*module.parameters(), *module.buffers()]
     return sum(tensor.nbytes for tensor in tensors if tensor.device.type not in HOST)
 
 
 def _broadcast_size(module: torch.nn.Module, *args: Any, **kwargs: Any) -> int:
-    """What DDP sends from its first rank: parameters, and buffers unless it was told not to."""
+    """Bytes that DDP broadcasts from its first rank: parameters, and buffers unless they are excluded."""
     ignored = set(kwargs.get("params_and_buffers_to_ignore") or ())
     named: list[tuple[str, torch.Tensor]] = [*module.named_parameters()]
     if kwargs.get("broadcast_buffers", True):

@@ -1,4 +1,4 @@
-"""HTML in which every text is escaped, unless this module made it."""
+"""Builds HTML. Every text is escaped unless it is markup from this module."""
 
 from __future__ import annotations
 

@@ -10,15 +10,7 @@ from importlib.resources import files
 
 from ddpcheck.analysis.report import Report
 from ddpcheck.reports.html.markup import Html, joined, tag
-from ddpcheck.reports.html.sections import (
-    findings,
-    memory,
-    nodes,
-    overlap,
-    replicas,
-    startup,
-    step_time,
-)
+from ddpcheck.reports.html.sections import findings, memory, nodes, overlap, replicas, startup, step_time
 from ddpcheck.reports.html.table import folded, view
 from ddpcheck.reports.views.coverage import check_table, environment_tables
 from ddpcheck.reports.views.data import data_table
@@ -99,7 +91,7 @@ def to_html(report: Report) -> str:
 
 
 def _content(make: Callable[[Report], Html | None], report: Report) -> Html | None:
-    """A part of the report that this version cannot show costs its own section, not the page."""
+    """If a section cannot be rendered, only that section is replaced by a message."""
     try:
         return make(report)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

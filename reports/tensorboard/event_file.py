@@ -53,7 +53,7 @@ class EventFile:
         self._records.close()
 
     def scalars(
-        self, step: int, moment: float, values: Mapping[str, float], descriptions: Mapping[str, str]
+        self, step: int, wall_time: float, values: Mapping[str, float], descriptions: Mapping[str, str]
     ) -> None:
         """All values of one step in one record."""
         summary = Summary(
@@ -67,20 +67,20 @@ class EventFile:
                 for tag, value in values.items()
             ]
         )
-        self._write(Event(wall_time=moment or self._began, step=step, summary=summary))
+        self._write(Event(wall_time=wall_time or self._began, step=step, summary=summary))
 
     def text(self, tag: str, markdown: str) -> None:
         tensor = TensorProto(dtype=DT_STRING, string_val=[markdown.encode()])
         self._single(tag, tensor, DATA_CLASS_TENSOR, partial(text.create_summary_metadata, tag, ""))
 
     def histogram(
-        self, tag: str, step: int, moment: float, edges: Sequence[float], counts: Sequence[int]
+        self, tag: str, step: int, wall_time: float, edges: Sequence[float], counts: Sequence[int]
     ) -> None:
         """Rows of left edge, right edge and count."""
         rows = [number for row in zip(edges, edges[1:], counts, strict=False) for number in row]
         tensor = TensorProto(dtype=DT_DOUBLE, tensor_shape=_shape(len(counts), 3), double_val=rows)
         metadata = partial(histogram.create_summary_metadata, tag, "")
-        self._single(tag, tensor, DATA_CLASS_TENSOR, metadata, step, moment)
+        self._single(tag, tensor, DATA_CLASS_TENSOR, metadata, step, wall_time)
 
     def image(self, tag: str, png: bytes, width: int, height: int, description: str) -> None:
         content = [str(width).encode(), str(height).encode(), png]
@@ -100,10 +100,10 @@ class EventFile:
         data_class: int,
         metadata: Metadata,
         step: int = 0,
-        moment: float = 0.0,
+        wall_time: float = 0.0,
     ) -> None:
         summary = Summary(value=[self._value(tag, tensor, data_class, metadata)])
-        self._write(Event(wall_time=moment or self._began, step=step, summary=summary))
+        self._write(Event(wall_time=wall_time or self._began, step=step, summary=summary))
 
     def _value(self, tag: str, tensor: TensorProto, data_class: int, metadata: Metadata) -> Summary.Value:
         """A value; its metadata is written once for each tag."""

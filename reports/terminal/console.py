@@ -12,11 +12,11 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ddpcheck.reports.safe_text import safe_ascii, safe_line
-from ddpcheck.reports.views.table import Cell, Column, Mark, Row, Table, heaviest, left_out
+from ddpcheck.reports.views.table import Cell, CellMark, Column, Row, Table, heaviest, left_out
 
 LABEL = "bold"
 QUIET = "dim"
-MARK_STYLES = {Mark.OK: "green", Mark.WARNING: "yellow", Mark.ERROR: "bold red"}
+MARK_STYLES = {CellMark.OK: "green", CellMark.WARNING: "yellow", CellMark.ERROR: "bold red"}
 _MOST_ROWS = 8
 
 Bar = Callable[[Row], Text]

@@ -86,7 +86,7 @@ def _print_diagnosis(out: ReportConsole, report: DoctorReport, one: Diagnosis) -
 
 
 def _line(some: list[Diagnosis]) -> str:
-    """One line for all hosts; the first one's text stands for all."""
+    """One line for all hosts, with the text of the first."""
     first, *more = some
     return (
         f"{first.message} on {first.hosts[0]}; {len(more)} more in --json"

@@ -24,7 +24,7 @@ from ddpcheck.reports.views.evidence import (
     evidence_blocks,
     outlier_flags,
 )
-from ddpcheck.reports.views.table import Mark, Table
+from ddpcheck.reports.views.table import CellMark, Table
 
 _INDENT = 6
 _MOST_ROWS = 10
@@ -35,7 +35,7 @@ _MOST_CHARACTERS = 400
 _MOST_RANKS = 8
 # The width of "(1024 more ranks)".
 _MORE_RANKS_WIDTH = 18
-# Stacks: columns beside each other, the least width of one, and the calls shown of each.
+# Stacks: columns side by side, the least width of one, and the calls shown of each.
 _MOST_STACKS = 4
 _STACK_WIDTH = 30
 _MOST_CALLS = 10
@@ -128,7 +128,7 @@ def _side_by_side(console: ReportConsole, block: RankValues) -> RichTable:
         texts = [by_rank.get(group[0], "-") for group in groups]
         flags = outlier_flags(groups, texts)
         cells = [
-            console.text(text, MARK_STYLES[Mark.ERROR] if outlier else "")
+            console.text(text, MARK_STYLES[CellMark.ERROR] if outlier else "")
             for text, outlier in zip(texts, flags, strict=True)
         ]
         rows.append([label, *cells[:room]])
@@ -149,7 +149,7 @@ def _fitting(console: ReportConsole, block: RankValues, groups: Sequence[Sequenc
 
 
 def _stacks(console: ReportConsole, block: Stacks) -> RenderableType:
-    """One column for each group of ranks, as many beside each other as fit."""
+    """One column for each group of ranks, as many side by side as fit."""
     groups = block.groups
     room = max(1, min(_MOST_STACKS, console.console.width // _STACK_WIDTH))
     blocks: list[RenderableType] = [console.text(block.heading)]

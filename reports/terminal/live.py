@@ -23,7 +23,7 @@ _SCREEN_BARS = 32
 _STEP_BAR = 22
 # Characters of the exception of a rank.
 _MOST_CHARACTERS = 100
-# Up to this many ranks have a row each; of more, this many for each reason to look at them.
+# Up to this many ranks have a row each; of more ranks, this many for each reason to show them.
 _MOST_ROWS = 16
 _MOST_PER_REASON = 4
 # Waiting for stragglers from this share of a step on names the straggler.
@@ -83,9 +83,9 @@ def clock_text(seconds: float) -> str:
 def agreement_text(state: LiveState) -> Styled:
     """Whether replicas agree so far, with a style."""
     agreement = state.agreement
-    if agreement.parted:
+    if agreement.diverged:
         where = "at wrapping" if agreement.step is None else f"at step {agreement.step}"
-        return f"replicas diverge {where} (outlier: {name_ranks(agreement.odd)})", "bold red"
+        return f"replicas diverge {where} (outlier: {name_ranks(agreement.outliers)})", "bold red"
     if not agreement.compared:
         return "nothing compared yet", "dim"
     steps = "1 step" if agreement.compared == 1 else f"{agreement.compared:,} steps"
@@ -137,12 +137,12 @@ def status_text(state: LiveState) -> str:
 
 
 def notable_ranks(state: LiveState) -> list[tuple[str, LiveRank]]:
-    """All of a few ranks; of many those worth looking at, each once with the first reason."""
+    """All of a few ranks; of many ranks the notable ones, each once with the first reason."""
     if len(state.ranks) <= _MOST_ROWS:
         return [("", rank) for rank in state.ranks]
-    outliers = set(state.agreement.odd)
+    outliers = set(state.agreement.outliers)
     timed = [rank for rank in state.ranks if rank.step_us]
-    has_straggler = state.pace is not None and state.pace.late >= _STRAGGLER_SHARE
+    has_straggler = state.step_time is not None and state.step_time.late >= _STRAGGLER_SHARE
     reasons: Sequence[tuple[str, list[LiveRank]]] = (
         ("outlier", [rank for rank in state.ranks if rank.rank in outliers]),
         ("raised", [rank for rank in state.ranks if rank.status == "raised"]),
@@ -174,13 +174,13 @@ def _panel_progress(out: ReportConsole, state: LiveState) -> Text:
 
 
 def _panel_step_time(out: ReportConsole, state: LiveState, columns: int) -> Text:
-    if state.pace is None:
+    if state.step_time is None:
         return out.text("no step measured yet", QUIET)
-    step, *shares = step_time_texts(state.pace)
+    step, *shares = step_time_texts(state.step_time)
     figures = "".join(f"   {part}" for part in (*shares, memory_text(state)) if part)
     # Figures have priority over bars.
     width = min(_MOST_PANEL_BARS, columns - 1 - len(step) - 1 - len(figures))
-    latest = state.pace.course_us[-width:] if width >= _FEWEST_PANEL_BARS else ()
+    latest = state.step_time.recent_us[-width:] if width >= _FEWEST_PANEL_BARS else ()
     bars = sparkline(latest, width, out.console.options.ascii_only)
     return Text.assemble(out.text(f"{step} " if bars else step), out.text(bars, STYLE), out.text(figures))
 
@@ -199,10 +199,10 @@ def _screen_title(out: ReportConsole, state: LiveState) -> Text:
 
 
 def _screen_step_time(out: ReportConsole, state: LiveState) -> list[RenderableType]:
-    if state.pace is None:
+    if state.step_time is None:
         return []
-    step, *shares = step_time_texts(state.pace)
-    bars = sparkline(state.pace.course_us, _SCREEN_BARS, out.console.options.ascii_only)
+    step, *shares = step_time_texts(state.step_time)
+    bars = sparkline(state.step_time.recent_us, _SCREEN_BARS, out.console.options.ascii_only)
     figures = out.text("   ".join(filter(None, [*shares, memory_text(state)])))
     return [Text.assemble(out.text(f"{step} "), out.text(bars, STYLE)), figures]
 

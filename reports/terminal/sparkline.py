@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ddpcheck.analysis.report import Report
 from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole, indented
-from ddpcheck.reports.views.timeseries import Series, Values, job_series
+from ddpcheck.reports.views.timeseries import SeriesView, Values, job_series
 
 Scale = tuple[float, float]
 
@@ -32,7 +32,7 @@ _HEADERS = ("", "", "", "minimum", "maximum")
 def sparkline(
     values: Sequence[float | None], width: int, ascii_only: bool = False, scale: Scale | None = None
 ) -> str:
-    """At most `width` bars, each the maximum of the values it stands for; a blank where nothing is known."""
+    """At most `width` bars, each the maximum of its values; a blank where nothing is known."""
     downsampled = _downsampled(values, width)
     known = [value for value in downsampled if value is not None]
     if not known:
@@ -101,14 +101,14 @@ def _line_width(width: int, labels: Sequence[Sequence[str]]) -> int:
     return max(_SHORTEST, min(_LONGEST, width - taken - _INDENT - _BETWEEN * len(_HEADERS)))
 
 
-def _common_scale(quantity: str, series: Sequence[Series]) -> Scale:
+def _common_scale(quantity: str, series: Sequence[SeriesView]) -> Scale:
     """One scale for all ranks, so that they can be compared."""
     return scale_of(
         [value for each in series if each.quantity == quantity for value in each.values if value is not None]
     )
 
 
-def _labels(series: Series, previous: Series | None) -> tuple[str, str, str, str]:
+def _labels(series: SeriesView, previous: SeriesView | None) -> tuple[str, str, str, str]:
     """The quantity, only where it changes; the owner, the minimum and the maximum."""
     known = [value for value in series.values if value is not None]
     repeated = previous is not None and previous.quantity == series.quantity
@@ -116,7 +116,7 @@ def _labels(series: Series, previous: Series | None) -> tuple[str, str, str, str
     return quantity, series.owner, series.formatted(min(known)), series.formatted(max(known))
 
 
-def _evenly_spaced(series: Series, width: int) -> Values:
+def _evenly_spaced(series: SeriesView, width: int) -> Values:
     """A value for each bar: by step, not by record."""
     if not series.steps:
         return series.values

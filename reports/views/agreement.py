@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.analysis.timeseries.model import AgreementHistory, AgreementInterval
 from ddpcheck.formatting import name_ranks, rank_ranges
-from ddpcheck.reports.views.table import Cell, Column, Mark, Table, row
+from ddpcheck.reports.views.table import Cell, CellMark, Column, Table, row
 
 _COLUMNS = (
     Column("steps"),
@@ -23,8 +23,8 @@ def agreement_summary(history: AgreementHistory) -> str:
     first = diverged[0]
     ranks = name_ranks(first.odd).capitalize()
     verb = "differs" if len(first.odd) == 1 else "differ"
-    who = f"{ranks} {verb}" if first.majority else f"{ranks} {verb} without a majority"
-    return f"{who} from {_step(first.first)} on."
+    outliers = f"{ranks} {verb}" if first.majority else f"{ranks} {verb} without a majority"
+    return f"{outliers} from {_step(first.first)} on."
 
 
 def agreement_table(history: AgreementHistory) -> Table:
@@ -39,7 +39,7 @@ def _outliers(interval: AgreementInterval) -> Cell:
     if not interval.odd:
         return Cell("none")
     majority = "" if interval.majority else " (no majority)"
-    return Cell(f"{rank_ranges(interval.odd)}{majority}", Mark.ERROR)
+    return Cell(f"{rank_ranges(interval.odd)}{majority}", CellMark.ERROR)
 
 
 def _steps(interval: AgreementInterval) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ddpcheck.analysis.report import Report
 from ddpcheck.analysis.timeseries.model import EnvironmentRow
 from ddpcheck.formatting import name_ranks
-from ddpcheck.reports.views.table import Cell, Column, Mark, Table, row
+from ddpcheck.reports.views.table import Cell, CellMark, Column, Table, row
 
-_MARKS = {"agree": Mark.OK, "differ": Mark.ERROR}
+_MARKS = {"agree": CellMark.OK, "differ": CellMark.ERROR}
 
 
 def check_table(report: Report) -> Table | None:
@@ -16,7 +16,7 @@ def check_table(report: Report) -> Table | None:
         return None
     columns = (Column("check"), Column("outcome"), Column("detail"))
     rows = tuple(
-        row([check.name, Cell("", _MARKS.get(check.outcome, Mark.WARNING), check.outcome), check.detail])
+        row([check.name, Cell("", _MARKS.get(check.outcome, CellMark.WARNING), check.outcome), check.detail])
         for check in report.checks
     )
     return Table("Checked", columns, rows, noun="checks")
@@ -41,4 +41,4 @@ def _value(each: EnvironmentRow) -> Cell:
     if len(each.values) == 1:
         return Cell(each.values[0].value or "-")
     lines = [f"{name_ranks(value.ranks)}: {value.value or 'not set'}" for value in each.values]
-    return Cell("\n".join(lines), Mark.WARNING)
+    return Cell("\n".join(lines), CellMark.WARNING)

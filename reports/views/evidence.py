@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpcheck.formatting import name_ranks, rank_ranges
-from ddpcheck.reports.views.table import Cell, Column, Mark, Table, row
+from ddpcheck.reports.views.table import Cell, CellMark, Column, Table, row
 
 # Groups that a line of values by rank lists.
 _MOST_GROUPS = 8
@@ -89,7 +89,7 @@ Block = Line | Names | Records | RankValues | Table | Stacks
 
 
 def evidence_blocks(evidence: Mapping[str, Any], outliers: Collection[int] = ()) -> list[Block]:
-    """One block for each piece of evidence, in the order the rule gave them; None values are left out."""
+    """One block for each piece of evidence, in the order of the rule; None values are left out."""
     return [_block(key, value, outliers) for key, value in evidence.items() if value is not None]
 
 
@@ -156,7 +156,7 @@ def value_text(value: Any, dtype: str = "") -> str:
 
 
 def column_label(group: Sequence[str]) -> str:
-    """The header of a column that stands for these ranks."""
+    """The header of the column of these ranks."""
     if all(rank.isdecimal() for rank in group):
         return name_ranks(map(int, group)) if len(group) < 3 else f"ranks {rank_ranges(map(int, group))}"
     return ", ".join(group)
@@ -192,7 +192,7 @@ def _groups(groups: Sequence[Mapping[str, Any]], outliers: Collection[int]) -> T
     rows = []
     for group in groups:
         digest = group.get("digest")
-        mark = Mark.ERROR if set(group["ranks"]) <= set(outliers) else None
+        mark = CellMark.ERROR if set(group["ranks"]) <= set(outliers) else None
         text = "not recorded" if digest is None else str(digest)[:_DIGEST_CHARACTERS]
         rows.append(row([name_ranks(group["ranks"]), Cell(text, mark)], ranks=group["ranks"]))
     columns = (Column("ranks"), Column("digest", code=True))

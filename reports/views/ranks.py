@@ -8,7 +8,7 @@ from ddpcheck.analysis.report import AttemptSummary, RankStatus, RankSummary, Re
 from ddpcheck.analysis.timing.clock_offsets import HostClock
 from ddpcheck.formatting import rank_ranges
 from ddpcheck.reports.verdict import counted
-from ddpcheck.reports.views.table import Cell, Column, Mark, Row, Table, row
+from ddpcheck.reports.views.table import Cell, CellMark, Column, Row, Table, row
 
 # Groups of ranks that are shown; more groups than that are joined by what they have in common.
 MOST_GROUPS = 16
@@ -25,12 +25,12 @@ _GROUPINGS: tuple[_GroupKey, ...] = (
     lambda rank: (rank.status,),
 )
 _MARKS = {
-    RankStatus.FINISHED: Mark.OK,
-    RankStatus.RAISED: Mark.ERROR,
-    RankStatus.DIED: Mark.ERROR,
-    RankStatus.STOPPED: Mark.WARNING,
-    RankStatus.RUNNING: Mark.WARNING,
-    RankStatus.MISSING: Mark.ERROR,
+    RankStatus.FINISHED: CellMark.OK,
+    RankStatus.RAISED: CellMark.ERROR,
+    RankStatus.DIED: CellMark.ERROR,
+    RankStatus.STOPPED: CellMark.WARNING,
+    RankStatus.RUNNING: CellMark.WARNING,
+    RankStatus.MISSING: CellMark.ERROR,
 }
 _COLUMNS = (
     Column("rank"),

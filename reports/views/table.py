@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Mark(str, Enum):
+class CellMark(str, Enum):
     """How a cell is highlighted."""
 
     OK = "ok"
@@ -37,7 +37,7 @@ class Cell:
     """One cell, formatted; `badge` is a status word in front of the text."""
 
     text: str
-    mark: Mark | None = None
+    mark: CellMark | None = None
     badge: str = ""
 
     @property
@@ -71,9 +71,9 @@ class Table:
     noun: str = "rows"
     # How many there are in the job; 0: as many as there are rows.
     total: int = 0
-    # The same with one row for each rank, where rows above stand for several.
+    # The same table with one row for each rank, if rows above combine several.
     every: Table | None = None
-    # Too little to be worth the space in a short report.
+    # Short reports leave it out.
     minor: bool = False
 
     @property

@@ -21,7 +21,7 @@ Values = Sequence[float | None]
 
 
 @dataclass(frozen=True)
-class Series:
+class SeriesView:
     """One quantity over the steps."""
 
     quantity: str
@@ -33,7 +33,7 @@ class Series:
     steps: Sequence[int] = ()
 
 
-def job_series(report: Report) -> list[Series]:
+def job_series(report: Report) -> list[SeriesView]:
     """A few series of each quantity that has enough points."""
     every = (*_step_times(report), *_gradient_norms(report), *_memory(report))
     return [series for series in every if _known_count(series.values) >= _FEWEST_POINTS]
@@ -43,20 +43,20 @@ def _known_count(values: Values) -> int:
     return sum(value is not None for value in values)
 
 
-def _step_times(report: Report) -> list[Series]:
+def _step_times(report: Report) -> list[SeriesView]:
     """Of many ranks those with the longest steps."""
     ranks = [rank for table in report.time for rank in table.ranks if rank.course_us]
     longest = sorted(ranks, key=lambda rank: -max(rank.course_us))[:_MOST_SERIES]
     return [
-        Series("step time", f"rank {rank.rank}", rank.course_us, lambda us: time_text(round(us * 1000)))
+        SeriesView("step time", f"rank {rank.rank}", rank.course_us, lambda us: time_text(round(us * 1000)))
         for rank in sorted(longest, key=lambda rank: rank.rank)
     ]
 
 
-def _gradient_norms(report: Report) -> list[Series]:
+def _gradient_norms(report: Report) -> list[SeriesView]:
     several = len(report.gradients) > 1
     return [
-        Series(
+        SeriesView(
             "gradient norm",
             f"reduced, module {history.module}" if several else "reduced",
             history.reduced,
@@ -66,14 +66,14 @@ def _gradient_norms(report: Report) -> list[Series]:
     ]
 
 
-def _memory(report: Report) -> list[Series]:
+def _memory(report: Report) -> list[SeriesView]:
     """Ranks with a similar peak share a series: that of the rank with the highest peak."""
     series = []
     for group in similar_ranks(memory_rows(report))[:_MOST_SERIES]:
         ranks = [each["rank"] for each in group]
         curve = max(group, key=lambda each: each["most"])["curve"]
         series.append(
-            Series(
+            SeriesView(
                 "memory",
                 f"rank{'s' if len(ranks) > 1 else ''} {rank_ranges(ranks)}",
                 [value for _, value in curve],

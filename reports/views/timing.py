@@ -27,7 +27,7 @@ _IN_SENTENCE = {"data": "data loading", "other": "code outside forward, backward
 
 
 @dataclass(frozen=True)
-class StepTimes:
+class StepTimeView:
     """The step times of ranks that synchronise with each other."""
 
     table: Table
@@ -46,7 +46,7 @@ class StepTimes:
         return max(map(sum, self.phases_ms.values()), default=0.0)
 
 
-def step_times(report: Report) -> list[StepTimes]:
+def step_times(report: Report) -> list[StepTimeView]:
     """One for each group of ranks that synchronise with each other."""
     tables = [table for table in report.time if table.ranks]
     return [_step_times(table, len(report.time) > 1) for table in tables]
@@ -62,11 +62,11 @@ def milliseconds(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
 
 
-def _step_times(times: TimeTable, several: bool) -> StepTimes:
+def _step_times(times: TimeTable, several: bool) -> StepTimeView:
     phases = {rank.rank: _phases(rank) for rank in times.ranks}
     delays = _delays(times)
     latest = max(delays, key=lambda rank: sum(delays[rank]))
-    return StepTimes(
+    return StepTimeView(
         table=_table(times, several, phases),
         suffix=f" of {name_ranks(times.group)}" if several else "",
         summary=_summary(times),

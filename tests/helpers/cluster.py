@@ -46,7 +46,7 @@ class Interface:
 
 @dataclass
 class Cluster:
-    """`nodes`: the interfaces of each; ranks are dealt out to them in order."""
+    """`nodes`: the interfaces of each; ranks are assigned to them in order."""
 
     folder: Path
     nodes: Sequence[Sequence[Interface]]
@@ -66,9 +66,9 @@ class Cluster:
     ports: Mapping[int, tuple[int, list[int]]] = field(default_factory=dict)
     # Microseconds per step of waiting for communication; 0: no step times.
     wait: int = 0
-    # By node, on top of these.
+    # By node, in addition to these.
     own_samples: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    # By rank, on top of its steps.
+    # By rank, in addition to its steps.
     more_records: Mapping[int, Sequence[Record]] = field(default_factory=dict)
 
     def build(self) -> RunBuilder:
@@ -92,18 +92,18 @@ class Cluster:
 
     def _train(self, builder: RunBuilder, rank: int) -> None:
         rows = [["weight", self.dtype, [WIDTH, WIDTH], 1], ["frozen", "float32", [WIDTH, WIDTH], 0]]
-        builder.say(rank, ModuleRecord(0, "Net", list(builder.ranks), 0, rows, []))
+        builder.add(rank, ModuleRecord(0, "Net", list(builder.ranks), 0, rows, []))
         if self.hook:
-            builder.say(rank, CommHookRecord(0, self.hook, 0))
+            builder.add(rank, CommHookRecord(0, self.hook, 0))
         if self.wait:
-            builder.say(rank, self._clocks())
+            builder.add(rank, self._clocks())
         for record in self.more_records.get(rank, ()):
-            builder.say(rank, record)
+            builder.add(rank, record)
         for step in range(self.steps):
             if self.reductions is not None:
                 number = round((step + 1) * self.reductions)
-                builder.say(rank, BackwardRecord(number, step, "", "", ""))
-            builder.say(
+                builder.add(rank, BackwardRecord(number, step, "", "", ""))
+            builder.add(
                 rank,
                 DigestRecord(
                     0, "params", step, "aa", "", 2, time=START + step + 1, optimizer=0, forward=step + 1
@@ -155,11 +155,11 @@ class Cluster:
                 **self.more_facts,
             },
         ]
-        for moment in range(self.steps * 2 + 10):
-            passed = moment / 2
+        for half_second in range(self.steps * 2 + 10):
+            passed = half_second / 2
             totals = {each.name: [round(passed * each.a_second)] * 2 + [0] * 4 for each in interfaces}
             ranks = {
-                str(rank): [100 + rank, (1 << 20) * (1 + moment), 5, 6]
+                str(rank): [100 + rank, (1 << 20) * (1 + half_second), 5, 6]
                 for rank in range(number * self.per_node, (number + 1) * self.per_node)
             }
             lines.append(

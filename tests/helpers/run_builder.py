@@ -14,14 +14,13 @@ from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.report import Report
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.probes.sketches.sketch import Sketch
+from ddpcheck.records.codecs import distribute, pack
 from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
 from ddpcheck.records.kinds.modules import ModuleRecord
 from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord
 from ddpcheck.records.kinds.rank import EndRecord, RankHeader
 from ddpcheck.records.registry import Record, to_line
-from ddpcheck.records.sketch_codec import pack
-from ddpcheck.records.sketch_shares import distribute
 
 NAMES = ("body.weight", "body.bias", "head.weight")
 # Names of the tensors that differ from those of other ranks, by rank.
@@ -66,7 +65,7 @@ class RunBuilder:
     def ranks(self) -> range:
         return range(self.world_size)
 
-    def say(self, rank: int, record: Record) -> None:
+    def add(self, rank: int, record: Record) -> None:
         self.records[rank].append(record)
 
     def rows(self, names: Sequence[str]) -> list[list[Any]]:
@@ -81,9 +80,9 @@ class RunBuilder:
         group: Sequence[int] | None = None,
         names_on: Mapping[int, Sequence[str]] | None = None,
         buffers_on: Mapping[int, Sequence[str]] | None = None,
-        odd_before: Outliers | None = None,
-        odd: Outliers | None = None,
-        odd_buffers: Outliers | None = None,
+        outliers_before: Outliers | None = None,
+        outliers: Outliers | None = None,
+        buffer_outliers: Outliers | None = None,
         options: Mapping[str, Any] | None = None,
         ignored: Sequence[str] = (),
     ) -> RunBuilder:
@@ -100,30 +99,32 @@ class RunBuilder:
                 buffers=self.rows((buffers_on or {}).get(rank, buffers)),
                 options=dict(options or {}),
             )
-            self.say(rank, record)
-        self.look(Stage.INIT_BEFORE, -1, names, odd=odd_before, width=8, module=module, ranks=group)
-        self.look(Stage.INIT_AFTER, -1, names, odd=odd, width=8, module=module, ranks=group)
+            self.add(rank, record)
+        self.snapshot(
+            Stage.INIT_BEFORE, -1, names, outliers=outliers_before, width=8, module=module, ranks=group
+        )
+        self.snapshot(Stage.INIT_AFTER, -1, names, outliers=outliers, width=8, module=module, ranks=group)
         if buffers:
-            self.look(
+            self.snapshot(
                 Stage.INIT_AFTER,
                 -1,
                 buffers,
                 of=TensorKind.BUFFERS,
-                odd=odd_buffers,
+                outliers=buffer_outliers,
                 width=8,
                 module=module,
                 ranks=group,
             )
         return self
 
-    def look(
+    def snapshot(
         self,
         stage: Stage,
         step: int,
         names: Sequence[str] = NAMES,
         *,
         of: TensorKind = TensorKind.PARAMETERS,
-        odd: Outliers | None = None,
+        outliers: Outliers | None = None,
         width: int = 2,
         module: int = 0,
         optimizer: int | None = None,
@@ -133,7 +134,7 @@ class RunBuilder:
         ranks: Collection[int] | None = None,
     ) -> RunBuilder:
         for rank in self.ranks if ranks is None else ranks:
-            leaves = leaves_of(names, step, rank, (odd or {}).get(rank, ()))
+            leaves = leaves_of(names, step, rank, (outliers or {}).get(rank, ()))
             record = DigestRecord(
                 module=module,
                 stage=stage.value,
@@ -147,7 +148,7 @@ class RunBuilder:
                 hyper=(hyper or {}).get(rank, ""),
                 how=how,
             )
-            self.say(rank, record)
+            self.add(rank, record)
         return self
 
     def optimizer(
@@ -157,31 +158,31 @@ class RunBuilder:
     ) -> RunBuilder:
         for rank in self.ranks:
             chosen = (on or {}).get(rank, groups)
-            self.say(rank, OptimizerRecord(0, "SGD", 0, [list(group) for group in chosen]))
+            self.add(rank, OptimizerRecord(0, "SGD", 0, [list(group) for group in chosen]))
         return self
 
     def hyper(self, step: int, on: Mapping[int, Mapping[str, Any]]) -> RunBuilder:
         for rank, changed in on.items():
-            self.say(rank, HyperRecord(0, step, dict(changed)))
+            self.add(rank, HyperRecord(0, step, dict(changed)))
         return self
 
-    def step(self, step: int, odd: Outliers | None = None, **more: Any) -> RunBuilder:
+    def step(self, step: int, outliers: Outliers | None = None, **more: Any) -> RunBuilder:
         """One optimizer step of every rank."""
-        return self.look(Stage.PARAMS, step, odd=odd, **{"optimizer": 0, **more})
+        return self.snapshot(Stage.PARAMS, step, outliers=outliers, **{"optimizer": 0, **more})
 
-    def train(self, steps: int, first: int = 0, odd: Outliers | None = None) -> RunBuilder:
+    def train(self, steps: int, first: int = 0, outliers: Outliers | None = None) -> RunBuilder:
         for step in range(first, first + steps):
-            self.step(step, odd)
+            self.step(step, outliers)
         return self
 
     def rewrite(
-        self, step: int, ranks: Collection[int], odd: Outliers | None = None, how: str = ""
+        self, step: int, ranks: Collection[int], outliers: Outliers | None = None, how: str = ""
     ) -> RunBuilder:
-        """Some ranks write to their parameters before a step. Ranks that are not in `odd` write the values of all."""
+        """Some ranks write to their parameters before a step. Ranks not in `outliers` all write the same values."""
         for rank in ranks:
-            leaves = leaves_of(NAMES, step - 1, rank, (odd or {}).get(rank, ()))
+            leaves = leaves_of(NAMES, step - 1, rank, (outliers or {}).get(rank, ()))
             root = hashlib.blake2b(b"".join(leaves), digest_size=16).hexdigest()
-            self.say(
+            self.add(
                 rank,
                 DigestRecord(
                     0,
@@ -200,16 +201,16 @@ class RunBuilder:
     def apply(
         self,
         step: int,
-        odd: Outliers | None = None,
+        outliers: Outliers | None = None,
         on: Mapping[int, Mapping[str, Any]] | None = None,
         ranks: Collection[int] | None = None,
         **fields: Any,
     ) -> RunBuilder:
         """Ranks are about to apply gradients. `fields`: fields of all records; `on`: other values on some ranks."""
         for rank in self.ranks if ranks is None else ranks:
-            leaves = leaves_of(NAMES, step, rank, (odd or {}).get(rank, ()))
+            leaves = leaves_of(NAMES, step, rank, (outliers or {}).get(rank, ()))
             root = hashlib.blake2b(b"".join(leaves), digest_size=16).hexdigest()
-            self.say(rank, AppliedRecord(step=step, root=root, **{**fields, **(on or {}).get(rank, {})}))
+            self.add(rank, AppliedRecord(step=step, root=root, **{**fields, **(on or {}).get(rank, {})}))
         return self
 
     def backward(
@@ -231,13 +232,15 @@ class RunBuilder:
                 reduced=pack(sketch_of(result[index]) for index in distribute(sizes, self.world_size)[rank]),
                 root=repr(list(result)),
             )
-            self.say(rank, record)
+            self.add(rank, record)
         return self
 
-    def detail(self, rank: int, step: int, odd: Collection[str], first: Mapping[str, bytes]) -> RunBuilder:
-        leaves = leaves_of(NAMES, step, rank, odd)
+    def detail(
+        self, rank: int, step: int, outliers: Collection[str], first: Mapping[str, bytes]
+    ) -> RunBuilder:
+        leaves = leaves_of(NAMES, step, rank, outliers)
         samples = b"".join(bytes((len(first.get(n, b"")),)) + first.get(n, b"") for n in NAMES)
-        self.say(
+        self.add(
             rank,
             DetailRecord(
                 0, "params", step, "parameters", 0, packed(leaves, 8), 8, base64.b64encode(samples).decode()
@@ -253,12 +256,12 @@ class RunBuilder:
         (self.folder / "captures").mkdir(parents=True, exist_ok=True)
         save_file(dict(tensors), self.folder / name)
         indices = [NAMES.index(tensor) for tensor in tensors]
-        self.say(rank, CaptureRecord(0, "params", step, "parameters", optimizer, name, indices))
+        self.add(rank, CaptureRecord(0, "params", step, "parameters", optimizer, name, indices))
         return self
 
     def end(self, ranks: Collection[int] | None = None, time: float = 2000.0, **fields: Any) -> RunBuilder:
         for rank in self.ranks if ranks is None else ranks:
-            self.say(rank, EndRecord(**{"reason": "exit", "time": time, **fields}))
+            self.add(rank, EndRecord(**{"reason": "exit", "time": time, **fields}))
         return self
 
     def exited(
@@ -299,10 +302,12 @@ class RunBuilder:
         return findings[0]
 
 
-def leaves_of(names: Sequence[str], step: int, rank: int, odd: Collection[str]) -> list[bytes]:
-    """The digest of each tensor: equal on all ranks except for the tensors in `odd` on this rank."""
+def leaves_of(names: Sequence[str], step: int, rank: int, outliers: Collection[str]) -> list[bytes]:
+    """The digest of each tensor: equal on all ranks except for the tensors in `outliers` on this rank."""
     return [
-        hashlib.blake2b(f"{name} {step} {rank if name in odd else 'all'}".encode(), digest_size=16).digest()
+        hashlib.blake2b(
+            f"{name} {step} {rank if name in outliers else 'all'}".encode(), digest_size=16
+        ).digest()
         for name in names
     ]
 

@@ -35,11 +35,11 @@ def build(folder: Path) -> Path:
         outliers = {2: ("body.weight", "head.weight")} if step >= DIVERGENCE_STEP else None
         builder.step(step, outliers)
     for rank in builder.ranks:
-        builder.say(rank, LossRecord(0, 0, LOSSES[rank]))
-        builder.say(rank, clocks(WAITS[rank]))
+        builder.add(rank, LossRecord(0, 0, LOSSES[rank]))
+        builder.add(rank, clocks(WAITS[rank]))
         # Nothing changes after the first steps.
         for step in range(3):
-            builder.say(rank, MemoryRecord(step, (rank + 1) << 20, 10 << 20))
+            builder.add(rank, MemoryRecord(step, (rank + 1) << 20, 10 << 20))
     builder.end()
     save_gradients(folder)
     (folder / "links.json").write_text(links().to_json())

@@ -20,7 +20,7 @@ def span(category: str, name: str, start: float, end: float, tid: int = MAIN_THR
 
 
 def kernel(name: str, start: float, end: float, launched: float | None = None, **args: Any) -> list[Event]:
-    """A kernel on the GPU and, where it is to be known, the call that launched it."""
+    """A kernel on the GPU and, if given, the call that launched it."""
     stream = 20 if name.startswith("nccl") else 7
     correlation = round(start * 1000)
     on_gpu = span("kernel", name, start, end, tid=stream, stream=stream, correlation=correlation, **args)
@@ -54,7 +54,7 @@ def step(number: int, start: float, end: float) -> Event:
 def write(
     path: Path, events: list[Event], rank: int | None = None, world_size: int = 2, **around: Any
 ) -> Path:
-    """A whole trace; `around` goes beside the events."""
+    """A complete trace; `around` holds keys next to the events."""
     document: dict[str, Any] = {"schemaVersion": 1, "traceEvents": events, **around}
     if rank is not None:
         document["distributedInfo"] = {"backend": "nccl", "rank": rank, "world_size": world_size}

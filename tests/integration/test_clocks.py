@@ -50,7 +50,7 @@ class Jobs:
         reader = RunReader(self.run.folder)
         reader.finish()
         attempt = reader.ordered()[self.names.index(name)]
-        [table] = time_tables(attempt.clocks, [module[0] for module in attempt.modules()])
+        [table] = time_tables(attempt.step_times, [module[0] for module in attempt.modules()])
         return table
 
 

@@ -49,7 +49,7 @@ def parts(tmp_path: Path) -> None:
     for part, more in enumerate(
         (
             lambda: builder.wrap().optimizer().train(3),
-            lambda: builder.step(3, odd={1: ["body.bias"]}),
+            lambda: builder.step(3, outliers={1: ["body.bias"]}),
             lambda: builder.end(),
         )
     ):

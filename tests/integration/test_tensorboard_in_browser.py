@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.analysis.network.connections import NodeLinks
-from ddpcheck.analysis.timeseries.links import link_matrices
+from ddpcheck.analysis.timeseries.nodes import link_matrices
 from ddpcheck.launcher.viewer import CHARTS_FRAGMENT
 from ddpcheck.reports.tensorboard.link_image import link_image
 from tests.helpers.chromium import Tab, opened

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.config import Config
-from ddpcheck.launcher.environment import command_environment
+from ddpcheck.launcher.process.command import command_environment
 from ddpcheck.launcher.process.process_table import read_process
 from tests.helpers.paths import ROOT
 
@@ -27,7 +27,7 @@ import os, sys
 sys.path.insert(0, {root!r})
 from ddpcheck.config import Config
 from ddpcheck.errors import CommandNotStarted
-from ddpcheck.launcher.environment import command_environment
+from ddpcheck.launcher.process.command import command_environment
 from ddpcheck.records.node_log import NodeLog
 from ddpcheck.launcher.process.command import exit_like
 from ddpcheck.launcher.process.supervise import StopRequest, supervise

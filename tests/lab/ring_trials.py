@@ -18,8 +18,7 @@ from pathlib import Path
 from statistics import median
 
 from ddpcheck.analysis.hardware.statistics import NodeSample
-from ddpcheck.analysis.network.model import NodeLink, SlowLink
-from ddpcheck.analysis.network.route_counters import RouteCounterTable
+from ddpcheck.analysis.network.model import NodeLink, RouteCounterTable, SlowLink
 from ddpcheck.analysis.network.slow_link import carrying, slow_link
 from tests.helpers.commands import BIN, environment
 from tests.lab.lab import Ended, make_lab
@@ -119,7 +118,7 @@ def _links(trial: Trial, number: int, ended: Ended) -> list[NodeLink]:
             tally.bytes,
             tally.busy_seconds,
             tally.ended - tally.began,
-            tuple(tally.stretches),
+            tuple(tally.intervals),
             steps=1000 * (tally.ended - tally.began) / told["step"],
         )
         for tally in tallies.values()

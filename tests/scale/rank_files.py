@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddpcheck.records.sketch_shares import distribute, shares
+from ddpcheck.records.codecs import distribute, shares
 from tests.scale.epochs import Epochs
 from tests.scale.lines import Raw, digits, form_of, line_of
 from tests.scale.plan import Plan

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ddpcheck.records.sketch_codec import OF_CODE, unwrap
+from ddpcheck.records.codecs import OF_CODE, unwrap
 
 Array = np.ndarray[Any, Any]
 _ALPHABET = np.frombuffer(

@@ -14,7 +14,7 @@ from ddpcheck import explanations
 def test_a_page_has_all_sections(code: str) -> None:
     page = explanations.page(code)
     assert page.startswith(f"# {code}: ")
-    for section in ("**Meaning.**", "**How ddpcheck tells.**", "**What could fool it.**", "```"):
+    for section in ("**Meaning.**", "**How ddpcheck detects it.**", "**What could fool it.**", "```"):
         assert section in page
     assert re.search(r"\*\*(Fix|Usual causes, and the fix|Where to look)", page)
     assert max(map(len, page.splitlines())) <= 120

@@ -1,4 +1,4 @@
-"""The guard: nothing of ours may reach the user's program, and nothing of theirs be held back."""
+"""The guard: exceptions of ddpcheck never reach the user's program, and its own exceptions always do."""
 
 from __future__ import annotations
 
@@ -19,106 +19,104 @@ def guard() -> Guard:
 
 @pytest.fixture
 def faults(guard: Guard) -> list[Fault]:
-    said: list[Fault] = []
-    guard.report_to(lambda *fault: said.append(fault))
-    return said
+    reported: list[Fault] = []
+    guard.report_to(lambda *fault: reported.append(fault))
+    return reported
 
 
 def fail(*_: object) -> None:
     raise ValueError("broken")
 
 
-def test_results_and_arguments_pass(guard: Guard, faults: list[Fault]) -> None:
+def test_results_and_arguments_are_passed_on(guard: Guard, faults: list[Fault]) -> None:
     protected = guard.protect("p", "add", lambda a, b=0: a + b)
     assert protected(2, b=3) == 5
     assert faults == []
 
 
-def test_an_exception_switches_the_probe_off_and_is_written_down_once(
-    guard: Guard, faults: list[Fault]
-) -> None:
+def test_exception_switches_off_the_probe_and_is_reported_once(guard: Guard, faults: list[Fault]) -> None:
     calls: list[str] = []
-    broken = guard.protect("p", "look", fail)
+    broken = guard.protect("p", "read", fail)
     sibling = guard.protect("p", "other", lambda: calls.append("sibling"))
-    stranger = guard.protect("q", "other", lambda: calls.append("stranger"))
+    other_probe = guard.protect("q", "other", lambda: calls.append("other_probe"))
     assert broken() is None
     assert broken() is None
     sibling()
-    stranger()
-    assert calls == ["stranger"]
+    other_probe()
+    assert calls == ["other_probe"]
     assert guard.off == {"p"}
     ((probe, entry, error, where),) = faults
-    assert (probe, entry, error) == ("p", "look", "ValueError: broken")
+    assert (probe, entry, error) == ("p", "read", "ValueError: broken")
     assert where.startswith(__file__)
 
 
-def test_a_long_message_is_cut(guard: Guard, faults: list[Fault]) -> None:
-    def wordy() -> None:
+def test_long_message_is_truncated(guard: Guard, faults: list[Fault]) -> None:
+    def fail_with_long_message() -> None:
         raise ValueError("x" * 10_000)
 
-    guard.protect("p", "look", wordy)()
+    guard.protect("p", "read", fail_with_long_message)()
     assert len(faults[0][2]) == 500
 
 
-@pytest.mark.parametrize("theirs", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_what_is_the_users_passes(guard: Guard, faults: list[Fault], theirs: type[BaseException]) -> None:
+@pytest.mark.parametrize("exception", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_exceptions_of_the_user_are_not_caught(
+    guard: Guard, faults: list[Fault], exception: type[BaseException]
+) -> None:
     def interrupted() -> None:
-        raise theirs
+        raise exception
 
-    protected = guard.protect("p", "look", interrupted)
-    with pytest.raises(theirs):
+    protected = guard.protect("p", "read", interrupted)
+    with pytest.raises(exception):
         protected()
     assert faults == []
     assert guard.off == set()
 
 
-def test_a_fault_before_anyone_listens_is_told_later(guard: Guard) -> None:
-    guard.protect("p", "look", fail)()
-    said: list[Fault] = []
-    guard.report_to(lambda *fault: said.append(fault))
-    assert [fault[:3] for fault in said] == [("p", "look", "ValueError: broken")]
-    again: list[Fault] = []
-    guard.report_to(lambda *fault: again.append(fault))
-    assert again == []
+def test_fault_without_a_reporter_is_reported_later(guard: Guard) -> None:
+    guard.protect("p", "read", fail)()
+    reported: list[Fault] = []
+    guard.report_to(lambda *fault: reported.append(fault))
+    assert [fault[:3] for fault in reported] == [("p", "read", "ValueError: broken")]
+    repeated: list[Fault] = []
+    guard.report_to(lambda *fault: repeated.append(fault))
+    assert repeated == []
 
 
-def test_a_reporter_that_fails_itself_costs_nothing(guard: Guard) -> None:
+def test_failing_reporter_has_no_effect(guard: Guard) -> None:
     guard.report_to(fail)
-    guard.protect("p", "look", fail)()
-    said: list[Fault] = []
-    guard.report_to(lambda *fault: said.append(fault))
-    assert [fault[0] for fault in said] == ["p"]
+    guard.protect("p", "read", fail)()
+    reported: list[Fault] = []
+    guard.report_to(lambda *fault: reported.append(fault))
+    assert [fault[0] for fault in reported] == ["p"]
 
 
-def test_only_the_latest_reporter_is_told(guard: Guard, faults: list[Fault]) -> None:
+def test_only_the_latest_reporter_is_called(guard: Guard, faults: list[Fault]) -> None:
     latest: list[Fault] = []
     guard.report_to(lambda *fault: latest.append(fault))
-    guard.protect("p", "look", fail)()
+    guard.protect("p", "read", fail)()
     assert faults == []
     assert len(latest) == 1
 
 
-def test_an_entry_point_can_be_broken_from_outside(guard: Guard, faults: list[Fault]) -> None:
-    protected = guard.protect("p", "look", lambda: 1)
-    guard.entry_points["p.look"].body = fail
+def test_body_of_an_entry_point_can_be_replaced(guard: Guard, faults: list[Fault]) -> None:
+    protected = guard.protect("p", "read", lambda: 1)
+    guard.entry_points["p.read"].body = fail
     assert protected() is None
-    assert [fault[1] for fault in faults] == ["look"]
+    assert [fault[1] for fault in faults] == ["read"]
 
 
-def test_what_begins_early_waits_for_a_rank() -> None:
-    guard, told, stranded = Guard(), [], []
+def test_faults_of_early_probes_are_kept_until_there_is_a_reporter() -> None:
+    guard, reported, last_resort = Guard(), [], []
     guard.early.add("startup")
-    guard.last_resort = lambda *fault: stranded.append(fault)
+    guard.last_resort = lambda *fault: last_resort.append(fault)
     for probe in ("startup", "agent"):
         guard.protect(probe, "begin", lambda: [][1])()
-    assert [fault[0] for fault in stranded] == ["agent"]
-    guard.report_to(lambda *fault: told.append(fault))
-    assert [fault[0] for fault in told] == ["startup"]
+    assert [fault[0] for fault in last_resort] == ["agent"]
+    guard.report_to(lambda *fault: reported.append(fault))
+    assert [fault[0] for fault in reported] == ["startup"]
 
 
-def test_every_entry_point_runs_in_the_surroundings_that_were_asked_for(
-    guard: Guard, faults: list[Fault]
-) -> None:
+def test_entry_points_run_in_the_context_manager(guard: Guard, faults: list[Fault]) -> None:
     inside: list[str] = []
 
     @contextmanager
@@ -129,10 +127,10 @@ def test_every_entry_point_runs_in_the_surroundings_that_were_asked_for(
         finally:
             inside.append("out")
 
-    early = guard.protect("p", "look", lambda: inside.append("look"))
-    broken = guard.protect("q", "look", fail)
+    early = guard.protect("p", "read", lambda: inside.append("read"))
+    broken = guard.protect("q", "read", fail)
     guard.surroundings = surroundings
     early()
     broken()
-    assert inside == ["in", "look", "out", "in", "out"]
+    assert inside == ["in", "read", "out", "in", "out"]
     assert len(faults) == 1

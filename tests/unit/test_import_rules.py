@@ -1,4 +1,4 @@
-"""Which room may import what: ranks stay light, data flows one way, the command line starts without torch."""
+"""Allowed imports per package: few in ranks, one direction of data flow, no torch in the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.helpers.paths import ROOT
 
 PACKAGE = ROOT / "ddpcheck"
 
-# Rooms whose code runs inside the user's ranks, under the user's Python and with the user's packages.
+# Packages whose code runs inside the ranks, in the user's Python environment.
 IN_RANK = [
     "agent",
     "bootstrap",
@@ -32,10 +32,10 @@ IN_RANK = [
     "torch_compat",
 ]
 IN_RANK_MAY_IMPORT = {*IN_RANK, "errors", "version", ""}
-# The doctor's ranks look at their machines and say what they find; what that takes is standard library only, but
-# for the report, which is imported where there is a rich.
+# The doctor's ranks collect facts about their machines with the standard library only. They import the report inside
+# a function, only where rich is installed.
 ALSO_BY = {"doctor": {"sampling", "analysis", "formatting", "reports"}}
-# Used where they are found: imported inside a function, or at the top of a file that only a function imports
+# Optional packages: imported inside a function, or at the top of a file that only a function imports
 # (`triton_kernel.py`, `decoding_msgspec.py`). `node_kinds.py` decodes node logs, which only the analysis reads.
 ACCELERATORS = {"xxhash", "triton", "pynvml", "msgspec"}
 
@@ -64,17 +64,17 @@ FORBIDDEN = {
 }
 
 
-def sources(room: str) -> list[Path]:
-    place = PACKAGE / room
-    if place.is_dir():
-        # The symlinks probes and reports are not followed by rglob on every Python: resolve them first.
-        return sorted(place.resolve().rglob("*.py"))
-    file = place.with_suffix(".py")
+def sources(package: str) -> list[Path]:
+    path = PACKAGE / package
+    if path.is_dir():
+        # `probes` and `reports` are symlinks, which rglob does not follow in every version of Python.
+        return sorted(path.resolve().rglob("*.py"))
+    file = path.with_suffix(".py")
     return [file] if file.exists() else []
 
 
 def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """Every module that `path` imports for itself, and whether it does so at the top."""
+    """Every module that `path` imports at run time, and whether the import is at the top level."""
     tree = ast.parse(path.read_text(), str(path))
     inside = {
         id(node) for function in ast.walk(tree) if _is_function(function) for node in ast.walk(function)
@@ -112,24 +112,24 @@ def _is_typing_block(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 
-def room_of(module: str) -> str:
-    """The room of a ddpcheck module, or the distribution's top-level name of any other."""
+def package_name(module: str) -> str:
+    """The package below ddpcheck, or the top-level name of any other module."""
     parts = module.split(".")
     if parts[0] != "ddpcheck":
         return parts[0]
     return parts[1] if len(parts) > 1 else ""
 
 
-@pytest.mark.parametrize("room", IN_RANK)
-def test_ranks_need_only_the_standard_library_and_torch(room: str) -> None:
-    for path in sources(room):
+@pytest.mark.parametrize("package", IN_RANK)
+def test_ranks_need_only_the_standard_library_and_torch(package: str) -> None:
+    for path in sources(package):
         for module, top in imports(path):
-            name = room_of(module)
+            name = package_name(module)
             assert not (top and module.endswith(("triton_kernel", "node_kinds"))), path
             if module.split(".")[0] == "ddpcheck":
-                # The package's own names (ddpcheck.__version__ and the like) are no room.
+                # Names such as ddpcheck.__version__ are not packages.
                 allowed = name in IN_RANK_MAY_IMPORT or name.startswith("__")
-                allowed = allowed or (name in ALSO_BY.get(room, ()) and not (top and name == "reports"))
+                allowed = allowed or (name in ALSO_BY.get(package, ()) and not (top and name == "reports"))
             else:
                 allowed = name in sys.stdlib_module_names or name == "torch"
                 own_file = path.stem in ("triton_kernel", "decoding_msgspec", "node_kinds")
@@ -137,23 +137,27 @@ def test_ranks_need_only_the_standard_library_and_torch(room: str) -> None:
             assert allowed, f"{path.relative_to(ROOT)} imports {module}"
 
 
-@pytest.mark.parametrize("room", FORBIDDEN)
-def test_data_flows_one_way(room: str) -> None:
-    for path in sources(room):
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_data_flows_one_way(package: str) -> None:
+    for path in sources(package):
         for module, _ in imports(path):
-            assert room_of(module) not in FORBIDDEN[room], f"{path.relative_to(ROOT)} imports {module}"
+            assert package_name(module) not in FORBIDDEN[package], (
+                f"{path.relative_to(ROOT)} imports {module}"
+            )
 
 
-def test_nvml_is_met_only_where_there_is_a_driver() -> None:
+def test_nvml_is_imported_inside_functions() -> None:
     for path in sources("sampling"):
         for module, top in imports(path):
-            assert not (top and room_of(module) == "pynvml"), f"{path.relative_to(ROOT)} imports {module}"
+            assert not (top and package_name(module) == "pynvml"), (
+                f"{path.relative_to(ROOT)} imports {module}"
+            )
 
 
 def test_the_bootstrap_is_standard_library_only() -> None:
     for path in sources("bootstrap"):
         for module, _ in imports(path):
-            assert room_of(module) != "torch", f"{path.relative_to(ROOT)} imports {module}"
+            assert package_name(module) != "torch", f"{path.relative_to(ROOT)} imports {module}"
 
 
 @pytest.mark.parametrize(
@@ -166,14 +170,14 @@ def test_the_bootstrap_is_standard_library_only() -> None:
         "import ddpcheck.reports.terminal.report, ddpcheck.reports.json_report",
     ],
 )
-def test_start_up_is_light(statement: str) -> None:
+def test_command_line_starts_without_heavy_imports(statement: str) -> None:
     heavy = "torch", "numpy", "xxhash", "msgspec", "ddpcheck.probes", "ddpcheck.agent"
     check = f"import sys\n{statement}\nprint('loaded:', *(set({heavy!r}) & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1].strip() == "loaded:"
 
 
-def test_the_manual_way_in_needs_neither_rich_nor_typer(tmp_path: Path) -> None:
+def test_auto_needs_neither_rich_nor_typer(tmp_path: Path) -> None:
     if not sources("auto"):
         pytest.skip("there is no ddpcheck.auto")
     hidden = "rich", "typer", "xxhash", "pynvml"
@@ -188,10 +192,10 @@ def test_the_manual_way_in_needs_neither_rich_nor_typer(tmp_path: Path) -> None:
         cwd=tmp_path,
         env=environment,
     )
-    assert "not watching" not in done.stderr
+    assert "not checked" not in done.stderr
 
 
-def test_the_ranks_of_the_doctor_need_nothing_but_torch(tmp_path: Path) -> None:
+def test_ranks_of_the_doctor_need_only_torch(tmp_path: Path) -> None:
     hidden = "rich", "typer", "msgspec", "xxhash", "pynvml"
     check = (
         f"import sys\nsys.modules.update(dict.fromkeys({hidden!r}))\n"
@@ -209,11 +213,12 @@ def test_the_ranks_of_the_doctor_need_nothing_but_torch(tmp_path: Path) -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_the_rules_see_something() -> None:
-    # A test of imports that finds no file would pass for ever.
+def test_sources_are_not_empty() -> None:
+    # Without files, the tests above would always pass.
     assert all(
-        sources(room) for room in ("probes", "reports", "analysis", "traces", "config", "sampling", "doctor")
+        sources(package)
+        for package in ("probes", "reports", "analysis", "traces", "config", "sampling", "doctor")
     )
-    assert room_of("ddpcheck.probes.digest") == "probes"
-    assert room_of("rich.table") == "rich"
+    assert package_name("ddpcheck.probes.digest") == "probes"
+    assert package_name("rich.table") == "rich"
     assert package_of(ROOT / "probes" / "digest" / "trees.py", 2) == ["ddpcheck", "probes"]

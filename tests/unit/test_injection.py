@@ -1,4 +1,4 @@
-"""The post-import hook, on a stand-in for torch, and `import ddpcheck.auto`."""
+"""The post-import hook, with a fake torch package, and `import ddpcheck.auto`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.paths import ROOT
 
-# Instead of the agent: says when it was let in and what it could see then.
+# Replaces the agent: prints when it is installed, and whether the DDP module was complete.
 STUB = """
 import sys, types
 sys.path[:0] = [{root!r}, {fake!r}]
@@ -31,11 +31,11 @@ hooks = lambda: sum(isinstance(f, DdpImportFinder) for f in sys.meta_path)
 
 @pytest.fixture
 def fake_torch(tmp_path: Path) -> Path:
-    place = tmp_path / "fake" / "torch" / "nn" / "parallel"
-    place.mkdir(parents=True)
-    for folder in (place, place.parent, place.parent.parent):
+    package = tmp_path / "fake" / "torch" / "nn" / "parallel"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent, package.parent.parent):
         (folder / "__init__.py").write_text("")
-    (place / "distributed.py").write_text("class DistributedDataParallel: pass\nprint('executed')\n")
+    (package / "distributed.py").write_text("class DistributedDataParallel: pass\nprint('executed')\n")
     return tmp_path / "fake"
 
 
@@ -56,7 +56,7 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_agent_comes_in_after_the_import_and_the_hook_goes(fake_torch: Path) -> None:
+def test_agent_is_installed_after_the_import_and_the_hook_is_removed(fake_torch: Path) -> None:
     code = "arm(); arm(); print(hooks()); import torch.nn.parallel.distributed; print(hooks())"
     assert lines(run(fake_torch, code)) == ["1", "executed", "install True", "0"]
 
@@ -66,8 +66,8 @@ def test_already_imported(fake_torch: Path) -> None:
     assert lines(run(fake_torch, code)) == ["executed", "install True", "0"]
 
 
-def test_module_looks_as_without(fake_torch: Path) -> None:
-    look = (
+def test_module_attributes_are_unchanged(fake_torch: Path) -> None:
+    code = (
         "import importlib, importlib.util as u\n"
         "name = 'torch.nn.parallel.distributed'\n"
         "s = u.find_spec(name)\n"
@@ -77,12 +77,12 @@ def test_module_looks_as_without(fake_torch: Path) -> None:
         "print(m.__spec__.loader is m.__loader__, m.__cached__, sorted(vars(m)))\n"
         "importlib.reload(m)\n"
     )
-    plain, watched = lines(run(fake_torch, look)), lines(run(fake_torch, "arm()\n" + look))
-    assert [line for line in watched if not line.startswith("install")] == plain
-    assert watched.count("install True") == 1
+    plain, checked = lines(run(fake_torch, code)), lines(run(fake_torch, "arm()\n" + code))
+    assert [line for line in checked if not line.startswith("install")] == plain
+    assert checked.count("install True") == 1
 
 
-def test_failed_import_can_be_tried_again(fake_torch: Path) -> None:
+def test_failed_import_can_be_repeated(fake_torch: Path) -> None:
     module = fake_torch / "torch" / "nn" / "parallel" / "distributed.py"
     good = module.read_text()
     module.write_text("raise OSError('libcudart')")
@@ -98,7 +98,7 @@ def test_failed_import_can_be_tried_again(fake_torch: Path) -> None:
 
 
 @pytest.mark.parametrize("body", ["raise RuntimeError('boom')", "sys.exit(3)", "import nothing_here"])
-def test_fault_is_written_down_and_import_goes_on(fake_torch: Path, tmp_path: Path, body: str) -> None:
+def test_fault_is_recorded_and_the_import_succeeds(fake_torch: Path, tmp_path: Path, body: str) -> None:
     config = json.dumps({"run_dir": str(tmp_path), "run_id": "x"})
     code = "arm(); import torch.nn.parallel.distributed as d; print(d.DistributedDataParallel)"
     done = run(fake_torch, code, body, DDPCHECK_CONFIG=config)
@@ -112,7 +112,7 @@ def test_fault_is_written_down_and_import_goes_on(fake_torch: Path, tmp_path: Pa
     assert record["error"].split(":")[0] in {"RuntimeError", "SystemExit", "ModuleNotFoundError"}
 
 
-def test_no_folder_for_the_fault(fake_torch: Path) -> None:
+def test_fault_without_a_run_folder_is_ignored(fake_torch: Path) -> None:
     config = json.dumps({"run_dir": "/no/such/folder", "run_id": "x"})
     code = "arm(); import torch.nn.parallel.distributed"
     lines(run(fake_torch, code, "raise RuntimeError", DDPCHECK_CONFIG=config))
@@ -131,8 +131,8 @@ def auto(cwd: Path, **environ: str) -> subprocess.Popen[str]:
     )
 
 
-def meet(cwd: Path, size: int, **environ: str) -> tuple[set[str], str]:
-    """The folders in which the ranks of one job find themselves, and what they say."""
+def run_job(cwd: Path, size: int, **environ: str) -> tuple[set[str], str]:
+    """The run folders of the ranks of one job, and their output to stderr."""
     ranks = [
         auto(cwd, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), MASTER_PORT="29500", **environ)
         for rank in range(size)
@@ -143,29 +143,29 @@ def meet(cwd: Path, size: int, **environ: str) -> tuple[set[str], str]:
     return {config["run_dir"] for config in configs}, "".join(stderr for _, stderr in outputs)
 
 
-def test_auto_ranks_meet_in_one_folder(tmp_path: Path) -> None:
-    folders, said = meet(tmp_path, 4)
+def test_auto_ranks_share_one_run_folder(tmp_path: Path) -> None:
+    folders, stderr = run_job(tmp_path, 4)
     assert len(folders) == 1
     folder = Path(folders.pop())
     assert folder.parent == tmp_path / "ddpcheck-runs"
     assert folder.stat().st_mode & 0o777 == 0o700
     assert json.loads((folder / "run.json").read_text())["id"] == folder.name
     assert [path.name for path in folder.iterdir()] == ["run.json"]
-    assert len(said.splitlines()) == 1
-    assert str(folder) in said
+    assert len(stderr.splitlines()) == 1
+    assert str(folder) in stderr
 
 
-def test_auto_second_run_across_nodes_gets_its_own_folder(tmp_path: Path) -> None:
+def test_auto_second_run_on_several_nodes_gets_a_new_folder(tmp_path: Path) -> None:
     nodes = {"GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
-    first, _ = meet(tmp_path, 3, **nodes)
-    restarted, _ = meet(tmp_path, 3, TORCHELASTIC_RESTART_COUNT="1", **nodes)
-    second, _ = meet(tmp_path, 3, **nodes)
+    first, _ = run_job(tmp_path, 3, **nodes)
+    restarted, _ = run_job(tmp_path, 3, TORCHELASTIC_RESTART_COUNT="1", **nodes)
+    second, _ = run_job(tmp_path, 3, **nodes)
     assert len(first) == len(second) == 1
     assert restarted == first
     assert second != first
 
 
-def test_auto_keeps_the_run_it_is_in(tmp_path: Path) -> None:
+def test_auto_joins_the_current_run(tmp_path: Path) -> None:
     config = json.dumps({"run_dir": str(tmp_path / "given"), "run_id": "x"})
     process = auto(tmp_path, DDPCHECK_CONFIG=config)
     stdout, stderr = process.communicate(timeout=60)
@@ -174,8 +174,8 @@ def test_auto_keeps_the_run_it_is_in(tmp_path: Path) -> None:
 
 
 def test_auto_never_stops_the_script(tmp_path: Path) -> None:
-    (tmp_path / "ddpcheck-runs").write_text("a file in the way")
-    program = "import ddpcheck.auto; print('went on')"
+    (tmp_path / "ddpcheck-runs").write_text("a file instead of a folder")
+    program = "import ddpcheck.auto; print('continued')"
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,
@@ -184,14 +184,14 @@ def test_auto_never_stops_the_script(tmp_path: Path) -> None:
         text=True,
         timeout=60,
     )
-    assert done.stdout == "went on\n"
-    assert done.stderr.startswith("ddpcheck: not watching")
+    assert done.stdout == "continued\n"
+    assert done.stderr.startswith("ddpcheck: this job is not checked")
 
 
 @pytest.mark.slow
 def test_real_torch(tmp_path: Path) -> None:
     from ddpcheck.config import Config
-    from ddpcheck.launcher.environment import command_environment
+    from ddpcheck.launcher.process.command import command_environment
 
     code = (
         "import torch, torch.nn.parallel.distributed as d, sys\n"
@@ -199,9 +199,9 @@ def test_real_torch(tmp_path: Path) -> None:
         "print(len(sys.meta_path))"
     )
     environ = command_environment(Config(run_dir=str(tmp_path), run_id="x"))
-    plain, watched = [
+    plain, checked = [
         subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300)
         for env in (None, environ)
     ]
-    assert (watched.stdout, watched.stderr) == (plain.stdout, plain.stderr)
+    assert (checked.stdout, checked.stderr) == (plain.stdout, plain.stderr)
     assert list(tmp_path.iterdir()) == []

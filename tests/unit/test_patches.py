@@ -1,4 +1,4 @@
-"""Patches come out as they went in."""
+"""Removing patches restores the original attributes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Base:
 
 class Owner(Base):
     def greet(self, name: str = "you") -> str:
-        """Says hello."""
+        """Return a greeting."""
         return f"hello {name}"
 
 
@@ -29,71 +29,71 @@ def patches() -> Any:
     patches.remove()
 
 
-def observe(seen: list[Any]) -> Any:
+def observe(calls: list[Any]) -> Any:
     return lambda original: calling(
-        original, lambda *a, **k: seen.append((a[1:], k)), lambda *_, **__: seen.append("after")
+        original, lambda *a, **k: calls.append((a[1:], k)), lambda *_, **__: calls.append("after")
     )
 
 
-def test_in_and_out_again(patches: Patches) -> None:
+def test_replace_and_remove(patches: Patches) -> None:
     before = dict(vars(Owner))
-    seen: list[Any] = []
-    assert patches.replace(Owner, "greet", observe(seen))
+    calls: list[Any] = []
+    assert patches.replace(Owner, "greet", observe(calls))
     assert Owner().greet(name="me") == "hello me"
-    assert seen == [((), {"name": "me"}), "after"]
+    assert calls == [((), {"name": "me"}), "after"]
     assert Owner.greet.__name__ == "greet"
-    assert Owner.greet.__doc__ == "Says hello."
+    assert Owner.greet.__doc__ == "Return a greeting."
     patches.remove()
     assert dict(vars(Owner)) == before
     assert Owner().greet() == "hello you"
-    assert len(seen) == 2
+    assert len(calls) == 2
 
 
-def test_an_inherited_method_is_inherited_again(patches: Patches) -> None:
+def test_inherited_method_is_restored(patches: Patches) -> None:
     assert patches.replace(Owner, "inherited", observe([]))
     patches.remove()
     assert "inherited" not in vars(Owner)
     assert Owner().inherited() == "inherited"
 
 
-def test_nothing_is_patched_twice(patches: Patches) -> None:
-    seen: list[Any] = []
-    assert patches.replace(Owner, "greet", observe(seen))
-    assert not patches.replace(Owner, "greet", observe(seen))
-    assert not Patches().replace(Owner, "greet", observe(seen))
+def test_second_patch_is_refused(patches: Patches) -> None:
+    calls: list[Any] = []
+    assert patches.replace(Owner, "greet", observe(calls))
+    assert not patches.replace(Owner, "greet", observe(calls))
+    assert not Patches().replace(Owner, "greet", observe(calls))
     Owner().greet()
-    assert len(seen) == 2
+    assert len(calls) == 2
 
 
-def test_what_this_torch_does_not_have_is_left_out(patches: Patches) -> None:
+def test_missing_attribute_is_not_patched(patches: Patches) -> None:
     assert not patches.replace(Owner, "new_in_torch_9", observe([]))
     assert not hasattr(Owner, "new_in_torch_9")
 
 
-@pytest.mark.parametrize("careful", [True, False])
-def test_a_patch_on_top_of_ours_stays(patches: Patches, careful: bool) -> None:
-    """Whether or not it copies our attributes, as functools.wraps does."""
+@pytest.mark.parametrize("copies_attributes", [True, False])
+def test_later_patch_of_other_code_is_kept(patches: Patches, copies_attributes: bool) -> None:
+    """With and without a copy of the wrapper's attributes, as functools.wraps makes it."""
     owner = SimpleNamespace(call=lambda: "original")
     patches.replace(owner, "call", lambda original: calling(original, None, None))
-    ours = owner.call
+    own_wrapper = owner.call
 
-    def theirs() -> str:
-        return "theirs over " + ours()
+    def other_wrapper() -> str:
+        return "other over " + own_wrapper()
 
-    owner.call = functools.wraps(ours)(theirs) if careful else theirs
+    owner.call = functools.wraps(own_wrapper)(other_wrapper) if copies_attributes else other_wrapper
     patches.remove()
-    assert owner.call() == "theirs over original"
+    assert owner.call() == "other over original"
 
 
-def test_an_exception_is_the_originals(patches: Patches) -> None:
+def test_exception_of_the_original_is_raised(patches: Patches) -> None:
     def original() -> None:
-        raise KeyError("theirs")
+        raise KeyError("original")
 
-    seen: list[str] = []
-    wrapper = calling(original, lambda: seen.append("before"), lambda: seen.append("after"))
-    with pytest.raises(KeyError, match="theirs"):
+    calls: list[str] = []
+    wrapper = calling(original, lambda: calls.append("before"), lambda: calls.append("after"))
+    with pytest.raises(KeyError, match="original"):
         wrapper()
-    assert seen == ["before"]
+    assert calls == ["before"]
 
 
 class Maker:
@@ -110,42 +110,42 @@ class Special(Maker):
     pass
 
 
-def test_a_class_method_still_knows_its_class(patches: Patches) -> None:
+def test_class_method_gets_its_class(patches: Patches) -> None:
     before = dict(vars(Maker))
-    seen: list[Any] = []
-    assert patches.replace(Maker, "make", observe(seen))
-    assert not patches.replace(Maker, "make", observe(seen))
+    calls: list[Any] = []
+    assert patches.replace(Maker, "make", observe(calls))
+    assert not patches.replace(Maker, "make", observe(calls))
     assert Special.make("a") == (Special, "a")
     assert Special().make(what="b") == (Special, "b")
-    assert seen == [(("a",), {}), "after", ((), {"what": "b"}), "after"]
+    assert calls == [(("a",), {}), "after", ((), {"what": "b"}), "after"]
     patches.remove()
     assert dict(vars(Maker)) == before
 
 
-def test_a_static_method_gets_no_self(patches: Patches) -> None:
+def test_static_method_gets_no_self(patches: Patches) -> None:
     before = dict(vars(Maker))
-    seen: list[Any] = []
-    assert patches.replace(Special, "plain", observe(seen))
+    calls: list[Any] = []
+    assert patches.replace(Special, "plain", observe(calls))
     assert (Special.plain("a"), Special().plain("b")) == ("a", "b")
-    assert len(seen) == 4
+    assert len(calls) == 4
     patches.remove()
     assert dict(vars(Maker)) == before
     assert "plain" not in vars(Special)
 
 
-def test_the_end_is_seen_of_what_raises() -> None:
-    seen: list[Any] = []
+def test_end_is_called_after_an_exception() -> None:
+    calls: list[Any] = []
 
     def fail(number: int) -> None:
         raise ValueError(number)
 
-    wrapper = around(fail, lambda number: number + 1, lambda *end: seen.append(end))
+    wrapper = around(fail, lambda number: number + 1, lambda *end: calls.append(end))
     with pytest.raises(ValueError, match="3"):
         wrapper(3)
-    assert seen == [(4, (3,), {})]
+    assert calls == [(4, (3,), {})]
 
 
-def test_a_wrapper_that_was_bound_elsewhere_comes_out_too(patches: Patches) -> None:
+def test_unbind_restores_other_names(patches: Patches) -> None:
     module = SimpleNamespace(load=lambda: "loaded")
     original = module.load
     patches.replace(module, "load", lambda each: calling(each, None, None))
@@ -157,8 +157,8 @@ def test_a_wrapper_that_was_bound_elsewhere_comes_out_too(patches: Patches) -> N
     assert (module.load, other.load, other.save) == (original, original, original)
 
 
-def test_one_function_in_two_modules_stays_one(patches: Patches) -> None:
-    """As pickle asks of `torch.load`: it goes by the name in the module that the function says it is from."""
+def test_function_in_two_modules_stays_one_object(patches: Patches) -> None:
+    """pickle requires this: it looks up a function by the name in its defining module."""
     home, front = ModuleType("home"), ModuleType("front")
 
     def load() -> str:

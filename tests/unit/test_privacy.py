@@ -1,4 +1,4 @@
-"""Credentials stay out of what is written down."""
+"""Credentials are masked in everything that is recorded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ddpcheck.privacy import allowed_environment, mask_arguments, mask_text
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("arguments", "masked"),
     [
         (["--api-key", "abc123"], ["--api-key", "***"]),
         (["--token=abc"], ["--token=***"]),
@@ -33,12 +33,12 @@ from ddpcheck.privacy import allowed_environment, mask_arguments, mask_text
         (["--sort-key", "a1b2c3d4e5f6a7b8c9d0"], ["--sort-key", "***"]),
     ],
 )
-def test_masked(given: list[str], kept: list[str]) -> None:
-    assert mask_arguments(given) == kept
+def test_credentials_are_masked(arguments: list[str], masked: list[str]) -> None:
+    assert mask_arguments(arguments) == masked
 
 
 @pytest.mark.parametrize(
-    "argument",
+    "arguments",
     [
         ["torchrun", "--nproc-per-node", "4", "train.py", "--lr", "0.1", "--epochs=3"],
         ["--tokenizer", "gpt2", "--max-tokens=4096", "--pad-token", "<pad>", "--sort-key", "length"],
@@ -50,11 +50,11 @@ def test_masked(given: list[str], kept: list[str]) -> None:
         ["--passes", "3", "--secretary", "x", "--keyframes", "abcdefghijklmnop1234"],
     ],
 )
-def test_left_alone(argument: list[str]) -> None:
-    assert mask_arguments(argument) == argument
+def test_other_arguments_are_unchanged(arguments: list[str]) -> None:
+    assert mask_arguments(arguments) == arguments
 
 
-def test_environment_goes_by_an_allow_list() -> None:
+def test_environment_is_filtered_by_an_allow_list() -> None:
     environ = {
         "RANK": "1",
         "MASTER_ADDR": "10.0.0.1",

@@ -1,4 +1,4 @@
-"""A private name that torch renames costs the check that needs it, says so, and nothing else."""
+"""A private name that torch lacks disables only the check that needs it, and is reported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from ddpcheck.torch_compat import TABLE
 from tests.helpers.paths import ROOT
 
-# Measured, or bound to the process.
+# Records with measurements or properties of the process.
 NOT_COMPARED = {"rank", "clocks", "memory", "memory_parts", "startup", "end", "trace", "ready", "loader"}
 
 
@@ -34,38 +34,38 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "rank-00000.jsonl").read_text().splitlines()]
 
 
-def comparable(found: list[dict[str, Any]]) -> Counter[str]:
-    kept = [{**raw, "time": 0} for raw in found if raw["kind"] not in NOT_COMPARED]
-    return Counter(json.dumps(raw, sort_keys=True) for raw in kept)
+def comparable(raw_records: list[dict[str, Any]]) -> Counter[str]:
+    compared = [{**raw, "time": 0} for raw in raw_records if raw["kind"] not in NOT_COMPARED]
+    return Counter(json.dumps(raw, sort_keys=True) for raw in compared)
 
 
-def test_a_torch_that_has_all_names_has_no_fault(runs: Path) -> None:
-    found = records(runs / "none")
-    assert [raw for raw in found if raw["kind"] == "fault"] == []
-    assert {"digest", "backward", "applied", "clocks", "epoch", "loss"} <= {raw["kind"] for raw in found}
+def test_no_fault_if_all_names_exist(runs: Path) -> None:
+    written = records(runs / "none")
+    assert [raw for raw in written if raw["kind"] == "fault"] == []
+    assert {"digest", "backward", "applied", "clocks", "epoch", "loss"} <= {raw["kind"] for raw in written}
 
 
 @pytest.mark.parametrize("index", range(len(TABLE)), ids=lambda index: f"{index}-{TABLE[index].name}")
 def test_a_missing_name_is_reported_or_not_needed(runs: Path, index: int) -> None:
-    private, found = TABLE[index], records(runs / str(index))
+    private, written = TABLE[index], records(runs / str(index))
     assert (runs / str(index) / "weights").read_text() == (runs / "none" / "weights").read_text()
-    faults = [raw for raw in found if raw["kind"] == "fault"]
+    faults = [raw for raw in written if raw["kind"] == "fault"]
     assert {raw["probe"] for raw in faults} <= {"torch_compat"}, faults
     assert all(raw["error"].endswith(private.check) for raw in faults)
     if not faults:
-        rest = [raw for raw in found if raw["kind"] != "fault"]
+        rest = [raw for raw in written if raw["kind"] != "fault"]
         assert comparable(rest) == comparable(records(runs / "none"))
 
 
 def test_no_other_module_uses_a_private_name_of_torch() -> None:
-    """The names of the table as attributes or text, and anything private that is reached through `torch`."""
+    """Searches for the names of the table as attributes or strings, and for private attributes of `torch`."""
     names = {private.name for private in TABLE if private.name.startswith("_")}
     listed = "|".join(sorted(map(re.escape, names)))
     pattern = re.compile(
         rf"(?<!self)\.({listed})\b|[\"']({listed})[\"']|\btorch(\.\w+)*\._[a-z]|import _[A-Za-z]"
     )
-    rooms = [*(ROOT / "ddpcheck" / "agent").rglob("*.py"), *(ROOT / "probes").rglob("*.py")]
-    for path in sorted([*rooms, ROOT / "ddpcheck" / "patches.py", ROOT / "ddpcheck" / "guard.py"]):
+    paths = [*(ROOT / "ddpcheck" / "agent").rglob("*.py"), *(ROOT / "probes").rglob("*.py")]
+    for path in sorted([*paths, ROOT / "ddpcheck" / "patches.py", ROOT / "ddpcheck" / "guard.py"]):
         for number, line in enumerate(path.read_text().splitlines(), 1):
             code = line.partition("  #")[0]
             assert not pattern.search(code), f"{path.relative_to(ROOT)}:{number}: {line.strip()}"

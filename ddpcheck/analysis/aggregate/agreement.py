@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from ddpcheck.analysis.aggregate.pending import PendingValues
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.analysis.timeseries.agreement import AgreementSeries
+from ddpcheck.analysis.timeseries.recorded import AgreementSeries
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord
 
@@ -42,7 +42,7 @@ class ComparisonKey(NamedTuple):
 class Disagreement:
     """A comparison in which ranks had different digests."""
 
-    moment: ComparisonKey
+    key: ComparisonKey
     digests: Mapping[int, RankDigest]
 
     def groups(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -113,85 +113,82 @@ class Agreement:
     def add(self, rank: int, module: ModuleKey, record: RankDigest) -> None:
         part = record.hyper if isinstance(record, DigestRecord) and record.of == _STATE else ""
         optimizer = -1 if record.optimizer is None else record.optimizer
-        moment = ComparisonKey(module, record.stage, record.of, record.step, optimizer, part)
+        key = ComparisonKey(module, record.stage, record.of, record.step, optimizer, part)
         if isinstance(record, DigestRecord) and record.stage == _REWRITTEN:
-            self._rewrites.setdefault(moment, {})[rank] = record
+            self._rewrites.setdefault(key, {})[rank] = record
             return
-        if self._pending.add(moment, module[0], rank, record):
-            self._finish(moment)
+        if self._pending.add(key, module[0], rank, record):
+            self._finish(key)
         elif len(self._pending) > MOST_PENDING:
             self._finish(self._pending.oldest())
 
     def end_rank(self, rank: int) -> None:
         """The rank reports nothing more: comparisons that waited only for it are complete."""
         self.ended.add(rank)
-        for moment in sorted(self._pending.end_rank(rank)):
-            self._finish(moment)
+        for key in sorted(self._pending.end_rank(rank)):
+            self._finish(key)
 
     def end_all(self) -> None:
         """No rank reports anything more."""
-        for moment in sorted(self._pending):
-            self._finish(moment)
+        for key in sorted(self._pending):
+            self._finish(key)
 
     def stats_of(self, module: ModuleKey, stage: Stage, of: TensorKind) -> ComparisonStats:
         return self.stats.get((module, stage.value, of.value), ComparisonStats())
 
-    def _finish(self, moment: ComparisonKey) -> None:
-        reported = self._pending.take(moment)
+    def _finish(self, key: ComparisonKey) -> None:
+        reported = self._pending.take(key)
         digests = comparable(reported, self.hashes)
-        if moment.stage == Stage.PARAMS.value:
-            self._compare_rewrites(moment, digests)
-        if moment.of == TensorKind.STATE.value and len(reported) < len(moment.module[0]):
-            self._keep_partial(Disagreement(moment, digests))
+        if key.stage == Stage.PARAMS.value:
+            self._compare_rewrites(key, digests)
+        if key.of == TensorKind.STATE.value and len(reported) < len(key.module[0]):
+            self._keep_partial(Disagreement(key, digests))
         if len(digests) < 2:
             return
-        stats = self.stats.setdefault((moment.module, moment.stage, moment.of), ComparisonStats())
+        stats = self.stats.setdefault((key.module, key.stage, key.of), ComparisonStats())
         stats.compared += 1
-        if moment.of == TensorKind.PARAMETERS.value and moment.stage in _IN_SERIES:
-            series = self.series.setdefault(moment.module, AgreementSeries())
-            series.note(
-                moment.step, moment.module[0], {rank: record.root for rank, record in digests.items()}
-            )
-            series.differing.note(moment.step, list(_digest_records(digests)))
-        disagreement = Disagreement(moment, digests)
+        if key.of == TensorKind.PARAMETERS.value and key.stage in _IN_SERIES:
+            series = self.series.setdefault(key.module, AgreementSeries())
+            series.note(key.step, key.module[0], {rank: record.root for rank, record in digests.items()})
+            series.differing.note(key.step, list(_digest_records(digests)))
+        disagreement = Disagreement(key, digests)
         if len({record.root for record in digests.values()}) > 1:
             stats.differing += 1
-            if stats.first is None or moment.step < stats.first.moment.step:
+            if stats.first is None or key.step < stats.first.key.step:
                 stats.first = disagreement
-        elif moment.of == TensorKind.PARAMETERS.value:
-            self._agreed[moment.module] = next(_digest_records(digests))
-        if moment.stage == Stage.PARAMS.value:
+        elif key.of == TensorKind.PARAMETERS.value:
+            self._agreed[key.module] = next(_digest_records(digests))
+        if key.stage == Stage.PARAMS.value:
             valid = list(
                 _digest_records({r: record for r, record in digests.items() if r not in self.impaired})
             )
             if len({record.hyper for record in valid}) > 1:
-                self.hyper.setdefault(moment.module, disagreement)
+                self.hyper.setdefault(key.module, disagreement)
             if len({record.forward for record in valid}) > 1:
-                self.forwards.setdefault(moment.module, disagreement)
+                self.forwards.setdefault(key.module, disagreement)
 
     def _keep_partial(self, disagreement: Disagreement) -> None:
         if len(self.partial_state) < MOST_PARTIAL:
             self.partial_state.append(disagreement)
 
-    def _compare_rewrites(self, moment: ComparisonKey, digests: Mapping[int, RankDigest]) -> None:
+    def _compare_rewrites(self, key: ComparisonKey, digests: Mapping[int, RankDigest]) -> None:
         """Compare parameters before this step. A rank without a rewrite has the values on which all last agreed."""
         due = sorted(
             before
             for before in self._rewrites
-            if (before.module, before.optimizer) == (moment.module, moment.optimizer)
-            and before.step <= moment.step
+            if (before.module, before.optimizer) == (key.module, key.optimizer) and before.step <= key.step
         )
         for before in due:
             rewrites = self._rewrites.pop(before)
-            if moment.module in self.rewritten or self._has_diverged(moment.module):
+            if key.module in self.rewritten or self._has_diverged(key.module):
                 continue
-            last = self._agreed.get(moment.module)
+            last = self._agreed.get(key.module)
             # With --every some steps are not digested: the values of a rank without a rewrite are then unknown.
             is_current = last is not None and (last.step == before.step - 1 or last.step < 0)
             current = {rank: rewrites.get(rank, last if is_current else None) for rank in digests}
             known = {rank: record for rank, record in current.items() if record is not None}
             if len({record.root for record in known.values()}) > 1 or len(known) < len(digests):
-                self.rewritten[moment.module] = Disagreement(before, known)
+                self.rewritten[key.module] = Disagreement(before, known)
 
     def _has_diverged(self, module: ModuleKey) -> bool:
         return self.stats_of(module, Stage.PARAMS, TensorKind.PARAMETERS).first is not None

@@ -10,7 +10,6 @@ from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_p
 from ddpcheck.analysis.module_key import ModuleKey, module_key
 from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, DigestRecord, Stage
 from ddpcheck.records.kinds.gradients import AppliedRecord
-from ddpcheck.records.kinds.hang import StackRecord
 from ddpcheck.records.kinds.modules import (
     LOCAL_SGD_HOOK,
     CommHookRecord,
@@ -18,9 +17,8 @@ from ddpcheck.records.kinds.modules import (
     ModuleRecord,
     StructureRecord,
 )
-from ddpcheck.records.kinds.nodes import NodeMismatchRecord, NodesRecord
 from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord, SkipRecord
-from ddpcheck.records.kinds.rank import EndRecord, FaultRecord
+from ddpcheck.records.kinds.rank import EndRecord, FaultRecord, NodeMismatchRecord, NodesRecord, StackRecord
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.aggregate.launch import Attempt
@@ -101,8 +99,8 @@ class RankCollector(Collector):
 
     def _is_after_disagreement(self, record: HyperRecord) -> bool:
         """Whether ranks differed before this change: later changes must not displace those that explain it."""
-        moments = [disagreement.moment for disagreement in self._agreement.hyper.values()]
-        steps = [moment.step for moment in moments if moment.optimizer == record.optimizer]
+        keys = [disagreement.key for disagreement in self._agreement.hyper.values()]
+        steps = [key.step for key in keys if key.optimizer == record.optimizer]
         return bool(steps) and record.step > max(steps)
 
     @collects(SkipRecord)

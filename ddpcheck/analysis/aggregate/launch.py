@@ -17,13 +17,12 @@ from ddpcheck.analysis.hardware.step_times import StepTimes
 from ddpcheck.analysis.memory.collector import MemoryCollector
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.timeseries.collector import LossCollector
-from ddpcheck.analysis.timeseries.loss import LossSeries
+from ddpcheck.analysis.timeseries.recorded import LossSeries
 from ddpcheck.analysis.timing.clock_offsets import HostClock
 from ddpcheck.analysis.timing.collector import ClockOffsetCollector, StepTimeCollector
 from ddpcheck.analysis.timing.rank_series import StepTimeSeries
 from ddpcheck.records.kinds.digests import Stage, TensorKind
-from ddpcheck.records.kinds.nodes import NodeMismatchRecord
-from ddpcheck.records.kinds.rank import EndRecord, RankHeader
+from ddpcheck.records.kinds.rank import EndRecord, NodeMismatchRecord, RankHeader
 from ddpcheck.records.registry import Record
 
 _AnyCollector = TypeVar("_AnyCollector", bound=Collector)
@@ -112,11 +111,11 @@ class Attempt:
         return self.collector(MemoryCollector)
 
     @property
-    def pace(self) -> StepTimes:
+    def step_timelines(self) -> StepTimes:
         return self.collector(StepTimelineCollector).step_times
 
     @property
-    def clocks(self) -> dict[int, StepTimeSeries]:
+    def step_times(self) -> dict[int, StepTimeSeries]:
         """Step times by rank."""
         return self.collector(StepTimeCollector).ranks
 
@@ -137,7 +136,9 @@ class Attempt:
         """The hosts of the job and their clocks, where there are several."""
         here = {number: rank.header.host for number, rank in self.ranks.items()}
         # Waits by the clock of a device are not comparable with the clock of the host.
-        waits = {rank: series.shortest_wait() for rank, series in self.clocks.items() if not series.device}
+        waits = {
+            rank: series.shortest_wait() for rank, series in self.step_times.items() if not series.device
+        }
         known = {rank: wait for rank, wait in waits.items() if wait is not None}
         return self.collector(ClockOffsetCollector).offsets.hosts(here, self.elsewhere, known)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ddpcheck.analysis.allreduce.sketch_table import Parts, SketchTable, parts_of
-from ddpcheck.records.sketch_codec import Packed
+from ddpcheck.records.codecs import Packed
 from ddpcheck.records.sketch_signs import BLOCK, LARGEST_WEIGHT
 
 # Allowed standard deviations of a sum under random signs: the probability of more is 6e-13.

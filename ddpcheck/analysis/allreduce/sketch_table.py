@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from operator import mul
 
-from ddpcheck.records.sketch_codec import ITEM_BYTES, OF_CODE, Packed, unpack_one, unwrap
+from ddpcheck.records.codecs import ITEM_BYTES, OF_CODE, Packed, unpack_one, unwrap
 
 _NOT_FINITE = 255
 _BIG_ENDIAN = array("i", [1]).tobytes()[0] == 0

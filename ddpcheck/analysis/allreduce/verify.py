@@ -17,10 +17,10 @@ from ddpcheck.analysis.allreduce.mean_check import (
 )
 from ddpcheck.analysis.allreduce.sketch_table import NOTHING, Parts, SketchTable
 from ddpcheck.analysis.module_key import ModuleKey, members
-from ddpcheck.analysis.timeseries.gradients import GradientSeries
+from ddpcheck.analysis.timeseries.recorded import GradientSeries
+from ddpcheck.records.codecs import shares
 from ddpcheck.records.kinds.gradients import BackwardRecord
 from ddpcheck.records.kinds.modules import ModuleRecord
-from ddpcheck.records.sketch_shares import shares
 
 # The divisor of a backward inside join(): the number of ranks that still have data.
 LIVE_RANKS = -1
@@ -60,7 +60,7 @@ class MeanCheckStats:
     """The results of all reduced backwards of one module."""
 
     checked: int = 0
-    missed: int = 0
+    mismatches: int = 0
     first: MeanMismatch | None = None
     # What the first wrong result is instead of the mean; empty: unknown.
     actual: str = ""
@@ -85,14 +85,14 @@ class MeanCheckStats:
 class AllReduceVerifier:
     """Verifies all reduced backwards of an attempt; each is dropped once all ranks have reported it."""
 
-    tallies: dict[ModuleKey, MeanCheckStats] = field(default_factory=dict)
+    stats: dict[ModuleKey, MeanCheckStats] = field(default_factory=dict)
     # Modules that train inside join(): ranks without data contribute zeros and write no record.
     joined: set[ModuleKey] = field(default_factory=set)
     # Ranks that may have contributed gradients without a record.
     lost: set[int] = field(default_factory=set)
     # By rank, its hash algorithm.
     hashes: Mapping[int, str] = field(default_factory=dict)
-    books: dict[ModuleKey, GradientSeries] = field(default_factory=dict)
+    series: dict[ModuleKey, GradientSeries] = field(default_factory=dict)
     _pending: PendingValues[tuple[ModuleKey, int], BackwardRecord] = field(default_factory=PendingValues)
     # How many ranks had ended and were lost at the last check.
     _gone: tuple[int, int] = (0, 0)
@@ -131,7 +131,7 @@ class AllReduceVerifier:
 
     def _finish(self, module: ModuleKey, number: int, early: bool = False) -> None:
         records = self._pending.take((module, number))
-        stats = self.tallies.setdefault(module, MeanCheckStats())
+        stats = self.stats.setdefault(module, MeanCheckStats())
         try:
             local = SketchTable({rank: record.local for rank, record in records.items()})
             reduced = SketchTable(
@@ -149,14 +149,14 @@ class AllReduceVerifier:
         mismatches, ratio = (
             self._mismatches(records, local, reduced, module, stats) if complete else ([], None)
         )
-        series = self.books.setdefault(module, GradientSeries(len(module[0])))
+        series = self.series.setdefault(module, GradientSeries(len(module[0])))
         # The norm needs the shares of all ranks.
         series.note(min(one.step for one in records.values()), local, reduced if complete else None, ratio)
         if not complete:
             return
         stats.checked += 1
         if mismatches:
-            stats.missed += 1
+            stats.mismatches += 1
             if stats.first is None:
                 stats.first = max(mismatches, key=lambda mismatch: mismatch.outcome.ratio)
 

@@ -12,15 +12,87 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpcheck.analysis.aggregate.agreement import Disagreement
+from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of, outlier_ranks
 from ddpcheck.analysis.aggregate.launch import Attempt
-from ddpcheck.analysis.divergence.optimizers import stepped_parameters
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.records.kinds.digests import Stage, TensorKind
+from ddpcheck.records.reasons import UnsyncedReason, WriteWindow
 
 if TYPE_CHECKING:
     from ddpcheck.rules.rule import Rule
+
+
+REASON_TEXT: dict[UnsyncedReason | WriteWindow, str] = {
+    UnsyncedReason.NO_SYNC: "no_sync open",
+    UnsyncedReason.FORWARD_IN_NO_SYNC: "forward inside no_sync, backward outside",
+    UnsyncedReason.BYPASS: "wrapper bypassed",
+    UnsyncedReason.TWO_FORWARDS: "two forwards before two backwards",
+    UnsyncedReason.SECOND_BACKWARD: "second backward on one forward",
+    WriteWindow.BEFORE_FORWARD: "before the forward",
+    WriteWindow.IN_FORWARD: "inside the forward",
+    WriteWindow.AFTER_BACKWARD: "between backward and step",
+}
+_BY_VALUE = {reason.value: text for reason, text in REASON_TEXT.items()}
+
+
+def reason_text(stored: str) -> str:
+    """The sentence for a stored value; text that is not such a value, as of earlier versions, stays as it is."""
+    return _BY_VALUE.get(stored, stored)
+
+
+@dataclass(frozen=True)
+class RecreatedOptimizer:
+    """Ranks that continued with another optimizer than the others, from `step` on."""
+
+    ranks: tuple[int, ...]
+    step: int
+    # Whether replicas are known to differ at the last step.
+    diverged: bool
+
+
+def stepped_parameters(attempt: Attempt, module: ModuleKey, optimizer: int) -> dict[int, frozenset[int]]:
+    """By rank, the indices of the module's parameters that its optimizer steps."""
+    return {
+        number: frozenset(index for group in record.groups for index in group if index >= 0)
+        for number, rank in attempt.of_module(module).items()
+        for (owner, key), record in rank.optimizers.items()
+        if key == module and owner == optimizer
+    }
+
+
+def recreated_optimizer(attempt: Attempt, module: ModuleKey) -> RecreatedOptimizer | None:
+    """None if all ranks stepped with the same optimizers, or not equally often."""
+    steps = {
+        number: {
+            optimizer: count
+            for (key, optimizer), count in rank.steps.items()
+            if key == module and optimizer >= 0
+        }
+        for number, rank in attempt.of_module(module).items()
+    }
+    if len(steps) < 2 or not all(steps.values()):
+        return None
+    if len({max(counts.values()) for counts in steps.values()}) > 1:
+        return None
+    if len({tuple(sorted(counts)) for counts in steps.values()}) < 2:
+        return None
+    shared = set.intersection(*(set(counts) for counts in steps.values()))
+    before = [
+        max(count for optimizer, count in counts.items() if optimizer in shared)
+        for counts in steps.values()
+        if set(counts) - shared and set(counts) & shared
+    ]
+    if not before:
+        return None
+    groups = groups_of({number: repr(sorted(counts)) for number, counts in steps.items()})
+    lasts = [rank.last for rank in attempt.of_module(module).values() if rank.last is not None]
+    comparable = len({last.step for last in lasts}) == 1 and all(
+        last.stage == Stage.PARAMS.value for last in lasts
+    )
+    diverged = comparable and len({last.root for last in lasts}) > 1
+    return RecreatedOptimizer(outlier_ranks([ranks for _, ranks in groups]), min(before), diverged)
+
 
 # How a rank's last backward ended, as records state it: DDP reduced it.
 SYNCED = "synced"
@@ -75,7 +147,7 @@ class Divergence(Explanation):
 
     @property
     def step(self) -> int:
-        return self.first.moment.step
+        return self.first.key.step
 
 
 @dataclass(frozen=True)
@@ -125,12 +197,12 @@ def gradient_evidence(attempt: Attempt, divergence: Divergence, folder: Path) ->
     """The evidence of a divergence of gradients.
 
     Only ranks that noticed it themselves wrote the digest of each gradient. If a rank was too far ahead, the
-    parameters that differ after the same step stand in for the gradients.
+    parameters that differ after the same step are used instead of the gradients.
     """
-    moment = divergence.first.moment
+    key = divergence.first.key
     evidence = {**divergence.evidence, **of_disagreement(attempt, divergence.first, folder)}
-    after = attempt.agreement.stats_of(moment.module, Stage.PARAMS, TensorKind.PARAMETERS).first
-    if not evidence["parameters"]["names"] and after is not None and after.moment.step == moment.step:
+    after = attempt.agreement.stats_of(key.module, Stage.PARAMS, TensorKind.PARAMETERS).first
+    if not evidence["parameters"]["names"] and after is not None and after.key.step == key.step:
         evidence["parameters"] = of_disagreement(attempt, after, folder)["parameters"]
     return evidence
 
@@ -141,15 +213,15 @@ def _gradients(attempt: Attempt, module: ModuleKey, causes: Iterable[Cause]) -> 
     if first is None or attempt.uses_local_sgd(module) or _structure_changed(attempt, module, first):
         return None
     # Optimizers that hold different parameters apply different sets of gradients.
-    if len(set(stepped_parameters(attempt, module, first.moment.optimizer).values())) > 1:
+    if len(set(stepped_parameters(attempt, module, first.key.optimizer).values())) > 1:
         return None
     return _first_explanation(attempt, module, first, causes)
 
 
 def _structure_changed(attempt: Attempt, module: ModuleKey, first: Disagreement) -> bool:
-    """Gradients of parameters that the reducer does not know rightly differ between ranks."""
+    """Gradients of parameters that the reducer does not know differ between ranks as expected."""
     return any(
-        key == module and record.step <= first.moment.step
+        key == module and record.step <= first.key.step
         for rank in attempt.of_module(module).values()
         for key, record in rank.structure
     )
@@ -172,9 +244,9 @@ def _follows(gradients: Divergence) -> Explain:
     def explain(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
         """The gradients diverged no later, and no write made the parameters diverge before them."""
         rewritten = attempt.agreement.rewritten.get(module)
-        if gradients.step > first.moment.step:
+        if gradients.step > first.key.step:
             return None
-        if rewritten is not None and rewritten.moment.step < gradients.step:
+        if rewritten is not None and rewritten.key.step < gradients.step:
             return None
         return Explanation(cause=gradients.cause)
 

@@ -11,7 +11,7 @@ from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.records.kinds.digests import Stage, TensorKind
-from ddpcheck.records.kinds.nodes import NodeMismatchRecord
+from ddpcheck.records.kinds.rank import NodeMismatchRecord
 from ddpcheck.rules.rule import Rule
 
 # Stages at which nodes compare their replicas.
@@ -37,7 +37,7 @@ def _differs_here(context: RuleContext, module: ModuleKey, step: int) -> bool:
     firsts = [
         stats.first for (key, stage, _), stats in comparisons.items() if key == module and stage in _COMPARED
     ]
-    return any(first is not None and first.moment.step <= step for first in firsts)
+    return any(first is not None and first.key.step <= step for first in firsts)
 
 
 def _finding(

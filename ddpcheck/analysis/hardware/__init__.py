@@ -1,1 +1,1 @@
-"""What the machines did: samples of the nodes, joined to the steps of the ranks."""
+"""Hardware of the nodes: their samples, related to the steps of the ranks."""

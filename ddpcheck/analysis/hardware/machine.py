@@ -73,5 +73,5 @@ def _windows(attempt: Attempt) -> dict[str, Window]:
     on_host: dict[str, list[int]] = {}
     for number, rank in attempt.ranks.items():
         on_host.setdefault(rank.header.host, []).append(number)
-    found = {host: attempt.pace.window(ranks) for host, ranks in on_host.items()}
-    return {host: window for host, window in found.items() if window is not None}
+    windows = {host: attempt.step_timelines.window(ranks) for host, ranks in on_host.items()}
+    return {host: window for host, window in windows.items() if window is not None}

@@ -1,4 +1,4 @@
-"""The samples of each node, read line by line: what was notable, and where the counters stood around the steps."""
+"""Samples of each node: statistics, downsampled series, and counters at the start and end of the steps."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ddpcheck.analysis.hardware.statistics import (
     NodeStatistics,
     sample_from,
 )
-from ddpcheck.analysis.network.route_counters import RouteCounterTable
+from ddpcheck.analysis.network.model import RouteCounterTable
 from ddpcheck.analysis.timeseries.series import BoundedSeries
 
 Rates = list[tuple[int, int]]
 
 
 def series_of(samples: Sequence[NodeSample]) -> dict[str, Any]:
-    """For drawing: gauges at each time, and bytes a second since the time before."""
+    """For charts: gauges at each time, and bytes per second since the previous sample."""
     network = rates_of(samples, partial(_over_interfaces, False))
     loopback = rates_of(samples, partial(_over_interfaces, True))
     gpus = max((len(sample.gpus) for sample in samples), default=0)
@@ -56,7 +56,7 @@ def _both_ways(index: int, kind: str, sample: NodeSample) -> tuple[int, ...]:
 
 
 def _gpu(sample: NodeSample, index: int) -> GpuSample:
-    """A driver that was silent tells nothing of any GPU."""
+    """Empty if the driver did not answer."""
     return sample.gpus[index] if index < len(sample.gpus) else GpuSample()
 
 
@@ -66,26 +66,26 @@ def _over_interfaces(loopback: bool, sample: NodeSample) -> tuple[int, ...]:
 
 
 def rates_of(samples: Sequence[NodeSample], totals: Callable[[NodeSample], tuple[int, ...]]) -> Rates:
-    """Bytes a second, received and sent; 0 for the first."""
-    found = [(0, 0)] if samples else []
+    """Bytes per second, received and sent; 0 for the first sample."""
+    rates = [(0, 0)] if samples else []
     for before, after in pairwise(samples):
         old, new = totals(before), totals(after)
         seconds = after.time - before.time
         if len(old) == len(new) == 2 and seconds > 0:
-            found.append((_rate(old[0], new[0], seconds), _rate(old[1], new[1], seconds)))
+            rates.append((_rate(old[0], new[0], seconds), _rate(old[1], new[1], seconds)))
         else:
-            found.append((0, 0))
-    return found
+            rates.append((0, 0))
+    return rates
 
 
 def _rate(before: int, after: int, seconds: float) -> int:
     return round(max(0, after - before) / seconds)
 
 
-# Beyond so many nodes, series for drawing stay in the node logs.
-MOST_DRAWN = 16
+# Nodes with series in the report; those of further nodes are only in the node logs.
+MOST_NODES_WITH_SERIES = 16
 MOST_POINTS = 120
-MOST_CLOSELY = 1000
+MOST_FINE_POINTS = 1000
 FEW_POINTS = 8
 Window = tuple[float, float]
 
@@ -109,44 +109,44 @@ class DownsampledSeries(BoundedSeries):
 
 @dataclass
 class NodeSamples:
-    """What one launcher sampled; bounded, however long the job was."""
+    """The samples of one launcher. The size does not depend on the length of the job."""
 
     host: str
     facts: NodeFacts = field(default_factory=NodeFacts)
-    # Processor time that sampling took; None where the launcher did not come to its end.
+    # CPU time of the sampler; None if the launcher did not end normally.
     cpu_seconds: float | None = None
     count: int = 0
     first: NodeSample | None = None
     last: NodeSample | None = None
-    # The first and the last sample inside the window of the steps.
+    # The first and the last sample during the steps.
     opening: NodeSample | None = None
     closing: NodeSample | None = None
-    tally: NodeStatistics = field(default_factory=NodeStatistics)
-    # What its ranks sent to other addresses inside that window.
+    statistics: NodeStatistics = field(default_factory=NodeStatistics)
+    # What its ranks sent to other addresses during the steps.
     routes: RouteCounterTable = field(default_factory=RouteCounterTable)
-    # The same of other launchers on this node, who saw only ranks of their own.
+    # The same from other launchers on this node, each of which observed only its own ranks.
     more_routes: list[RouteCounterTable] = field(default_factory=list)
-    # By place of the GPU: inside the window of the steps alone.
+    # By index of the GPU in the samples: during the steps only.
     stepping: list[GpuStatistics] = field(default_factory=list)
-    # For drawing, and closer for those who have room for more.
-    drawn: DownsampledSeries = field(default_factory=lambda: DownsampledSeries(MOST_POINTS))
-    closely: DownsampledSeries = field(default_factory=lambda: DownsampledSeries(MOST_CLOSELY))
+    # For the report, and with more points for TensorBoard.
+    coarse: DownsampledSeries = field(default_factory=lambda: DownsampledSeries(MOST_POINTS))
+    fine: DownsampledSeries = field(default_factory=lambda: DownsampledSeries(MOST_FINE_POINTS))
 
     @property
     def series(self) -> list[NodeSample]:
-        """For drawing."""
-        return self.drawn.samples
+        """For the report."""
+        return self.coarse.samples
 
-    def tally_of(self, place: int) -> GpuStatistics:
-        """Of the GPU at a place of the samples."""
-        return self.tally.gpus[place] if place < len(self.tally.gpus) else GpuStatistics()
+    def gpu_statistics(self, index: int) -> GpuStatistics:
+        """Of the GPU at an index of the samples."""
+        return self.statistics.gpus[index] if index < len(self.statistics.gpus) else GpuStatistics()
 
-    def gpu_index(self, place: int) -> int:
-        """The index by which NVML knows the GPU at a place of the samples."""
-        return self.facts.gpus[place].index if place < len(self.facts.gpus) else place
+    def gpu_index(self, index: int) -> int:
+        """The NVML index of the GPU at an index of the samples."""
+        return self.facts.gpus[index].index if index < len(self.facts.gpus) else index
 
     def add(self, sample: NodeSample, window: Window | None) -> None:
-        self.tally.add(self.last, sample)
+        self.statistics.add(self.last, sample)
         self.first = self.first or sample
         self.last = sample
         if window is not None and window[0] <= sample.time <= window[1]:
@@ -154,17 +154,17 @@ class NodeSamples:
             self.closing = sample
             self.routes.add(sample)
             self.stepping += [GpuStatistics() for _ in sample.gpus[len(self.stepping) :]]
-            for tally, gpu in zip(self.stepping, sample.gpus, strict=False):
-                tally.add(gpu)
-        self.drawn.add(sample)
-        self.closely.add(sample)
+            for statistics, gpu in zip(self.stepping, sample.gpus, strict=False):
+                statistics.add(gpu)
+        self.coarse.add(sample)
+        self.fine.add(sample)
         self.count += 1
 
 
 def read_nodes(folder: Path, windows: Mapping[str, Window]) -> list[NodeSamples]:
-    """`windows`: by host, when its ranks stepped.
+    """`windows`: start and end of the steps by host.
 
-    One for each node: launchers that share a host and a network namespace see the same, and count once.
+    One entry per node: launchers with the same host and network namespace observe the same counters.
     """
     # Not at the top: msgspec is not installed everywhere that this module is used.
     from ddpcheck.records.node_kinds import HardwareRecord, NodeLogReader, SampleRecord, SamplerEndRecord
@@ -176,8 +176,8 @@ def read_nodes(folder: Path, windows: Mapping[str, Window]) -> list[NodeSamples]
         node = launchers.get(key)
         if node is None:
             node = launchers[key] = NodeSamples(host)
-            if len(launchers) > MOST_DRAWN:
-                node.drawn, node.closely = DownsampledSeries(FEW_POINTS), DownsampledSeries(FEW_POINTS)
+            if len(launchers) > MOST_NODES_WITH_SERIES:
+                node.coarse, node.fine = DownsampledSeries(FEW_POINTS), DownsampledSeries(FEW_POINTS)
         match record:
             case SampleRecord():
                 node.add(sample_from(record), windows.get(host))
@@ -189,10 +189,10 @@ def read_nodes(folder: Path, windows: Mapping[str, Window]) -> list[NodeSamples]
 
 
 def _distinct(launchers: Sequence[NodeSamples]) -> list[NodeSamples]:
-    """One of each node's launchers: all see the same of it, but for ranks that only one of them knows."""
+    """One launcher per node: all observe the same, except that each knows only its own ranks."""
     distinct: dict[tuple[str, str], NodeSamples] = {}
     for node in launchers:
         first = distinct.setdefault((node.host, node.facts.namespace), node)
-        if node is not first and first.tally.ranks.keys().isdisjoint(node.tally.ranks):
+        if node is not first and first.statistics.ranks.keys().isdisjoint(node.statistics.ranks):
             first.more_routes.append(node.routes)
     return list(distinct.values())

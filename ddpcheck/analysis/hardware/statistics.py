@@ -1,4 +1,4 @@
-"""What was notable in the samples of a node: kept sample by sample, so that no peak of a long job is lost."""
+"""Statistics over all samples of a node, updated with each sample, so that no peak of a long job is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Totals = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class GpuSample:
-    """One GPU at one moment; None is what the device does not tell."""
+    """One GPU at one time. None: the device does not report it."""
 
     memory: int | None = None
     busy: int | None = None
@@ -27,13 +27,13 @@ class GpuSample:
     temperature: int | None = None
     power: int | None = None
     ecc: tuple[int, ...] = ()
-    # By NVLink, bytes sent and received since the first sample.
+    # Bytes by NVLink, sent and received since the first sample.
     links: tuple[tuple[int, int], ...] = ()
     pcie: tuple[int, int] | None = None
-    # Where the device counts no bytes over PCIe: bytes a second, at that moment.
+    # Current bytes per second, for devices that do not count bytes over PCIe.
     pcie_rate: tuple[int, int] | None = None
     pcie_link: tuple[int, ...] = ()
-    # By process id; 0 where the driver does not tell how much.
+    # Bytes by process id; 0 if the driver does not report them.
     processes: Mapping[int, int] = field(default_factory=dict)
     # Bytes used of each MIG slice.
     mig: tuple[int, ...] = ()
@@ -49,20 +49,20 @@ class GpuSample:
 
 @dataclass(frozen=True)
 class NodeSample:
-    """A node at one moment. Totals count from the first sample."""
+    """A node at one time. Totals count from the first sample."""
 
     time: float
-    # None is what could not be read.
+    # None: could not be read.
     cpu: float | None = None
     memory: int | None = None
     # By interface: bytes received and sent, errors received and sent, drops received and sent.
     interfaces: Totals = field(default_factory=dict)
-    # By port: bytes received and sent, errors, ticks in which it had to wait.
+    # By port: bytes received and sent, errors, ticks in which it waited.
     infiniband: Totals = field(default_factory=dict)
     # By rank: process id, resident bytes, bytes read from and written to storage.
     ranks: Totals = field(default_factory=dict)
     gpus: tuple[GpuSample, ...] = ()
-    # By "local remote" address, what the ranks sent: see ddpcheck.sampling.tcp.
+    # Bytes that the ranks sent by "local remote" address pair: see ddpcheck.sampling.tcp.
     connections: Totals = field(default_factory=dict)
 
 
@@ -116,7 +116,7 @@ def _pair(row: list[int]) -> tuple[int, int] | None:
     return (row[0], row[1]) if len(row) == 2 else None
 
 
-# NVML's bits for lower clocks that somebody should know of; idling and settings of the user are none.
+# NVML's bits for reduced clocks, without idle clocks and clocks that the user set.
 THROTTLING = {
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -126,14 +126,14 @@ THROTTLING = {
 }
 
 
-# Percent of the time, from which on a GPU is not idling.
+# Minimum utilisation, in percent, of a GPU that is not idle.
 AT_WORK = 50
 MOST_PROCESSES = 64
 
 
 @dataclass
 class ValueRange:
-    """The mean of a gauge, and the most it was."""
+    """Mean and maximum of a gauge."""
 
     count: int = 0
     total: float = 0.0
@@ -160,11 +160,11 @@ class GpuStatistics:
     clock: ValueRange = field(default_factory=ValueRange)
     lowest_clock: int | None = None
     lowest_memory_clock: int | None = None
-    # The highest PCIe generation in samples in which the GPU was at work, and how many these are: the link of
-    # one that idles is slowed down.
+    # Highest PCIe generation in samples in which the GPU was busy, and the number of these samples: an idle GPU
+    # uses a lower generation.
     generation: int = 0
     at_work: int = 0
-    # The most of each, by process id and by MIG slice.
+    # Maximum bytes by process id and by MIG slice.
     processes: dict[int, int] = field(default_factory=dict)
     mig: list[int] = field(default_factory=list)
     temperature: int | None = None
@@ -197,13 +197,13 @@ class GpuStatistics:
         for pid, used in gpu.processes.items():
             if pid in self.processes or len(self.processes) < MOST_PROCESSES:
                 self.processes[pid] = max(used, self.processes.get(pid, 0))
-        for place, used in enumerate(gpu.mig):
-            if place == len(self.mig):
+        for index, used in enumerate(gpu.mig):
+            if index == len(self.mig):
                 self.mig.append(0)
-            self.mig[place] = max(self.mig[place], used)
+            self.mig[index] = max(self.mig[index], used)
 
     def throttling(self) -> dict[str, float]:
-        """By reason, the share of samples in which clocks were held down."""
+        """Share of samples with reduced clocks, by reason."""
         return {name: round(times / self.count, 2) for name, times in self.throttled.items()}
 
 
@@ -213,11 +213,11 @@ class NodeStatistics:
 
     cpu: ValueRange = field(default_factory=ValueRange)
     memory: int = 0
-    # By rank: most_memory, storage_read, storage_written, places of the GPUs it was seen on, gpu_memory at its most.
+    # By rank: most_memory, storage_read, storage_written, indices of its GPUs, and peak gpu_memory.
     ranks: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # By process id, the rank.
+    # Rank by process id.
     pids: dict[int, str] = field(default_factory=dict)
-    # By interface: the most bytes a second, received and sent.
+    # Maximum bytes per second by interface, received and sent.
     rates: dict[str, tuple[int, int]] = field(default_factory=dict)
     gpus: list[GpuStatistics] = field(default_factory=list)
 
@@ -225,11 +225,11 @@ class NodeStatistics:
         self.memory = max(self.memory, sample.memory or 0)
         for rank, row in sample.ranks.items():
             self._add_rank(rank, row, sample)
-        for place, gpu in enumerate(sample.gpus):
-            if place == len(self.gpus):
+        for index, gpu in enumerate(sample.gpus):
+            if index == len(self.gpus):
                 self.gpus.append(GpuStatistics())
-            self.gpus[place].add(gpu)
-        if before is not None:  # shares and rates are those since the sample before
+            self.gpus[index].add(gpu)
+        if before is not None:  # shares and rates refer to the previous sample
             self.cpu.add(sample.cpu)
             self._add_rates(before, sample)
 
@@ -239,7 +239,7 @@ class NodeStatistics:
         known = self.ranks.setdefault(rank, {"most_memory": 0, "gpu_memory": 0, "gpus": set()})
         known["most_memory"] = max(known["most_memory"], resident)
         known["storage_read"], known["storage_written"] = read, written
-        known["gpus"] |= {place for place, gpu in enumerate(sample.gpus) if pid in gpu.processes}
+        known["gpus"] |= {index for index, gpu in enumerate(sample.gpus) if pid in gpu.processes}
         known["gpu_memory"] = max(known["gpu_memory"], sum(gpu.processes.get(pid, 0) for gpu in sample.gpus))
 
     def _add_rates(self, before: NodeSample, sample: NodeSample) -> None:

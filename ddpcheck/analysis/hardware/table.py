@@ -7,60 +7,62 @@ from dataclasses import asdict
 from typing import Any
 
 from ddpcheck.analysis.hardware.facts import GpuFacts, InterfaceFacts
-from ddpcheck.analysis.hardware.samples import MOST_DRAWN, NodeSamples, series_of
+from ddpcheck.analysis.hardware.samples import MOST_NODES_WITH_SERIES, NodeSamples, series_of
 from ddpcheck.analysis.hardware.statistics import GpuSample, GpuStatistics
 
 # Minimum number of busy samples before the PCIe generation is evaluated.
 _FEWEST_AT_WORK = 4
 
 
-def remarks_on(facts: GpuFacts, tally: GpuStatistics) -> list[str]:
+def remarks_on(facts: GpuFacts, statistics: GpuStatistics) -> list[str]:
     """Warnings about a GPU."""
-    lost = [f"lost ({tally.lost})"] if tally.lost else []
-    held = [f"{reason} in {100 * share:.0f} % of the samples" for reason, share in tally.throttling().items()]
+    lost = [f"lost ({statistics.lost})"] if statistics.lost else []
+    held = [
+        f"{reason} in {100 * share:.0f} % of the samples" for reason, share in statistics.throttling().items()
+    ]
     cut = [f"cut in {len(facts.mig)} MIG slices"] if facts.mig else []
-    return lost + held + _memory_errors(tally) + _narrow(facts, tally) + cut
+    return lost + held + _memory_errors(statistics) + _narrow(facts, statistics) + cut
 
 
-def _memory_errors(tally: GpuStatistics) -> list[str]:
+def _memory_errors(statistics: GpuStatistics) -> list[str]:
     """Memory errors during the job."""
-    kinds = zip(("corrected", "uncorrected"), tally.last.ecc, strict=False)
+    kinds = zip(("corrected", "uncorrected"), statistics.last.ecc, strict=False)
     return [f"{count} {kind} memory error{'s' if count > 1 else ''}" for kind, count in kinds if count]
 
 
-def _narrow(facts: GpuFacts, tally: GpuStatistics) -> list[str]:
+def _narrow(facts: GpuFacts, statistics: GpuStatistics) -> list[str]:
     if len(facts.pcie) != 2:
         return []
     generation, width = facts.pcie
-    found = []
-    if len(tally.last.pcie_link) == 2 and tally.last.pcie_link[1] < width:
+    remarks = []
+    if len(statistics.last.pcie_link) == 2 and statistics.last.pcie_link[1] < width:
         # The generation drops when the link is idle; the width does not.
-        found.append(f"PCIe runs x{tally.last.pcie_link[1]} of x{width}")
-    if tally.at_work >= _FEWEST_AT_WORK and tally.generation < generation:
-        found.append(f"PCIe runs at generation {tally.generation} of {generation} under load")
-    return found
+        remarks.append(f"PCIe runs x{statistics.last.pcie_link[1]} of x{width}")
+    if statistics.at_work >= _FEWEST_AT_WORK and statistics.generation < generation:
+        remarks.append(f"PCIe runs at generation {statistics.generation} of {generation} under load")
+    return remarks
 
 
-def gpu_row(facts: GpuFacts, tally: GpuStatistics, ranks: Mapping[int, str]) -> dict[str, Any]:
+def gpu_row(facts: GpuFacts, statistics: GpuStatistics, ranks: Mapping[int, str]) -> dict[str, Any]:
     """The row of a GPU; `ranks` by process id."""
-    last = tally.last
+    last = statistics.last
     return {
         "index": facts.index,
         "name": facts.name,
         "uuid": facts.uuid,
         "bus": facts.bus,
-        "memory": {"total": facts.memory, "most": tally.memory},
-        "busy": tally.busy.row(),
-        "memory_busy": tally.memory_busy.row(),
+        "memory": {"total": facts.memory, "most": statistics.memory},
+        "busy": statistics.busy.row(),
+        "memory_busy": statistics.memory_busy.row(),
         "clock": {
             "highest": facts.clock,
-            "mean": None if (clock := tally.clock.row()) is None else clock["mean"],
-            "lowest_seen": tally.lowest_clock,
-            "memory_lowest_seen": tally.lowest_memory_clock,
+            "mean": None if (clock := statistics.clock.row()) is None else clock["mean"],
+            "lowest_seen": statistics.lowest_clock,
+            "memory_lowest_seen": statistics.lowest_memory_clock,
         },
-        "throttled": tally.throttling(),
-        "temperature": tally.temperature,
-        "power_watts": None if tally.power is None else round(tally.power / 1000, 2),
+        "throttled": statistics.throttling(),
+        "temperature": statistics.temperature,
+        "power_watts": None if statistics.power is None else round(statistics.power / 1000, 2),
         "ecc": {"corrected": last.ecc[0], "uncorrected": last.ecc[1]} if len(last.ecc) == 2 else None,
         "nvlinks": len(facts.nvlinks),
         "nvlink": _moved(last.nvlink),
@@ -69,7 +71,7 @@ def gpu_row(facts: GpuFacts, tally: GpuStatistics, ranks: Mapping[int, str]) -> 
         "pcie_link": {
             "most": _link(facts.pcie),
             "now": _link(last.pcie_link),
-            "generation_at_work": tally.generation or None,
+            "generation_at_work": statistics.generation or None,
         },
         "processes": [
             {
@@ -77,15 +79,19 @@ def gpu_row(facts: GpuFacts, tally: GpuStatistics, ranks: Mapping[int, str]) -> 
                 "rank": int(rank) if (rank := ranks.get(pid, "")).isdecimal() else None,
                 "most": most,
             }
-            for pid, most in sorted(tally.processes.items())
+            for pid, most in sorted(statistics.processes.items())
         ],
         "mig": [
-            {"uuid": uuid, "memory": memory, "most": tally.mig[place] if place < len(tally.mig) else None}
-            for place, (uuid, memory) in enumerate(facts.mig)
+            {
+                "uuid": uuid,
+                "memory": memory,
+                "most": statistics.mig[index] if index < len(statistics.mig) else None,
+            }
+            for index, (uuid, memory) in enumerate(facts.mig)
         ],
         "unsupported": list(facts.unsupported),
-        "lost": tally.lost,
-        "remarks": remarks_on(facts, tally),
+        "lost": statistics.lost,
+        "remarks": remarks_on(facts, statistics),
     }
 
 
@@ -110,10 +116,14 @@ def hardware_table(nodes: Sequence[NodeSamples]) -> dict[str, Any]:
     """Hardware and utilization of each node; empty if nothing was sampled."""
     if not nodes:
         return {}
-    return {"nodes": [_node(node, drawn=number < MOST_DRAWN) for number, node in enumerate(nodes)]}
+    return {
+        "nodes": [
+            _node(node, with_series=number < MOST_NODES_WITH_SERIES) for number, node in enumerate(nodes)
+        ]
+    }
 
 
-def _node(node: NodeSamples, drawn: bool) -> dict[str, Any]:
+def _node(node: NodeSamples, with_series: bool) -> dict[str, Any]:
     facts, last = node.facts, node.last
     return {
         "host": node.host,
@@ -121,26 +131,29 @@ def _node(node: NodeSamples, drawn: bool) -> dict[str, Any]:
         "seconds": round(last.time - node.first.time, 2) if last and node.first else 0.0,
         "sampling_cpu_seconds": node.cpu_seconds,
         "cpus": facts.cpus,
-        "cpu": node.tally.cpu.row(),
-        "memory": {"total": facts.memory, "most": node.tally.memory},
+        "cpu": node.statistics.cpu.row(),
+        "memory": {"total": facts.memory, "most": node.statistics.memory},
         "interfaces": _interfaces(node),
         "infiniband": _infiniband(node),
         "ranks": _ranks(node),
         "note": facts.note,
         "driver": facts.driver,
-        "gpus": [gpu_row(gpu, node.tally_of(place), node.tally.pids) for place, gpu in enumerate(facts.gpus)],
+        "gpus": [
+            gpu_row(gpu, node.gpu_statistics(index), node.statistics.pids)
+            for index, gpu in enumerate(facts.gpus)
+        ],
         "topology": [list(row) for row in facts.topology],
         "p2p": [list(row) for row in facts.p2p],
-        "series": series_of(node.series) if drawn else {},
+        "series": series_of(node.series) if with_series else {},
     }
 
 
 def _interfaces(node: NodeSamples) -> list[dict[str, Any]]:
-    found = []
+    remarks = []
     for name, row in (node.last.interfaces if node.last else {}).items():
         known = node.facts.interfaces.get(name, InterfaceFacts(name))
-        received, sent = node.tally.rates.get(name, (0, 0))
-        found.append(
+        received, sent = node.statistics.rates.get(name, (0, 0))
+        remarks.append(
             {
                 "name": name,
                 "class": "loopback" if known.loopback else "network",
@@ -156,7 +169,7 @@ def _interfaces(node: NodeSamples) -> list[dict[str, Any]]:
                 "drops": row[4] + row[5],
             }
         )
-    return found
+    return remarks
 
 
 def _infiniband(node: NodeSamples) -> list[dict[str, Any]]:
@@ -170,7 +183,9 @@ def _infiniband(node: NodeSamples) -> list[dict[str, Any]]:
 
 def _ranks(node: NodeSamples) -> dict[str, Any]:
     """Peak memory, storage traffic and GPUs of each rank."""
-    ordered = sorted(node.tally.ranks.items(), key=lambda item: int(item[0]) if item[0].isdecimal() else 0)
+    ordered = sorted(
+        node.statistics.ranks.items(), key=lambda item: int(item[0]) if item[0].isdecimal() else 0
+    )
     return {
-        rank: {**row, "gpus": sorted(node.gpu_index(place) for place in row["gpus"])} for rank, row in ordered
+        rank: {**row, "gpus": sorted(node.gpu_index(index) for index in row["gpus"])} for rank, row in ordered
     }

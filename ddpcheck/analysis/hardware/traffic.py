@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,8 +51,8 @@ def expect(attempt: Attempt, node_of: Mapping[int, str]) -> Expected:
         size = _bytes_a_step(attempt, module, steps)
         gradient_bytes += size
         share = ring_share(len(group)) * size
-        for place, rank in enumerate(group):
-            neighbour = group[place - 1]
+        for index, rank in enumerate(group):
+            neighbour = group[index - 1]
             target = home if node_of.get(rank) == node_of.get(neighbour) else away
             target[rank] = target.get(rank, 0.0) + share
     return Expected(gradient_bytes, away, home, _why_not(attempt))
@@ -67,7 +69,7 @@ def _bytes_a_step(attempt: Attempt, module: ModuleKey, steps: int) -> float:
     if not ranks:
         return 0.0
     record = next(iter(ranks.values())).latest[module]
-    reductions = attempt.pace.reductions(module)
+    reductions = attempt.step_timelines.reductions(module)
     times = 1.0 if reductions is None or not steps else reductions / steps
     return times * sum(map(_size, record.parameters))
 
@@ -150,14 +152,16 @@ def traffic_of(attempt: Attempt, nodes: list[NodeSamples]) -> Traffic | None:
     measured = [
         _measure(attempt, node, tuple(on_node.get(node_key(node), ())), expected, backend) for node in nodes
     ]
-    found = tuple(node for node in measured if node is not None)
+    with_traffic = tuple(node for node in measured if node is not None)
     return Traffic(
         ranks=attempt.world_size,
         backend=backend,
         gradient_bytes=expected.gradient_bytes,
         expected=None if expected.why_not else expected.all,
-        nodes=found,
-        why_not=expected.why_not if found else f"fewer than {FEWEST_STEPS:.0f} steps between two samples",
+        nodes=with_traffic,
+        why_not=expected.why_not
+        if with_traffic
+        else f"fewer than {FEWEST_STEPS:.0f} steps between two samples",
     )
 
 
@@ -170,13 +174,13 @@ def nodes_of_ranks(attempt: Attempt, nodes: Sequence[NodeSamples]) -> dict[int, 
     by_host: dict[str, list[NodeSamples]] = {}
     for node in nodes:
         by_host.setdefault(node.host, []).append(node)
-    found = {}
+    by_rank = {}
     for number, rank in attempt.ranks.items():
         here = by_host.get(rank.header.host, [])
         if len(here) > 1:
             here = [node for node in here if _saw(node, number, rank.header.pid)] or here
-        found[number] = node_key(here[0]) if here else rank.header.host
-    return found
+        by_rank[number] = node_key(here[0]) if here else rank.header.host
+    return by_rank
 
 
 def _saw(node: NodeSamples, rank: int, pid: int) -> bool:
@@ -188,7 +192,7 @@ def _measure(
 ) -> NodeTraffic | None:
     if not ranks or node.opening is None or node.closing is None:
         return None
-    line = attempt.pace.of(ranks[0])
+    line = attempt.step_timelines.of(ranks[0])
     if line is None:
         return None
     steps = line.at(node.closing.time) - line.at(node.opening.time)
@@ -217,34 +221,34 @@ def _placed(expected: Expected, ranks: tuple[int, ...], backend: str) -> dict[st
 def _links(
     node: NodeSamples, before: NodeSample, after: NodeSample, steps: float, seconds: float
 ) -> list[LinkTraffic]:
-    found = []
+    links = []
     for name, row in after.interfaces.items():
         known = node.facts.interfaces.get(name, InterfaceFacts(name))
         kind = "loopback" if known.loopback else "network"
         sent, received = _moved(before.interfaces.get(name), row, steps)
-        found.append(LinkTraffic(kind, name, sent, received, known.speed, known.running, known.addresses))
+        links.append(LinkTraffic(kind, name, sent, received, known.speed, known.running, known.addresses))
     for name, row in after.infiniband.items():
         port = node.facts.infiniband.get(name, PortFacts(name))
         sent, received = _moved(before.infiniband.get(name), row, steps)
-        found.append(LinkTraffic("infiniband", name, sent, received, port.speed))
+        links.append(LinkTraffic("infiniband", name, sent, received, port.speed))
     for index, gpu in enumerate(after.gpus):
         earlier = before.gpus[index] if index < len(before.gpus) else None
         for kind in ("nvlink", "pcie"):
             now, then = getattr(gpu, kind), getattr(earlier, kind, None)
             if now is not None and then is not None:
                 sent, received = (max(0, new - old) / steps for new, old in zip(now, then, strict=True))
-                found.append(LinkTraffic(kind, f"GPU {node.gpu_index(index)}", sent, received))
+                links.append(LinkTraffic(kind, f"GPU {node.gpu_index(index)}", sent, received))
         if gpu.pcie_rate is not None:
             # No counter: estimated from sampled rates.
             sent, received = (seconds / steps * rate for rate in _mean_rate(node, index, before, after))
-            found.append(LinkTraffic("pcie", f"GPU {node.gpu_index(index)}", sent, received))
-    return found
+            links.append(LinkTraffic("pcie", f"GPU {node.gpu_index(index)}", sent, received))
+    return links
 
 
 def _mean_rate(node: NodeSamples, index: int, before: NodeSample, after: NodeSample) -> tuple[float, float]:
     inside = [sample for sample in node.series if before.time <= sample.time <= after.time] or [after]
-    told = [sample.gpus[index].pcie_rate for sample in inside if index < len(sample.gpus)]
-    rates = [rate for rate in told if rate is not None] or [(0, 0)]
+    sampled = [sample.gpus[index].pcie_rate for sample in inside if index < len(sample.gpus)]
+    rates = [rate for rate in sampled if rate is not None] or [(0, 0)]
     return sum(rate[0] for rate in rates) / len(rates), sum(rate[1] for rate in rates) / len(rates)
 
 
@@ -252,3 +256,73 @@ def _moved(before: tuple[int, ...] | None, after: tuple[int, ...], steps: float)
     """Bytes sent and received per step, from counters that begin with received and sent."""
     earlier = after if before is None else before
     return max(0, after[1] - earlier[1]) / steps, max(0, after[0] - earlier[0]) / steps
+
+
+# Minimum share of a node's network traffic on the interface that carries it.
+_MOST_OF_IT = 0.8
+# Minimum share of the expected bytes: with less, AllReduce uses another network, such as InfiniBand.
+_ENOUGH_OF_IT = 0.5
+
+
+@dataclass(frozen=True)
+class Route:
+    """One interface on each node."""
+
+    # By host.
+    links: dict[str, LinkTraffic]
+
+    @property
+    def speed(self) -> int | None:
+        """Speed of the slowest interface; None if one is unknown."""
+        speeds = [link.speed for link in self.links.values()]
+        return None if None in speeds else min(speed for speed in speeds if speed is not None)
+
+    @property
+    def names(self) -> dict[str, str]:
+        return {host: link.name for host, link in self.links.items()}
+
+
+def taken(nodes: Sequence[NodeTraffic]) -> Route | None:
+    """The interfaces that carried the gradients; None if it is unclear on any node."""
+    links = {node.host: _carrier(node) for node in nodes}
+    known = {host: link for host, link in links.items() if link is not None}
+    return Route(known) if len(known) == len(nodes) else None
+
+
+def open_to_all(nodes: Sequence[NodeTraffic]) -> list[Route]:
+    """The networks on which every node has an address of its own."""
+    addresses = [_networks(node) for node in nodes]
+    counts = Counter(network for of_node in addresses for network in of_node)
+    routes = []
+    for network in (network for network, count in counts.items() if count == len(nodes)):
+        here = [of_node[network] for of_node in addresses]
+        # Every host has a docker0 at 172.17.0.1, which does not connect hosts.
+        if len({address for address, _ in here}) == len(nodes):
+            routes.append(Route({node.host: link for node, (_, link) in zip(nodes, here, strict=True)}))
+    return routes
+
+
+def _carrier(node: NodeTraffic) -> LinkTraffic | None:
+    links = [link for link in node.links if link.kind == "network"]
+    if not links:
+        return None
+    busiest = max(links, key=lambda link: link.sent + link.received)
+    moved = busiest.sent + busiest.received
+    total = sum(link.sent + link.received for link in links)
+    expected = 2 * node.expected.get("network", 0.0)
+    carries = expected > 0 and moved >= _MOST_OF_IT * total and moved >= _ENOUGH_OF_IT * expected
+    return busiest if carries else None
+
+
+def _networks(node: NodeTraffic) -> dict[str, tuple[str, LinkTraffic]]:
+    """Address and interface of this node by network."""
+    networks = {}
+    for link in node.links:
+        for text in link.addresses if link.kind == "network" and link.running else ():
+            try:
+                address = ipaddress.ip_interface(text)
+            except ValueError:
+                continue
+            if address.network.num_addresses > 1:
+                networks[str(address.network)] = (str(address.ip), link)
+    return networks

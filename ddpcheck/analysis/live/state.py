@@ -22,7 +22,7 @@ class LiveRank:
     parts_us: Mapping[str, int] = field(default_factory=dict)
     # Current and peak memory, in bytes.
     memory: int = 0
-    memory_most: int = 0
+    peak_memory: int = 0
     # Its exception, where it raised.
     error: str = ""
 
@@ -33,11 +33,11 @@ class LiveAgreement:
 
     # Compared steps, of the module with the most.
     compared: int = 0
-    parted: bool = False
+    diverged: bool = False
     # Where they diverged first, and the outlier ranks.
     step: int | None = None
     stage: str = ""
-    odd: tuple[int, ...] = ()
+    outliers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class LiveStepTime:
 
     step_us: int
     # Step times of one rank, the latest last.
-    course_us: tuple[int, ...]
+    recent_us: tuple[int, ...]
     # Shares of the step: communication that does not overlap, and waiting for stragglers.
     exposed: float
     late: float
@@ -64,7 +64,7 @@ class LiveState:
     attempt: int = 0
     ranks: tuple[LiveRank, ...] = ()
     agreement: LiveAgreement = field(default_factory=LiveAgreement)
-    pace: LiveStepTime | None = None
+    step_time: LiveStepTime | None = None
     finding: Finding | None = None
     # Since the job began, and since the last progress of any rank.
     seconds: float = 0.0

@@ -37,12 +37,12 @@ class LiveFindings:
         return self._findings.get(attempt.session)
 
     def _run_rules(self, attempt: Attempt, number: int) -> Finding | None:
-        case = RuleContext(attempt, number, self._folder, NodeNotes(), (), None)
+        context = RuleContext(attempt, number, self._folder, NodeNotes(), (), None)
         for rule in in_report_order():
             if not rule.live:
                 continue
             try:
-                findings = rule.find(case)
+                findings = rule.find(context)
             except Exception:
                 # Records that a rule needs may be missing yet. The final report lists rules that fail.
                 continue
@@ -76,7 +76,7 @@ class LiveTracker:
         number, attempt = len(attempts) - 1, attempts[-1]
         ranks = tuple(_rank(attempt, rank) for rank in sorted(attempt.ranks))
         self._note_progress((number, [(rank.steps, rank.status) for rank in ranks]), now)
-        agreement, pace = _agreement(attempt), _pace(ranks, attempt.clocks)
+        agreement, step_time = _agreement(attempt), _step_time(ranks, attempt.step_times)
         quiet = now - self._moved
         return LiveState(
             name=self._name,
@@ -84,12 +84,12 @@ class LiveTracker:
             attempt=number,
             ranks=ranks,
             agreement=agreement,
-            pace=pace,
-            finding=self._findings.latest(attempt, number, now) if agreement.parted else None,
+            step_time=step_time,
+            finding=self._findings.latest(attempt, number, now) if agreement.diverged else None,
             seconds=now - self._began,
             quiet_seconds=quiet,
             stalled=quiet
-            >= max(QUIET_SECONDS, QUIET_STEPS * (pace.step_us if pace is not None else 0) / 1e6),
+            >= max(QUIET_SECONDS, QUIET_STEPS * (step_time.step_us if step_time is not None else 0) / 1e6),
         )
 
     def _note_progress(self, progress: object, now: float) -> None:
@@ -99,7 +99,7 @@ class LiveTracker:
 
 def _rank(attempt: Attempt, number: int) -> LiveRank:
     rank = attempt.ranks[number]
-    clock, memory = attempt.clocks.get(number), attempt.memory.ranks.get(number)
+    clock, memory = attempt.step_times.get(number), attempt.memory.ranks.get(number)
     status = "running" if rank.end is None else "raised" if rank.end.error else "finished"
     return LiveRank(
         rank=number,
@@ -109,7 +109,7 @@ def _rank(attempt: Attempt, number: int) -> LiveRank:
         step_us=_latest(clock, "total") if clock is not None and clock.steps else None,
         parts_us={} if clock is None else {part: _latest(clock, part) for part in PARTS if clock.steps},
         memory=memory.after.values[-1] if memory is not None and len(memory.after) else 0,
-        memory_most=memory.most if memory is not None else 0,
+        peak_memory=memory.most if memory is not None else 0,
         error=rank.end.error if rank.end is not None else "",
     )
 
@@ -131,7 +131,7 @@ def _agreement(attempt: Attempt) -> LiveAgreement:
     if not attempt.diverged():
         return LiveAgreement(compared)
     firsts = [
-        (stats.first.moment.step, stats.first.moment.stage, stats.first.outlier_ranks())
+        (stats.first.key.step, stats.first.key.stage, stats.first.outlier_ranks())
         for (module, stage, of), stats in comparisons.items()
         if stats.first is not None
         and stage not in (Stage.INIT_BEFORE.value, Stage.BUFFERS_END.value)
@@ -147,7 +147,7 @@ def _agreement(attempt: Attempt) -> LiveAgreement:
     return LiveAgreement(compared, True, None if step < 0 else step, stage, outliers)
 
 
-def _pace(ranks: tuple[LiveRank, ...], clocks: Mapping[int, StepTimeSeries]) -> LiveStepTime | None:
+def _step_time(ranks: tuple[LiveRank, ...], clocks: Mapping[int, StepTimeSeries]) -> LiveStepTime | None:
     clocked = {rank.rank: rank for rank in ranks if rank.step_us}
     if not clocked:
         return None
@@ -156,7 +156,7 @@ def _pace(ranks: tuple[LiveRank, ...], clocks: Mapping[int, StepTimeSeries]) -> 
     shortest = min(waits.values())
     return LiveStepTime(
         step_us=round(step),
-        course_us=tuple(clocks[min(clocked)].columns["total"][-LATEST:]),
+        recent_us=tuple(clocks[min(clocked)].columns["total"][-LATEST:]),
         exposed=shortest / step,
         late=(mean(waits.values()) - shortest) / step,
         latest_rank=min(waits, key=lambda number: waits[number]),

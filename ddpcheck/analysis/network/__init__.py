@@ -1,1 +1,1 @@
-"""What the links between nodes gave while the job asked them, and which of them is slow."""
+"""Throughput of the links between nodes, and slow links."""

@@ -1,10 +1,12 @@
-"""Links between nodes from TCP counters of the sender, slow links and their cost."""
+"""Links between nodes: their counters, what a slow one costs a step, and the counters of each route."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ddpcheck.analysis.hardware.statistics import NodeSample
+from ddpcheck.analysis.timeseries.series import AggregatedSeries
 from ddpcheck.analysis.timing.model import TimeTable
 
 # The kernel counts busy time in ticks of its clock.
@@ -107,3 +109,66 @@ def cost_of(slow: SlowLink, tables: Sequence[TimeTable]) -> Cost | None:
     waiting = max(tables, key=lambda table: table.scaling.exposed_communication * table.step_us)
     exposed = waiting.scaling.exposed_communication * waiting.step_us
     return Cost(round(max(0.0, min(lost * 1e6, exposed))), max(1, waiting.step_us))
+
+
+MOST_INTERVALS = 128
+_MICRO = 1e-6
+
+
+@dataclass
+class RouteCounters:
+    """Counters from the first to the last sample of a route. Columns are those of `ddpcheck.sampling.tcp`."""
+
+    began: float
+    first: tuple[int, ...]
+    ended: float
+    last: tuple[int, ...]
+    _series: AggregatedSeries[Stretch] = field(
+        default_factory=lambda: AggregatedSeries(MOST_INTERVALS - 1, _sum)
+    )
+    _count: int = 0
+
+    @property
+    def intervals(self) -> list[Stretch]:
+        """Bytes sent and busy seconds of each interval."""
+        return [self._series.points[number] for number in sorted(self._series.points)]
+
+    @property
+    def bytes(self) -> int:
+        return self.last[0] - self.first[0]
+
+    @property
+    def busy_seconds(self) -> float:
+        return (self.last[1] - self.first[1]) * _MICRO
+
+    @property
+    def retransmits(self) -> int:
+        return self.last[3] - self.first[3]
+
+    @property
+    def min_rtt(self) -> int:
+        return self.last[4]
+
+    def add(self, time: float, totals: tuple[int, ...]) -> None:
+        if any(new < old for new, old in zip(totals[:4], self.last[:4], strict=True)):
+            return  # counters never decrease, except in a damaged log
+        sent, busy = totals[0] - self.last[0], (totals[1] - self.last[1]) * _MICRO
+        self.ended, self.last = time, totals
+        self._series.add_value(self._count, (sent, busy))
+        self._count += 1
+
+
+def _sum(one: Stretch, other: Stretch) -> Stretch:
+    return one[0] + other[0], one[1] + other[1]
+
+
+class RouteCounterTable(dict[str, RouteCounters]):
+    """Counters by "local remote" address pair."""
+
+    def add(self, sample: NodeSample) -> None:
+        for name, totals in sample.connections.items():
+            known = self.get(name)
+            if known is None:
+                self[name] = RouteCounters(sample.time, totals, sample.time, totals)
+            else:
+                known.add(sample.time, totals)

@@ -1,15 +1,12 @@
-"""Slow-link detector: finds the link or node that slows AllReduce, from TCP counters of the job's own connections.
-
-In a ring all ranks wait for the slowest link, so all see the same slow AllReduce. But the kernel counts the time in
-which a connection had data to send: bytes divided by that busy time is the throughput of the link. Links that wait for
-others are rarely busy, and fast while they are.
-"""
+"""Detects the slow link, node or InfiniBand port from the counters of the job's own traffic."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
+from ddpcheck.analysis.hardware.samples import NodeSamples
 from ddpcheck.analysis.network.model import NodeLink, SlowLink
 
 # With fewer bytes the start of the connection dominates.
@@ -22,9 +19,9 @@ LEAST_FACTOR = 1.5
 # … and was busy for this share of the time.
 LEAST_BUSY_SHARE = 0.2
 # It must also be slower in this share of the intervals, by a smaller factor, because each interval is less precise.
-LEAST_STRETCHES = 3
+LEAST_INTERVALS = 3
 LEAST_STEADY = 0.75
-LEAST_FACTOR_OF_A_STRETCH = 1.25
+LEAST_FACTOR_OF_AN_INTERVAL = 1.25
 
 
 def slow_link(links: Iterable[NodeLink]) -> SlowLink | None:
@@ -41,9 +38,9 @@ def slow_link(links: Iterable[NodeLink]) -> SlowLink | None:
         _card(*card, used) for card in zip(slowest.ends, slowest.addresses, strict=True) if card[1]
     ]
     candidates.append(_candidate(slowest.ends, [slowest], [link for link in used if link is not slowest]))
-    found = [candidate for candidate in candidates if candidate is not None]
+    slow = [candidate for candidate in candidates if candidate is not None]
     # Prefer the explanation that covers the most links; candidates are ordered from the widest.
-    return max(found, key=lambda one: (len(one.links), one.factor), default=None)
+    return max(slow, key=lambda one: (len(one.links), one.factor), default=None)
 
 
 def carrying(links: Iterable[NodeLink]) -> list[NodeLink]:
@@ -95,7 +92,95 @@ def _steady(link: NodeLink, usual: float) -> bool:
     busy_intervals = [
         (count, busy) for count, busy in link.stretches if count >= LEAST_BYTES // 32 and busy > 0
     ]
-    if len(busy_intervals) < LEAST_STRETCHES:
+    if len(busy_intervals) < LEAST_INTERVALS:
         return False
-    slow = sum(count / busy * LEAST_FACTOR_OF_A_STRETCH <= usual for count, busy in busy_intervals)
+    slow = sum(count / busy * LEAST_FACTOR_OF_AN_INTERVAL <= usual for count, busy in busy_intervals)
     return slow >= LEAST_STEADY * len(busy_intervals)
+
+
+# Bit errors, retransmits and lost packets. A healthy port has none in hours.
+LEAST_ERRORS = 10
+# Factor of errors, or of waiting per byte, compared with every other port.
+MANY_TIMES = 10.0
+# Minimum number of ticks, which are a few nanoseconds long.
+LEAST_WAITED = 10_000_000
+
+
+@dataclass(frozen=True)
+class PortUse:
+    """One port between two samples while the ranks stepped."""
+
+    node: str
+    name: str
+    # Current speed in Mbit/s: with a bad cable, a port falls back to fewer lanes or a lower rate.
+    speed: int | None
+    sent: int
+    received: int
+    errors: int
+    # Ticks of the port's clock in which it had data and could not send.
+    waited: int
+    seconds: float
+
+    @property
+    def waited_a_byte(self) -> float:
+        return self.waited / max(self.sent, 1)
+
+
+@dataclass(frozen=True)
+class SlowPort:
+    """`why` is "rate", "errors" or "waiting"; `usual` is the median of the other ports."""
+
+    port: PortUse
+    why: str
+    own: float
+    usual: float
+
+
+def ports_of(nodes: Mapping[str, NodeSamples]) -> Iterable[PortUse]:
+    for name, node in nodes.items():
+        before, after = node.opening, node.closing
+        if before is None or after is None or after.time <= before.time:
+            continue
+        for port, facts in node.facts.infiniband.items():
+            old, new = before.infiniband.get(port), after.infiniband.get(port)
+            if old is None or new is None:
+                continue
+            received, sent, errors, waited = (max(0, b - a) for a, b in zip(old, new, strict=True))
+            yield PortUse(name, port, facts.speed, sent, received, errors, waited, after.time - before.time)
+
+
+def slow_port(ports: Sequence[PortUse]) -> SlowPort | None:
+    """The outlier among the ports that carry the job's traffic; the most reliable sign first."""
+    most = max((port.sent for port in ports), default=0)
+    used = [port for port in ports if port.sent >= max(LEAST_BYTES, LEAST_OF_THE_MOST * most)]
+    if len({port.node for port in used}) < 2:
+        return None
+    return _by_rate(used) or _by_errors(used) or _by_waiting(used)
+
+
+def _by_rate(used: Sequence[PortUse]) -> SlowPort | None:
+    known = [(port.speed, port) for port in used if port.speed]
+    if len(known) < len(used):
+        return None
+    (speed, port), *rest = sorted(known, key=lambda pair: pair[0])
+    others = [speed for speed, _ in rest]
+    if speed * LEAST_FACTOR > min(others):
+        return None
+    return SlowPort(port, "rate", speed, median(others))
+
+
+def _by_errors(used: Sequence[PortUse]) -> SlowPort | None:
+    *rest, port = sorted(used, key=lambda port: port.errors)
+    if port.errors < max(LEAST_ERRORS, MANY_TIMES * rest[-1].errors):
+        return None
+    return SlowPort(port, "errors", port.errors, median(other.errors for other in rest))
+
+
+def _by_waiting(used: Sequence[PortUse]) -> SlowPort | None:
+    """Needs three ports: with two, either of them may be the cause."""
+    *rest, port = sorted(used, key=lambda port: port.waited_a_byte)
+    if len(rest) < 2 or port.waited < LEAST_WAITED:
+        return None
+    if port.waited_a_byte < MANY_TIMES * rest[-1].waited_a_byte:
+        return None
+    return SlowPort(port, "waiting", port.waited_a_byte, median(other.waited_a_byte for other in rest))

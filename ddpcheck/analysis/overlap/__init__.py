@@ -1,1 +1,1 @@
-"""What the profiled steps of a run show: overlap, waiting, and how other buckets would do."""
+"""Profiled steps: overlap of communication and compute, waiting, and advice on bucket sizes."""

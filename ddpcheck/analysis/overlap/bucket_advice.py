@@ -19,7 +19,7 @@ from ddpcheck.analysis.overlap.link_model import (
     laid_out,
 )
 from ddpcheck.analysis.overlap.model import BucketAdvice, BucketLayout, BucketOverlap
-from ddpcheck.records.kinds.profile import ReadyRecord
+from ddpcheck.records.kinds.timing import ReadyRecord
 
 MIB = 1 << 20
 _CAPS = [
@@ -118,11 +118,11 @@ def _gradients(
     rows = next(iter(attempt.of_module(module).values())).latest[module].parameters
     after = [[dict(zip(each[n].order, each[n].after_us, strict=True)) for n in backwards] for each in ranks]
     gradients = []
-    for place in ranks[0][backwards[-1]].order:
-        _, dtype, shape, _ = rows[place]
+    for index in ranks[0][backwards[-1]].order:
+        _, dtype, shape, _ = rows[index]
         if dtype not in _BYTES:
             return []
-        ready = max(median(times[place] for times in rank) for rank in after)
+        ready = max(median(times[index] for times in rank) for rank in after)
         gradients.append(Gradient(prod(shape) * _BYTES[dtype], dtype, round(ready * 1000)))
     return gradients
 

@@ -21,7 +21,7 @@ from ddpcheck.analysis.overlap.model import (
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.errors import TraceUnreadable, UserError
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.kinds.profile import TraceRecord
+from ddpcheck.records.kinds.timing import TraceRecord
 from ddpcheck.traces.alignment import on_one_clock
 from ddpcheck.traces.analyse import analyse
 from ddpcheck.traces.exposure import Exposure, exposures
@@ -134,8 +134,8 @@ def traces_of(attempt: Attempt, folder: Path) -> tuple[list[RankTrace], list[str
         else:
             traces.append(_cut(replace(trace, rank=rank, file=record.file), record))
     if attempt.collector(ProfileCollector).user_profiled:
-        said = "the program profiles by itself, so ddpcheck did not"
-        left_out.append(said if traces else f"{said}; it exported no trace that could be used")
+        message = "the program profiles by itself, so ddpcheck did not"
+        left_out.append(message if traces else f"{message}; it exported no trace that could be used")
     missing = sorted(
         set(attempt.ranks)
         - set(attempt.collector(ProfileCollector).traces)

@@ -78,7 +78,7 @@ class LinkModel:
 
 # gloo: number of threads, messages in flight per reduction, and maximum message size.
 _AT_A_TIME = 2
-_UNDER_WAY = 2
+_IN_FLIGHT = 2
 _LARGEST_MESSAGE = 1 << 20
 # Larger rings are simulated as this size: smaller messages share the link in the same way.
 _LARGEST_RING = 4
@@ -86,10 +86,10 @@ _LARGEST_RING = 4
 
 @dataclass(frozen=True)
 class GlooLink(LinkModel):
-    """Two reductions run at a time; each goes round the ring twice, in messages of which two are under way.
+    """Two reductions run at a time. Each passes the ring twice, with two messages in flight.
 
-    The messages of both pass through one connection in the order in which they were handed over. So a small reduction
-    waits behind the large messages of another one, and what one leaves unused while it waits the other one gets.
+    Both share one connection, which sends messages in order. A small reduction therefore waits for the large messages
+    of another one, and one reduction uses the bandwidth while the other waits.
     """
 
     ranks: int = 2
@@ -123,7 +123,7 @@ class GlooLink(LinkModel):
     def _reduction(self, number: int, bucket: Bucket, now: float) -> _Reduction:
         ring = self._ring
         # In gloo every rank has a part of the bucket, of at least two messages.
-        messages = ceil(max(_UNDER_WAY, bucket.bytes / _LARGEST_MESSAGE / ring))
+        messages = ceil(max(_IN_FLIGHT, bucket.bytes / _LARGEST_MESSAGE / ring))
         rounds = [(ring - 1) * messages] * 2
         return _Reduction(number, now, bucket.bytes * self.ns_per_byte / sum(rounds), rounds)
 
@@ -134,19 +134,19 @@ class _Reduction:
     def __init__(self, number: int, start: float, message_ns: float, rounds: list[int]) -> None:
         self.number, self.start, self.message_ns = number, start, message_ns
         self._rounds = rounds
-        self._unsent = self._under_way = 0
+        self._unsent = self._in_flight = 0
 
     def go_on(self, wire: _Wire, now: float) -> bool:
         """At the start, or when a message arrived: send the next messages. True when finished."""
-        self._under_way = max(0, self._under_way - 1)
-        if not self._unsent and not self._under_way and self._rounds:
+        self._in_flight = max(0, self._in_flight - 1)
+        if not self._unsent and not self._in_flight and self._rounds:
             # The second round (allgather) waits for the end of the first (reduce-scatter).
             self._unsent = self._rounds.pop()
-        while self._unsent and self._under_way < _UNDER_WAY:
+        while self._unsent and self._in_flight < _IN_FLIGHT:
             wire.send(self, now)
             self._unsent -= 1
-            self._under_way += 1
-        return not self._under_way
+            self._in_flight += 1
+        return not self._in_flight
 
 
 class _Wire:
@@ -180,11 +180,11 @@ _FIRST_FACTOR, _LAST_FACTOR = 1.4, 1.005
 # Minimum relative improvement.
 _LEAST_BETTER = 1e-4
 # Minimum relative uncertainty of a reduction.
-_LEAST_UNSURE = 0.05
+_LEAST_UNCERTAINTY = 0.05
 # Square of two standard deviations: exceeded by one fit in twenty.
 _BY_CHANCE = 4.0
-# From this share of the best latency on, the least that explains as well says the same.
-_TOLD = 0.5
+# Above this share of the best latency, the lowest latency with an equivalent fit is not preferred.
+_SAME_LATENCY = 0.5
 
 AnyLink = TypeVar("AnyLink", bound=LinkModel)
 
@@ -207,48 +207,50 @@ class LinkFit(Generic[AnyLink]):
     error: float
 
 
-def fitted(kind: AnyLink, seen: Sequence[ObservedReduction]) -> LinkFit[AnyLink] | None:
+def fitted(kind: AnyLink, observed: Sequence[ObservedReduction]) -> LinkFit[AnyLink] | None:
     """A link of this kind, whose parameters are ignored; None if the measurements are not sufficient."""
-    sizes = [each.bucket.bytes for each in seen]
-    if len(seen) < 2 or min(sizes) <= 0 or max(sizes) < _LEAST_SPREAD * min(sizes):
+    sizes = [each.bucket.bytes for each in observed]
+    if len(observed) < 2 or min(sizes) <= 0 or max(sizes) < _LEAST_SPREAD * min(sizes):
         return None
-    if any(each.took_ns <= 0 for each in seen):
+    if any(each.took_ns <= 0 for each in observed):
         return None
-    tried = _of_each_latency(kind, seen)
-    best = _nearby(min(tried, key=lambda link: _missed(link, seen)), seen)
+    tried = _best_per_latency(kind, observed)
+    best = _nearby(min(tried, key=lambda link: _weighted_error(link, observed)), observed)
     if kind.hides_latency:
-        least = next((link for link in tried if _explains_as_well(link, best, seen)), best)
-        best = least if least.latency_ns < _TOLD * best.latency_ns else best
-    error = sum(map(abs, _misses(best, seen))) / sum(each.took_ns for each in seen)
+        least = next((link for link in tried if _explains_as_well(link, best, observed)), best)
+        best = least if least.latency_ns < _SAME_LATENCY * best.latency_ns else best
+    error = sum(map(abs, _errors(best, observed))) / sum(each.took_ns for each in observed)
     return LinkFit(best, error)
 
 
-def _of_each_latency(kind: AnyLink, seen: Sequence[ObservedReduction]) -> list[AnyLink]:
-    """The best bandwidth for each: small steps alone may end where neither is right. The least latency comes first.
+def _best_per_latency(kind: AnyLink, observed: Sequence[ObservedReduction]) -> list[AnyLink]:
+    """The best bandwidth for each latency, the lowest first: local optimization of both may end in a local minimum.
 
-    It is also the one to take where reductions overlap and others explain them no better. One of them moves bytes while
-    the other waits, so a large latency on a fast link and none on a slower one look the same; other buckets would then
-    have to pay for a latency that nothing speaks for.
+    If reductions overlap, prefer the lowest latency with an equivalent fit. One reduction transfers while the other
+    waits, so a high latency on a fast link and no latency on a slower link fit equally well. Too high a latency
+    would make simulated smaller buckets too slow.
     """
-    shortest = min(each.took_ns for each in seen)
+    shortest = min(each.took_ns for each in observed)
     link = replace(
-        kind, ns_per_byte=sum(each.took_ns for each in seen) / sum(each.bucket.bytes for each in seen)
+        kind, ns_per_byte=sum(each.took_ns for each in observed) / sum(each.bucket.bytes for each in observed)
     )
     tried = []
     for share in _SHARES:
-        link = _nearby(replace(link, latency_ns=share * shortest), seen, bandwidth_only=True)
+        link = _nearby(replace(link, latency_ns=share * shortest), observed, bandwidth_only=True)
         tried.append(link)
     return tried
 
 
-def _nearby(link: AnyLink, seen: Sequence[ObservedReduction], bandwidth_only: bool = False) -> AnyLink:
+def _nearby(link: AnyLink, observed: Sequence[ObservedReduction], bandwidth_only: bool = False) -> AnyLink:
     """Local optimization from this link."""
-    missed, factor = _missed(link, seen), _FIRST_FACTOR
+    error, factor = _weighted_error(link, observed), _FIRST_FACTOR
     while factor > _LAST_FACTOR:
-        around = ((_missed(other, seen), other) for other in _around(link, factor, bandwidth_only))
-        best_missed, best = min(around, key=lambda each: each[0])
-        if best_missed < missed * (1 - _LEAST_BETTER):
-            link, missed = best, best_missed
+        around = (
+            (_weighted_error(other, observed), other) for other in _around(link, factor, bandwidth_only)
+        )
+        best_error, best = min(around, key=lambda each: each[0])
+        if best_error < error * (1 - _LEAST_BETTER):
+            link, error = best, best_error
         else:
             factor = sqrt(factor)
     return link
@@ -264,27 +266,29 @@ def _around(link: AnyLink, factor: float, bandwidth_only: bool) -> list[AnyLink]
     ]
 
 
-def _missed(link: LinkModel, seen: Sequence[ObservedReduction]) -> float:
-    """Squares of the misses, each over its own time: a long reduction is uncertain by more than a short one.
+def _weighted_error(link: LinkModel, observed: Sequence[ObservedReduction]) -> float:
+    """Sum of squared errors, each divided by the measured time: long reductions have larger uncertainties.
 
-    Shares alone would let short reductions decide, which a link's buffers speed up, and a forecast is made of time.
+    Relative errors would give too much weight to short reductions, which buffers of the link speed up.
     """
-    return sum(miss**2 / each.took_ns for miss, each in zip(_misses(link, seen), seen, strict=True))
+    return sum(error**2 / each.took_ns for error, each in zip(_errors(link, observed), observed, strict=True))
 
 
-def _explains_as_well(other: LinkModel, best: LinkModel, seen: Sequence[ObservedReduction]) -> bool:
+def _explains_as_well(other: LinkModel, best: LinkModel, observed: Sequence[ObservedReduction]) -> bool:
     """True if the fit is not significantly worse than the best."""
-    least = _against_chance(best, seen)
+    least = _chi_squared(best, observed)
     # If even the best fit has larger errors than expected, scale the uncertainty.
-    return _against_chance(other, seen) <= least + _BY_CHANCE * max(1.0, least / len(seen))
+    return _chi_squared(other, observed) <= least + _BY_CHANCE * max(1.0, least / len(observed))
 
 
-def _against_chance(link: LinkModel, seen: Sequence[ObservedReduction]) -> float:
+def _chi_squared(link: LinkModel, observed: Sequence[ObservedReduction]) -> float:
     """Sum of squared errors, each relative to its uncertainty."""
-    misses = zip(_misses(link, seen), seen, strict=True)
-    return sum((miss / max(each.unsure_ns, _LEAST_UNSURE * each.took_ns)) ** 2 for miss, each in misses)
+    errors = zip(_errors(link, observed), observed, strict=True)
+    return sum(
+        (error / max(each.unsure_ns, _LEAST_UNCERTAINTY * each.took_ns)) ** 2 for error, each in errors
+    )
 
 
-def _misses(link: LinkModel, seen: Sequence[ObservedReduction]) -> list[float]:
-    times = link.reduce([each.bucket for each in seen])
-    return [end - start - each.took_ns for (start, end), each in zip(times, seen, strict=True)]
+def _errors(link: LinkModel, observed: Sequence[ObservedReduction]) -> list[float]:
+    times = link.reduce([each.bucket for each in observed])
+    return [end - start - each.took_ns for (start, end), each in zip(times, observed, strict=True)]

@@ -1,1 +1,1 @@
-"""The course of a job step by step, in lines for drawing: what report.json has no room for."""
+"""Time series over the steps of a job, for charts. Most are too large for report.json."""

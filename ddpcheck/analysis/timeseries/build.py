@@ -8,7 +8,7 @@ from statistics import median
 
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.finding import Finding
-from ddpcheck.analysis.hardware.samples import MOST_DRAWN, NodeSamples
+from ddpcheck.analysis.hardware.samples import MOST_NODES_WITH_SERIES, NodeSamples
 from ddpcheck.analysis.hardware.step_times import StepTimeline
 from ddpcheck.analysis.network.connections import NodeLinks
 from ddpcheck.analysis.overlap.model import Overlap
@@ -29,9 +29,8 @@ from ddpcheck.analysis.timeseries.lines import (
     rank_time,
     shortest_waits,
 )
-from ddpcheck.analysis.timeseries.links import link_matrices
 from ddpcheck.analysis.timeseries.model import GradientHistory, NamedSeries, RunTimeSeries, SeriesKind
-from ddpcheck.analysis.timeseries.nodes import job_nodes, rank_gpus
+from ddpcheck.analysis.timeseries.nodes import job_nodes, link_matrices, rank_gpus
 from ddpcheck.analysis.timeseries.series import points_per_series
 
 LEAST, MEDIAN, MOST = "least", "median", "most"
@@ -68,7 +67,7 @@ class TimeSeriesBuilder:
 
     def __init__(self, attempt: Attempt, nodes: Sequence[NodeSamples], overlap: Overlap | None) -> None:
         self._attempt = attempt
-        self._nodes = nodes[:MOST_DRAWN]
+        self._nodes = nodes[:MOST_NODES_WITH_SERIES]
         self._overlap = overlap
         self._gradients: tuple[GradientHistory, ...] = gradient_history(attempt)
         self._shortest: Shortest = shortest_waits(attempt)
@@ -86,7 +85,7 @@ class TimeSeriesBuilder:
         )
 
     def rank(self, rank: int, max_points: int) -> tuple[NamedSeries, ...]:
-        clock = self._attempt.clocks.get(rank)
+        clock = self._attempt.step_times.get(rank)
         return (
             *rank_agreement(self._attempt, rank, max_points),
             *rank_gradients(self._gradients, rank, max_points),
@@ -101,9 +100,9 @@ class TimeSeriesBuilder:
         return self._pace.when(step) if self._pace else 0.0
 
     def _gpus(self, rank: int, max_points: int) -> tuple[NamedSeries, ...]:
-        host, pace = self._attempt.ranks[rank].header.host, self._attempt.pace.of(rank)
+        host, timeline = self._attempt.ranks[rank].header.host, self._attempt.step_timelines.of(rank)
         node = next((node for node in self._nodes if node.host == host), None)
-        return rank_gpus(node, rank, pace, max_points) if node and pace else ()
+        return rank_gpus(node, rank, timeline, max_points) if node and timeline else ()
 
 
 def build_timeseries(
@@ -133,10 +132,10 @@ def build_timeseries(
 def _named(findings: Iterable[Finding], everyone: Sequence[int]) -> list[int]:
     """The first ranks of each finding; without findings, the first rank."""
     named = dict.fromkeys(rank for finding in findings for rank in finding.ranks[:MOST_NAMED])
-    found = [rank for rank in named if rank in set(everyone)][:MOST_NAMED]
-    return sorted(found or everyone[:1])
+    known = [rank for rank in named if rank in set(everyone)][:MOST_NAMED]
+    return sorted(known or everyone[:1])
 
 
 def _first_pace(attempt: Attempt) -> StepTimeline | None:
     """The timeline of the first rank: all ranks step together."""
-    return next((line for line in map(attempt.pace.of, sorted(attempt.ranks)) if line), None)
+    return next((line for line in map(attempt.step_timelines.of, sorted(attempt.ranks)) if line), None)

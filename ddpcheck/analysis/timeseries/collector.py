@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpcheck.analysis.aggregate.rank_data import RankData
 from ddpcheck.analysis.aggregate.registry import Collector, collects
-from ddpcheck.analysis.timeseries.loss import LossSeries
+from ddpcheck.analysis.timeseries.recorded import LossSeries
 from ddpcheck.records.kinds.optimizers import LossRecord
 
 if TYPE_CHECKING:

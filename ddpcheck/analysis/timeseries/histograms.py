@@ -28,7 +28,7 @@ def gradient_histograms(folder: Path, ranks: Sequence[int]) -> tuple[Histogram, 
         return ()
     latest = attempts[-1]
     modules = {saved.module for saved in latest}
-    found: list[Histogram] = []
+    histograms: list[Histogram] = []
     for step in _some([saved.step for saved in latest], _size(latest, ranks)):
         for module in sorted(modules):
             by_rank: dict[int, list[CapturedTensors]] = {}
@@ -36,8 +36,8 @@ def gradient_histograms(folder: Path, ranks: Sequence[int]) -> tuple[Histogram, 
                 if (saved.step, saved.module) == (step, module):
                     by_rank.setdefault(saved.rank, []).append(saved.tensors)
             of = f"module {module}" if len(modules) > 1 else ""
-            found += _of_step(step, by_rank, frozenset(ranks), of)
-    return tuple(found[:MOST])
+            histograms += _of_step(step, by_rank, frozenset(ranks), of)
+    return tuple(histograms[:MOST])
 
 
 def _size(saved: Sequence[Saved], ranks: Sequence[int]) -> int:

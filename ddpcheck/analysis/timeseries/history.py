@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.analysis.timeseries.gradients import OFF_MEAN, REDUCED, GradientSeries
 from ddpcheck.analysis.timeseries.model import AgreementHistory, GradientHistory
+from ddpcheck.analysis.timeseries.recorded import OFF_MEAN, REDUCED, GradientSeries
 from ddpcheck.records.kinds.optimizers import OptimizerRecord
 
 MOST_MODULES = 8
@@ -15,17 +15,17 @@ MOST_MODULES = 8
 
 def agreement_history(attempt: Attempt) -> tuple[AgreementHistory, ...]:
     """Modules whose replicas must agree at every step, in the order of wrapping."""
-    books = attempt.agreement.series
+    by_module = attempt.agreement.series
     modules = [
-        module for module in attempt.modules() if module in books and not attempt.uses_local_sgd(module)
+        module for module in attempt.modules() if module in by_module and not attempt.uses_local_sgd(module)
     ]
     return tuple(
         AgreementHistory(
             module=attempt.number(module),
             name=_name(attempt, module),
             ranks=module[0],
-            stretches=tuple(sorted(books[module].stretches, key=lambda stretch: stretch.first)),
-            cut=books[module].cut,
+            stretches=tuple(sorted(by_module[module].intervals, key=lambda interval: interval.first)),
+            cut=by_module[module].cut,
             wrapped_at=_first(rank.as_wrapped[module].where for rank in attempt.of_module(module).values()),
             stepped_at=_first(record.where for record in _optimizers(attempt, module)),
         )
@@ -35,14 +35,14 @@ def agreement_history(attempt: Attempt) -> tuple[AgreementHistory, ...]:
 
 def gradient_history(attempt: Attempt) -> tuple[GradientHistory, ...]:
     """Modules whose gradients were sketched."""
-    books = attempt.gradients.books
-    modules = [module for module in attempt.modules() if module in books and books[module].points]
-    return tuple(_gradients(attempt, module, books[module]) for module in modules[:MOST_MODULES])
+    by_module = attempt.gradients.series
+    modules = [module for module in attempt.modules() if module in by_module and by_module[module].points]
+    return tuple(_gradients(attempt, module, by_module[module]) for module in modules[:MOST_MODULES])
 
 
-def _gradients(attempt: Attempt, module: ModuleKey, book: GradientSeries) -> GradientHistory:
-    numbers = sorted(book.points)
-    points = [book.points[number] for number in numbers]
+def _gradients(attempt: Attempt, module: ModuleKey, gradients: GradientSeries) -> GradientHistory:
+    numbers = sorted(gradients.points)
+    points = [gradients.points[number] for number in numbers]
     # Norms are known to two digits at most.
     series = {
         key: tuple(None if key not in point else float(f"{point[key]:.3g}") for point in points)
@@ -51,8 +51,8 @@ def _gradients(attempt: Attempt, module: ModuleKey, book: GradientSeries) -> Gra
     return GradientHistory(
         module=attempt.number(module),
         name=_name(attempt, module),
-        every=book.every,
-        steps=tuple(number * book.every for number in numbers),
+        every=gradients.every,
+        steps=tuple(number * gradients.every for number in numbers),
         local={str(rank): series[rank] for rank in module[0]},
         reduced=series[REDUCED],
         off_mean=series[OFF_MEAN],

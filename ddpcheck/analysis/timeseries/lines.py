@@ -8,10 +8,9 @@ from statistics import fmean
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.overlap.model import Overlap
-from ddpcheck.analysis.timeseries.agreement import AgreementSeries
 from ddpcheck.analysis.timeseries.history import MOST_MODULES
-from ddpcheck.analysis.timeseries.loss import LossSeries
 from ddpcheck.analysis.timeseries.model import GradientHistory, NamedSeries, SeriesKind
+from ddpcheck.analysis.timeseries.recorded import AgreementSeries, LossSeries
 from ddpcheck.analysis.timeseries.series import MAX_REPORT_POINTS, Series, named_series, present
 from ddpcheck.analysis.timing.rank_series import StepTimeSeries
 from ddpcheck.formatting import name_ranks
@@ -41,22 +40,22 @@ def module_label(attempt: Attempt, module: ModuleKey) -> str:
 
 def job_agreement(attempt: Attempt, max_points: int) -> tuple[NamedSeries, ...]:
     """Agreement (1 or 0), and the number of differing parameters."""
-    found: list[NamedSeries | None] = []
+    result: list[NamedSeries | None] = []
     for module in _agreeing_modules(attempt):
         series = attempt.agreement.series[module].differing
         steps = [number * series.every for number in sorted(series.points)]
         counts = [float(series.points[number]) for number in sorted(series.points)]
         of = module_label(attempt, module)
-        found.append(
+        result.append(
             named_series(SeriesKind.AGREEMENT, steps, [float(not count) for count in counts], max_points, of)
         )
-        found.append(named_series(SeriesKind.DIFFERING, steps, counts, max_points, of))
-    return present(found)
+        result.append(named_series(SeriesKind.DIFFERING, steps, counts, max_points, of))
+    return present(result)
 
 
 def rank_agreement(attempt: Attempt, rank: int, max_points: int) -> tuple[NamedSeries, ...]:
     """1 if this rank agrees with the majority."""
-    found: list[NamedSeries | None] = []
+    result: list[NamedSeries | None] = []
     for module in _agreeing_modules(attempt):
         if rank not in module[0]:
             continue
@@ -68,27 +67,27 @@ def rank_agreement(attempt: Attempt, rank: int, max_points: int) -> tuple[NamedS
         ]
         values = [float(number not in outlier) for number in numbers]
         steps = [number * every for number in numbers]
-        found.append(
+        result.append(
             named_series(SeriesKind.AGREEMENT, steps, values, max_points, module_label(attempt, module))
         )
-    return present(found)
+    return present(result)
 
 
 def _agreeing_modules(attempt: Attempt) -> list[ModuleKey]:
     """Modules whose replicas must agree at every step."""
-    books = attempt.agreement.series
-    return [each for each in modules_shown(attempt) if each in books and not attempt.uses_local_sgd(each)]
+    by_module = attempt.agreement.series
+    return [each for each in modules_shown(attempt) if each in by_module and not attempt.uses_local_sgd(each)]
 
 
 def _stretches_of(series: AgreementSeries, rank: int, every: int) -> tuple[set[int], set[int]]:
     """Points at which the rank was an outlier, and at which it did not report."""
     outlier: set[int] = set()
     absent: set[int] = set()
-    for stretch in series.stretches:
-        points = range(max(0, stretch.first) // every, stretch.last // every + 1)
-        if rank in stretch.odd:
+    for interval in series.intervals:
+        points = range(max(0, interval.first) // every, interval.last // every + 1)
+        if rank in interval.odd:
             outlier.update(points)
-        elif rank in stretch.absent:
+        elif rank in interval.absent:
             absent.update(points)
     return outlier, absent
 
@@ -137,12 +136,12 @@ def rank_loss(attempt: Attempt, rank: int, max_points: int) -> tuple[NamedSeries
 
 def job_loss(attempt: Attempt, max_points: int) -> tuple[NamedSeries, ...]:
     """Mean over ranks, at steps that every rank recorded."""
-    found: list[NamedSeries | None] = []
+    result: list[NamedSeries | None] = []
     for optimizer in sorted({optimizer for _, optimizer in attempt.losses}):
-        books = [series for (_, of), series in attempt.losses.items() if of == optimizer]
-        if len(books) == len(attempt.ranks):
-            means = _means(books)
-            found.append(
+        losses = [series for (_, of), series in attempt.losses.items() if of == optimizer]
+        if len(losses) == len(attempt.ranks):
+            means = _means(losses)
+            result.append(
                 named_series(
                     SeriesKind.LOSS,
                     list(means),
@@ -151,11 +150,11 @@ def job_loss(attempt: Attempt, max_points: int) -> tuple[NamedSeries, ...]:
                     _optimizer_label(attempt, optimizer),
                 )
             )
-    return present(found)
+    return present(result)
 
 
-def _means(books: list[LossSeries]) -> dict[int, float]:
-    by_rank = [dict(zip(series.steps, series.values, strict=True)) for series in books]
+def _means(losses: list[LossSeries]) -> dict[int, float]:
+    by_rank = [dict(zip(series.steps, series.values, strict=True)) for series in losses]
     common = sorted(set(by_rank[0]).intersection(*by_rank[1:]))
     return {step: fmean(values[step] for values in by_rank) for step in common}
 
@@ -219,9 +218,9 @@ def shortest_waits(attempt: Attempt) -> Shortest:
     """By group of ranks that synchronize, and step: the wait of the rank that arrived last."""
     groups = dict.fromkeys(module[0] for module in attempt.modules())
     return {
-        group: _shortest([attempt.clocks[rank] for rank in group])
+        group: _shortest([attempt.step_times[rank] for rank in group])
         for group in groups
-        if len(group) > 1 and all(rank in attempt.clocks for rank in group)
+        if len(group) > 1 and all(rank in attempt.step_times for rank in group)
     }
 
 

@@ -1,1 +1,1 @@
-"""Where the time of a step goes: from each rank's clocks to shares, stragglers and scaling."""
+"""Step times of the ranks: phases, stragglers and scaling."""

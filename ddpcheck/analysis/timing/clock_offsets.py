@@ -102,17 +102,19 @@ class ClockOffsets:
             for kept in self._differences.values():
                 del kept[::2]
 
-    def _clock(self, host: str, ranks: tuple[int, ...], lowest: int, apart: float) -> HostClock:
+    def _clock(self, host: str, ranks: tuple[int, ...], lowest: int, largest_skew: float) -> HostClock:
         if lowest in ranks:
             return HostClock(host, ranks, 0.0, 0.0, 0, reference=True)
-        found = self._differences.get(host, [])
-        if len(found) < _FEWEST:
-            return HostClock(host, ranks, None, None, len(found))
-        middle = median(found)
-        # Not divided by the root of their number: that one host always comes out a little later than another
-        # is no chance, and many moments do not make it smaller.
-        scatter = _TO_DEVIATION * median(abs(each - middle) for each in found)
-        return HostClock(host, ranks, round(middle, 6), round(max(scatter, apart), 6), len(found))
+        differences = self._differences.get(host, [])
+        if len(differences) < _FEWEST:
+            return HostClock(host, ranks, None, None, len(differences))
+        middle = median(differences)
+        # Not divided by the square root of the count: one host may always end a little later than another. This
+        # error is systematic, and more events do not reduce it.
+        deviation = _TO_DEVIATION * median(abs(each - middle) for each in differences)
+        return HostClock(
+            host, ranks, round(middle, 6), round(max(deviation, largest_skew), 6), len(differences)
+        )
 
 
 def _shortest(hosts: Mapping[str, tuple[int, ...]], waits: Mapping[int, float]) -> dict[str, float]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import mean, median
 
-from ddpcheck.analysis.timing.aligned import AlignedSteps
 from ddpcheck.analysis.timing.model import RankTime, Refaults, Straggler
-from ddpcheck.analysis.timing.rank_series import BUSY
+from ddpcheck.analysis.timing.rank_series import BUSY, AlignedSteps
 
 # Minimum share of a step spent in the kernel.
 REFAULTS_LEAST_SHARE = 0.15
@@ -28,8 +27,8 @@ def may_be_faults(kernel_us: float, faults: float) -> bool:
 
 def refaults_in(ranks: Sequence[RankTime]) -> Refaults | None:
     """Refaults of the most affected rank; None if no rank loses much time."""
-    found = [each for row in ranks if (each := _of_rank(row)) is not None]
-    return max(found, key=lambda each: each.share, default=None)
+    refaults = [each for row in ranks if (each := _of_rank(row)) is not None]
+    return max(refaults, key=lambda each: each.share, default=None)
 
 
 def _of_rank(row: RankTime) -> Refaults | None:
@@ -46,13 +45,12 @@ LEAST_COST_US = 2000
 LEAST_SHARE = 0.05
 # Minimum duration of the measurement: the assignment of CPU cores changes from time to time.
 LEAST_SPAN_US = 1_000_000
-# Of all steps, those in which the others wait longer: now and then another rank is later still. What the late rank does
-# longer, it must do longer more often than that. Ranks that are late by turns come to a half; and however much a busy
-# machine scatters what a rank is late by, it seldom turns it round.
+# Minimum share of the steps in which the others wait longer, and minimum share in which the phase takes longer. Not all
+# steps: sometimes another rank is even later. Ranks that are late in turn reach only a half.
 OFTEN = 0.75
 MOSTLY = 0.8
 # Number of intervals of the run, in each of which the delay must show.
-STRETCHES = 4
+INTERVALS = 4
 # Minimum share of the delay that the rank's own work explains, and maximum share of a lack of CPUs.
 EXPLAINED = 0.5
 
@@ -136,9 +134,9 @@ def _steady(amounts: Sequence[float], typical: float, share: float) -> bool:
     """True if it occurs in that share of the steps, and in every interval of the run."""
     if sum(amount > 0 for amount in amounts) < share * len(amounts):
         return False
-    size = len(amounts) // STRETCHES
-    stretches = [amounts[number * size : (number + 1) * size] for number in range(STRETCHES)]
-    return all(median(stretch) >= typical / 4 for stretch in stretches)
+    size = len(amounts) // INTERVALS
+    intervals = [amounts[number * size : (number + 1) * size] for number in range(INTERVALS)]
+    return all(median(interval) >= typical / 4 for interval in intervals)
 
 
 def _more(together: AlignedSteps, name: str, late: Sequence[int], others: Sequence[int]) -> list[float]:

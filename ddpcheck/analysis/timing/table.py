@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import mean, median
 
-from ddpcheck.analysis.timing.aligned import AlignedSteps, align_steps
 from ddpcheck.analysis.timing.model import CrossCheck, RankTime, Scaling, Spent, TimeTable
-from ddpcheck.analysis.timing.rank_series import PARTS, StepTimeSeries
+from ddpcheck.analysis.timing.rank_series import PARTS, AlignedSteps, StepTimeSeries, align_steps
 from ddpcheck.analysis.timing.straggler import refaults_in, straggler_in
 
 COMPUTE = ("forward", "backward", "optimizer")
@@ -19,25 +18,25 @@ MOST_NUMBERS = 8192
 
 
 def time_tables(
-    clocks: Mapping[int, StepTimeSeries], groups: Iterable[tuple[int, ...]]
+    series: Mapping[int, StepTimeSeries], groups: Iterable[tuple[int, ...]]
 ) -> tuple[TimeTable, ...]:
     """Groups with a rank without step times are left out."""
     distinct = list(dict.fromkeys(groups))
     tables = [
-        _table(group, {rank: clocks[rank] for rank in group})
+        _table(group, {rank: series[rank] for rank in group})
         for group in distinct
-        if all(rank in clocks for rank in group)
+        if all(rank in series for rank in group)
     ]
     return tuple(table for table in tables if table is not None)
 
 
-def _table(group: tuple[int, ...], clocks: Mapping[int, StepTimeSeries]) -> TimeTable | None:
-    together = align_steps(clocks)
+def _table(group: tuple[int, ...], series: Mapping[int, StepTimeSeries]) -> TimeTable | None:
+    together = align_steps(series)
     if together is None:
         return None
     last = together.last_arrivals()
-    on_device = all(clock.device for clock in clocks.values())
-    ranks = tuple(_rank(together, rank, last[rank], clocks[rank].ddp) for rank in together.ranks)
+    on_device = all(clock.device for clock in series.values())
+    ranks = tuple(_rank(together, rank, last[rank], series[rank].ddp) for rank in together.ranks)
     return TimeTable(
         group=group,
         steps=len(together.steps),
@@ -50,18 +49,18 @@ def _table(group: tuple[int, ...], clocks: Mapping[int, StepTimeSeries]) -> Time
         ranks=ranks,
         scaling=_scaling(together),
         straggler=straggler_in(together),
-        cross_check=_cross_check(together, clocks),
+        cross_check=_cross_check(together, series),
         refaults=None if on_device else refaults_in(ranks),
     )
 
 
 def _rank(together: AlignedSteps, rank: int, last: int, ddp: Mapping[str, int]) -> RankTime:
     columns = together.columns[rank]
-    whole = together.mean(rank, "total")
+    step_mean = together.mean(rank, "total")
     return RankTime(
         rank=rank,
-        step=_spent(columns["total"], whole),
-        parts={name: _spent(columns[name], whole) for name in PARTS},
+        step=_spent(columns["total"], step_mean),
+        parts={name: _spent(columns[name], step_mean) for name in PARTS},
         last_arrivals=last,
         watching_us=round(together.mean(rank, "watching")),
         queued_us=_counted(together, rank, "queued"),
@@ -83,24 +82,24 @@ def _course(column: Sequence[int], ranks: int) -> tuple[int, ...]:
     return tuple(max(column[first:end]) for first, end in pairwise(ends))
 
 
-def _spent(column: Sequence[int], whole: float) -> Spent:
+def _spent(column: Sequence[int], step_mean: float) -> Spent:
     average = sum(column) / len(column)
     return Spent(
         median_us=round(median(column)),
         p90_us=sorted(column)[(len(column) * 9) // 10],
         mean_us=round(average),
-        share=round(average / whole, 4) if whole else 0.0,
+        share=round(average / step_mean, 4) if step_mean else 0.0,
     )
 
 
-def _cross_check(together: AlignedSteps, clocks: Mapping[int, StepTimeSeries]) -> CrossCheck | None:
+def _cross_check(together: AlignedSteps, series: Mapping[int, StepTimeSeries]) -> CrossCheck | None:
     """Compare with DDP's own averages; it has one of overlap only if there was overlap."""
-    said = [clocks[rank].ddp for rank in together.ranks]
-    if not all("communication" in each for each in said):
+    averages = [series[rank].ddp for rank in together.ranks]
+    if not all("communication" in each for each in averages):
         return None
     return CrossCheck(
         wait_us=round(mean(together.mean(rank, "wait") for rank in together.ranks)),
-        ddp_wait_us=round(mean(max(0, each["communication"] - each.get("overlap", 0)) for each in said)),
+        ddp_wait_us=round(mean(max(0, each["communication"] - each.get("overlap", 0)) for each in averages)),
     )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ddpcheck.analysis.aggregate.agreement import groups_of, outlier_ranks
-from ddpcheck.analysis.hardware.routes import Route, open_to_all
-from ddpcheck.analysis.hardware.traffic import LinkTraffic, NodeTraffic
+from ddpcheck.analysis.hardware.traffic import LinkTraffic, NodeTraffic, Route, open_to_all
 from ddpcheck.doctor.context import ConnectionAttempt, DoctorContext, Host
 from ddpcheck.doctor.diagnosis import Diagnosis, ok, problem, warning
 from ddpcheck.doctor.interface_selection import (
@@ -169,14 +168,14 @@ def _unreachable(
 ) -> Diagnosis:
     tried = sum(call.called == called for call in context.calls)
     callers = [call.caller for call in calls]
-    who = "No other host" if len(calls) == tried else f"{', '.join(callers[:_MAX_LISTED])}"
+    callers_text = "No other host" if len(calls) == tried else f"{', '.join(callers[:_MAX_LISTED])}"
     more = (
         f" and {len(callers) - _MAX_LISTED} more" if len(calls) < tried and len(callers) > _MAX_LISTED else ""
     )
     verb = "can reach" if len(calls) == tried else "cannot reach"
     reasons = ", ".join(sorted({call.reason for call in calls}))
     return problem(
-        f"{who}{more} {verb} {called} at {address} ({reasons}).",
+        f"{callers_text}{more} {verb} {called} at {address} ({reasons}).",
         "gloo binds to this address there, so other ranks cannot connect to it and the job hangs.",
         "If the address is right, check for a firewall between the hosts. Otherwise set GLOO_SOCKET_IFNAME there.",
         hosts=(called,),

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.doctor.facts.identity import machine_id, rank_numbers
 from ddpcheck.doctor.facts.interpreter import interpreter_facts
-from ddpcheck.doctor.facts.record import Facts
+from ddpcheck.doctor.facts.record import Facts, machine_id, rank_numbers
 from ddpcheck.privacy import allowed_environment
 from ddpcheck.sampling import host, interfaces
 from ddpcheck.sampling.infiniband import InfinibandPorts

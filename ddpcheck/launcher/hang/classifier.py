@@ -7,7 +7,7 @@ from enum import Enum
 
 from ddpcheck.analysis.hang.stacks import WaitKind, in_debugger, wait_of
 from ddpcheck.launcher.process.process_table import TICKS_PER_SECOND, Activity
-from ddpcheck.records.kinds.hang import StackRecord
+from ddpcheck.records.kinds.rank import StackRecord
 
 # A waiting thread uses no processor time; up to this many ticks may still be charged for earlier work.
 _IDLE_TICKS = 2

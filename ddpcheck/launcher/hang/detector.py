@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddpcheck.agent.shm_exchange import Heartbeat, ask, signs
+from ddpcheck.agent.shm_exchange import Heartbeat, heartbeats, request_stacks
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.aggregate.rank_data import RankData
 from ddpcheck.analysis.run_reader import RunReader
@@ -66,12 +66,12 @@ class LocalRank:
 LocalRanks = Mapping[int, LocalRank]
 
 
-def local_ranks(attempt: Attempt, host: str, heartbeats: Mapping[int, Heartbeat]) -> dict[int, LocalRank]:
+def local_ranks(attempt: Attempt, host: str, beats: Mapping[int, Heartbeat]) -> dict[int, LocalRank]:
     """The ranks of this launcher. Another launcher on the same host has its own shared-memory file."""
     return {
-        number: LocalRank(rank, heartbeats[rank.header.pid], read_process(rank.header.pid))
+        number: LocalRank(rank, beats[rank.header.pid], read_process(rank.header.pid))
         for number, rank in attempt.ranks.items()
-        if rank.header.host == host and rank.header.pid in heartbeats
+        if rank.header.host == host and rank.header.pid in beats
     }
 
 
@@ -121,7 +121,7 @@ class HangDetector:
     ) -> None:
         self._run = run
         self._node_log = node_log
-        self._exchange = Path(config.board)
+        self._exchange = Path(config.exchange_file)
         self._timeout = config.hang_timeout
         self._answer_seconds = 2 * config.listen_seconds + _ANSWER_SECONDS
         self._interval = min(1.0, config.hang_timeout / 20)
@@ -138,9 +138,9 @@ class HangDetector:
         if now - self._last_tick > self._interval + _PAUSED_SECONDS:
             self._states.clear()
         self._last_tick = now
-        heartbeats = signs(self._exchange)
+        beats = heartbeats(self._exchange)
         for attempt in self._run.attempts.values():
-            ranks = local_ranks(attempt, self._node_log.host, heartbeats)
+            ranks = local_ranks(attempt, self._node_log.host, beats)
             if self._hangs(attempt, ranks, now):
                 self._finished = True
                 return StopRequest(f"no progress for {self._timeout:g} seconds or more (--hang-timeout)")
@@ -165,7 +165,7 @@ class HangDetector:
 
     def _request_stacks(self, state: _ProgressState, now: float) -> None:
         self._requests += 1
-        ask(self._exchange, self._requests)
+        request_stacks(self._exchange, self._requests)
         state.request, state.requested_at = self._requests, now
 
     def _compare(self, attempt: Attempt, state: _ProgressState, ranks: LocalRanks, now: float) -> None:

@@ -20,7 +20,7 @@ class BackwardRecord(Record):
     step: int
     # Packed sketches of the local gradients of all parameters.
     local: str
-    # Packed sketches of this rank's share of the reduced gradients: see `ddpcheck.records.sketch_shares`.
+    # Packed sketches of this rank's share of the reduced gradients: see `ddpcheck.records.codecs`.
     reduced: str
     # Truncated digest of all reduced gradients.
     root: str

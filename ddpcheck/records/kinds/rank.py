@@ -1,10 +1,70 @@
-"""Records about the rank itself: the first line of a file, faults of ddpcheck, and the last line."""
+"""Records of a rank as a process: its header, faults, end, stacks on request, and comparison with other nodes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from ddpcheck.records.registry import SCHEMA, Record, record
+
+
+@record("standing")
+@dataclass(frozen=True)
+class StackRecord(Record):
+    """The stack of the training thread, on request of the launcher."""
+
+    # Number of the request.
+    look: int
+    time: float
+    # The innermost call first: [file, line, function]. No local variables.
+    frames: list[list[Any]]
+    # The optimizer step in progress, and the last hook event that a probe received.
+    step: int = 0
+    moment: str = ""
+    # The training thread's id in the operating system.
+    thread: int = 0
+    # Collectives issued so far, by process group, where the backend counts them.
+    collectives: dict[str, int] = field(default_factory=dict)
+    # The rank has destroyed its process group.
+    left: bool = False
+
+
+@record("apart")
+@dataclass(frozen=True)
+class NodeMismatchRecord(Record):
+    """The digest of a rank on another node, read from the job's store, differs from this rank's digest."""
+
+    module: int
+    stage: str
+    of: str
+    step: int
+    root: str
+    other_root: str
+    other_rank: int
+    other_host: str
+    optimizer: int | None = None
+
+
+@record("nodes")
+@dataclass(frozen=True)
+class NodesRecord(Record):
+    """Hosts of the ranks that other launchers monitor, by rank."""
+
+    others: dict[str, str]
+    # At the end: number of digests that were compared with those of other nodes.
+    compared: int = 0
+
+
+_JOB_DIGITS = 16
+
+
+def session_name(launch: str, job: str) -> str:
+    """Combine two names of 32 digits. The part of the launch comes first: file names use the beginning."""
+    return launch[:-_JOB_DIGITS] + job[-_JOB_DIGITS:]
+
+
+def is_same_job(session: str, other: str) -> bool:
+    return session[-_JOB_DIGITS:] == other[-_JOB_DIGITS:]
 
 
 @record("rank")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.data.same_batches import Sameness, sameness
+from ddpcheck.analysis.data.batches import Sameness, sameness
 from ddpcheck.analysis.data.split import EpochSplit
 from ddpcheck.analysis.data.table import split_row
 from ddpcheck.analysis.finding import Finding, Severity
@@ -26,11 +26,11 @@ _FIX = (
     "DataLoader. In an IterableDataset, take every world_size-th sample, starting at the rank."
 )
 _MESSAGES = {
-    Sameness.DUPLICATED: "{who} trained on the same batch in {same} of {compared} forwards, first at step "
+    Sameness.DUPLICATED: "{ranks} trained on the same batch in {same} of {compared} forwards, first at step "
     "{step}. They duplicate each other's work, and the global batch is smaller than configured.",
-    Sameness.CONSTANT: "{who} received the same input in all {forwards} forwards, and it never changed. "
+    Sameness.CONSTANT: "{ranks} received the same input in all {forwards} forwards, and it never changed. "
     "This is correct for a benchmark, not for training.",
-    Sameness.NOW_AND_THEN: "{who} trained on the same batch in {same} of {compared} forwards, first at step "
+    Sameness.NOW_AND_THEN: "{ranks} trained on the same batch in {same} of {compared} forwards, first at step "
     "{step}.",
 }
 
@@ -47,7 +47,7 @@ def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
         return []
     ranks = inputs.batches.ranks()
     message = _MESSAGES[verdict].format(
-        who=name_ranks(ranks).capitalize(),
+        ranks=name_ranks(ranks).capitalize(),
         same=inputs.batches.same,
         compared=inputs.batches.compared,
         forwards=inputs.forwards,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.data.same_batches import Sameness, sameness
+from ddpcheck.analysis.data.batches import Sameness, sameness
 from ddpcheck.analysis.data.split import EpochSplit
 from ddpcheck.analysis.data.table import split_row
 from ddpcheck.analysis.finding import Finding, Severity

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.data.same_batches import Sameness, sameness
+from ddpcheck.analysis.data.batches import Sameness, sameness
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
@@ -27,7 +27,7 @@ _FEWEST_BACKWARDS = 2
 def find(context: RuleContext) -> list[Finding]:
     findings = []
     for module in context.modules():
-        checks = context.attempt.gradients.tallies.get(module)
+        checks = context.attempt.gradients.stats.get(module)
         # DDP301 reports equal batches, which explain equal gradients.
         if checks is None or sameness(context.attempt.data.of(module)) is not Sameness.NONE:
             continue

@@ -22,11 +22,11 @@ _FEWEST_STEPS = 2
 # An input that is the same on all ranks may sometimes have other reasons.
 _FEWEST_INPUTS = 3
 _INSIDE = (
-    "{who} drew the same random numbers between forward and step in {same} of the {compared} steps that drew any, "
+    "{ranks} drew the same random numbers between forward and step in {same} of the {compared} steps that drew any, "
     "first at step {step}. Their dropout masks and noise are identical."
 )
 _BEFORE = (
-    "{who} drew the same random numbers before the forward and received the same new tensor besides their own "
+    "{ranks} drew the same random numbers before the forward and received the same new tensor besides their own "
     "data in {same} of {compared} forwards, first at step {step}. Their noise, time steps or masks are identical."
 )
 
@@ -53,7 +53,10 @@ def _finding(context: RuleContext, module: ModuleKey, draws: SameBatches, messag
         context.finding(
             RULE,
             message.format(
-                who=name_ranks(ranks).capitalize(), same=draws.same, compared=draws.compared, step=first.step
+                ranks=name_ranks(ranks).capitalize(),
+                same=draws.same,
+                compared=draws.compared,
+                step=first.step,
             ),
             module=module,
             step=first.step,

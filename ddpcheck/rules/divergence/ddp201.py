@@ -74,6 +74,6 @@ def _finding(context: RuleContext, divergence: Divergence) -> Finding:
 
 def _same_gradients(context: RuleContext, divergence: Divergence) -> bool:
     """Whether all ranks are known to have applied the same gradients up to the divergence."""
-    module = divergence.first.moment.module
+    module = divergence.first.key.module
     applied = context.attempt.agreement.stats_of(module, Stage.APPLIED, TensorKind.GRADIENTS)
-    return bool(applied.compared) and (applied.first is None or applied.first.moment.step > divergence.step)
+    return bool(applied.compared) and (applied.first is None or applied.first.key.step > divergence.step)

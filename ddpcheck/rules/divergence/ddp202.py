@@ -13,10 +13,10 @@ from ddpcheck.analysis.divergence.explain import (
     Explanation,
     Precedence,
     gradient_evidence,
+    reason_text,
 )
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.analysis.reason_text import reason_text
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.gradients import AppliedRecord
 from ddpcheck.rules.rule import Location, Need, Rule
@@ -80,8 +80,8 @@ def _not_reduced(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Ex
 
 def _hooks_lost(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
     """Forwards and backwards are in the right order, but every rank still holds its local gradients."""
-    checks = attempt.gradients.tallies.get(module)
-    if checks is None or not checks.unreduced or checks.reduced_until >= first.moment.step:
+    checks = attempt.gradients.stats.get(module)
+    if checks is None or not checks.unreduced or checks.reduced_until >= first.key.step:
         return None
     return Explanation(cause=_HOOKS_LOST, evidence={"untouched_backwards": checks.unreduced})
 

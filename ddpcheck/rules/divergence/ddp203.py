@@ -37,9 +37,7 @@ def _finding(context: RuleContext, divergence: Divergence) -> Finding:
     first = divergence.first
     evidence = gradient_evidence(context.attempt, divergence, context.folder)
     names = evidence["parameters"]["names"]
-    hooks = sorted(
-        {hook for rank in context.attempt.ranks.values() for hook in rank.hooks(first.moment.module)}
-    )
+    hooks = sorted({hook for rank in context.attempt.ranks.values() for hook in rank.hooks(first.key.module)})
     if hooks:
         evidence["comm_hooks"] = hooks
     return context.finding(

@@ -29,7 +29,7 @@ _LARGEST_LOSSY_ERROR = 2.0**-6
 def find(context: RuleContext) -> list[Finding]:
     findings = []
     for module in context.modules():
-        checks = context.attempt.gradients.tallies.get(module)
+        checks = context.attempt.gradients.stats.get(module)
         if checks is None or checks.first is None or context.attempt.uses_local_sgd(module):
             continue
         divergence = context.divergence(module).gradients
@@ -51,7 +51,7 @@ def _finding(context: RuleContext, module: ModuleKey, checks: MeanCheckStats, fi
         "error": first.outcome.error,
         "bound": first.outcome.bound,
         "largest_relative_error": checks.worst_relative,
-        "backwards": {"checked": checks.checked, "off": checks.missed},
+        "backwards": {"checked": checks.checked, "off": checks.mismatches},
         "comm_hooks": hooks,
     }
     if lossy:

@@ -38,8 +38,8 @@ def _changed_after_reduction(attempt: Attempt, module: ModuleKey, first: Disagre
     """The reduction gave all ranks the same gradients, as far as sketches show it."""
     applied = {rank: record for rank, record in first.digests.items() if isinstance(record, AppliedRecord)}
     written = [rank for rank, record in applied.items() if record.moved]
-    step = first.moment.step
-    checks = attempt.gradients.tallies.get(module)
+    step = first.key.step
+    checks = attempt.gradients.stats.get(module)
     differed = checks is not None and checks.diverged is not None and checks.agreed_until < step
     # Writes through .data leave no trace in version counters, but the result of the reduction was sketched.
     agreed = checks is not None and any(begin <= step <= end for begin, end in checks.agreed)
@@ -77,7 +77,7 @@ def _change_between_ranks(first: Disagreement, evidence: dict[str, Any]) -> str:
     """Compares an outlier with the largest group, or with a rank that did not write to its gradients."""
     elements = evidence.get("elements", {})
     # Values of a later step show the consequences, not the change.
-    if elements.get("step") != first.moment.step:
+    if elements.get("step") != first.key.step:
         return ""
     written = evidence["written_after_backward_on_ranks"]
     # Only ranks that noticed the disagreement in time kept values.

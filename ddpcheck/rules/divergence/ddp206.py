@@ -7,8 +7,10 @@ from typing import Any
 from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.divergence.explain import Divergence, Explanation, Precedence
-from ddpcheck.analysis.divergence.optimizers import (
+from ddpcheck.analysis.divergence.explain import (
+    Divergence,
+    Explanation,
+    Precedence,
     RecreatedOptimizer,
     recreated_optimizer,
     stepped_parameters,
@@ -50,7 +52,7 @@ def _scales(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explana
 @RULE.explains_parameters(Precedence.HYPERPARAMETERS)
 def _hyperparameters(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
     root = attempt.agreement.hyper.get(module)
-    if root is None or root.moment.step > first.moment.step:
+    if root is None or root.key.step > first.key.step:
         return None
     rows = _hyperparameter_rows(attempt, root)
     names = sorted({row["name"] for row in rows})
@@ -62,7 +64,7 @@ def _hyperparameters(attempt: Attempt, module: ModuleKey, first: Disagreement) -
 @RULE.explains_parameters(Precedence.PARAMETER_GROUPS)
 def _parameter_groups(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
     """The optimizers hold the same parameters in another order or in other groups, or not the same parameters."""
-    optimizer = first.moment.optimizer
+    optimizer = first.key.optimizer
     texts = {
         number: repr(record.groups)
         for number, rank in attempt.of_module(module).items()
@@ -91,7 +93,7 @@ def _parameter_groups(attempt: Attempt, module: ModuleKey, first: Disagreement) 
 @RULE.explains_parameters(Precedence.OPTIMIZER_STATE)
 def _state(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
     root = attempt.agreement.stats_of(module, Stage.STATE, TensorKind.STATE).first
-    if root is None or root.moment.step > first.moment.step:
+    if root is None or root.key.step > first.key.step:
         return None
     return Explanation(cause="optimizer state differs before the step", root=root)
 
@@ -99,19 +101,19 @@ def _state(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanat
 @RULE.explains_parameters(Precedence.LOADED_STATE)
 def _loaded_state(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
     """Some ranks reached the step with a state, or a newly loaded one, and the others did not."""
-    moments = [
-        partial.moment
+    keys = [
+        partial.key
         for partial in attempt.agreement.partial_state
-        if partial.moment.module == module and partial.moment.step <= first.moment.step
+        if partial.key.module == module and partial.key.step <= first.key.step
     ]
-    steps = [(moment.optimizer, moment.step) for moment in moments]
+    steps = [(key.optimizer, key.step) for key in keys]
     for root in attempt.agreement.partial_state:
         # If other ranks hold other parts at the same step, the state is sharded.
-        only = steps.count((root.moment.optimizer, root.moment.step)) == 1
+        only = steps.count((root.key.optimizer, root.key.step)) == 1
         silent = set(module[0]) - set(root.digests)
-        if root.moment not in moments or not only or silent & attempt.agreement.impaired:
+        if root.key not in keys or not only or silent & attempt.agreement.impaired:
             continue
-        if _is_sharded(attempt, module, root.moment.optimizer):
+        if _is_sharded(attempt, module, root.key.optimizer):
             continue
         ranks = tuple(sorted(root.digests))
         return Explanation(
@@ -129,8 +131,8 @@ def _is_sharded(attempt: Attempt, module: ModuleKey, optimizer: int) -> bool:
 
 def _hyperparameter_rows(attempt: Attempt, root: Disagreement) -> list[dict[str, Any]]:
     """Each hyperparameter that differs across ranks, with its values."""
-    moment = root.moment
-    values = {rank: attempt.ranks[rank].hyper_at(moment.optimizer, moment.step) for rank in root.digests}
+    key = root.key
+    values = {rank: attempt.ranks[rank].hyper_at(key.optimizer, key.step) for rank in root.digests}
     rows = []
     for name in sorted({name for of_rank in values.values() for name in of_rank}):
         by_rank = {str(rank): of_rank.get(name) for rank, of_rank in values.items()}
@@ -139,7 +141,7 @@ def _hyperparameter_rows(attempt: Attempt, root: Disagreement) -> list[dict[str,
             is_scaler = not group.isdigit()
             rows.append(
                 {
-                    "optimizer": moment.optimizer,
+                    "optimizer": key.optimizer,
                     "group": None if is_scaler else int(group),
                     "name": name if is_scaler else short,
                     "by_rank": by_rank,
@@ -204,7 +206,7 @@ def _recreated(context: RuleContext, module: ModuleKey, recreated: RecreatedOpti
 def _no_divergence_yet(context: RuleContext, root: Disagreement) -> Finding:
     return context.finding(
         RULE,
-        f"From step {root.moment.step} on, hyperparameters differ across ranks. The parameters do not differ yet.",
+        f"From step {root.key.step} on, hyperparameters differ across ranks. The parameters do not differ yet.",
         severity=Severity.NOTE,
         disagreement=root,
         ranks=tuple(sorted(root.digests)),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of, outlier_ranks
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.divergence.explain import Divergence, Explanation, Precedence
-from ddpcheck.analysis.divergence.optimizers import recreated_optimizer
+from ddpcheck.analysis.divergence.explain import Divergence, Explanation, Precedence, recreated_optimizer
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
@@ -36,7 +35,7 @@ def _skipped_step(attempt: Attempt, module: ModuleKey, first: Disagreement) -> E
     """Ranks ran a different number of forwards before the same step: a rank skipped a step or took an extra one."""
     root = attempt.agreement.forwards.get(module)
     # A skipped step makes the parameters diverge at once; an older difference has other reasons.
-    if root is None or root.moment.step != first.moment.step or attempt.joined(module):
+    if root is None or root.key.step != first.key.step or attempt.joined(module):
         return None
     cause, ranks = _by_reductions(attempt, module, root) or _by_majority(root)
     forwards = {str(rank): record.forward for rank, record in root.digests.items()}
@@ -51,7 +50,7 @@ def _by_reductions(
     applied = attempt.agreement.stats_of(module, Stage.APPLIED, TensorKind.GRADIENTS).first
     if applied is None:
         return None
-    if (applied.moment.step, applied.moment.optimizer) != (root.moment.step, root.moment.optimizer):
+    if (applied.key.step, applied.key.optimizer) != (root.key.step, root.key.optimizer):
         return None
     reductions = {
         rank: record.synced for rank, record in applied.digests.items() if isinstance(record, AppliedRecord)
@@ -99,7 +98,7 @@ def _diverged(context: RuleContext, divergence: Divergence) -> Finding:
     counts = "; ".join(f"{name_ranks(ranks)}: {count}" for count, ranks in groups)
     return context.finding(
         RULE,
-        f"Replicas diverge at step {root.moment.step}: {divergence.cause}. "
+        f"Replicas diverge at step {root.key.step}: {divergence.cause}. "
         f"Ranks ran a different number of forwards before this step ({counts}).",
         disagreement=divergence.first,
         ranks=divergence.ranks,

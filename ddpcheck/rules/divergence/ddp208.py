@@ -5,11 +5,10 @@ from __future__ import annotations
 from ddpcheck.analysis.aggregate.agreement import Disagreement
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.divergence.explain import SYNCED, Divergence, Explanation, Precedence
+from ddpcheck.analysis.divergence.explain import SYNCED, Divergence, Explanation, Precedence, reason_text
 from ddpcheck.analysis.evidence import differing_tensors, of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.analysis.reason_text import reason_text
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import DigestRecord
 from ddpcheck.records.reasons import WriteWindow, is_stored_as
@@ -36,37 +35,37 @@ _FIX = (
 @RULE.explains_parameters(Precedence.WRITTEN_OUTSIDE_STEP)
 def _written(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
     root = attempt.agreement.rewritten.get(module)
-    if root is None or root.moment.step > first.moment.step:
+    if root is None or root.key.step > first.key.step:
         return None
     return Explanation(cause=f"written {_when(attempt, root)}, {_by_which_ranks(root)}", root=root)
 
 
 def _when(attempt: Attempt, root: Disagreement) -> str:
-    module = root.moment.module
+    module = root.key.module
     ranks = attempt.of_module(module).values()
     windows = {rank.writes[module] for rank in ranks if module in rank.writes}
     window = windows.pop() if len(windows) == 1 else ""
     if window and not is_stored_as(window, WriteWindow.BEFORE_FORWARD):
         return reason_text(window)
-    return "between two steps" if root.moment.step > 0 else "between wrapping and the first step"
+    return "between two steps" if root.key.step > 0 else "between wrapping and the first step"
 
 
 def _by_which_ranks(root: Disagreement) -> str:
     ranks = _writers(root)
-    if set(ranks) == set(root.moment.module[0]):
+    if set(ranks) == set(root.key.module[0]):
         return "on all ranks but differently"
     return f"by {name_ranks(ranks)} only"
 
 
 def _writers(root: Disagreement) -> tuple[int, ...]:
     """The ranks that wrote to their parameters before a step; the digests of the others are of the step before."""
-    return tuple(sorted(rank for rank, record in root.digests.items() if record.stage == root.moment.stage))
+    return tuple(sorted(rank for rank, record in root.digests.items() if record.stage == root.key.stage))
 
 
 @RULE.explains_parameters(Precedence.NO_OPTIMIZER)
 def _no_optimizer(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
     """No step of a torch optimizer was observed: the job updates its parameters itself."""
-    if first.moment.optimizer >= 0:
+    if first.key.optimizer >= 0:
         return None
     backwards = {
         rank: reason_text(record.how)
@@ -113,19 +112,19 @@ def _finding(context: RuleContext, divergence: Divergence) -> Finding:
         writers = _writers(root)
         evidence["rewritten_on_ranks"] = list(writers)
         message = (
-            f"Replicas diverge before step {root.moment.step}: {name_ranks(writers)} wrote to the parameters outside "
+            f"Replicas diverge before step {root.key.step}: {name_ranks(writers)} wrote to the parameters outside "
             "any optimizer."
         )
     else:
         message = (
-            f"At step {first.moment.step}, {evidence['parameters']['count']} parameters differ across ranks although "
+            f"At step {first.key.step}, {evidence['parameters']['count']} parameters differ across ranks although "
             f"no optimizer steps them: other code wrote to them. Outlier: {name_ranks(first.outlier_ranks())}."
         )
     return context.finding(
         RULE,
         message,
         disagreement=root,
-        step=root.moment.step,
+        step=root.key.step,
         parameter=names[0] if names else None,
         ranks=root.outlier_ranks() if len(root.groups()) > 1 else first.outlier_ranks(),
         evidence=evidence,

@@ -32,7 +32,7 @@ def find(context: RuleContext) -> list[Finding]:
 def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
     ranks = context.attempt.of_module(module)
     applied = {number: rank.nonfinite[module] for number, rank in ranks.items() if module in rank.nonfinite}
-    checks = context.attempt.gradients.tallies.get(module)
+    checks = context.attempt.gradients.stats.get(module)
     if not applied or checks is None or checks.nonfinite is None:
         return []
     step = min(record.step for record in applied.values())
@@ -67,7 +67,7 @@ def _ranks_that_applied(
 ) -> list[int]:
     """Each rank inspects only its share of the gradients, but ranks that agree applied the same values."""
     first = context.attempt.agreement.stats_of(module, Stage.APPLIED, TensorKind.GRADIENTS).first
-    if first is not None and first.moment.step <= step:
+    if first is not None and first.key.step <= step:
         return sorted(applied)
     return sorted(
         number for number in context.attempt.of_module(module) if context.attempt.steps(number) > step

@@ -77,7 +77,7 @@ def _values(context: RuleContext, module: ModuleKey) -> list[Finding]:
     return [
         context.finding(
             RULE,
-            f"After DDP synchronised the buffers (synchronisation {first.moment.step}), {differing['count']} of "
+            f"After DDP synchronised the buffers (synchronisation {first.key.step}), {differing['count']} of "
             f"{differing['of']} differ across ranks. Outlier: {name_ranks(first.outlier_ranks())}.",
             disagreement=first,
             parameter=names[0] if names else None,
@@ -90,9 +90,9 @@ def _values(context: RuleContext, module: ModuleKey) -> list[Finding]:
 
 
 def _at_the_end(context: RuleContext, module: ModuleKey) -> list[Finding]:
-    """Compares ranks that wrote to buffers after their last step: rank 0 may do so alone, to save them."""
+    """Compares ranks that wrote to buffers after their last step: only rank 0 may do so, to save them."""
     first = context.attempt.agreement.stats_of(module, Stage.BUFFERS_END, TensorKind.BUFFERS).first
-    # Diverged models rightly measure different statistics; other rules report the divergence.
+    # Statistics of diverged models differ as expected; other rules report the divergence.
     if (
         first is None
         or context.attempt.agreement.stats_of(module, Stage.PARAMS, TensorKind.PARAMETERS).first is not None
@@ -103,7 +103,7 @@ def _at_the_end(context: RuleContext, module: ModuleKey) -> list[Finding]:
     names = differing["names"]
     records = [record for record in first.digests.values() if isinstance(record, DigestRecord)]
     if any(is_stored_as(record.how, BufferState.NOT_SYNCED) for record in records):
-        # Ranks that ended at different forwards rightly hold different buffers.
+        # Buffers of ranks that ended at different forwards differ as expected.
         same_forward = len({record.forward for record in records}) == 1
         return [_not_synchronised(context, first, evidence)] if same_forward else []
     # Other buffers may be private to a rank.

@@ -23,8 +23,8 @@ RULE = Rule(
 def find(context: RuleContext) -> list[Finding]:
     # If ddpcheck itself failed, DDP605 reports it.
     if not context.attempt.ranks:
-        return [] if context.strays or context.troubles else [_no_rank(context)]
-    failed = {fault.rank for fault in context.strays} | set(context.troubles)
+        return [] if context.unattributed_faults or context.write_errors else [_no_rank(context)]
+    failed = {fault.rank for fault in context.unattributed_faults} | set(context.write_errors)
     missing = tuple(row.rank for row in context.with_status(RankStatus.MISSING) if row.rank not in failed)
     if not missing:
         return []

@@ -56,7 +56,7 @@ def find(context: RuleContext) -> list[Finding]:
     # Ranks that ended in another way lost their peer: their errors are consequences.
     same_end = [row for row in rows if _how(row) == _how(first)]
     ranks = tuple(sorted(row.rank for row in same_end))
-    recovered = context.made_good_by is not None
+    recovered = context.recovered_by is not None
     early = _ended_before(context, rows)
     return [
         context.finding(
@@ -64,7 +64,7 @@ def find(context: RuleContext) -> list[Finding]:
             f"{name_ranks(ranks).capitalize()} {_ending(first)}; last seen {_last_seen(first)}."
             + _followed(rows, same_end)
             + (f" {name_ranks(early).capitalize()} had finished normally before that." if early else "")
-            + (f" A later restart (attempt {context.made_good_by}) finished." if recovered else ""),
+            + (f" A later restart (attempt {context.recovered_by}) finished." if recovered else ""),
             # Restarts exist for this, so it does not fail the run.
             severity=Severity.WARNING if recovered else Severity.ERROR,
             step=first.last_step,
@@ -73,7 +73,7 @@ def find(context: RuleContext) -> list[Finding]:
             evidence={
                 "last_seen": {str(row.rank): _last_seen(row) for row in rows},
                 "details": {str(row.rank): row.detail for row in rows if row.detail},
-                "made_good_by": context.made_good_by,
+                "made_good_by": context.recovered_by,
             },
             cause=_cause(context, first, early),
             fix=_FIX_EARLY if early else _FIX_AT_EXIT if _at_exit(context, first) else _FIX,
@@ -110,7 +110,7 @@ def _cause(context: RuleContext, first: RankSummary, early: tuple[int, ...]) -> 
 
 
 def _ended(context: RuleContext, row: RankSummary) -> float:
-    """When the rank wrote its last record, or else when its process was seen to have ended."""
+    """When the rank wrote its last record, or else when its exit was noticed."""
     end = context.attempt.ranks[row.rank].end
     return end.time if end is not None else context.notes.exits.get((row.host, row.pid), float("inf"))
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.hang.causes import likely_mistake
-from ddpcheck.analysis.hang.snapshot import RankStack, group_by_stack, rank_stacks, stack_evidence
-from ddpcheck.analysis.hang.stacks import WaitKind
+from ddpcheck.analysis.hang.stacks import RankStack, WaitKind, group_by_stack, rank_stacks, stack_evidence
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage
 from ddpcheck.rules.rule import Rule

@@ -16,6 +16,8 @@ RULE = Rule(
 )
 
 _MOST_HOSTS = 4
+# The probe in fault records about missing names of torch; their error is "torch 2.9.0 has no NAME: CONSEQUENCE".
+_MISSING_NAME = "torch_compat"
 
 
 def find(context: RuleContext) -> list[Finding]:
@@ -23,11 +25,11 @@ def find(context: RuleContext) -> list[Finding]:
     for rank, data in context.attempt.ranks.items():
         for fault in data.faults:
             faults.setdefault((f"{fault.probe}.{fault.entry}", fault.error, fault.where), []).append(rank)
-    for fault in context.strays:
+    for fault in context.unattributed_faults:
         ranks = faults.setdefault((f"{fault.probe}.{fault.entry}", fault.error, fault.where), [])
         ranks += [fault.rank] if fault.rank is not None and fault.rank not in ranks else []
     findings = [_fault(context, *key, tuple(sorted(ranks))) for key, ranks in faults.items()]
-    findings += [_unwritten(context, rank, text) for rank, text in sorted(context.troubles.items())]
+    findings += [_unwritten(context, rank, text) for rank, text in sorted(context.write_errors.items())]
     # The launcher's faults belong to the run, so they are reported once.
     return findings + (_of_launchers(context) if context.number == 0 else [])
 
@@ -65,6 +67,8 @@ def _incomplete_log(context: RuleContext, lines: int) -> Finding:
 
 def _fault(context: RuleContext, entry: str, error: str, where: str, ranks: tuple[int, ...]) -> Finding:
     where_failed = f" on {name_ranks(ranks)}" if ranks else ""
+    if entry.startswith(f"{_MISSING_NAME}."):
+        return _missing_name(context, entry, error, ranks)
     return context.finding(
         RULE,
         f"ddpcheck's probe {entry} failed{where_failed} and was disabled: {error}. Training was not affected; what "
@@ -73,6 +77,19 @@ def _fault(context: RuleContext, entry: str, error: str, where: str, ranks: tupl
         evidence={"entry": entry, "error": error, "where": where},
         cause="a bug in ddpcheck, or an unexpected environment",
         fix="Report it with this message. The other checks of this run are valid.",
+    )
+
+
+def _missing_name(context: RuleContext, entry: str, error: str, ranks: tuple[int, ...]) -> Finding:
+    version, _, name_and_consequence = error.partition(" has no ")
+    return context.finding(
+        RULE,
+        f"This version of torch has no {name_and_consequence or entry}. Training was not affected, and all other "
+        "checks were made.",
+        ranks=ranks,
+        evidence={"entry": entry, "error": error, "where": ""},
+        cause=f"{version} renamed or removed an internal name that ddpcheck uses",
+        fix="Update ddpcheck, or use a version of torch that it supports.",
     )
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.network.infiniband import SlowPort
 from ddpcheck.analysis.network.model import Cost, NodeLink, SlowLink, cost_of
+from ddpcheck.analysis.network.slow_link import SlowPort
 from ddpcheck.formatting import megabits_text
 from ddpcheck.rules.rule import Need, Rule, first_sentence
 

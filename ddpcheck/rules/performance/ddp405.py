@@ -6,8 +6,7 @@ from typing import Any
 
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.hardware.routes import Route, open_to_all, taken
-from ddpcheck.analysis.hardware.traffic import LinkTraffic, Traffic
+from ddpcheck.analysis.hardware.traffic import LinkTraffic, Route, Traffic, open_to_all, taken
 from ddpcheck.rules.rule import Need, Rule, first_sentence
 
 RULE = Rule(

@@ -32,7 +32,7 @@ def _unknown_to_reducer(attempt: Attempt, module: ModuleKey, first: Disagreement
         record
         for rank in attempt.of_module(module).values()
         for key, record in rank.structure
-        if key == module and record.step <= first.moment.step
+        if key == module and record.step <= first.key.step
     ]
     rows = tensor_rows(attempt, first)
     differing = {rows[index][0] for index in differing_tensors(attempt, first) if index < len(rows)}

@@ -1,1 +1,1 @@
-"""The sections of the page, one a file; each is left out where it has nothing to show."""
+"""The sections of the page, one per file. A section without content is left out."""

@@ -55,7 +55,7 @@ def hardware(report: Report) -> Html | None:
 def _charts(node: Mapping[str, Any]) -> Html:
     series = node["series"]
     began = series["time"][0]
-    seconds = [round(moment - began, 2) for moment in series["time"]]
+    seconds = [round(time - began, 2) for time in series["time"]]
     rates: dict[str, Values] = {
         f"{link} {direction}": [round(rate / 1e6, 3) for rate in series[link][direction]]
         for link in ("network", "loopback")

@@ -35,7 +35,7 @@ def _strip(history: AgreementHistory, several: bool) -> Html:
     }
     summary = agreement_summary(history)
     if len(history.ranks) > MOST_CHART_ROWS:
-        summary += " Each row stands for several ranks: click a row, or press Enter, to expand it."
+        summary += " Each row shows several ranks: click a row, or press Enter, to expand it."
     table = agreement_table(history)
     drawing = chart(
         "strip",

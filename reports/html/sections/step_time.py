@@ -8,7 +8,7 @@ from ddpcheck.analysis.report import Report
 from ddpcheck.reports.html.chart import chart
 from ddpcheck.reports.html.markup import Html, joined, table, tag
 from ddpcheck.reports.html.table import pages, rows_table
-from ddpcheck.reports.views.timing import PHASES, StepTimes, step_times, work_phases
+from ddpcheck.reports.views.timing import PHASES, StepTimeView, step_times, work_phases
 
 # A delay of this share of a step, or more, has the darkest colour.
 _DARKEST = 0.05
@@ -29,13 +29,13 @@ def section(report: Report) -> Html | None:
     return joined(parts) if parts else None
 
 
-def _group(times: StepTimes) -> list[Html | None]:
+def _group(times: StepTimeView) -> list[Html | None]:
     several = len(times.phases_ms) > 1
     notes = [tag("p", note) for note in times.table.notes]
     return [_phases(times), _delays(times) if several else None, *notes]
 
 
-def _phases(times: StepTimes) -> Html:
+def _phases(times: StepTimeView) -> Html:
     shown = pages(list(times.phases_ms), lambda rank: times.phases_ms[rank][_WAIT], "waiting")
     kinds = [
         {"label": label, "colour": _BARS[phase][0], "share": _BARS[phase][1]} for phase, _, label in PHASES
@@ -54,7 +54,7 @@ def _phases(times: StepTimes) -> Html:
     return chart("lanes", caption, times.summary, spec, figures, key, choices)
 
 
-def _spans(times: StepTimes, ranks: Sequence[int]) -> list[list[object]]:
+def _spans(times: StepTimeView, ranks: Sequence[int]) -> list[list[object]]:
     spans: list[list[object]] = []
     for number, rank in enumerate(ranks):
         start = 0.0
@@ -65,7 +65,7 @@ def _spans(times: StepTimes, ranks: Sequence[int]) -> list[list[object]]:
     return spans
 
 
-def _delays(times: StepTimes) -> Html:
+def _delays(times: StepTimeView) -> Html:
     delays, phases = times.delays_ms, work_phases()
     darkest = max(_DARKEST * times.median_step_ms, *map(max, delays.values()))
     shown = pages(list(delays), lambda rank: sum(delays[rank]), "delay", only_most=True)

@@ -1,4 +1,4 @@
-"""Backwards under watch: which were reduced, why the others were not, and nothing of the user's kept."""
+"""Tracked backwards: which were reduced, why others were not, and no object of the program is kept alive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ X = torch.ones(2, 3)
 
 
 class Net(nn.Module):
-    """Stands in for its own DDP wrapper too."""
+    """A module that also has the attributes of a DDP wrapper."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,14 +38,14 @@ class Net(nn.Module):
         self.static_graph = False
 
     def forward(self, x: torch.Tensor, use_head: bool = True, nested: bool = False) -> torch.Tensor:
-        # Reentrant checkpoints want an input with a gradient.
+        # Reentrant checkpoints require an input with requires_grad.
         own = x.clone().requires_grad_()
         x = checkpoint(self.body, own, use_reentrant=True) if nested else self.body(x)
         return self.head(x) if use_head else x
 
 
-class Heard(list[tuple[Any, ...]]):
-    """What the watch told."""
+class EventLog(list[tuple[Any, ...]]):
+    """The events that the tracker emitted."""
 
     def __call__(self, event: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         self.append((event.__name__, *args[1:2]))
@@ -62,12 +62,12 @@ class Fails(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        raise ArithmeticError("half-way")
+        raise ArithmeticError("failed in backward")
 
 
 @pytest.fixture(autouse=True)
 def guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guard]:
-    """The guard swallows what fails: nothing may have."""
+    """The guard hides exceptions: check that none occurred."""
     guard = Guard()
     monkeypatch.setattr(backward_tracker, "GUARD", guard)
     yield guard
@@ -82,14 +82,14 @@ def net() -> Net:
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def log() -> EventLog:
+    return EventLog()
 
 
 @pytest.fixture
-def watching(net: Net, heard: Heard) -> BackwardTracker:
+def tracker(net: Net, log: EventLog) -> BackwardTracker:
     tracked = watch(net)
-    tracked.backward = BackwardTracker(tracked, heard)
+    tracked.backward = BackwardTracker(tracked, log)
     tracked.backward.attach()
     return tracked.backward
 
@@ -102,38 +102,38 @@ def group(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def counts(watching: BackwardTracker) -> tuple[int, int, int, int]:
-    window = watching.window
+def counts(tracker: BackwardTracker) -> tuple[int, int, int, int]:
+    window = tracker.window
     return window.armed, window.unarmed, window.synced, window.unsynced
 
 
-def test_a_reduced_backward(net: Net, watching: BackwardTracker, heard: Heard) -> None:
-    watching.forward(armed=True)
+def test_a_reduced_backward(net: Net, tracker: BackwardTracker, log: EventLog) -> None:
+    tracker.forward(armed=True)
     net(X).sum().backward()
-    assert counts(watching) == (1, 0, 1, 0)
-    assert (watching.window.last, watching.window.reason, watching.number) == (BackwardState.SYNCED, None, 1)
-    assert (heard.events[0], *heard.events[-2:]) == (
+    assert counts(tracker) == (1, 0, 1, 0)
+    assert (tracker.window.last, tracker.window.reason, tracker.number) == (BackwardState.SYNCED, None, 1)
+    assert (log.events[0], *log.events[-2:]) == (
         "backward_begun",
         "gradients_computed",
         "gradients_reduced",
     )
-    # Each trainable parameter once; the frozen one comes first in the list of parameters.
-    assert sorted(place for event, *(place,) in heard[1:-2]) == [1, 2, 3, 4]
+    # Each trainable parameter once; index 0 is the frozen parameter.
+    assert sorted(index for event, *(index,) in log[1:-2]) == [1, 2, 3, 4]
 
 
-def test_a_hook_of_the_user_s_that_came_later_is_heard_first(net: Net) -> None:
-    """What it makes of a gradient is what DDP will take."""
-    taken: list[float] = []
+def test_later_hook_of_the_program_runs_first(net: Net) -> None:
+    """DDP reduces the gradient that this hook has changed."""
+    gradients: list[float] = []
     order: list[str] = []
 
     def emit(event: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         if event is Probe.gradient_ready:
-            taken.append(args[2].abs().max().item())
-            order.append("ours")
+            gradients.append(args[2].abs().max().item())
+            order.append("tracker")
 
     tracked = watch(net)
-    tracked.backward = watching = BackwardTracker(tracked, emit)
-    watching.attach()
+    tracked.backward = tracker = BackwardTracker(tracked, emit)
+    tracker.attach()
 
     def one(parameter: torch.Tensor) -> None:
         order.append("one")
@@ -146,246 +146,246 @@ def test_a_hook_of_the_user_s_that_came_later_is_heard_first(net: Net) -> None:
     first, last = (net.head.bias.register_post_accumulate_grad_hook(hook) for hook in (one, other))
     for _ in range(2):
         net.zero_grad()
-        taken.clear()
+        gradients.clear()
         order.clear()
-        watching.forward(armed=True)
+        tracker.forward(armed=True)
         net(X).sum().backward()
-        assert order[:3] == ["one", "other", "ours"]
-        assert taken[0] == 0.0
+        assert order[:3] == ["one", "other", "tracker"]
+        assert gradients[0] == 0.0
     first.remove()
     last.remove()
-    watching.detach()
+    tracker.detach()
     assert not net.head.bias._post_accumulate_grad_hooks  # type: ignore[attr-defined]
 
 
-def test_nothing_happens_without_a_forward_with_gradients(watching: BackwardTracker, heard: Heard) -> None:
-    watching.settle()
-    watching.close_window()
-    assert (counts(watching), watching.window.last, heard) == ((0, 0, 0, 0), BackwardState.NONE, [])
+def test_no_event_without_a_training_forward(tracker: BackwardTracker, log: EventLog) -> None:
+    tracker.drain()
+    tracker.close_window()
+    assert (counts(tracker), tracker.window.last, log) == ((0, 0, 0, 0), BackwardState.NONE, [])
 
 
-def test_no_sync(net: Net, watching: BackwardTracker, heard: Heard) -> None:
+def test_no_sync(net: Net, tracker: BackwardTracker, log: EventLog) -> None:
     net.require_backward_grad_sync = False
-    watching.forward(armed=False)
+    tracker.forward(armed=False)
     net(X).sum().backward()
-    assert (watching.window.last, watching.window.reason) == (BackwardState.UNSYNCED, UnsyncedReason.NO_SYNC)
-    assert (counts(watching), heard.events) == ((0, 1, 0, 1), ["unsynced_backward_begun"])
+    assert (tracker.window.last, tracker.window.reason) == (BackwardState.UNSYNCED, UnsyncedReason.NO_SYNC)
+    assert (counts(tracker), log.events) == ((0, 1, 0, 1), ["unsynced_backward_begun"])
 
 
-def test_accumulation_ends_in_a_reduced_backward(net: Net, watching: BackwardTracker) -> None:
+def test_gradient_accumulation(net: Net, tracker: BackwardTracker) -> None:
     for armed in (False, False, True):
         net.require_backward_grad_sync = armed
-        watching.forward(armed)
+        tracker.forward(armed)
         net(X).sum().backward()
-    assert (counts(watching), watching.window.last) == ((1, 2, 1, 2), BackwardState.SYNCED)
+    assert (counts(tracker), tracker.window.last) == ((1, 2, 1, 2), BackwardState.SYNCED)
 
 
-def test_a_forward_inside_no_sync_and_its_backward_outside(net: Net, watching: BackwardTracker) -> None:
-    watching.forward(armed=False)
+def test_forward_inside_no_sync_and_backward_outside(net: Net, tracker: BackwardTracker) -> None:
+    tracker.forward(armed=False)
     net(X).sum().backward()
-    assert watching.window.reason is UnsyncedReason.FORWARD_IN_NO_SYNC
+    assert tracker.window.reason is UnsyncedReason.FORWARD_IN_NO_SYNC
 
 
-def test_a_wrapper_that_was_bypassed(net: Net, watching: BackwardTracker, heard: Heard) -> None:
+def test_bypassed_wrapper(net: Net, tracker: BackwardTracker, log: EventLog) -> None:
     net(X).sum().backward()
-    assert (watching.window.last, watching.window.reason) == (BackwardState.UNSYNCED, UnsyncedReason.BYPASS)
-    assert (counts(watching), watching.number, heard.events) == ((0, 0, 0, 1), 0, ["unsynced_backward_begun"])
+    assert (tracker.window.last, tracker.window.reason) == (BackwardState.UNSYNCED, UnsyncedReason.BYPASS)
+    assert (counts(tracker), tracker.number, log.events) == ((0, 0, 0, 1), 0, ["unsynced_backward_begun"])
 
 
-def test_an_update_by_hand_that_shows_at_a_stray_backward_ends_the_step(net: Net, heard: Heard) -> None:
-    """Else a wrapper that is bypassed from here on would look like a second backward on the last forward."""
+def test_manual_update_before_an_unsynced_backward_ends_the_step(net: Net, log: EventLog) -> None:
+    """Otherwise a bypassed wrapper would count as a second backward on the last forward."""
 
     def emit(event: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         if event is Probe.unsynced_backward_begun:
-            watching.close_window()
+            tracker.close_window()
 
-    watching = BackwardTracker(watch(net), emit)
-    watching.attach()
-    watching.forward(armed=True)
+    tracker = BackwardTracker(watch(net), emit)
+    tracker.attach()
+    tracker.forward(armed=True)
     net(X).sum().backward()
     net(X).sum().backward()
-    assert (watching.window.last, watching.window.reason) == (BackwardState.UNSYNCED, UnsyncedReason.BYPASS)
+    assert (tracker.window.last, tracker.window.reason) == (BackwardState.UNSYNCED, UnsyncedReason.BYPASS)
 
 
-def test_two_forwards_before_two_backwards(net: Net, watching: BackwardTracker) -> None:
+def test_two_forwards_before_two_backwards(net: Net, tracker: BackwardTracker) -> None:
     losses = []
     for _ in range(2):
-        watching.forward(armed=True)
+        tracker.forward(armed=True)
         losses.append(net(X).sum())
     losses[0].backward()
-    assert watching.window.last is BackwardState.SYNCED
+    assert tracker.window.last is BackwardState.SYNCED
     losses[1].backward()
-    assert (watching.window.last, watching.window.reason) == (
+    assert (tracker.window.last, tracker.window.reason) == (
         BackwardState.UNSYNCED,
         UnsyncedReason.TWO_FORWARDS,
     )
-    assert counts(watching) == (2, 0, 1, 1)
+    assert counts(tracker) == (2, 0, 1, 1)
 
 
-def test_a_second_backward_on_one_forward(net: Net, watching: BackwardTracker, heard: Heard) -> None:
-    watching.forward(armed=True)
+def test_a_second_backward_on_one_forward(net: Net, tracker: BackwardTracker, log: EventLog) -> None:
+    tracker.forward(armed=True)
     loss = net(X).sum()
     loss.backward(retain_graph=True)
-    told = len(heard)
+    event_count = len(log)
     loss.backward()
-    assert (watching.window.last, watching.window.reason) == (
+    assert (tracker.window.last, tracker.window.reason) == (
         BackwardState.UNSYNCED,
         UnsyncedReason.SECOND_BACKWARD,
     )
-    assert (counts(watching), heard.events[told:]) == ((1, 0, 1, 1), ["unsynced_backward_begun"])
+    assert (counts(tracker), log.events[event_count:]) == ((1, 0, 1, 1), ["unsynced_backward_begun"])
 
 
-def test_a_reduction_that_still_waits(net: Net, watching: BackwardTracker, heard: Heard) -> None:
-    watching.forward(armed=True)
+def test_unfinished_reduction(net: Net, tracker: BackwardTracker, log: EventLog) -> None:
+    tracker.forward(armed=True)
     net(X, use_head=False).sum().backward()
-    assert "gradients_reduced" not in heard.events
-    watching.settle()
-    assert (watching.window.last, watching.window.waiting) == (BackwardState.UNFINISHED, (3, 4))
-    names = [slot.name for slot in watching._tracked.parameters]
-    assert [names[place] for place in watching.window.waiting] == ["head.weight", "head.bias"]
+    assert "gradients_reduced" not in log.events
+    tracker.drain()
+    assert (tracker.window.last, tracker.window.waiting) == (BackwardState.UNFINISHED, (3, 4))
+    names = [slot.name for slot in tracker._tracked.parameters]
+    assert [names[index] for index in tracker.window.waiting] == ["head.weight", "head.bias"]
 
 
-def test_what_is_settled_once_stays_settled(net: Net, watching: BackwardTracker) -> None:
-    watching.forward(armed=True)
+def test_drain_twice_has_no_effect(net: Net, tracker: BackwardTracker) -> None:
+    tracker.forward(armed=True)
     net(X).sum().backward()
-    watching.settle()
-    watching.settle()
-    assert (counts(watching), watching.window.last) == ((1, 0, 1, 0), BackwardState.SYNCED)
+    tracker.drain()
+    tracker.drain()
+    assert (counts(tracker), tracker.window.last) == ((1, 0, 1, 0), BackwardState.SYNCED)
 
 
 @pytest.mark.parametrize("option", ["find_unused_parameters", "static_graph"])
-def test_a_reducer_that_finds_out_by_itself_waits_for_nothing(
-    net: Net, watching: BackwardTracker, heard: Heard, option: str
+def test_reducer_that_detects_unused_parameters_finishes(
+    net: Net, tracker: BackwardTracker, log: EventLog, option: str
 ) -> None:
     setattr(net, option, True)
-    watching.forward(armed=True)
+    tracker.forward(armed=True)
     net(X, use_head=False).sum().backward()
-    assert (watching.window.last, heard.events[-1]) == (BackwardState.SYNCED, "gradients_reduced")
+    assert (tracker.window.last, log.events[-1]) == (BackwardState.SYNCED, "gradients_reduced")
 
 
-def test_two_backwards_that_fill_one_reduction(net: Net, watching: BackwardTracker, heard: Heard) -> None:
-    """Parts of one forward's graph: the reducer waits from the first to the second."""
-    watching.forward(armed=True)
+def test_two_backwards_in_one_reduction(net: Net, tracker: BackwardTracker, log: EventLog) -> None:
+    """Each covers one half of the graph of one forward. The reducer finishes in the second."""
+    tracker.forward(armed=True)
     middle = net.body(X)
     cut = middle.detach().requires_grad_()
     net.head(cut).sum().backward()
     assert cut.grad is not None
-    assert "gradients_reduced" not in heard.events
+    assert "gradients_reduced" not in log.events
     middle.backward(cut.grad)
-    assert (watching.window.last, heard.events[-1], watching.number) == (
+    assert (tracker.window.last, log.events[-1], tracker.number) == (
         BackwardState.SYNCED,
         "gradients_reduced",
         1,
     )
-    assert heard.events.count("backward_begun") == 1
+    assert log.events.count("backward_begun") == 1
 
 
-def test_nested_backwards_do_not_end_the_outer_one(net: Net, watching: BackwardTracker, heard: Heard) -> None:
-    watching.forward(armed=True)
+def test_nested_backwards_do_not_end_the_outer_one(net: Net, tracker: BackwardTracker, log: EventLog) -> None:
+    tracker.forward(armed=True)
     net(X, nested=True).sum().backward()
-    assert len(watching._nested) == 1
-    assert heard.events == [
+    assert len(tracker._nested) == 1
+    assert log.events == [
         "backward_begun",
         *["gradient_ready"] * 4,
         "gradients_computed",
         "gradients_reduced",
     ]
-    assert counts(watching) == (1, 0, 1, 0)
+    assert counts(tracker) == (1, 0, 1, 0)
 
 
-def test_where_only_nested_ones_have_gradients(watching: BackwardTracker, net: Net, heard: Heard) -> None:
-    """The end of the outer backward is not seen; the next step tells that all gradients had come."""
-    watching.places -= {3, 4}
+def test_gradients_only_in_nested_backwards(tracker: BackwardTracker, net: Net, log: EventLog) -> None:
+    """The end of the outer backward is not observed. `drain` detects that all gradients are complete."""
+    tracker.reducer_indices -= {3, 4}
     net.head.requires_grad_(False)
-    watching.forward(armed=True)
+    tracker.forward(armed=True)
     net(X, nested=True).sum().backward()
-    assert "gradients_reduced" not in heard.events
-    watching.settle()
-    assert (watching.window.last, counts(watching)) == (BackwardState.SYNCED, (1, 0, 1, 0))
+    assert "gradients_reduced" not in log.events
+    tracker.drain()
+    assert (tracker.window.last, counts(tracker)) == (BackwardState.SYNCED, (1, 0, 1, 0))
 
 
-def test_a_backward_that_raises_and_the_next_one(net: Net, watching: BackwardTracker, heard: Heard) -> None:
-    watching.forward(armed=True)
+def test_backward_after_one_that_raised(net: Net, tracker: BackwardTracker, log: EventLog) -> None:
+    tracker.forward(armed=True)
     with pytest.raises(ArithmeticError):
         net.head(Fails.apply(net.body(X))).sum().backward()
-    assert heard.events == ["backward_begun", "gradient_ready", "gradient_ready"]
-    watching.forward(armed=True)
-    # Body's gradients never came.
-    assert (watching.window.last, watching.window.waiting) == (BackwardState.UNFINISHED, (1, 2))
-    heard.clear()
+    assert log.events == ["backward_begun", "gradient_ready", "gradient_ready"]
+    tracker.forward(armed=True)
+    # The body got no gradients.
+    assert (tracker.window.last, tracker.window.waiting) == (BackwardState.UNFINISHED, (1, 2))
+    log.clear()
     net(X).sum().backward()
-    assert heard.events == [
+    assert log.events == [
         "backward_begun",
         *["gradient_ready"] * 4,
         "gradients_computed",
         "gradients_reduced",
     ]
-    assert (watching.window.last, watching.number) == (BackwardState.SYNCED, 2)
+    assert (tracker.window.last, tracker.number) == (BackwardState.SYNCED, 2)
 
 
-def test_a_step_closes_the_window(net: Net, watching: BackwardTracker) -> None:
-    watching.forward(armed=True)
+def test_a_step_closes_the_window(net: Net, tracker: BackwardTracker) -> None:
+    tracker.forward(armed=True)
     net(X).sum().backward()
-    watching.close_window()
-    # It can still be read until something new begins.
-    assert watching.window.last is BackwardState.SYNCED
+    tracker.close_window()
+    # It can be read until the next forward or backward.
+    assert tracker.window.last is BackwardState.SYNCED
     net(X).sum().backward()
-    assert (counts(watching), watching.window.reason) == ((0, 0, 0, 1), UnsyncedReason.BYPASS)
-    watching.close_window()
-    watching.forward(armed=True)
-    assert (counts(watching), watching.window.last) == ((1, 0, 0, 0), BackwardState.NONE)
+    assert (counts(tracker), tracker.window.reason) == ((0, 0, 0, 1), UnsyncedReason.BYPASS)
+    tracker.close_window()
+    tracker.forward(armed=True)
+    assert (counts(tracker), tracker.window.last) == ((1, 0, 0, 0), BackwardState.NONE)
 
 
-def test_backwards_are_numbered_across_windows(net: Net, watching: BackwardTracker) -> None:
+def test_backwards_are_numbered_across_windows(net: Net, tracker: BackwardTracker) -> None:
     for number in range(1, 4):
-        watching.forward(armed=True)
+        tracker.forward(armed=True)
         net(X).sum().backward()
-        watching.close_window()
-        assert watching.number == number
+        tracker.close_window()
+        assert tracker.number == number
         net(X).sum().backward()
-        assert watching.number == number
+        assert tracker.number == number
 
 
-def test_nothing_grows(net: Net, watching: BackwardTracker) -> None:
+def test_sets_do_not_grow(net: Net, tracker: BackwardTracker) -> None:
     for _ in range(50):
-        watching.forward(armed=True)
+        tracker.forward(armed=True)
         net(X, nested=True).sum().backward()
-        watching.close_window()
-    assert len(watching._tasks) + len(watching._nested) + len(watching._fired) <= 6
+        tracker.close_window()
+    assert len(tracker._tasks) + len(tracker._nested) + len(tracker._fired) <= 6
 
 
-def test_detach_removes_every_hook(net: Net, watching: BackwardTracker, heard: Heard) -> None:
+def test_detach_removes_every_hook(net: Net, tracker: BackwardTracker, log: EventLog) -> None:
     assert all(p._post_accumulate_grad_hooks for p in net.parameters() if p.requires_grad)
-    watching.detach()
+    tracker.detach()
     assert not any(p._post_accumulate_grad_hooks for p in net.parameters())
-    watching.forward(armed=True)
+    tracker.forward(armed=True)
     net(X).sum().backward()
-    assert (heard, watching._handles) == ([], [])
+    assert (log, tracker._handles) == ([], [])
 
 
-def test_the_hooks_of_others_stay(net: Net, watching: BackwardTracker) -> None:
-    seen: list[torch.Size] = []
-    net.head.bias.register_post_accumulate_grad_hook(lambda p: seen.append(p.shape))
-    watching.detach()
+def test_detach_keeps_hooks_of_the_program(net: Net, tracker: BackwardTracker) -> None:
+    shapes: list[torch.Size] = []
+    net.head.bias.register_post_accumulate_grad_hook(lambda p: shapes.append(p.shape))
+    tracker.detach()
     net(X).sum().backward()
-    assert seen == [net.head.bias.shape]
+    assert shapes == [net.head.bias.shape]
 
 
-def test_a_watch_that_is_gone_leaves_the_user_alone(net: Net, heard: Heard, guard: Guard) -> None:
+def test_deleted_tracker_emits_no_events(net: Net, log: EventLog, guard: Guard) -> None:
     tracked = watch(net)
-    watching = BackwardTracker(tracked, heard)
-    watching.attach()
-    watching.forward(armed=True)
+    tracker = BackwardTracker(tracked, log)
+    tracker.attach()
+    tracker.forward(armed=True)
     guard.entry_points.clear()
-    gone = weakref.ref(watching)
-    del watching
+    tracker_ref = weakref.ref(tracker)
+    del tracker
     gc.collect()
-    assert gone() is None
+    assert tracker_ref() is None
     net(X).sum().backward()
-    assert heard == []
+    assert log == []
 
 
-def test_the_model_can_be_freed(heard: Heard) -> None:
+def test_the_model_can_be_freed(log: EventLog) -> None:
     net = Net()
     tracked = watch(net)
     weakref.finalize(net, tracked.forget).atexit = False
@@ -400,7 +400,7 @@ def test_the_model_can_be_freed(heard: Heard) -> None:
 
 
 @pytest.mark.usefixtures("group")
-def test_real_ddp_is_looked_at_just_before_and_just_after_it_reduces() -> None:
+def test_real_ddp_gradients_before_and_after_the_reduction() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
     ddp = DistributedDataParallel(model)
 
@@ -421,34 +421,34 @@ def test_real_ddp_is_looked_at_just_before_and_just_after_it_reduces() -> None:
         elif event is Probe.gradients_reduced:
             reduced.extend(p.grad.clone() for p in model.parameters() if p.grad is not None)
 
-    watching = BackwardTracker(tracked, emit)
-    watching.attach()
+    tracker = BackwardTracker(tracked, emit)
+    tracker.attach()
     for number in (1, 2, 3):  # DDP rebuilds its buckets after the first
         local.clear()
         reduced.clear()
         model.zero_grad()
-        watching.forward(armed=True)
+        tracker.forward(armed=True)
         ddp(X).sum().backward()
-        assert (watching.number, watching.window.last) == (number, BackwardState.SYNCED)
+        assert (tracker.number, tracker.window.last) == (number, BackwardState.SYNCED)
         assert len(reduced) == len(local) == 4
         assert any(tensor.abs().sum() > 0 for tensor in reduced)
-        for place, tensor in enumerate(reduced):
-            assert torch.equal(tensor, 3 * local[place])
+        for index, tensor in enumerate(reduced):
+            assert torch.equal(tensor, 3 * local[index])
 
 
 @pytest.mark.usefixtures("group")
-def test_real_ddp_with_reentrant_checkpoints_is_told_of_once(heard: Heard) -> None:
+def test_real_ddp_with_reentrant_checkpoints_emits_each_event_once(log: EventLog) -> None:
     net = Net()
     ddp = DistributedDataParallel(net)
     tracked = watch(net)
     tracked.ddp = weakref.ref(ddp)
-    watching = BackwardTracker(tracked, heard)
-    watching.attach()
+    tracker = BackwardTracker(tracked, log)
+    tracker.attach()
     for _ in range(2):
-        heard.clear()
-        watching.forward(armed=True)
+        log.clear()
+        tracker.forward(armed=True)
         ddp(X, nested=True).sum().backward()
-        assert heard.events == [
+        assert log.events == [
             "backward_begun",
             *["gradient_ready"] * 4,
             "gradients_computed",

@@ -1,4 +1,4 @@
-"""What a rank's end is put down to."""
+"""The reason that is recorded for the exit of a rank."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ def agent() -> Agent:
     return Agent(Config(run_dir="/nonexistent", run_id="test"))
 
 
-def test_a_launcher_that_catches_and_leaves_by_a_status(agent: Agent) -> None:
-    """As mp.spawn does: it pickles the error, and calls sys.exit(1)."""
+def test_caught_exception_before_exit_status(agent: Agent) -> None:
+    """mp.spawn pickles the exception and calls sys.exit(1)."""
     try:
         raise ValueError("bad sample")
     except ValueError:
         agent._leaving(1)
-    said, where = agent._error
-    assert said == "ValueError: bad sample"
+    message, where = agent._error
+    assert message == "ValueError: bad sample"
     assert where.startswith(__file__)
 
 
-def test_a_status_of_the_users_own(agent: Agent) -> None:
+def test_exit_status_of_the_program(agent: Agent) -> None:
     agent._leaving(3)
     assert agent._error == ("exit status 3", "")
 
 
-def test_a_sys_exit_that_passes_through_is_no_error_of_its_own(agent: Agent) -> None:
+def test_system_exit_is_not_an_exception(agent: Agent) -> None:
     try:
         raise SystemExit(4)
     except SystemExit:
@@ -38,15 +38,15 @@ def test_a_sys_exit_that_passes_through_is_no_error_of_its_own(agent: Agent) -> 
 
 
 @pytest.mark.parametrize("status", [None, 0])
-def test_a_good_end_is_no_error_also_after_one_that_was_dealt_with(agent: Agent, status: object) -> None:
+def test_successful_exit_ignores_a_handled_exception(agent: Agent, status: object) -> None:
     try:
-        raise ValueError("not bad at all")
+        raise ValueError("handled")
     except ValueError:
         agent._leaving(status)
     assert agent._error == ("", "")
 
 
-def test_the_first_word_counts(agent: Agent) -> None:
+def test_first_reason_is_kept(agent: Agent) -> None:
     agent._leaving(3)
     agent._leaving(1)
     assert agent._error[0] == "exit status 3"

@@ -1,4 +1,4 @@
-"""Modes of the user's hear nothing of what is done in between, and everything before and after."""
+"""Modes of the program are not called inside `suspend_user_modes`, and work before and after it."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from ddpcheck.torch_compat import suspend_user_modes
 class Functions(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
-        self.heard = 0
+        self.calls = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.heard += 1
+        self.calls += 1
         return func(*args, **(kwargs or {}))
 
 
 class Operators(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.heard = 0
+        self.calls = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.heard += 1
+        self.calls += 1
         return func(*args, **(kwargs or {}))
 
 
-def test_modes_hear_nothing_inside_and_go_on_after() -> None:
+def test_modes_are_suspended_and_restored() -> None:
     ones = torch.ones(3)
     with Functions() as functions, Operators() as first, Operators() as second:
         with suspend_user_modes(), suspend_user_modes():
             assert float((ones + 1).sum()) == 6.0
-        assert [mode.heard for mode in (functions, first, second)] == [0, 0, 0]
+        assert [mode.calls for mode in (functions, first, second)] == [0, 0, 0]
         ones + 1
-        assert [mode.heard for mode in (functions, first, second)] == [1, 1, 1]
+        assert [mode.calls for mode in (functions, first, second)] == [1, 1, 1]
 
 
-def test_modes_are_back_after_an_error() -> None:
+def test_modes_are_restored_after_an_exception() -> None:
     ones = torch.ones(3)
     with Functions() as functions, Operators() as operators:
         with pytest.raises(KeyboardInterrupt), suspend_user_modes():
             raise KeyboardInterrupt
         ones + 1
-    assert (functions.heard, operators.heard) == (1, 1)
+    assert (functions.calls, operators.calls) == (1, 1)
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
-def test_a_default_device_is_not_for_us() -> None:
+def test_default_device_is_suspended() -> None:
     with torch.device("meta"):
         with suspend_user_modes():
             assert torch.ones(1).device.type == "cpu"

@@ -1,4 +1,4 @@
-"""The board: ranks of one node see each other's digests, however they come, go and overtake each other."""
+"""Ranks of one node read each other's digests, also when ranks start, exit or overtake each other."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.agent import shm_exchange as board_module
+from ddpcheck.agent import shm_exchange
 from ddpcheck.agent.shm_exchange import (
     RING,
     Heartbeat,
-    HeartbeatState,
+    RankWriteError,
     ShmExchange,
-    ask,
     create_exchange,
-    own_place,
-    signs,
-    troubles,
+    heartbeats,
+    own_slot,
+    request_stacks,
+    write_errors,
 )
 
-# CPython warns of forks in a process with threads from 3.12 on; a fork is the quick way to another process.
+# CPython 3.12 and later warn of forks in a process with threads. Forks are used because they are fast.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 ROOT = b"r" * 16
@@ -39,10 +39,10 @@ def key(number: int) -> bytes:
 
 
 def serve(path: Path, rank: int, line: Connection) -> None:
-    """A rank: does on its board what it is told."""
+    """The process of a rank: calls the methods of its exchange that it receives through the pipe."""
     try:
-        board = ShmExchange(path, rank)
-        line.send(board._slot)
+        exchange = ShmExchange(path, rank)
+        line.send(exchange._slot)
     except OSError as error:
         line.send(error)
         os._exit(1)
@@ -50,19 +50,19 @@ def serve(path: Path, rank: int, line: Connection) -> None:
         name, arguments = line.recv()
         if name == "die":
             os._exit(0)
-        result = getattr(board, name)(*arguments)
-        line.send(list(result) if name == "news" else result)
+        result = getattr(exchange, name)(*arguments)
+        line.send(list(result) if name == "new_entries" else result)
 
 
 class Rank:
-    """Another process with a board. Locks belong to processes, so ranks cannot share one."""
+    """A process with its own view of the exchange: locks belong to processes, so ranks cannot share one."""
 
     def __init__(self, path: Path, rank: int) -> None:
-        self._line, theirs = multiprocessing.Pipe()
+        self._line, other_end = multiprocessing.Pipe()
         context = multiprocessing.get_context("fork")
-        self.process = context.Process(target=serve, args=(path, rank, theirs), daemon=True)
+        self.process = context.Process(target=serve, args=(path, rank, other_end), daemon=True)
         self.process.start()
-        theirs.close()
+        other_end.close()
         answer = self._line.recv()
         if isinstance(answer, OSError):
             self.process.join(10)
@@ -85,8 +85,8 @@ class Rank:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    create_exchange(tmp_path / "board")
-    return tmp_path / "board"
+    create_exchange(tmp_path / "exchange")
+    return tmp_path / "exchange"
 
 
 @pytest.fixture
@@ -102,26 +102,26 @@ def start(path: Path) -> Iterator[Callable[[int], Rank]]:
         rank.die()
 
 
-def test_a_board_is_the_users_alone_and_costs_next_to_nothing(path: Path) -> None:
+def test_exchange_file_is_private_and_small(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.stat().st_blocks * 512 <= 8192
     with pytest.raises(FileExistsError):
         create_exchange(path)
 
 
-def test_three_ranks_see_what_the_others_say_once(start: Callable[[int], Rank]) -> None:
+def test_entries_of_other_ranks_are_returned_once(start: Callable[[int], Rank]) -> None:
     ranks = [start(number) for number in range(3)]
     for number, rank in enumerate(ranks):
         assert rank.publish(key(0), ROOT if number else OTHER, LEAVES) == 0
     for number, rank in enumerate(ranks):
-        seen = {entry.rank: entry.root for entry in rank.news()}
-        assert seen == {other: ROOT if other else OTHER for other in range(3) if other != number}
-        assert rank.news() == []
+        roots = {entry.rank: entry.root for entry in rank.new_entries()}
+        assert roots == {other: ROOT if other else OTHER for other in range(3) if other != number}
+        assert rank.new_entries() == []
     ranks[2].publish(key(1), ROOT, LEAVES)
-    assert [(entry.rank, entry.key) for entry in ranks[0].news()] == [(2, key(1))]
+    assert [(entry.rank, entry.key) for entry in ranks[0].new_entries()] == [(2, key(1))]
 
 
-def test_leaves_are_those_of_the_latest_entry(start: Callable[[int], Rank]) -> None:
+def test_leaves_belong_to_the_latest_entry(start: Callable[[int], Rank]) -> None:
     one, two = start(0), start(1)
     one.publish(key(0), ROOT, [b"0123456789abcdef", *LEAVES])
     assert two.leaves_of(one.slot, key(0)) == [b"01234567", *LEAVES]
@@ -131,216 +131,215 @@ def test_leaves_are_those_of_the_latest_entry(start: Callable[[int], Rank]) -> N
     assert two.leaves_of(one.slot, key(2)) is None
 
 
-def test_a_model_with_too_many_parameters_shows_its_root_only(
+def test_too_many_parameters_publish_only_the_root(
     start: Callable[[int], Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(board_module, "MOST_LEAVES", 1)
+    monkeypatch.setattr(shm_exchange, "MOST_LEAVES", 1)
     one, two = start(0), start(1)
     one.publish(key(0), ROOT, LEAVES)
-    assert [entry.root for entry in two.news()] == [ROOT]
+    assert [entry.root for entry in two.new_entries()] == [ROOT]
     assert two.leaves_of(one.slot, key(0)) is None
 
 
-def test_who_comes_late_sees_that_values_were_kept(start: Callable[[int], Rank]) -> None:
+def test_captured_flag_is_visible_to_late_readers(start: Callable[[int], Rank]) -> None:
     one, two = start(0), start(1)
     number = one.publish(key(0), ROOT, LEAVES)
     one.publish(key(1), ROOT, LEAVES)
     one.mark_captured(number, key(0), ROOT)
-    assert [(entry.key, entry.captured) for entry in two.news()] == [(key(0), True), (key(1), False)]
+    assert [(entry.key, entry.captured) for entry in two.new_entries()] == [(key(0), True), (key(1), False)]
 
 
-def test_an_entry_that_has_left_the_ring_is_not_marked(start: Callable[[int], Rank]) -> None:
+def test_overwritten_entry_is_not_marked_as_captured(start: Callable[[int], Rank]) -> None:
     one, two = start(0), start(1)
     for number in range(RING + 1):
         one.publish(key(number), ROOT, LEAVES)
     one.mark_captured(0, key(0), ROOT)
-    assert [entry.key for entry in two.news()] == [key(number) for number in range(1, RING + 1)]
+    assert [entry.key for entry in two.new_entries()] == [key(number) for number in range(1, RING + 1)]
 
 
-def test_a_ring_that_ran_over_has_lost_its_oldest(start: Callable[[int], Rank]) -> None:
+def test_full_ring_overwrites_the_oldest_entries(start: Callable[[int], Rank]) -> None:
     one, two = start(0), start(1)
     for number in range(3 * RING + 5):
         one.publish(key(number), ROOT, LEAVES)
-    assert [entry.key for entry in two.news()] == [
+    assert [entry.key for entry in two.new_entries()] == [
         key(number) for number in range(2 * RING + 5, 3 * RING + 5)
     ]
     one.publish(key(999), ROOT, LEAVES)
-    assert [entry.key for entry in two.news()] == [key(999)]
+    assert [entry.key for entry in two.new_entries()] == [key(999)]
 
 
-@pytest.mark.parametrize("at", [0, 8, 23, 24, 28])
-def test_a_torn_entry_is_as_if_it_were_not_there(path: Path, start: Callable[[int], Rank], at: int) -> None:
+@pytest.mark.parametrize("byte_index", [0, 8, 23, 24, 28])
+def test_entry_with_wrong_checksum_is_ignored(
+    path: Path, start: Callable[[int], Rank], byte_index: int
+) -> None:
     one, two = start(0), start(1)
     one.publish(key(0), ROOT, LEAVES)
     one.publish(key(1), ROOT, LEAVES)
     with path.open("r+b") as file:
-        place = one.slot * board_module._SLOT + board_module._RING_AT + at
-        file.seek(place)
+        offset = one.slot * shm_exchange._SLOT + shm_exchange._RING_AT + byte_index
+        file.seek(offset)
         (byte,) = file.read(1)
-        file.seek(place)
+        file.seek(offset)
         file.write(bytes((byte ^ 0x40,)))
-    assert [entry.key for entry in two.news()] == [key(1)]
+    assert [entry.key for entry in two.new_entries()] == [key(1)]
 
 
-def test_the_place_of_a_dead_rank_is_taken_again(start: Callable[[int], Rank]) -> None:
+def test_slot_of_a_dead_rank_is_reused(start: Callable[[int], Rank]) -> None:
     one, two = start(0), start(1)
     for number in range(10):
         two.publish(key(number), OTHER, LEAVES)
-    assert len(one.news()) == 10
+    assert len(one.new_entries()) == 10
     two.die()
-    again = start(5)
-    assert again.slot == two.slot
-    assert one.news() == []
-    assert one.leaves_of(again.slot, key(9)) is None
-    again.publish(key(77), ROOT, LEAVES)
-    assert [(entry.rank, entry.key) for entry in one.news()] == [(5, key(77))]
+    successor = start(5)
+    assert successor.slot == two.slot
+    assert one.new_entries() == []
+    assert one.leaves_of(successor.slot, key(9)) is None
+    successor.publish(key(77), ROOT, LEAVES)
+    assert [(entry.rank, entry.key) for entry in one.new_entries()] == [(5, key(77))]
 
 
-def test_what_a_dead_rank_said_last_can_still_be_read(start: Callable[[int], Rank]) -> None:
+def test_last_entry_of_a_dead_rank_stays_readable(start: Callable[[int], Rank]) -> None:
     one, two = start(0), start(1)
     two.publish(key(0), OTHER, LEAVES)
     two.die()
-    assert [entry.root for entry in one.news()] == [OTHER]
+    assert [entry.root for entry in one.new_entries()] == [OTHER]
     assert one.leaves_of(two.slot, key(0)) == LEAVES
 
 
-def test_when_all_places_are_taken_the_next_rank_does_without(
+def test_error_when_all_slots_are_taken(
     path: Path, start: Callable[[int], Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(board_module, "SLOTS", 2)
+    monkeypatch.setattr(shm_exchange, "SLOTS", 2)
     first, _ = start(0), start(1)
-    with pytest.raises(OSError, match="all 2 places"):
+    with pytest.raises(OSError, match="all 2 slots"):
         start(2)
     first.die()
     assert start(2).slot == 0
 
 
-def test_a_rank_that_cannot_write_says_so(path: Path, start: Callable[[int], Rank]) -> None:
+def test_write_errors_are_read_by_the_launcher(path: Path, start: Callable[[int], Rank]) -> None:
     ranks = [start(number) for number in range(3)]
-    assert troubles(path) == []
-    ranks[2].say_trouble("No space left on device (/x)")
-    ranks[1].say_trouble("ü" * 200)
-    cut, whole = troubles(path)
-    assert whole == HeartbeatState(2, ranks[2].process.pid, "No space left on device (/x)")
-    assert (cut.rank, cut.pid) == (1, ranks[1].process.pid)
-    assert cut.text.startswith("ü" * 50)
+    assert write_errors(path) == []
+    ranks[2].report_write_error("No space left on device (/x)")
+    ranks[1].report_write_error("ü" * 200)
+    truncated, complete = write_errors(path)
+    assert complete == RankWriteError(2, ranks[2].process.pid, "No space left on device (/x)")
+    assert (truncated.rank, truncated.pid) == (1, ranks[1].process.pid)
+    assert truncated.text.startswith("ü" * 50)
 
 
-def test_what_a_dead_rank_could_not_write_outlives_it(
+def test_write_error_of_a_dead_rank_is_kept(
     path: Path, start: Callable[[int], Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next attempt takes another place; only when there is none left is it overwritten."""
-    monkeypatch.setattr(board_module, "SLOTS", 2)
+    """The next rank takes another slot. The error is overwritten only if no other slot is free."""
+    monkeypatch.setattr(shm_exchange, "SLOTS", 2)
     first = start(0)
-    first.say_trouble("full")
+    first.report_write_error("full")
     first.die()
     second = start(0)
     assert second.slot == 1
-    assert [(told.pid, told.text) for told in troubles(path)] == [(first.process.pid, "full")]
+    assert [(error.pid, error.text) for error in write_errors(path)] == [(first.process.pid, "full")]
     assert start(1).slot == 0
-    assert troubles(path) == []
+    assert write_errors(path) == []
 
 
-def test_a_board_that_cannot_be_opened_leaves_nothing_behind(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_open_leaks_no_descriptor(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(board_module.os, "posix_fallocate", full)
+    monkeypatch.setattr(shm_exchange.os, "posix_fallocate", full)
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="No space"):
         ShmExchange(path, 0)
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_full_memory_disk_kills_nobody(tmp_path: Path) -> None:
-    """An access to a mapping without space behind it would be answered with SIGBUS."""
-    place = tmp_path / "full"
-    place.mkdir()
-    room = int(2.5 * board_module._SLOT)
+def test_full_tmpfs_raises_oserror_instead_of_sigbus(tmp_path: Path) -> None:
+    """Access to a mapping without allocated space would raise SIGBUS."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    size = int(2.5 * shm_exchange._SLOT)
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={room}", "none", place], capture_output=True
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], capture_output=True
     )
     if mounted.returncode:
-        pytest.skip("no right to mount a small memory disk")
+        pytest.skip("no permission to mount a tmpfs")
     ranks: list[Rank] = []
     try:
-        create_exchange(place / "board")
-        ranks = [Rank(place / "board", 0), Rank(place / "board", 1)]
+        create_exchange(folder / "exchange")
+        ranks = [Rank(folder / "exchange", 0), Rank(folder / "exchange", 1)]
         with pytest.raises(OSError, match="No space"):
-            Rank(place / "board", 2)
+            Rank(folder / "exchange", 2)
         for number in range(2 * RING):
             for rank in ranks:
-                rank.publish(key(number), ROOT, [b"x" * 8] * board_module.MOST_LEAVES)
+                rank.publish(key(number), ROOT, [b"x" * 8] * shm_exchange.MOST_LEAVES)
         for rank in ranks:
-            assert len(rank.news()) == RING
-            rank.say_trouble("full")
-        assert [(told.rank, told.text) for told in troubles(place / "board")] == [(0, "full"), (1, "full")]
+            assert len(rank.new_entries()) == RING
+            rank.report_write_error("full")
+        assert [(error.rank, error.text) for error in write_errors(folder / "exchange")] == [
+            (0, "full"),
+            (1, "full"),
+        ]
     finally:
         for rank in ranks:
             rank.die()
-        subprocess.run(["umount", place], check=True)
+        subprocess.run(["umount", folder], check=True)
 
 
-def test_the_launcher_sees_signs_of_progress(path: Path, start: Callable[[int], Rank]) -> None:
-    assert signs(path) == {}
+def test_heartbeats_are_read_by_the_launcher(path: Path, start: Callable[[int], Rank]) -> None:
+    assert heartbeats(path) == {}
     one, two = start(0), start(1)
     one.beat(7)
-    two.introduce([11, 12])
+    two.publish_threads([11, 12])
     for number in range(RING + 1):
         two.publish(key(number), ROOT, LEAVES)
-    assert signs(path) == {
+    assert heartbeats(path) == {
         one.process.pid: Heartbeat(7),
         two.process.pid: Heartbeat(0, frozenset({11, 12})),
     }
 
 
-def test_a_question_reaches_every_rank(path: Path, start: Callable[[int], Rank]) -> None:
+def test_stack_request_reaches_every_rank(path: Path, start: Callable[[int], Rank]) -> None:
     ranks = [start(number) for number in range(3)]
-    assert [rank.question() for rank in ranks] == [0, 0, 0]
-    ask(path, 5)
-    assert [rank.question() for rank in ranks] == [5, 5, 5]
+    assert [rank.requested_stacks() for rank in ranks] == [0, 0, 0]
+    request_stacks(path, 5)
+    assert [rank.requested_stacks() for rank in ranks] == [5, 5, 5]
     ranks[0].publish(key(0), ROOT, LEAVES)
-    assert ranks[1].question() == 5
-    assert [entry.rank for entry in ranks[1].news()] == [0]
+    assert ranks[1].requested_stacks() == 5
+    assert [entry.rank for entry in ranks[1].new_entries()] == [0]
 
 
-def test_a_process_has_one_place_however_often_it_is_a_rank(
+def test_process_keeps_its_slot_over_several_process_groups(
     path: Path, start: Callable[[int], Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Locks go with the first descriptor that is closed: of a view that nobody needs any more, for example."""
-    monkeypatch.setattr(board_module, "_held", {})
+    """Closing any descriptor of the file, for example of an unused view, would release all locks."""
+    monkeypatch.setattr(shm_exchange, "_held", {})
     slots = set()
     for rank in (0, 1, 0):
-        board = own_place(path, rank)
-        slots.add(board._slot)
-        board.publish(key(rank), ROOT, LEAVES)
-        del board
+        view = own_slot(path, rank)
+        slots.add(view._slot)
+        view.publish(key(rank), ROOT, LEAVES)
+        del view
         gc.collect()
     assert sum(each.resolve() == path for each in Path("/proc/self/fd").iterdir()) == 2
     assert slots == {0}
     other = start(1)
     assert other.slot == 1
-    assert [(entry.rank, entry.key) for entry in other.news()] == [(0, key(0))]
+    assert [(entry.rank, entry.key) for entry in other.new_entries()] == [(0, key(0))]
 
 
-def test_what_could_not_be_written_is_told_when_the_group_is_made_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(board_module, "_held", {})
-    own_place(path, 3).say_trouble("No space left on device")
-    own_place(path, 3)
-    assert troubles(path) == [HeartbeatState(3, os.getpid(), "No space left on device")]
+def test_write_error_survives_a_new_process_group(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shm_exchange, "_held", {})
+    own_slot(path, 3).report_write_error("No space left on device")
+    own_slot(path, 3)
+    assert write_errors(path) == [RankWriteError(3, os.getpid(), "No space left on device")]
 
 
-def test_a_forked_child_that_becomes_a_rank_has_a_place_of_its_own(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(board_module, "_held", {})
-    mine = own_place(path, 0)
+def test_forked_child_gets_its_own_slot(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shm_exchange, "_held", {})
+    parent = own_slot(path, 0)
     child = os.fork()
     if not child:
-        os._exit(own_place(path, 1)._slot)
+        os._exit(own_slot(path, 1)._slot)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
-    assert mine._slot == 0
+    assert parent._slot == 0

@@ -1,4 +1,4 @@
-"""A module under watch: the right tensors, every change noticed, nothing kept alive."""
+"""A tracked module lists the tensors of DDP, detects changes, and keeps no tensor alive."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_parameters_are_those_of_named_parameters(module: Tied) -> None:
         assert tensor is expected
 
 
-def test_what_ddp_ignores_is_left_out(module: Tied) -> None:
+def test_ignored_tensors_are_excluded(module: Tied) -> None:
     tracked = watch(module, ignored=["norm.weight", "norm.running_mean"])
     assert "norm.weight" not in names(tracked)
     assert "norm.bias" in names(tracked)
@@ -54,7 +54,7 @@ def test_what_ddp_ignores_is_left_out(module: Tied) -> None:
     assert tracked.record().ignored == ["norm.running_mean", "norm.weight"]
 
 
-def test_its_record_says_what_each_tensor_is(module: Tied) -> None:
+def test_record_describes_each_tensor(module: Tied) -> None:
     record = watch(module).record()
     rows = {row[0]: row[1:] for row in record.parameters}
     assert rows["embed.weight"] == ["float32", [5, 3], 1]
@@ -65,7 +65,7 @@ def test_its_record_says_what_each_tensor_is(module: Tied) -> None:
     assert (record.group, record.ordinal, record.name) == ([0, 1], 0, "Tied")
 
 
-def test_without_a_change_there_is_none(module: Tied) -> None:
+def test_changed_values_are_no_change_of_the_set(module: Tied) -> None:
     tracked = watch(module)
     with torch.no_grad():
         module.scale.add_(1)
@@ -84,7 +84,7 @@ def test_added(module: Tied) -> None:
     assert tracked.revision == 2
 
 
-def test_a_whole_submodule_added(module: Tied) -> None:
+def test_added_submodule(module: Tied) -> None:
     tracked = watch(module)
     module.norm.extra = nn.Linear(2, 2)
     assert tracked.changes() == [
@@ -100,8 +100,8 @@ def test_replaced(module: Tied) -> None:
     assert tracked.tensors(tracked.parameters)[names(tracked).index("scale")] is module.scale
 
 
-def test_a_whole_submodule_replaced(module: Tied) -> None:
-    """As when a pretrained model gets a new head after it was wrapped."""
+def test_replaced_submodule(module: Tied) -> None:
+    """For example a pretrained model that gets a new head after wrapping."""
     tracked = watch(module)
     module.norm = nn.BatchNorm1d(3)
     assert tracked.changes() == [
@@ -113,7 +113,7 @@ def test_a_whole_submodule_replaced(module: Tied) -> None:
     assert tracked.tensors(tracked.buffers)[1] is module.norm.running_mean
 
 
-def test_a_replaced_parameter_that_wants_no_gradient_matters_to_no_reducer(module: Tied) -> None:
+def test_replaced_parameter_without_gradient_is_no_change(module: Tied) -> None:
     tracked = watch(module)
     module.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
     assert tracked.changes() == []
@@ -126,7 +126,7 @@ def test_unfrozen(module: Tied) -> None:
     assert tracked.changes() == [ParamSetChange("unfrozen", "frozen")]
 
 
-def test_frozen_and_thawed_again_is_known_to_the_reducer(module: Tied) -> None:
+def test_parameter_that_was_frozen_for_a_while_is_no_change(module: Tied) -> None:
     tracked = watch(module)
     module.scale.requires_grad_(False)
     assert tracked.changes() == []
@@ -153,7 +153,7 @@ def test_untied(module: Tied) -> None:
     assert tracked.changes() == [ParamSetChange("added", "head.weight")]
 
 
-def test_buffers_come_and_go(module: Tied) -> None:
+def test_buffers_are_added_and_removed(module: Tied) -> None:
     tracked = watch(module)
     module.mask = torch.ones(3)
     tracked.changes()
@@ -167,22 +167,22 @@ def test_buffers_come_and_go(module: Tied) -> None:
     assert [tensor.numel() for tensor in tracked.tensors(tracked.buffers)] == [1, 3, 3, 1]
 
 
-def test_moving_to_another_dtype_is_no_change_of_structure(module: Tied) -> None:
+def test_another_dtype_is_no_change_of_the_set(module: Tied) -> None:
     tracked = watch(module)
     module.double()
     assert tracked.changes() == []
     assert all(tensor.dtype == torch.float64 for tensor in tracked.tensors(tracked.parameters))
 
 
-def test_ranks_name_a_module_alike() -> None:
+def test_key_is_equal_on_all_ranks() -> None:
     one, two = watch(nn.Linear(1, 1), index=3), watch(nn.Linear(1, 1), index=3)
     assert one.key == two.key == "0,1#3"
 
 
-def test_nothing_is_kept_alive_once_the_user_lets_go() -> None:
+def test_no_tensor_is_kept_alive() -> None:
     module = Tied()
     tracked = watch(module)
-    kept = [weakref.ref(tensor) for tensor in [*module.parameters(), *module.buffers()]]
+    references = [weakref.ref(tensor) for tensor in [*module.parameters(), *module.buffers()]]
     weakref.finalize(module, tracked.forget)
     replaced = weakref.ref(module.scale)
     module.scale = nn.Parameter(torch.zeros(()))
@@ -191,6 +191,6 @@ def test_nothing_is_kept_alive_once_the_user_lets_go() -> None:
     assert replaced() is None
     del module
     gc.collect()
-    assert [ref() for ref in kept if ref() is not None] == []
+    assert [ref() for ref in references if ref() is not None] == []
     assert tracked.tensors(tracked.parameters) == []
     assert tracked.changes() == []

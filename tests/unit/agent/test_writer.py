@@ -1,4 +1,4 @@
-"""The writer: nothing lost, nothing out of order, and never in the way of training."""
+"""The writer keeps all records in order and never blocks training."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def records_in(path: Path) -> list[Record]:
     return records
 
 
-def test_records_are_all_there_in_order_after_close(path: Path) -> None:
+def test_all_records_are_in_order_after_close(path: Path) -> None:
     writer = RecordWriter(path)
     for step in range(5000):
         writer.write(JoinRecord(0, step))
@@ -46,7 +46,7 @@ def test_records_are_all_there_in_order_after_close(path: Path) -> None:
     assert writer.dropped == 0
 
 
-def test_lines_of_several_threads_stay_whole(path: Path) -> None:
+def test_lines_of_several_threads_are_not_mixed(path: Path) -> None:
     writer = RecordWriter(path)
 
     def write(module: int) -> None:
@@ -59,13 +59,13 @@ def test_lines_of_several_threads_stay_whole(path: Path) -> None:
     for thread in threads:
         thread.join()
     writer.close(END)
-    found = [record for record in records_in(path) if isinstance(record, JoinRecord)]
-    assert len(found) == 2000
+    joins = [record for record in records_in(path) if isinstance(record, JoinRecord)]
+    assert len(joins) == 2000
     for module in range(4):
-        assert [record.step for record in found if record.module == module] == list(range(500))
+        assert [record.step for record in joins if record.module == module] == list(range(500))
 
 
-def test_what_was_flushed_is_in_the_file_while_it_is_open(path: Path) -> None:
+def test_flushed_records_are_in_the_open_file(path: Path) -> None:
     writer = RecordWriter(path)
     writer.write(JoinRecord(0, 0))
     writer.flush(seconds=10)
@@ -73,14 +73,14 @@ def test_what_was_flushed_is_in_the_file_while_it_is_open(path: Path) -> None:
     writer.close(END)
 
 
-def test_a_file_that_is_there_is_never_written_to(path: Path) -> None:
+def test_existing_file_is_not_overwritten(path: Path) -> None:
     path.write_text("mine")
     with pytest.raises(FileExistsError):
         RecordWriter(path)
     assert path.read_text() == "mine"
 
 
-def test_only_the_user_can_read_it(path: Path) -> None:
+def test_file_is_private(path: Path) -> None:
     before = os.umask(0)
     try:
         writer = RecordWriter(path)
@@ -90,14 +90,14 @@ def test_only_the_user_can_read_it(path: Path) -> None:
     writer.close(END)
 
 
-def test_the_file_does_not_reach_commands_that_the_rank_starts(path: Path) -> None:
+def test_descriptor_is_not_inherited(path: Path) -> None:
     writer = RecordWriter(path)
     assert not os.get_inheritable(writer._fd)
     writer.close(END)
 
 
-def test_a_full_disk_switches_off_and_is_told(path: Path) -> None:
-    """Past its file size limit a process is refused every byte, as on a full disk."""
+def test_write_error_stops_the_writer(path: Path) -> None:
+    """Beyond the file size limit every write fails, as on a full disk."""
     program = f"""
 import resource, signal, sys
 from pathlib import Path
@@ -129,7 +129,7 @@ print(writer.failed)
     assert file.bad == 0
 
 
-def test_no_space_left_switches_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_space_left_stops_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     monkeypatch.setattr(writer_module.os, "open", lambda *_: full)
     writer = RecordWriter(tmp_path / "x")
@@ -141,7 +141,7 @@ def test_no_space_left_switches_off(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def stalled(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RecordWriter, threading.Event]]:
-    """A disk that takes nothing until it is let go."""
+    """A writer whose writes block until the event is set."""
     go = threading.Event()
     real = os.write
 
@@ -157,9 +157,7 @@ def stalled(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Recor
     writer._thread.join(30)
 
 
-def test_a_stalled_disk_costs_records_and_not_memory(
-    path: Path, stalled: tuple[RecordWriter, threading.Event]
-) -> None:
+def test_stalled_disk_drops_records(path: Path, stalled: tuple[RecordWriter, threading.Event]) -> None:
     writer, go = stalled
     for step in range(2000):
         writer.write(JoinRecord(0, step))
@@ -168,12 +166,12 @@ def test_a_stalled_disk_costs_records_and_not_memory(
     assert writer._pending < 11_000
     go.set()
     writer.close(EndRecord("exit", 1.0, dropped=dropped))
-    kept = records_in(path)
-    assert len(kept) == 2000 - dropped + 1
-    assert kept[:-1] == [JoinRecord(0, step) for step in range(2000 - dropped)]
+    written = records_in(path)
+    assert len(written) == 2000 - dropped + 1
+    assert written[:-1] == [JoinRecord(0, step) for step in range(2000 - dropped)]
 
 
-def test_closing_does_not_wait_for_a_stalled_disk_for_good(
+def test_close_gives_up_on_a_stalled_disk(
     stalled: tuple[RecordWriter, threading.Event],
 ) -> None:
     writer, _ = stalled
@@ -182,15 +180,15 @@ def test_closing_does_not_wait_for_a_stalled_disk_for_good(
     assert writer._thread.is_alive()
 
 
-def test_after_closing_nothing_is_written_and_nothing_waited_for(path: Path) -> None:
+def test_write_and_flush_after_close_have_no_effect(path: Path) -> None:
     writer = RecordWriter(path)
     writer.close(END)
     writer.write(JoinRecord(0, 0))
-    started = threading.Event()
-    waiter = threading.Thread(target=lambda: (writer.flush(seconds=20), started.set()))
+    flushed = threading.Event()
+    waiter = threading.Thread(target=lambda: (writer.flush(seconds=20), flushed.set()))
     waiter.start()
     waiter.join(5)
-    assert started.is_set()
+    assert flushed.is_set()
     assert records_in(path) == [END]
 
 
@@ -206,9 +204,9 @@ def in_a_fork(body: object) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-# CPython warns of forks in a process with threads from 3.12 on; being forked all the same is what is tested.
+# CPython 3.12 and later warn of forks in a process with threads; this test needs such a fork.
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_leaves_the_parents_file_alone(path: Path) -> None:
+def test_forked_child_does_not_write_to_the_file(path: Path) -> None:
     writer = RecordWriter(path)
     writer.write(JoinRecord(0, 0))
     writer.flush(10)
@@ -227,16 +225,16 @@ def test_a_forked_child_leaves_the_parents_file_alone(path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_child_forked_after_closing_closes_no_file_of_the_users(path: Path, tmp_path: Path) -> None:
+def test_child_forked_after_close_closes_no_other_file(path: Path, tmp_path: Path) -> None:
     writer = RecordWriter(path)
     number = writer._fd
     writer.close(END)
-    users = os.open(tmp_path / "users", os.O_RDWR | os.O_CREAT)
-    assert users == number
+    reused = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
+    assert reused == number
 
     def child() -> bool:
         writer.abandon()
-        return os.write(users, b"still open") == 10
+        return os.write(reused, b"still open") == 10
 
     assert in_a_fork(child) == 0
-    os.close(users)
+    os.close(reused)

@@ -1,4 +1,4 @@
-"""How ranks ended: who died, who only followed, who was told to stop."""
+"""How ranks ended: deaths, consequences and requested stops."""
 
 from __future__ import annotations
 
@@ -45,37 +45,37 @@ def test_a_crash_at_exit_that_follows_from_an_error_elsewhere(build: RunBuilder)
     assert build.only("DDP602").ranks == (2,)
 
 
-def test_the_first_to_vanish_died_and_the_others_were_stopped(build: RunBuilder) -> None:
+def test_the_first_to_exit_died_and_the_others_were_stopped(build: RunBuilder) -> None:
     build.exited(1, 100.0).exited(0, 100.5).exited(2, 130.0)
     assert statuses(build) == ["stopped", "died", "stopped"]
 
 
-def test_those_that_were_killed_together_died_together(build: RunBuilder) -> None:
+def test_ranks_that_were_killed_together_all_died(build: RunBuilder) -> None:
     build.exited(1, 100.0, SIGKILL).exited(0, 100.01, SIGKILL).exited(2, 130.0, SIGTERM)
     assert statuses(build) == ["died", "died", "stopped"]
 
 
-def test_without_their_signals_only_the_order_tells(build: RunBuilder) -> None:
+def test_without_signals_only_the_order_counts(build: RunBuilder) -> None:
     build.exited(1, 100.0).exited(0, 100.01).exited(2, 130.0)
     assert statuses(build) == ["stopped", "died", "stopped"]
 
 
-def test_of_two_that_vanish_together_the_one_known_to_be_killed_died(build: RunBuilder) -> None:
+def test_of_two_simultaneous_exits_the_killed_one_died(build: RunBuilder) -> None:
     build.exited(0, 100.0).exited(1, 100.0002, SIGKILL).exited(2, 100.01, SIGTERM)
     assert statuses(build) == ["stopped", "died", "stopped"]
 
 
-def test_one_that_vanished_long_before_the_others_were_killed_died(build: RunBuilder) -> None:
+def test_a_rank_that_exited_long_before_the_others_were_killed_died(build: RunBuilder) -> None:
     build.exited(0, 100.0).exited(1, 130.0, SIGKILL).exited(2, 130.0, SIGKILL)
     assert statuses(build) == ["died", "stopped", "stopped"]
 
 
-def test_a_killed_rank_may_take_longer_to_vanish_than_those_it_brought_down(build: RunBuilder) -> None:
+def test_a_killed_rank_may_exit_after_its_peers(build: RunBuilder) -> None:
     build.exited(0, 100.0, SIGTERM).exited(2, 100.1, SIGTERM).exited(1, 100.5, SIGKILL)
     assert statuses(build) == ["stopped", "died", "stopped"]
 
 
-def test_others_may_complain_of_a_killed_rank_before_it_has_vanished(build: RunBuilder) -> None:
+def test_peers_may_raise_before_a_killed_rank_has_exited(build: RunBuilder) -> None:
     build.end([0], time=99.0, reason="raised", error="RuntimeError: Connection closed by peer")
     build.exited(1, 100.0, SIGKILL).exited(2, 100.2, SIGTERM)
     assert statuses(build) == ["raised", "died", "stopped"]
@@ -91,14 +91,14 @@ def test_others_may_complain_of_a_killed_rank_before_it_has_vanished(build: RunB
         "DistBackendError: NCCL error: remote process exited or there was a network error. ncclRemoteError",
     ],
 )
-def test_a_rank_found_gone_after_others_lost_it_died(build: RunBuilder, complaint: str) -> None:
-    """It died before it was watched, and its parent took its signal away."""
+def test_a_rank_gone_after_its_peers_lost_the_connection_died(build: RunBuilder, complaint: str) -> None:
+    """It died before the launcher observed it, so its signal is unknown."""
     build.end([0, 1], time=99.0, reason="raised", error=complaint)
     build.exited(2, 99.4)
     assert statuses(build) == ["raised", "raised", "died"]
 
 
-def test_a_rank_found_gone_after_another_raised_for_its_own_reasons_was_stopped(build: RunBuilder) -> None:
+def test_a_rank_gone_after_an_unrelated_exception_was_stopped(build: RunBuilder) -> None:
     build.end([0], time=99.0, reason="raised", error="ValueError: x")
     build.end([1], time=99.1, reason="raised", error="RuntimeError: Connection closed by peer")
     build.exited(2, 99.4)
@@ -106,26 +106,26 @@ def test_a_rank_found_gone_after_another_raised_for_its_own_reasons_was_stopped(
 
 
 @pytest.mark.parametrize(("found_gone", "status"), [(True, "died"), (False, "stopped")])
-def test_a_rank_that_nobody_saw_go_and_others_that_do_not_say_why_they_left(
+def test_an_unobserved_exit_and_others_without_a_reason(
     build: RunBuilder, found_gone: bool, status: str
 ) -> None:
-    """As in forked ranks, whose launcher keeps their exceptions. Where its end was seen, the order tells."""
+    """As in forked ranks, whose launcher keeps their exceptions. If its exit was observed, the order decides."""
     build.end([0, 1], time=99.0, reason="raised", error="exit status 1")
     build.exited(2, 99.4, found_gone=found_gone)
     assert statuses(build) == ["raised", "raised", status]
 
 
-def test_of_several_that_nobody_saw_go_none_is_called_the_first(build: RunBuilder) -> None:
+def test_of_several_unobserved_exits_none_is_the_first(build: RunBuilder) -> None:
     build.exited(0, 99.42, found_gone=True).exited(1, 99.4, found_gone=True).exited(2, 99.3, SIGTERM)
     assert statuses(build) == ["died", "died", "stopped"]
 
 
-def test_one_that_was_seen_to_be_killed_explains_those_that_nobody_saw_go(build: RunBuilder) -> None:
+def test_an_observed_kill_explains_unobserved_exits(build: RunBuilder) -> None:
     build.exited(0, 99.42, found_gone=True).exited(1, 99.4, SIGKILL).exited(2, 99.3, SIGTERM)
     assert statuses(build) == ["stopped", "died", "stopped"]
 
 
-def test_a_rank_that_nobody_saw_go_after_another_said_why_it_left(build: RunBuilder) -> None:
+def test_an_unobserved_exit_after_a_reported_reason(build: RunBuilder) -> None:
     build.end([0], time=99.0, reason="raised", error="ValueError: x")
     build.end([1], time=99.0, reason="raised", error="exit status 1")
     build.exited(2, 99.4, found_gone=True)
@@ -138,7 +138,7 @@ def test_a_rank_killed_long_after_an_error_is_a_consequence(build: RunBuilder) -
     assert statuses(build) == ["raised", "stopped", "stopped"]
 
 
-def test_a_job_of_which_every_rank_was_asked_to_end_by_nobody_we_know(build: RunBuilder) -> None:
+def test_all_ranks_received_a_stop_signal_of_unknown_origin(build: RunBuilder) -> None:
     build.exited(0, 100.0, SIGTERM).exited(1, 100.01, SIGTERM).exited(2, 105.0, SIGTERM)
     assert statuses(build) == ["died", "died", "stopped"]
 
@@ -157,11 +157,11 @@ def test_a_rank_killed_before_the_others_raised(build: RunBuilder) -> None:
     assert statuses(build) == ["died", "raised", "raised"]
 
 
-def test_without_a_launcher_that_watched_silence_is_death(build: RunBuilder) -> None:
+def test_without_a_launcher_an_unobserved_exit_is_a_death(build: RunBuilder) -> None:
     assert statuses(build.end([0, 1])) == ["finished", "finished", "died"]
 
 
-def test_silence_after_anothers_error_is_no_death(build: RunBuilder) -> None:
+def test_an_exit_after_an_error_elsewhere_is_not_a_death(build: RunBuilder) -> None:
     build.end([0], reason="raised", error="ValueError: x")
     assert statuses(build) == ["raised", "stopped", "stopped"]
 
@@ -193,7 +193,7 @@ def test_an_error_before_the_user_stopped_the_job_is_an_error(build: RunBuilder)
     assert statuses(build) == ["stopped", "raised", "stopped"]
 
 
-def test_other_signals_stop_nobody(build: RunBuilder) -> None:
+def test_other_signals_do_not_stop_the_job(build: RunBuilder) -> None:
     build.notes.append({"kind": "signal", "signal": "SIGUSR1", "time": 99.0})
     build.exited(0, 100.0).exited(1, 101.0).exited(2, 101.0)
     assert statuses(build) == ["died", "stopped", "stopped"]
@@ -210,9 +210,9 @@ def test_os_exit_is_an_orderly_end_with_its_status(build: RunBuilder) -> None:
     assert statuses(build) == ["finished", "finished", "raised"]
 
 
-def test_a_rank_whose_goodbye_failed_did_not_die(build: RunBuilder) -> None:
+def test_a_rank_that_failed_to_record_its_exit_did_not_die(build: RunBuilder) -> None:
     build.end([0, 1])
-    build.say(2, FaultRecord("exit", "close", "ValueError: x", ""))
+    build.add(2, FaultRecord("exit", "close", "ValueError: x", ""))
     assert statuses(build) == ["finished"] * 3
 
 
@@ -232,7 +232,7 @@ def test_ranks_of_other_nodes_are_not_missing_here(build: RunBuilder) -> None:
     assert statuses(build.end([0, 1])) == ["finished", "finished"]
 
 
-def test_a_row_tells_where_the_rank_stood(build: RunBuilder) -> None:
+def test_a_row_shows_the_last_step_of_the_rank(build: RunBuilder) -> None:
     row = build.end(dropped=7).report().attempts[0].ranks[1]
     assert (row.rank, row.host, row.pid, row.local_rank) == (1, "node0", 101, 1)
     assert (row.steps, row.last_step, row.last_stage) == (4, 3, "params")

@@ -22,7 +22,7 @@ from ddpcheck.records.registry import to_line
 from ddpcheck.rules import registry
 from tests.helpers.run_builder import RunBuilder
 
-ODD = {1: ["body.bias"]}
+OUTLIERS = {1: ["body.bias"]}
 
 
 def sound(folder: Path, world_size: int = 2) -> RunBuilder:
@@ -30,14 +30,14 @@ def sound(folder: Path, world_size: int = 2) -> RunBuilder:
 
 
 def broken(folder: Path) -> RunBuilder:
-    return RunBuilder(folder, 2).wrap().optimizer().train(5, odd=ODD).end()
+    return RunBuilder(folder, 2).wrap().optimizer().train(5, outliers=OUTLIERS).end()
 
 
 def checks(report: Report) -> dict[str, tuple[int, str]]:
     return {check.name: (check.compared, check.outcome) for check in report.checks}
 
 
-def test_a_sound_run_is_ok(tmp_path: Path) -> None:
+def test_a_healthy_run_is_ok(tmp_path: Path) -> None:
     report = sound(tmp_path, 4).report()
     assert (report.verdict.value, report.findings) == ("ok", ())
     assert (report.world_size, report.steps, report.exit_code) == (4, 5, 0)
@@ -48,7 +48,7 @@ def test_a_sound_run_is_ok(tmp_path: Path) -> None:
 
 
 def test_a_note_leaves_a_run_ok(tmp_path: Path) -> None:
-    report = RunBuilder(tmp_path, 2).wrap(odd_before=ODD).train(3).end().report()
+    report = RunBuilder(tmp_path, 2).wrap(outliers_before=OUTLIERS).train(3).end().report()
     assert [finding.code for finding in report.findings] == ["DDP102"]
     assert report.verdict.value == "ok"
 
@@ -68,7 +68,7 @@ def test_a_command_that_failed_is_failed_unless_we_stopped_it(
     assert build.report().verdict.value == verdict
 
 
-def test_a_run_in_which_nobody_reported_is_incomplete(tmp_path: Path) -> None:
+def test_a_run_without_reporting_ranks_is_incomplete(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2)
     build.records.clear()
     report = build.report()
@@ -77,7 +77,7 @@ def test_a_run_in_which_nobody_reported_is_incomplete(tmp_path: Path) -> None:
 
 
 def test_the_worst_comes_first(tmp_path: Path) -> None:
-    build = RunBuilder(tmp_path, 2).wrap(odd_before=ODD).optimizer().train(3, odd=ODD)
+    build = RunBuilder(tmp_path, 2).wrap(outliers_before=OUTLIERS).optimizer().train(3, outliers=OUTLIERS)
     report = build.end([0]).report()
     assert [finding.severity.value for finding in report.findings] == ["error", "error", "note"]
 
@@ -85,20 +85,20 @@ def test_the_worst_comes_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bar", "fails"), [("error", True), ("warning", True), ("note", True), ("never", False)]
 )
-def test_a_broken_run_fails_by_the_bar(tmp_path: Path, bar: str, fails: bool) -> None:
+def test_a_run_with_findings_fails_by_severity(tmp_path: Path, bar: str, fails: bool) -> None:
     assert _fails([finding.severity for finding in broken(tmp_path).report().findings], bar) is fails
 
 
 @pytest.mark.parametrize(
     ("bar", "fails"), [("error", False), ("warning", False), ("note", True), ("never", False)]
 )
-def test_a_note_fails_only_who_asks_for_it(tmp_path: Path, bar: str, fails: bool) -> None:
-    report = RunBuilder(tmp_path, 2).wrap(odd_before=ODD).train(3).end().report()
+def test_a_note_fails_only_on_request(tmp_path: Path, bar: str, fails: bool) -> None:
+    report = RunBuilder(tmp_path, 2).wrap(outliers_before=OUTLIERS).train(3).end().report()
     assert _fails([finding.severity for finding in report.findings], bar) is fails
 
 
-def test_two_attempts_are_told_apart(tmp_path: Path) -> None:
-    first = RunBuilder(tmp_path, 2, session="a" * 32).wrap().train(2, odd=ODD).end()
+def test_two_attempts_are_distinguished(tmp_path: Path) -> None:
+    first = RunBuilder(tmp_path, 2, session="a" * 32).wrap().train(2, outliers=OUTLIERS).end()
     first.save()
     second = RunBuilder(tmp_path, 2, session="b" * 32)
     for rank in (0, 1):
@@ -111,19 +111,19 @@ def test_two_attempts_are_told_apart(tmp_path: Path) -> None:
     assert report.steps == 7
 
 
-def test_what_was_looked_at_is_listed(tmp_path: Path) -> None:
+def test_checks_are_listed(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap(buffers=["norm.mean"]).optimizer().train(4)
-    found = checks(build.end().report())
-    assert found["parameters after wrapping"] == (1, "agree")
-    assert found["buffers after wrapping"] == (1, "agree")
-    assert found["buffers after each synchronisation"] == (0, "not checked")
-    assert found["parameters after each step"] == (4, "agree")
-    assert found["optimizer hyperparameters, scale and step counts"] == (4, "agree")
+    by_name = checks(build.end().report())
+    assert by_name["parameters after wrapping"] == (1, "agree")
+    assert by_name["buffers after wrapping"] == (1, "agree")
+    assert by_name["buffers after each synchronisation"] == (0, "not checked")
+    assert by_name["parameters after each step"] == (4, "agree")
+    assert by_name["optimizer hyperparameters, scale and step counts"] == (4, "agree")
 
 
-def test_what_differs_is_told(tmp_path: Path) -> None:
+def test_differences_are_reported(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().optimizer().train(2)
-    build.step(2, odd=ODD, hyper={0: "x", 1: "y"}).step(3, odd=ODD)
+    build.step(2, outliers=OUTLIERS, hyper={0: "x", 1: "y"}).step(3, outliers=OUTLIERS)
     report = build.end().report()
     assert checks(report)["parameters after each step"] == (4, "differ")
     assert checks(report)["optimizer hyperparameters, scale and step counts"] == (4, "differ")
@@ -138,24 +138,24 @@ def test_a_job_of_one_rank_is_not_compared(tmp_path: Path) -> None:
     assert report.verdict.value == "ok"
 
 
-def test_ranks_that_hash_in_different_ways_are_not_compared(tmp_path: Path) -> None:
+def test_ranks_with_different_hashes_are_not_compared(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2)
     header = build.records[1][0]
     assert isinstance(header, RankHeader)
     build.records[1][0] = replace(header, algorithm="multilinear-128")
-    report = build.wrap().train(3, odd=ODD).end().report()
+    report = build.wrap().train(3, outliers=OUTLIERS).end().report()
     assert not [finding for finding in report.findings if finding.code == "DDP201"]
     assert {check.outcome for check in report.checks} == {"not checked"}
 
 
 @pytest.mark.parametrize("other", [0, 1, 2])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
-def test_a_rank_that_hashes_in_another_way_is_left_out_whoever_comes_first(
+def test_a_rank_with_another_hash_is_left_out_in_any_order(
     tmp_path: Path, other: int, order: tuple[int, ...]
 ) -> None:
     build = RunBuilder(tmp_path, 3).wrap()
     for step in range(3):
-        build.apply(step, odd={other: ["body.bias"]}).step(step, {other: ["body.bias"]})
+        build.apply(step, outliers={other: ["body.bias"]}).step(step, {other: ["body.bias"]})
     attempt = Attempt("a1")
     records = build.end().records
     headers = {rank: records[rank][0] for rank in order}
@@ -165,8 +165,8 @@ def test_a_rank_that_hashes_in_another_way_is_left_out_whoever_comes_first(
             attempt.feed(headers[rank], records[rank][number])  # type: ignore[arg-type]
     attempt.end()
     assert not attempt.diverged()
-    tally = attempt.agreement.stats_of(((0, 1, 2), 0), Stage.PARAMS, TensorKind.PARAMETERS)
-    assert (tally.compared, tally.differing) == (3, 0)
+    stats = attempt.agreement.stats_of(((0, 1, 2), 0), Stage.PARAMS, TensorKind.PARAMETERS)
+    assert (stats.compared, stats.differing) == (3, 0)
 
 
 def test_no_folder(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_records_are_enough(tmp_path: Path, content: Any) -> None:
     assert (report.steps, report.exit_code, report.command) == (5, None, ())
 
 
-def test_damage_is_counted_and_the_rest_is_judged(tmp_path: Path) -> None:
+def test_damage_is_counted_and_the_rest_is_analysed(tmp_path: Path) -> None:
     folder = broken(tmp_path).save()
     path = folder / "rank-00001.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -211,7 +211,7 @@ def test_damage_is_counted_and_the_rest_is_judged(tmp_path: Path) -> None:
     assert [finding.code for finding in report.findings] == ["DDP201"]
 
 
-def test_a_rule_that_fails_costs_its_own_findings_only(
+def test_a_rule_that_fails_loses_only_its_own_findings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(case: object) -> list[Finding]:
@@ -243,7 +243,7 @@ class Folder:
         (path / "run.json").write_text(json.dumps(ended))
 
     def attempt(self, *errors: str | None, session: str, restart: int = 0, run_id: str = "") -> None:
-        """One rank for each error, the highest ended first; None: killed, without last words."""
+        """One rank for each error, the highest ended first; None: killed, without a last record."""
         suffix = f".{self._attempts}" if self._attempts else ""
         start = 1000.0 * (self._attempts + 1)
         self._attempts += 1
@@ -269,7 +269,7 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
-def test_the_first_to_raise_is_named_and_who_followed_is_not(folder: Folder) -> None:
+def test_the_first_to_raise_is_reported_and_consequences_are_not(folder: Folder) -> None:
     folder.attempt(LOST, FIRE, session="a" * 32)
     [finding] = folder.deaths()
     assert finding.ranks == (1,)
@@ -295,7 +295,7 @@ def test_ranks_that_meet_the_same_error_are_named_together(folder: Folder) -> No
     ],
     ids=["one store", "one run id and a higher count"],
 )
-def test_a_restart_that_finished_makes_a_death_good(folder: Folder, first: dict, second: dict) -> None:
+def test_a_restart_that_finished_recovers_a_death(folder: Folder, first: dict, second: dict) -> None:
     folder.attempt(LOST, FIRE, **first)
     folder.attempt("", "", **second)
     [finding] = folder.deaths()
@@ -317,7 +317,7 @@ def test_a_restart_that_finished_makes_a_death_good(folder: Folder, first: dict,
     ],
     ids=["another store", "the same count", "another run id", "no run id"],
 )
-def test_another_job_makes_nothing_good(folder: Folder, first: dict, second: dict) -> None:
+def test_another_job_recovers_nothing(folder: Folder, first: dict, second: dict) -> None:
     folder.attempt(LOST, FIRE, **first)
     folder.attempt("", "", **second)
     [finding] = folder.deaths()
@@ -332,7 +332,7 @@ def test_the_last_restart_decides(folder: Folder) -> None:
     assert [finding.severity.value for finding in folder.deaths()] == ["warning", "warning"]
 
 
-def test_a_rank_that_comes_back_under_the_same_name_starts_another_attempt(folder: Folder) -> None:
+def test_a_second_file_of_a_rank_starts_another_attempt(folder: Folder) -> None:
     folder.attempt(LOST, FIRE, session="a" * 32)
     folder.attempt("", "", session="a" * 32)
     report = folder.report()

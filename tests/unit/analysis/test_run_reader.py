@@ -1,4 +1,4 @@
-"""Reading a run costs little memory, however long the job was."""
+"""Reading a run needs little memory, independent of its length."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_twenty_thousand_steps_of_four_ranks(tmp_path: Path) -> None:
     assert (steps, compared) == (STEPS, STEPS)
     assert findings == f"('DDP201', {STEPS - 5})"
     assert size > 30 << 20
-    # Twenty times the steps cost a chunk of each file, and less than a quarter of the whole.
+    # Twenty times the steps need one chunk of each file, less than a quarter of the total.
     assert grown << 10 < 8 << 20
 
 
@@ -109,15 +109,15 @@ def test_ranks_that_write_more_lines_a_step_do_not_fall_behind(
     assert attempt.agreement.stats_of(((0, 1, 2, 3), 0), Stage.PARAMS, TensorKind.PARAMETERS).compared == 3000
 
 
-def test_a_run_that_grows_is_read_on(tmp_path: Path) -> None:
+def test_a_growing_run_is_read_incrementally(tmp_path: Path) -> None:
     write_run(tmp_path, 2, 50)
-    whole = {path: path.read_bytes() for path in sorted(tmp_path.glob("rank-*"))}
-    for path in whole:
+    contents = {path: path.read_bytes() for path in sorted(tmp_path.glob("rank-*"))}
+    for path in contents:
         path.write_bytes(b"")
     run = RunReader(tmp_path)
     assert not run.poll()
     for cut in (100, 8000, 8001, 12_000, None):
-        for path, data in whole.items():
+        for path, data in contents.items():
             path.write_bytes(data[:cut])
         assert run.poll() is (cut not in (100, 8001))
     assert not run.poll()

@@ -1,4 +1,4 @@
-"""From bytes to values and places."""
+"""Decoding of tensor bytes, and indices of differing elements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddpcheck.analysis.tensor_values import differing_elements, element_size, un
 @pytest.mark.parametrize(
     "dtype", ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 )
-def test_values_are_torchs(dtype: str) -> None:
+def test_values_match_torch(dtype: str) -> None:
     tensor = torch.tensor([0, 1, 3]).to(getattr(torch, dtype))
     data = bytes(tensor.view(torch.uint8).tolist())
     size = element_size(dtype)
@@ -30,7 +30,7 @@ def test_complex_numbers_are_text(dtype: str) -> None:
     assert (value(data, dtype), element_size(dtype)) == ("(1.5-2j)", tensor.element_size())
 
 
-def test_what_python_has_no_number_for_is_hexadecimal() -> None:
+def test_unsupported_dtypes_are_hexadecimal() -> None:
     assert value(b"\x12", "float8_e4m3fn") == "0x12"
     assert value(b"\x34\x12", "uint16") == "0x1234"
     assert math.isnan(value(b"\x00\x00\xc0\x7f", "float32"))
@@ -40,7 +40,7 @@ def test_what_python_has_no_number_for_is_hexadecimal() -> None:
 def test_differing_elements_are_found(pairs: list[tuple[int, int]], size: int) -> None:
     one = b"".join(a.to_bytes(size, "little") for a, _ in pairs)
     two = b"".join(b.to_bytes(size, "little") for _, b in pairs)
-    expected = [place for place, (a, b) in enumerate(pairs) if a != b]
+    expected = [index for index, (a, b) in enumerate(pairs) if a != b]
     assert differing_elements(one, two, size, 3) == (len(expected), expected[:3])
 
 
@@ -53,8 +53,8 @@ def test_differing_elements_far_apart() -> None:
 
 
 @given(st.lists(st.integers(1, 5), max_size=4), st.data())
-def test_an_index_is_torchs(shape: list[int], data: st.DataObject) -> None:
+def test_an_index_matches_torch(shape: list[int], data: st.DataObject) -> None:
     total = math.prod(shape)
-    place = data.draw(st.integers(0, total - 1))
+    index = data.draw(st.integers(0, total - 1))
     tensor = torch.arange(total).view(shape)
-    assert tensor[tuple(unravel_index(place, shape))].item() == place
+    assert tensor[tuple(unravel_index(index, shape))].item() == index

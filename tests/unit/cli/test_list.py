@@ -25,7 +25,7 @@ def listed(*arguments: object) -> str:
 
 
 def put(folder: Path, started: str, *, reported: bool = True, **description: Any) -> Path:
-    builder = RunBuilder(folder, 2).wrap().optimizer().train(3, odd={1: ["body.bias"]}).end()
+    builder = RunBuilder(folder, 2).wrap().optimizer().train(3, outliers={1: ["body.bias"]}).end()
     builder.description.update(name="train", started=started, seconds=75.2, **description)
     path = builder.save()
     if reported:

@@ -12,7 +12,7 @@ import pytest
 from ddpcheck.__main__ import main
 from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.errors import RunUnreadable
-from ddpcheck.records.kinds.profile import TraceRecord
+from ddpcheck.records.kinds.timing import TraceRecord
 from tests.helpers.run_builder import RunBuilder
 from tests.helpers.trace_builder import all_reduce, described, kernel, step, write
 
@@ -104,7 +104,7 @@ def profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         events += [step(6, 100, 110), *kernel("gemm", 101, 109, launched=100)]
         name = f"traces/node0_10{rank}_rank{rank}.1.pt.trace.json"
         write(folder / name, events, rank=rank)
-        build.say(rank, TraceRecord(file=name, first=5, end=6))
+        build.add(rank, TraceRecord(file=name, first=5, end=6))
     build.end().save()
     return folder
 

@@ -32,7 +32,7 @@ def test_every_stored_run_can_be_watched(name: str) -> None:
 
 def test_an_ended_run_shows_its_verdict(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path / "run", 2).wrap().optimizer().train(2)
-    text = watched(builder.train(2, first=2, odd={1: ["body.bias"]}).end().save())
+    text = watched(builder.train(2, first=2, outliers={1: ["body.bias"]}).end().save())
     assert "replicas diverge at step 2 (outlier: ranks 0-1)" in text
     assert "Replicas diverge at step 2" in text
     assert "error DDP201" in text

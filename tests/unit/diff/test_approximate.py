@@ -14,9 +14,9 @@ from ddpcheck.diff.compare import compare_runs
 from ddpcheck.diff.model import Comparison, DiffSource, DiffVerdict, Method
 from ddpcheck.errors import NotComparable
 from ddpcheck.probes.sketches.sketch import Sketch
+from ddpcheck.records.codecs import Packed, pack, unpack
 from ddpcheck.records.kinds.data import BatchRecord
 from ddpcheck.records.kinds.rank import RankHeader
-from ddpcheck.records.sketch_codec import Packed, pack, unpack
 from tests.helpers.run_builder import NAMES, RunBuilder, sketch_of
 
 MEAN = (2.0, 3.0, -4.0)
@@ -40,7 +40,7 @@ def build(
     for step in range(STEPS):
         for rank in run.ranks:
             share = rows // world_size - (uneven if rank else 0)
-            run.say(rank, BatchRecord(step, digest=f"{rank}", rows=share))
+            run.add(rank, BatchRecord(step, digest=f"{rank}", rows=share))
         if step == rewrite:
             run.rewrite(step, run.ranks)
         by = (factors or {}).get(step, (1.0,) * len(MEAN))
@@ -63,12 +63,12 @@ def against_one(tmp_path: Path, world_size: int = 4, **changes: Any) -> Comparis
 
 
 def test_one_rank_and_four(tmp_path: Path) -> None:
-    found = against_one(tmp_path, factors=dict.fromkeys(range(STEPS), (1 + 3e-07, 1 - 3e-07, 1.0)))
-    assert (found.verdict, found.method) == (DiffVerdict.AGREE, Method.ROUNDING)
-    assert found.compared == {"init.after": 1, "reduced": STEPS, "hyperparameters": STEPS}
-    assert [one.step for one in found.growth] == list(range(STEPS))
-    assert all(0 < one.relative < 1e-6 for one in found.growth)
-    assert "so results are not bitwise equal" in found.notes[0]
+    comparison = against_one(tmp_path, factors=dict.fromkeys(range(STEPS), (1 + 3e-07, 1 - 3e-07, 1.0)))
+    assert (comparison.verdict, comparison.method) == (DiffVerdict.AGREE, Method.ROUNDING)
+    assert comparison.compared == {"init.after": 1, "reduced": STEPS, "hyperparameters": STEPS}
+    assert [one.step for one in comparison.growth] == list(range(STEPS))
+    assert all(0 < one.relative < 1e-6 for one in comparison.growth)
+    assert "so results are not bitwise equal" in comparison.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -84,49 +84,53 @@ def test_one_rank_and_four(tmp_path: Path) -> None:
     ],
 )
 def test_a_factor_is_named(tmp_path: Path, factor: float, says: str) -> None:
-    found = against_one(tmp_path, factors=dict.fromkeys(range(STEPS), (factor,) * 3))
-    assert found.first is not None
-    assert (found.first.step, found.first.stage, found.first.message) == (0, DiffSource.REDUCED, says)
-    assert "a multiple of the other's" in found.cause
-    assert ("world size", 1, 4) in [(one.what, one.a, one.b) for one in found.suspects]
+    comparison = against_one(tmp_path, factors=dict.fromkeys(range(STEPS), (factor,) * 3))
+    assert comparison.first is not None
+    assert (comparison.first.step, comparison.first.stage, comparison.first.message) == (
+        0,
+        DiffSource.REDUCED,
+        says,
+    )
+    assert "a multiple of the other's" in comparison.cause
+    assert ("world size", 1, 4) in [(one.what, one.a, one.b) for one in comparison.suspects]
 
 
 def test_a_factor_under_coarse_rounding(tmp_path: Path) -> None:
     """As autocast to bfloat16 makes it."""
-    found = against_one(tmp_path, factors=dict.fromkeys(range(STEPS), (4.006, 3.993, 4.002)))
-    assert found.first is not None
-    assert found.first.message == "gradient norm ratio 4.0 (= world size) in 3 of 3 parameters"
-    assert found.first.ratio == 4.0
+    comparison = against_one(tmp_path, factors=dict.fromkeys(range(STEPS), (4.006, 3.993, 4.002)))
+    assert comparison.first is not None
+    assert comparison.first.message == "gradient norm ratio 4.0 (= world size) in 3 of 3 parameters"
+    assert comparison.first.ratio == 4.0
 
 
 def test_one_parameter_of_three(tmp_path: Path) -> None:
-    found = against_one(tmp_path, factors={2: (1.0, 2.0, 1.0)})
-    assert found.first is not None
-    assert (found.first.step, found.first.parameter, found.first.differing) == (2, NAMES[1], 1)
-    assert found.first.message == "gradient norm ratio 2.0 in 1 of 3 parameters"
-    assert found.first.agreed_until == 1
-    assert [(one.rank, one.what) for one in found.first.values[2:]] == [
+    comparison = against_one(tmp_path, factors={2: (1.0, 2.0, 1.0)})
+    assert comparison.first is not None
+    assert (comparison.first.step, comparison.first.parameter, comparison.first.differing) == (2, NAMES[1], 1)
+    assert comparison.first.message == "gradient norm ratio 2.0 in 1 of 3 parameters"
+    assert comparison.first.agreed_until == 1
+    assert [(one.rank, one.what) for one in comparison.first.values[2:]] == [
         (rank, "local norm, about") for rank in range(4)
     ]
 
 
-def test_a_difference_that_came_at_once(tmp_path: Path) -> None:
-    found = against_one(tmp_path, factors={3: (1.3, 0.8, 1.1)})
-    assert found.first is not None
-    assert (found.first.step, found.first.agreed_until) == (3, 2)
-    assert found.first.message.endswith("suddenly")
-    assert "equal up to step 2" in found.cause
+def test_a_sudden_difference(tmp_path: Path) -> None:
+    comparison = against_one(tmp_path, factors={3: (1.3, 0.8, 1.1)})
+    assert comparison.first is not None
+    assert (comparison.first.step, comparison.first.agreed_until) == (3, 2)
+    assert comparison.first.message.endswith("suddenly")
+    assert "equal up to step 2" in comparison.cause
 
 
 def test_a_difference_that_grew(tmp_path: Path) -> None:
     factors = {step: (1 + 1e-4 * 8**step, 1 - 1e-4 * 8**step, 1.0) for step in range(STEPS)}
-    found = against_one(tmp_path, factors=factors)
-    assert found.first is not None
-    assert 1 < found.first.step < 4
-    assert "grew step by step" in found.cause
+    comparison = against_one(tmp_path, factors=factors)
+    assert comparison.first is not None
+    assert 1 < comparison.first.step < 4
+    assert "grew step by step" in comparison.cause
 
 
-def test_a_tolerance_of_ones_own(tmp_path: Path) -> None:
+def test_a_custom_tolerance(tmp_path: Path) -> None:
     factors = dict.fromkeys(range(STEPS), (1.02, 0.98, 1.0))
     assert against_one(tmp_path, factors=factors).verdict is DiffVerdict.DIVERGED
     assert against_one(tmp_path, factors=factors, rtol=0.1).verdict is DiffVerdict.AGREE
@@ -134,46 +138,50 @@ def test_a_tolerance_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_settings_are_compared_exactly(tmp_path: Path) -> None:
-    found = against_one(tmp_path, lr={2: 0.4})
-    assert found.first is not None
-    assert (found.first.step, found.first.stage) == (2, DiffSource.HYPER)
-    assert found.first.message == "0.lr is 0.1 in run A and 0.4 in run B, ratio 4.0 (= world size)"
+    comparison = against_one(tmp_path, lr={2: 0.4})
+    assert comparison.first is not None
+    assert (comparison.first.step, comparison.first.stage) == (2, DiffSource.HYPER)
+    assert comparison.first.message == "0.lr is 0.1 in run A and 0.4 in run B, ratio 4.0 (= world size)"
 
 
 def test_another_start(tmp_path: Path) -> None:
-    found = against_one(tmp_path, odd={rank: [NAMES[1]] for rank in range(4)})
-    assert found.first is not None
-    assert (found.first.step, found.first.stage, found.first.parameter) == (-1, DiffSource.INIT, NAMES[1])
+    comparison = against_one(tmp_path, outliers={rank: [NAMES[1]] for rank in range(4)})
+    assert comparison.first is not None
+    assert (comparison.first.step, comparison.first.stage, comparison.first.parameter) == (
+        -1,
+        DiffSource.INIT,
+        NAMES[1],
+    )
 
 
 def test_a_write_in_one_run_only(tmp_path: Path) -> None:
-    found = against_one(tmp_path, rewrite=3)
-    assert found.first is not None
-    assert (found.first.step, found.first.stage) == (3, DiffSource.REWRITTEN)
-    assert found.first.message == "parameters were written before this step in run B only"
+    comparison = against_one(tmp_path, rewrite=3)
+    assert comparison.first is not None
+    assert (comparison.first.step, comparison.first.stage) == (3, DiffSource.REWRITTEN)
+    assert comparison.first.message == "parameters were written before this step in run B only"
 
 
-def test_what_a_split_can_do(tmp_path: Path) -> None:
+def test_effects_of_a_split(tmp_path: Path) -> None:
     factors = {0: (1.3, 0.8, 1.1)}
     suspects = against_one(tmp_path, factors=factors, rows=128, uneven=8).suspects
-    told = {one.what: (one.a, one.b) for one in suspects}
-    assert told["rows of the global batch"] == (32, 104)
-    assert told["rows of each rank, which averages over its own"] == ("32", "32, 24, 24, 24")
-    assert not any("BatchNorm" in what for what in told)
+    causes = {one.what: (one.a, one.b) for one in suspects}
+    assert causes["rows of the global batch"] == (32, 104)
+    assert causes["rows of each rank, which averages over its own"] == ("32", "32, 24, 24, 24")
+    assert not any("BatchNorm" in what for what in causes)
 
 
 def test_batch_norm_depends_on_the_split(tmp_path: Path) -> None:
     a = build(tmp_path / "a", 1, buffers=("bn.running_mean",)).save()
     b = build(tmp_path / "b", 4, buffers=("bn.running_mean",), factors={0: (1.3, 0.8, 1.1)}).save()
-    told = {one.what: (one.a, one.b) for one in compare_runs(a, b).suspects}
-    assert told["BatchNorm normalises on each rank"] == ("over 32 rows", "over 8 rows")
+    causes = {one.what: (one.a, one.b) for one in compare_runs(a, b).suspects}
+    assert causes["BatchNorm normalises on each rank"] == ("over 32 rows", "over 8 rows")
 
 
 def test_not_finite_in_one_run_only(tmp_path: Path) -> None:
-    found = against_one(tmp_path, factors={1: (1.0, float("nan"), 1.0)})
-    assert found.first is not None
-    assert (found.first.step, found.first.parameter) == (1, NAMES[1])
-    assert found.first.message == "gradients are not finite in one run only"
+    comparison = against_one(tmp_path, factors={1: (1.0, float("nan"), 1.0)})
+    assert comparison.first is not None
+    assert (comparison.first.step, comparison.first.parameter) == (1, NAMES[1])
+    assert comparison.first.message == "gradients are not finite in one run only"
 
 
 def test_gradients_that_were_accumulated(tmp_path: Path) -> None:
@@ -184,9 +192,9 @@ def test_gradients_that_were_accumulated(tmp_path: Path) -> None:
             share = [x * (part + 1) / 4 for x in MEAN]
             a.backward(4 * step + part + 1, {0: share}, share, step=step)
         a.step(step)
-    found = compare_runs(a.end().save(), build(tmp_path / "b", 4).save())
-    assert found.verdict is DiffVerdict.AGREE
-    assert found.compared["reduced"] == STEPS
+    comparison = compare_runs(a.end().save(), build(tmp_path / "b", 4).save())
+    assert comparison.verdict is DiffVerdict.AGREE
+    assert comparison.compared["reduced"] == STEPS
 
 
 def test_parameters_in_another_order(tmp_path: Path) -> None:
@@ -208,10 +216,10 @@ def test_other_hashes(tmp_path: Path) -> None:
         header = b.records[rank][0]
         assert isinstance(header, RankHeader)
         b.records[rank][0] = replace(header, algorithm="multilinear-128")
-    found = compare_runs(build(tmp_path / "a", 2).save(), b.save())
-    assert (found.verdict, found.method) == (DiffVerdict.AGREE, Method.ROUNDING)
-    assert "init.after" not in found.compared
-    assert "DDPCHECK_HASH=multilinear" in found.notes[0]
+    comparison = compare_runs(build(tmp_path / "a", 2).save(), b.save())
+    assert (comparison.verdict, comparison.method) == (DiffVerdict.AGREE, Method.ROUNDING)
+    assert "init.after" not in comparison.compared
+    assert "DDPCHECK_HASH=multilinear" in comparison.notes[0]
 
 
 def test_without_sketches(tmp_path: Path) -> None:
@@ -236,10 +244,10 @@ def test_gradients_that_come_late(tmp_path: Path) -> None:
         late = [record for record in b.records[rank] if record.kind == "backward"]
         others = [record for record in b.records[rank] if record.kind != "backward"]
         b.records[rank] = [*others[:-1], *late, others[-1]]
-    found = compare_runs(build(tmp_path / "a", 1).save(), b.save())
-    assert found.first is not None
-    assert (found.first.step, found.first.stage) == (1, DiffSource.REDUCED)
-    assert found.compared["reduced"] == STEPS
+    comparison = compare_runs(build(tmp_path / "a", 1).save(), b.save())
+    assert comparison.first is not None
+    assert (comparison.first.step, comparison.first.stage) == (1, DiffSource.REDUCED)
+    assert comparison.compared["reduced"] == STEPS
 
 
 SLACK = 1e-4
@@ -293,7 +301,7 @@ def test_ratios_of_settings() -> None:
         (["float32", "float64"], False, 2.0**-8),
         # The records' own resolution.
         (["float64"], False, 2.0**-20),
-        # A GradScaler tells that fp32 parameters are trained in fp16.
+        # A GradScaler shows that fp32 parameters are trained in fp16.
         (["float32"], True, LARGEST),
         (["float32", "bfloat16"], False, LARGEST),
         (["something new"], False, LARGEST),
@@ -309,6 +317,6 @@ def test_it_grows_with_the_steps_up_to_a_limit() -> None:
     assert tolerance.at(100_000) == LARGEST
 
 
-def test_what_was_asked_for_holds_at_every_step() -> None:
+def test_a_requested_tolerance_holds_at_every_step() -> None:
     tolerance = Tolerance(0.5, ["float32"], False)
     assert (tolerance.at(0), tolerance.at(1000)) == (0.5, 0.5)

@@ -1,4 +1,4 @@
-"""Two runs of the same job, rank by rank: the first difference in the order of events is the one that is named."""
+"""Two runs of the same job, rank by rank: the first difference in the order of events is reported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from ddpcheck.diff.compare import compare_runs
 from ddpcheck.diff.exact import MOST_AHEAD, RankComparison
 from ddpcheck.diff.model import Comparison, DiffSource, DiffVerdict, Method
-from ddpcheck.diff.record_diff import RankContext
+from ddpcheck.diff.record_diff import ComparedRank
 from ddpcheck.diff.run_input import read_run
 from ddpcheck.errors import NotComparable
 from ddpcheck.records.kinds.data import BatchRecord
@@ -40,31 +40,31 @@ class Changes:
 def build(folder: Path, world_size: int = 2, steps: int = STEPS, **changes: Any) -> RunBuilder:
     """A sound run with all that is recorded of one, but for `changes`."""
     change = Changes(**changes)
-    run = RunBuilder(folder, world_size).wrap(buffers=("mean",), odd=change.init)
+    run = RunBuilder(folder, world_size).wrap(buffers=("mean",), outliers=change.init)
     run.description["config"] = {"every": change.every or 1}
     run.optimizer()
     for step in range(steps):
         batch(run, step, change)
-        run.look(
+        run.snapshot(
             Stage.BUFFERS,
             step,
             ("mean",),
             of=TensorKind.BUFFERS,
             width=1,
-            odd=change.buffers if step == 4 else None,
+            outliers=change.buffers if step == 4 else None,
         )
         if change.rewrite == step:
-            run.rewrite(step, run.ranks, odd={rank: [NAMES[2]] for rank in run.ranks})
+            run.rewrite(step, run.ranks, outliers={rank: [NAMES[2]] for rank in run.ranks})
         scale = 2.0 if change.local == step else 1.0
         local = {rank: [scale * x for x in LOCAL[rank % 2]] for rank in run.ranks}
         run.backward(step + 1, local, (5.0 if change.reduced == step else 2.0, 2.0, 2.0))
-        run.apply(step, odd={0: NAMES[:1]} if change.applied == step else None)
+        run.apply(step, outliers={0: NAMES[:1]} if change.applied == step else None)
         if not step or change.lr == step:
             lr = {"0.lr": 0.05} if change.lr == step else {}
             run.hyper(step, {rank: {**HYPER, **lr} for rank in run.ranks})
-        odd = {1: NAMES[1:2]} if change.params is not None and step >= change.params else None
+        outliers = {1: NAMES[1:2]} if change.params is not None and step >= change.params else None
         if step % (change.every or 1) == 0:
-            run.step(step, odd, forward=dict.fromkeys(run.ranks, step + 1 + (change.more or 0)))
+            run.step(step, outliers, forward=dict.fromkeys(run.ranks, step + 1 + (change.more or 0)))
     return run.end()
 
 
@@ -72,7 +72,7 @@ def batch(run: RunBuilder, step: int, change: Changes) -> None:
     for rank in run.ranks:
         other = change.data == step and rank == 1
         drew = "fedcba" if change.drew == step else "abcdef"
-        run.say(rank, BatchRecord(step, digest=f"{step:04x}{rank:04x}{other:04x}", rows=8, drew=drew))
+        run.add(rank, BatchRecord(step, digest=f"{step:04x}{rank:04x}{other:04x}", rows=8, drew=drew))
 
 
 Compare = Callable[..., Comparison]
@@ -89,10 +89,14 @@ def compared(tmp_path: Path) -> Compare:
 
 
 def test_the_same_job_twice(compared: Compare) -> None:
-    found = compared()
-    assert (found.verdict, found.method, found.first) == (DiffVerdict.AGREE, Method.EXACT, None)
+    comparison = compared()
+    assert (comparison.verdict, comparison.method, comparison.first) == (
+        DiffVerdict.AGREE,
+        Method.EXACT,
+        None,
+    )
     # Of every stage, what both ranks have in both runs.
-    assert found.compared == {
+    assert comparison.compared == {
         "init.after": 4,
         "buffers": 12,
         "local": 12,
@@ -104,7 +108,7 @@ def test_the_same_job_twice(compared: Compare) -> None:
         "data": 12,
         "random": 12,
     }
-    assert (found.suspects, found.notes, found.growth) == ((), (), ())
+    assert (comparison.suspects, comparison.notes, comparison.growth) == ((), (), ())
 
 
 @pytest.mark.parametrize(
@@ -140,12 +144,16 @@ def test_one_change(
     ranks: tuple[int, ...],
     says: str,
 ) -> None:
-    found = compared(**changes)
-    assert found.verdict is DiffVerdict.DIVERGED
-    assert found.first is not None
-    assert (found.first.step, found.first.stage, found.first.parameter) == (step, stage, parameter)
-    assert found.first.ranks == ranks
-    assert says in found.cause
+    comparison = compared(**changes)
+    assert comparison.verdict is DiffVerdict.DIVERGED
+    assert comparison.first is not None
+    assert (comparison.first.step, comparison.first.stage, comparison.first.parameter) == (
+        step,
+        stage,
+        parameter,
+    )
+    assert comparison.first.ranks == ranks
+    assert says in comparison.cause
 
 
 def test_what_was_not_sketched_is_not_known(tmp_path: Path) -> None:
@@ -155,17 +163,21 @@ def test_what_was_not_sketched_is_not_known(tmp_path: Path) -> None:
             run.records[rank] = [
                 record for record in run.records[rank] if not (record.kind == "backward" and record.step == 5)
             ]
-    found = compare_runs(a.save(), b.save())
-    assert found.first is not None
-    # The parameters after the step tell which one it was.
-    assert (found.first.step, found.first.stage, found.first.parameter) == (5, DiffSource.APPLIED, NAMES[1])
-    assert "It was not sketched" in found.cause
+    comparison = compare_runs(a.save(), b.save())
+    assert comparison.first is not None
+    # The parameters after the step show which one it was.
+    assert (comparison.first.step, comparison.first.stage, comparison.first.parameter) == (
+        5,
+        DiffSource.APPLIED,
+        NAMES[1],
+    )
+    assert "It was not sketched" in comparison.cause
 
 
 def test_the_earliest_of_several_changes(compared: Compare) -> None:
-    found = compared(data=3, params=3, lr=3, local=3, rewrite=3, drew=4)
-    assert found.first is not None
-    stages = [(divergence.step, divergence.stage) for divergence in (found.first, *found.then)]
+    comparison = compared(data=3, params=3, lr=3, local=3, rewrite=3, drew=4)
+    assert comparison.first is not None
+    stages = [(divergence.step, divergence.stage) for divergence in (comparison.first, *comparison.then)]
     assert stages == [
         (3, DiffSource.DATA),
         (3, DiffSource.REWRITTEN),
@@ -176,30 +188,34 @@ def test_the_earliest_of_several_changes(compared: Compare) -> None:
     ]
 
 
-def test_a_rank_that_parts_before_the_others(tmp_path: Path) -> None:
+def test_a_rank_that_diverges_before_the_others(tmp_path: Path) -> None:
     a, b = build(tmp_path / "a"), build(tmp_path / "b", data=1, lr=4)
-    found = compare_runs(a.save(), b.save())
-    assert found.first is not None
-    assert (found.first.step, found.first.stage, found.first.ranks) == (1, DiffSource.DATA, (1,))
-    # Rank 0 first differs three steps later, and that is no news any more.
-    assert all(divergence.step <= 3 for divergence in found.then)
+    comparison = compare_runs(a.save(), b.save())
+    assert comparison.first is not None
+    assert (comparison.first.step, comparison.first.stage, comparison.first.ranks) == (
+        1,
+        DiffSource.DATA,
+        (1,),
+    )
+    # Rank 0 first differs three steps later, which is not reported.
+    assert all(divergence.step <= 3 for divergence in comparison.then)
 
 
 def test_values_of_both_sides(compared: Compare) -> None:
-    found = compared(lr=4)
-    assert found.first is not None
-    assert found.first.message == "0.lr is 0.1 in run A and 0.05 in run B"
-    assert [(value.rank, value.a, value.b) for value in found.first.values] == [
+    comparison = compared(lr=4)
+    assert comparison.first is not None
+    assert comparison.first.message == "0.lr is 0.1 in run A and 0.05 in run B"
+    assert [(value.rank, value.a, value.b) for value in comparison.first.values] == [
         (0, 0.1, 0.05),
         (1, 0.1, 0.05),
     ]
-    assert found.first.agreed_until == 3
+    assert comparison.first.agreed_until == 3
 
 
-def test_norms_beside_a_parameter_that_parts(compared: Compare) -> None:
-    found = compared(params=1)
-    assert found.first is not None
-    [norm] = [value for value in found.first.values if value.what == "gradient norm, about"]
+def test_norms_with_a_parameter_that_diverges(compared: Compare) -> None:
+    comparison = compared(params=1)
+    assert comparison.first is not None
+    [norm] = [value for value in comparison.first.values if value.what == "gradient norm, about"]
     # Known to half an octave.
     assert (norm.rank, norm.a) == (1, norm.b)
     assert 2 / 1.5 < norm.a < 2 * 1.5
@@ -207,12 +223,12 @@ def test_norms_beside_a_parameter_that_parts(compared: Compare) -> None:
 
 def test_gradients_that_are_a_multiple(compared: Compare) -> None:
     """The bits say where, the sketches say by how much."""
-    found = compared(reduced=2)
-    assert found.first is not None
-    # By 3; their size is known to half an octave. One parameter alone has a ratio to anything: none is named.
-    assert re.fullmatch(r"gradients differ by 0\.\d+ of their size, suddenly", found.first.message)
-    assert [(one.step, one.beyond) for one in found.growth] == [(n, n == 2) for n in range(STEPS)]
-    assert "from step 2 on" in found.notes[0]
+    comparison = compared(reduced=2)
+    assert comparison.first is not None
+    # By 3; their size is known to half an octave. With one parameter any ratio may be a coincidence: none is reported.
+    assert re.fullmatch(r"gradients differ by 0\.\d+ of their size, suddenly", comparison.first.message)
+    assert [(one.step, one.beyond) for one in comparison.growth] == [(n, n == 2) for n in range(STEPS)]
+    assert "from step 2 on" in comparison.notes[0]
 
 
 def test_differences_no_larger_than_rounding(tmp_path: Path) -> None:
@@ -227,22 +243,22 @@ def test_differences_no_larger_than_rounding(tmp_path: Path) -> None:
         ending = next(record for record in b.records[rank] if record.kind == "end")
         b.records[rank].remove(ending)
         b.records[rank].append(ending)
-    found = compare_runs(build(tmp_path / "a").save(), b.save())
-    assert found.first is not None
-    assert (found.first.step, found.first.stage) == (0, DiffSource.REDUCED)
-    assert "Rounding explains" in found.notes[0]
+    comparison = compare_runs(build(tmp_path / "a").save(), b.save())
+    assert comparison.first is not None
+    assert (comparison.first.step, comparison.first.stage) == (0, DiffSource.REDUCED)
+    assert "Rounding explains" in comparison.notes[0]
     assert compare_runs(tmp_path / "a", tmp_path / "b", rtol=1e-5).verdict is DiffVerdict.AGREE
 
 
 def test_a_run_that_was_stopped_early(tmp_path: Path) -> None:
-    found = compare_runs(build(tmp_path / "a").save(), build(tmp_path / "b", steps=3).save())
-    assert found.verdict is DiffVerdict.AGREE
-    assert found.notes == ("Run A took 6 steps and run B 3: the first 3 were compared.",)
+    comparison = compare_runs(build(tmp_path / "a").save(), build(tmp_path / "b", steps=3).save())
+    assert comparison.verdict is DiffVerdict.AGREE
+    assert comparison.notes == ("Run A took 6 steps and run B 3: the first 3 were compared.",)
 
 
 def test_a_rewrite_after_the_other_run_ended_is_no_difference(tmp_path: Path) -> None:
-    found = compare_runs(build(tmp_path / "a", steps=4).save(), build(tmp_path / "b", rewrite=4).save())
-    assert found.verdict is DiffVerdict.AGREE
+    comparison = compare_runs(build(tmp_path / "a", steps=4).save(), build(tmp_path / "b", rewrite=4).save())
+    assert comparison.verdict is DiffVerdict.AGREE
 
 
 def test_rewrites_in_both_runs(tmp_path: Path) -> None:
@@ -254,10 +270,10 @@ def test_a_step_left_out(tmp_path: Path) -> None:
     b = build(tmp_path / "b")
     for rank in b.ranks:
         b.records[rank].insert(-8, SkipRecord(0, 0, 4, 5, 1024.0))
-    found = compare_runs(build(tmp_path / "a").save(), b.save())
-    assert found.first is not None
-    assert (found.first.step, found.first.stage) == (4, DiffSource.FORWARDS)
-    assert "run B skipped an optimizer step" in found.first.message
+    comparison = compare_runs(build(tmp_path / "a").save(), b.save())
+    assert comparison.first is not None
+    assert (comparison.first.step, comparison.first.stage) == (4, DiffSource.FORWARDS)
+    assert "run B skipped an optimizer step" in comparison.first.message
 
 
 def test_another_optimizer(tmp_path: Path) -> None:
@@ -265,10 +281,13 @@ def test_another_optimizer(tmp_path: Path) -> None:
     for rank in b.ranks:
         key = next(n for n, record in enumerate(b.records[rank]) if isinstance(record, OptimizerRecord))
         b.records[rank][key] = OptimizerRecord(0, "AdamW", 0, [[0, 1, 2]])
-    found = compare_runs(build(tmp_path / "a").save(), b.save())
-    assert found.first is not None
-    assert (found.first.step, found.first.message) == (0, "class is SGD in run A and AdamW in run B")
-    assert [(one.what, one.a, one.b) for one in found.suspects] == [("optimizers", "SGD", "AdamW")]
+    comparison = compare_runs(build(tmp_path / "a").save(), b.save())
+    assert comparison.first is not None
+    assert (comparison.first.step, comparison.first.message) == (
+        0,
+        "class is SGD in run A and AdamW in run B",
+    )
+    assert [(one.what, one.a, one.b) for one in comparison.suspects] == [("optimizers", "SGD", "AdamW")]
 
 
 def test_options_of_another_version_are_no_difference(tmp_path: Path) -> None:
@@ -277,7 +296,7 @@ def test_options_of_another_version_are_no_difference(tmp_path: Path) -> None:
     assert compare_runs(build(tmp_path / "a").save(), b.save()).verdict is DiffVerdict.AGREE
 
 
-def test_environments_stand_beside_a_parting(tmp_path: Path) -> None:
+def test_environments_are_reported_with_a_divergence(tmp_path: Path) -> None:
     b = build(tmp_path / "b", local=0)
     for rank in b.ranks:
         header = b.records[rank][0]
@@ -285,8 +304,8 @@ def test_environments_stand_beside_a_parting(tmp_path: Path) -> None:
         environment = {"OMP_NUM_THREADS": "2", "MASTER_PORT": "29500"}
         b.records[rank][0] = replace(header, torch="2.14.0", host="node1", environment=environment)
     b.description["command"] = ["torchrun", "other.py"]
-    found = compare_runs(build(tmp_path / "a").save(), b.save())
-    assert [(one.what, one.a, one.b) for one in found.suspects] == [
+    comparison = compare_runs(build(tmp_path / "a").save(), b.save())
+    assert [(one.what, one.a, one.b) for one in comparison.suspects] == [
         ("torch", "2.13.0", "2.14.0"),
         ("hosts", "node0", "node1"),
         ("command", "torchrun train.py", "torchrun other.py"),
@@ -295,11 +314,11 @@ def test_environments_stand_beside_a_parting(tmp_path: Path) -> None:
 
 
 def test_other_intervals(tmp_path: Path) -> None:
-    found = compare_runs(build(tmp_path / "a", every=2).save(), build(tmp_path / "b", every=3).save())
-    assert found.verdict is DiffVerdict.AGREE
+    comparison = compare_runs(build(tmp_path / "a", every=2).save(), build(tmp_path / "b", every=3).save())
+    assert comparison.verdict is DiffVerdict.AGREE
     # Steps 0 of both; 6 would be the next.
-    assert found.compared["params"] == 2
-    assert "every 2 and run B every 3 steps" in found.notes[0]
+    assert comparison.compared["params"] == 2
+    assert "every 2 and run B every 3 steps" in comparison.notes[0]
 
 
 def test_nothing_in_common(tmp_path: Path) -> None:
@@ -330,9 +349,9 @@ def test_a_run_without_ranks(tmp_path: Path) -> None:
 def test_a_missing_rank(tmp_path: Path) -> None:
     build(tmp_path / "b").save()
     (tmp_path / "b" / "rank-00001.jsonl").unlink()
-    found = compare_runs(build(tmp_path / "a").save(), tmp_path / "b")
-    assert found.verdict is DiffVerdict.AGREE
-    assert found.notes == ("Run B has no records of rank 1.",)
+    comparison = compare_runs(build(tmp_path / "a").save(), tmp_path / "b")
+    assert comparison.verdict is DiffVerdict.AGREE
+    assert comparison.notes == ("Run B has no records of rank 1.",)
 
 
 def test_attempts(tmp_path: Path) -> None:
@@ -351,11 +370,11 @@ def test_attempts(tmp_path: Path) -> None:
         compare_runs(tmp_path / "a", other, attempts=(2, 0))
 
 
-def test_what_waits_for_its_counterpart_is_forgotten(tmp_path: Path) -> None:
+def test_buffered_events_without_a_counterpart_are_dropped(tmp_path: Path) -> None:
     """Run B was not sketched, so every backward of run A waits in vain."""
     a, b = build(tmp_path / "a", world_size=1, steps=600), build(tmp_path / "b", world_size=1, steps=600)
     b.records[0] = [record for record in b.records[0] if record.kind not in ("backward", "batch")]
-    comparison = RankComparison(read_run("A", a.save(), None), read_run("B", b.save(), None), RankContext(0))
+    comparison = RankComparison(read_run("A", a.save(), None), read_run("B", b.save(), None), ComparedRank(0))
     assert comparison.differences(None) == []
     # Two records a step.
     assert 0 < len(comparison.waiting[0]) <= 2 * 2 * (MOST_AHEAD + 1)

@@ -13,8 +13,8 @@ from tests.helpers.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 
-from loads import loads_from_elsewhere
-from repository_paths import page_of, pages_from_elsewhere, text_of, with_links
+from loads import external_loads
+from repository_paths import page_of, pages_outside_docs, text_of, with_links
 
 from ddpcheck import explanations
 
@@ -41,7 +41,7 @@ def test_links_between_files_become_links_between_pages(path: str, text: str, ex
 
 
 def test_every_explanation_is_a_page_and_no_file_has_two() -> None:
-    pages = pages_from_elsewhere()
+    pages = pages_outside_docs()
     assert {f"findings/{code}.md" for code in explanations.codes()} <= set(pages)
     assert len(set(pages.values())) == len(pages)
     assert not any((ROOT / "docs" / page).exists() for page in pages)
@@ -62,7 +62,7 @@ def test_what_a_page_would_load_is_found(tmp_path: Path) -> None:
     (tmp_path / "a.css").write_text(
         "@font-face { src: url('https://x.org/f.woff2') } p { background: url(a.png) }"
     )
-    assert list(loads_from_elsewhere(tmp_path)) == [
+    assert list(external_loads(tmp_path)) == [
         ("a.css", "https://x.org/f.woff2"),
         ("a.html", "https://x.org/a.js"),
         ("a.html", "//x.org/a.css"),
@@ -78,7 +78,7 @@ def test_pictures_are_small_shown_and_load_nothing() -> None:
     for path in pictures:
         assert path.stat().st_size < 300_000, path.name
         assert f"images/{path.name})" in shown, path.name
-    assert list(loads_from_elsewhere(ROOT / "docs" / "images")) == []
+    assert list(external_loads(ROOT / "docs" / "images")) == []
 
 
 def test_a_broken_link_an_unknown_anchor_and_a_forgotten_page_fail_the_build(tmp_path: Path) -> None:

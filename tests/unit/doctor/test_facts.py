@@ -15,12 +15,11 @@ import pytest
 from ddpcheck.analysis.finding import Severity
 from ddpcheck.config import Config
 from ddpcheck.doctor.context import DoctorContext
-from ddpcheck.doctor.facts.identity import rank_numbers
 from ddpcheck.doctor.facts.injection import ENV_TRIAL, injection_in_child, run_in_child
 from ddpcheck.doctor.facts.machine import collect, folder_facts, memory_limit, name_facts, processor_limit
-from ddpcheck.doctor.facts.record import Facts
+from ddpcheck.doctor.facts.record import Facts, rank_numbers
 from ddpcheck.doctor.model import DoctorReport, diagnose
-from ddpcheck.launcher.environment import BOOTSTRAP, command_environment
+from ddpcheck.launcher.process.command import BOOTSTRAP, command_environment
 from tests.helpers import nvml
 
 
@@ -35,38 +34,38 @@ def injected(tmp_path: Path, python: str) -> dict[str, Any]:
     return injection_in_child(python, {**environ, ENV_TRIAL: BOOTSTRAP})
 
 
-def test_ddpcheck_gets_into_this_python(tmp_path: Path) -> None:
-    found = injected(tmp_path, sys.executable)
-    assert (found["into"], found["armed"], found["flags"]) == ("a child", True, [])
+def test_ddpcheck_is_injected_into_this_python(tmp_path: Path) -> None:
+    facts = injected(tmp_path, sys.executable)
+    assert (facts["into"], facts["armed"], facts["flags"]) == ("a child", True, [])
 
 
 @pytest.mark.parametrize(
     ("option", "flag"), [("-I", "isolated"), ("-E", "ignore_environment"), ("-S", "no_site")]
 )
-def test_options_that_keep_ddpcheck_out(tmp_path: Path, option: str, flag: str) -> None:
-    found = injected(tmp_path, program(tmp_path / "python", f'exec {sys.executable} {option} "$@"'))
-    assert (found["armed"], flag in found["flags"]) == (False, True)
+def test_options_that_prevent_injection(tmp_path: Path, option: str, flag: str) -> None:
+    facts = injected(tmp_path, program(tmp_path / "python", f'exec {sys.executable} {option} "$@"'))
+    assert (facts["armed"], flag in facts["flags"]) == (False, True)
 
 
-def test_a_wrapper_that_sets_the_path_anew(tmp_path: Path) -> None:
-    found = injected(
+def test_a_wrapper_that_overwrites_the_path(tmp_path: Path) -> None:
+    facts = injected(
         tmp_path, program(tmp_path / "python", f'PYTHONPATH=/opt/lib exec {sys.executable} "$@"')
     )
-    assert (found["armed"], found["first_on_path"]) == (False, False)
+    assert (facts["armed"], facts["first_on_path"]) == (False, False)
 
 
 def test_a_sitecustomize_that_comes_first(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("")
     first = f'PYTHONPATH={tmp_path}:"$PYTHONPATH" exec {sys.executable} "$@"'
-    found = injected(tmp_path, program(tmp_path / "python", first))
-    assert (found["armed"], found["sitecustomize"]) == (False, str(tmp_path / "sitecustomize.py"))
+    facts = injected(tmp_path, program(tmp_path / "python", first))
+    assert (facts["armed"], facts["sitecustomize"]) == (False, str(tmp_path / "sitecustomize.py"))
 
 
 def test_a_sitecustomize_of_the_user_runs_as_well(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("")
     behind = f'PYTHONPATH="$PYTHONPATH":{tmp_path} exec {sys.executable} "$@"'
-    found = injected(tmp_path, program(tmp_path / "python", behind))
-    assert (found["armed"], found["sitecustomize"]) == (True, str(tmp_path / "sitecustomize.py"))
+    facts = injected(tmp_path, program(tmp_path / "python", behind))
+    assert (facts["armed"], facts["sitecustomize"]) == (True, str(tmp_path / "sitecustomize.py"))
 
 
 @pytest.mark.parametrize(
@@ -81,13 +80,13 @@ def test_a_python_that_does_not_answer(tmp_path: Path, script: str, error: str) 
     assert run_in_child(program(tmp_path / "python", script), "interpreter.py") == {"error": error}
 
 
-def test_a_python_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_python(tmp_path: Path) -> None:
     assert "No such file" in run_in_child(str(tmp_path / "none"), "interpreter.py")["error"]
 
 
 def test_the_interpreter_of_another_python() -> None:
-    found = run_in_child(sys.executable, "interpreter.py")
-    assert found["version"] == ".".join(map(str, sys.version_info[:3]))
+    facts = run_in_child(sys.executable, "interpreter.py")
+    assert facts["version"] == ".".join(map(str, sys.version_info[:3]))
 
 
 def test_limits_of_control_groups(tmp_path: Path) -> None:
@@ -106,22 +105,22 @@ def test_limits_of_control_groups(tmp_path: Path) -> None:
     (first / "cpu,cpuacct" / "cpu.cfs_quota_us").write_text("200000\n")
     (first / "cpu,cpuacct" / "cpu.cfs_period_us").write_text("100000\n")
     own.write_text("4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n2:pids:/\n")
-    # The path is that of the host; in the container only the top is seen.
+    # The path is that of the host; in the container only the root exists.
     assert (memory_limit(first, own), processor_limit(first, own)) == (None, 2.0)
     assert (memory_limit(tmp_path / "none", own), processor_limit(tmp_path / "none", own)) == (None, None)
 
 
 def test_names() -> None:
-    found = name_facts({"MASTER_ADDR": "127.0.0.1"})
-    assert found["host"] == socket.gethostname()
-    assert found["master"] == {"name": "127.0.0.1", "addresses": ["127.0.0.1"], "own": ["127.0.0.1"]}
-    nowhere = name_facts({"MASTER_ADDR": "no such host"})["master"]
-    assert (nowhere["addresses"], bool(nowhere["reason"])) == ([], True)
+    facts = name_facts({"MASTER_ADDR": "127.0.0.1"})
+    assert facts["host"] == socket.gethostname()
+    assert facts["master"] == {"name": "127.0.0.1", "addresses": ["127.0.0.1"], "own": ["127.0.0.1"]}
+    unresolved = name_facts({"MASTER_ADDR": "no such host"})["master"]
+    assert (unresolved["addresses"], bool(unresolved["reason"])) == ([], True)
 
 
 def test_a_folder_that_can_be_written_and_one_that_cannot(tmp_path: Path) -> None:
-    found = folder_facts(tmp_path / "not" / "yet")
-    assert (found["writable"], found["free"] > 0) == (True, True)
+    facts = folder_facts(tmp_path / "not" / "yet")
+    assert (facts["writable"], facts["free"] > 0) == (True, True)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
     closed = folder_facts(tmp_path / "file" / "runs")
@@ -137,8 +136,8 @@ def test_a_folder_that_can_be_written_and_one_that_cannot(tmp_path: Path) -> Non
     ],
 )
 def test_ranks_of_any_launcher(environ: dict[str, str]) -> None:
-    found = rank_numbers(environ)
-    assert (found["rank"], found["world_size"], found["local_rank"]) == (3, 4, 1)
+    facts = rank_numbers(environ)
+    assert (facts["rank"], facts["world_size"], facts["local_rank"]) == (3, 4, 1)
 
 
 def collected(tmp_path: Path, **environ: str) -> Facts:
@@ -192,9 +191,9 @@ def of_gpus(library: Path, script: str, **environ: str) -> list[list[str]]:
         check=True,
         timeout=60,
     )
-    found: list[list[str]] = json.loads(done.stdout)
+    facts: list[list[str]] = json.loads(done.stdout)
     # The library's GPUs have half their lanes.
-    return [row for row in found if "PCIe lanes" not in row[1]]
+    return [row for row in facts if "PCIe lanes" not in row[1]]
 
 
 def test_gpus_by_nvml(library: Path) -> None:
@@ -207,11 +206,11 @@ def test_gpus_by_nvml(library: Path) -> None:
 
 
 def test_a_gpu_that_is_lost_by_nvml(library: Path) -> None:
-    found = of_gpus(library, "devices 2\nlinks 4\nlost 1 0.000001\n")
-    assert ["problem", "GPU 1 is lost: the driver cannot reach it."] in found
+    facts = of_gpus(library, "devices 2\nlinks 4\nlost 1 0.000001\n")
+    assert ["problem", "GPU 1 is lost: the driver cannot reach it."] in facts
 
 
 def test_a_driver_that_does_not_answer(library: Path) -> None:
-    [found] = of_gpus(library, "fail nvmlInitWithFlags 18\n")
-    assert found[0] == "warning"
-    assert "NVML does not answer" in found[1]
+    [facts] = of_gpus(library, "fail nvmlInitWithFlags 18\n")
+    assert facts[0] == "warning"
+    assert "NVML does not answer" in facts[1]

@@ -1,4 +1,4 @@
-"""Checks of the ranks of a job against each other, and what becomes of all that checks say."""
+"""Checks that compare the ranks of a job, and merged diagnoses."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
         job(2, 2, lambda facts: replace(facts, **on_gpus(2))),
     ],
 )
-def test_nothing_is_said_of_machines_in_good_order(context: DoctorContext) -> None:
+def test_nothing_is_reported_for_healthy_machines(context: DoctorContext) -> None:
     assert [one for one in diagnose(context) if not one.passed] == []
 
 
-def test_every_check_says_that_all_is_well() -> None:
+def test_every_check_reports_that_it_passed() -> None:
     context = job(2, 2, lambda facts: replace(facts, **on_gpus(2)))
     assert {one.code for one in diagnose(context)} == {check.name for check in all_checks()}
 
 
 def test_several_ranks_on_one_gpu() -> None:
-    found = the_problem(job(1, 4, lambda facts: replace(facts, **on_gpus(2))), "GPUs of ranks")
-    assert (found.severity, found.ranks) == (ERROR, (0, 1, 2, 3))
+    diagnosis = the_problem(job(1, 4, lambda facts: replace(facts, **on_gpus(2))), "GPUs of ranks")
+    assert (diagnosis.severity, diagnosis.ranks) == (ERROR, (0, 1, 2, 3))
 
     def one_each(facts: Facts) -> Facts:
         visible = {"CUDA_VISIBLE_DEVICES": str(facts.local_rank)}
@@ -58,8 +58,8 @@ def test_several_ranks_on_one_gpu() -> None:
     def all_the_first(facts: Facts) -> Facts:
         return replace(facts, **on_gpus(2), environment={"CUDA_VISIBLE_DEVICES": "GPU-0000"})
 
-    found = the_problem(job(1, 2, all_the_first), "GPUs of ranks")
-    assert "ranks 0-1: GPU-0000" in found.message
+    diagnosis = the_problem(job(1, 2, all_the_first), "GPUs of ranks")
+    assert "ranks 0-1: GPU-0000" in diagnosis.message
 
 
 def test_ranks_that_differ() -> None:
@@ -72,27 +72,31 @@ def test_ranks_that_differ() -> None:
             environment={**facts.environment, "NCCL_ALGO": "Tree", "GLOO_SOCKET_IFNAME": "ens1"},
         )
 
-    found = {one.evidence["what"]: one for one in problems(job(2, 2, change), "differences")}
-    assert set(found) == {"torch", "NCCL_ALGO", "GLOO_SOCKET_IFNAME"}
-    assert found["torch"].message == "torch differs: ranks 0-1 and 3: 2.13.0; rank 2: 2.12.0."
-    assert [found[name].ranks for name in found] == [(2,)] * 3
-    assert (found["NCCL_ALGO"].severity, found["GLOO_SOCKET_IFNAME"].severity) == (WARNING, NOTE)
+    diagnosis = {one.evidence["what"]: one for one in problems(job(2, 2, change), "differences")}
+    assert set(diagnosis) == {"torch", "NCCL_ALGO", "GLOO_SOCKET_IFNAME"}
+    assert diagnosis["torch"].message == "torch differs: ranks 0-1 and 3: 2.13.0; rank 2: 2.12.0."
+    assert [diagnosis[name].ranks for name in diagnosis] == [(2,)] * 3
+    assert (diagnosis["NCCL_ALGO"].severity, diagnosis["GLOO_SOCKET_IFNAME"].severity) == (WARNING, NOTE)
 
 
 def test_clocks() -> None:
     context = job(3, 1)
     ahead = replace(context, clocks=(replace(context.clocks[0], offset=42.0), context.clocks[1]))
-    found = the_problem(ahead, "clocks")
-    assert (found.severity, found.hosts, "42.00 s ahead of" in found.message) == (WARNING, ("node1",), True)
-    # A slow answer says little.
+    diagnosis = the_problem(ahead, "clocks")
+    assert (diagnosis.severity, diagnosis.hosts, "42.00 s ahead of" in diagnosis.message) == (
+        WARNING,
+        ("node1",),
+        True,
+    )
+    # A slow answer is imprecise.
     unsure = replace(context, clocks=(replace(context.clocks[0], offset=1.5, uncertainty=1.0),))
     assert problems(unsure, "clocks") == []
 
 
 def test_ranks_that_did_not_report() -> None:
-    whole = job(2, 2)
-    found = the_problem(replace(whole, facts=whole.facts[:3], missing=(3,)), "ranks")
-    assert (found.severity, found.message) == (ERROR, "Rank 3 of 4 did not report.")
+    complete = job(2, 2)
+    diagnosis = the_problem(replace(complete, facts=complete.facts[:3], missing=(3,)), "ranks")
+    assert (diagnosis.severity, diagnosis.message) == (ERROR, "Rank 3 of 4 did not report.")
     apart = the_problem(replace(job(1, 1), rendezvous_error="head:29500: timed out"), "ranks")
     assert "head:29500: timed out" in apart.message
 
@@ -100,14 +104,14 @@ def test_ranks_that_did_not_report() -> None:
 def test_machines_of_the_same_name() -> None:
     context = job(2, 1, lambda facts: replace(facts, host="worker"))
     assert [host.name for host in context.hosts] == ["worker", "worker #2"]
-    found = the_problem(context, "ranks")
-    assert (found.severity, found.hosts) == (NOTE, ("worker", "worker #2"))
+    diagnosis = the_problem(context, "ranks")
+    assert (diagnosis.severity, diagnosis.hosts) == (NOTE, ("worker", "worker #2"))
 
 
-def test_the_same_words_of_several_hosts_are_said_once() -> None:
+def test_equal_diagnoses_of_several_hosts_are_merged() -> None:
     context = job(3, 2, lambda facts: replace(facts, limits={**facts.limits, "open_files": [256, 256]}))
-    [found] = [one for one in diagnose(context) if not one.passed]
-    assert (found.hosts, found.ranks) == (("node0", "node1", "node2"), tuple(range(6)))
+    [diagnosis] = [one for one in diagnose(context) if not one.passed]
+    assert (diagnosis.hosts, diagnosis.ranks) == (("node0", "node1", "node2"), tuple(range(6)))
 
 
 def test_the_worst_comes_first() -> None:

@@ -1,4 +1,4 @@
-"""Checks of one machine: in good order, and not."""
+"""Checks of one machine, healthy and with problems."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "because"),
+    ("state", "because"),
     [
         ({"flags": ["isolated", "ignore_environment"]}, "-I"),
         ({"flags": ["ignore_environment"]}, "-E"),
@@ -56,15 +56,15 @@ def test_torch() -> None:
         ({"error": "it was killed by SIGSEGV"}, "SIGSEGV"),
     ],
 )
-def test_what_keeps_ddpcheck_out_is_named(told: dict[str, Any], because: str) -> None:
+def test_the_reason_for_a_failed_injection_is_reported(state: dict[str, Any], because: str) -> None:
     known = {"into": "a child", "armed": False, "first_on_path": True, "sitecustomize": "", "flags": []}
-    found = the_problem(single(injection={**known, **told}), "injection")
-    assert found.severity is ERROR
-    assert because in found.message
-    assert "ddpcheck.auto" in found.fix
+    diagnosis = the_problem(single(injection={**known, **state}), "injection")
+    assert diagnosis.severity is ERROR
+    assert because in diagnosis.message
+    assert "ddpcheck.auto" in diagnosis.fix
 
 
-def test_a_sitecustomize_of_the_user_runs_beside_ours() -> None:
+def test_a_sitecustomize_of_the_user_runs_next_to_ddpchecks() -> None:
     armed = {**machine().injection, "sitecustomize": "/etc/python3.11/sitecustomize.py"}
     assert problems(single(injection=armed), "injection") == []
 
@@ -126,8 +126,12 @@ def test_gpus_that_a_variable_hides() -> None:
     def visible(value: str) -> DoctorContext:
         return single(**on_gpus(2), environment={"CUDA_VISIBLE_DEVICES": value})
 
-    found = the_problem(visible("0,3,1"), "GPUs of ranks")
-    assert (found.severity, "3 is none of the 2" in found.message, "1 of 2 GPUs" in found.cause) == (
+    diagnosis = the_problem(visible("0,3,1"), "GPUs of ranks")
+    assert (
+        diagnosis.severity,
+        "3 is none of the 2" in diagnosis.message,
+        "1 of 2 GPUs" in diagnosis.cause,
+    ) == (
         ERROR,
         True,
         True,
@@ -141,8 +145,8 @@ def test_processors() -> None:
     def threads(count: int) -> Any:
         return lambda facts: replace(facts, torch={**facts.torch, "threads": count})
 
-    found = the_problem(job(1, 4, threads(8)), "processors")
-    assert (found.severity, "OMP_NUM_THREADS=2" in found.fix) == (WARNING, True)
+    diagnosis = the_problem(job(1, 4, threads(8)), "processors")
+    assert (diagnosis.severity, "OMP_NUM_THREADS=2" in diagnosis.fix) == (WARNING, True)
     bound = the_problem(
         job(
             1, 2, lambda facts: replace(facts, processors={"all": 8, "allowed": [facts.rank], "quota": None})
@@ -194,8 +198,8 @@ def test_limits() -> None:
     ],
 )
 def test_variables(variable: str, value: str, level: Severity) -> None:
-    found = the_problem(single(**on_gpus(2), environment={variable: value}), "variables")
-    assert (found.severity, found.message) == (level, f"{variable} is {value}.")
+    diagnosis = the_problem(single(**on_gpus(2), environment={variable: value}), "variables")
+    assert (diagnosis.severity, diagnosis.message) == (level, f"{variable} is {value}.")
 
 
 @pytest.mark.parametrize(
@@ -209,7 +213,7 @@ def test_variables(variable: str, value: str, level: Severity) -> None:
         ("OMP_NUM_THREADS", "4"),
     ],
 )
-def test_variables_that_do_no_harm(variable: str, value: str) -> None:
+def test_harmless_variables(variable: str, value: str) -> None:
     assert problems(single(**on_gpus(2), environment={variable: value}), "variables") == []
 
 

@@ -1,4 +1,4 @@
-"""Checks of names, interfaces and networks: in good order, and not."""
+"""Checks of host names, interfaces and networks, healthy and with problems."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def test_a_name_that_is_the_loopback_is_harmless_on_one_host_only() -> None:
     here = the_problem(DoctorContext((named(machine(), "127.0.1.1"),)), "host name")
     assert (here.severity, "127.0.1.1" in here.message) == (NOTE, True)
     context = job(2, 2, lambda facts: named(facts, "127.0.1.1") if facts.host == "node1" else facts)
-    found = the_problem(context, "host name")
-    assert (found.severity, found.hosts, found.ranks) == (ERROR, ("node1",), (2, 3))
-    assert "GLOO_SOCKET_IFNAME" in found.fix
+    diagnosis = the_problem(context, "host name")
+    assert (diagnosis.severity, diagnosis.hosts, diagnosis.ranks) == (ERROR, ("node1",), (2, 3))
+    assert "GLOO_SOCKET_IFNAME" in diagnosis.fix
 
 
 def test_the_same_where_a_scheduler_says_that_there_are_more_hosts() -> None:
@@ -43,8 +43,8 @@ def test_the_same_where_a_scheduler_says_that_there_are_more_hosts() -> None:
     assert the_problem(DoctorContext((here,)), "host name").severity is ERROR
 
 
-def test_names_that_lead_nowhere_or_elsewhere() -> None:
-    def nowhere(facts: Facts) -> Facts:
+def test_names_that_do_not_resolve_or_resolve_elsewhere() -> None:
+    def unresolved(facts: Facts) -> Facts:
         return named(facts)
 
     def elsewhere(facts: Facts) -> Facts:
@@ -52,21 +52,23 @@ def test_names_that_lead_nowhere_or_elsewhere() -> None:
 
     assert (
         "does not resolve"
-        in the_problem(job(2, 1, lambda facts: nowhere(facts) if facts.rank else facts), "host name").message
+        in the_problem(
+            job(2, 1, lambda facts: unresolved(facts) if facts.rank else facts), "host name"
+        ).message
     )
-    found = the_problem(job(2, 1, lambda facts: elsewhere(facts) if facts.rank else facts), "host name")
-    assert (found.severity, "not an address of this machine" in found.message) == (ERROR, True)
+    diagnosis = the_problem(job(2, 1, lambda facts: elsewhere(facts) if facts.rank else facts), "host name")
+    assert (diagnosis.severity, "not an address of this machine" in diagnosis.message) == (ERROR, True)
 
 
-def test_a_loopback_name_does_no_harm_where_gloo_was_told_better() -> None:
-    def told(facts: Facts) -> Facts:
+def test_a_loopback_name_is_harmless_if_a_variable_selects_the_interface() -> None:
+    def with_variable(facts: Facts) -> Facts:
         address = str(facts.torch["gloo_takes"]["addresses"][0])
         return replace(named(facts, "127.0.1.1", takes=address), environment={"GLOO_SOCKET_IFNAME": "eth0"})
 
-    assert problems(job(2, 1, told), "host name") == []
+    assert problems(job(2, 1, with_variable), "host name") == []
 
 
-def test_the_meeting_point() -> None:
+def test_the_store_address() -> None:
     def meets_at(name: str, *addresses: str) -> Any:
         master = {"name": name, "addresses": list(addresses), "reason": "Name or service not known"}
         return lambda facts: replace(facts, names={**facts.names, "master": master})
@@ -88,15 +90,15 @@ def test_the_meeting_point() -> None:
         ("eth0,eth7", "eth7 is not"),
     ],
 )
-def test_interfaces_that_gloo_cannot_take(name: str, because: str) -> None:
+def test_interfaces_that_gloo_cannot_use(name: str, because: str) -> None:
     rows = [loopback(), card("eth0", "10.0.0.1/24"), card("eth1", "10.1.0.1/24", up=False), card("eth2", "")]
     torch = {**machine().torch, "gloo_takes": {"error": "Unable to find address for: " + name}}
-    found = the_problem(
+    diagnosis = the_problem(
         single(interfaces=rows, torch=torch, environment={"GLOO_SOCKET_IFNAME": name}), "interfaces"
     )
-    assert found.severity is ERROR
-    assert because in found.message
-    assert "Available: eth0." in found.fix
+    assert diagnosis.severity is ERROR
+    assert because in diagnosis.message
+    assert "Available: eth0." in diagnosis.fix
 
 
 def test_the_loopback_as_gloos_interface() -> None:
@@ -109,15 +111,15 @@ def test_the_loopback_as_gloos_interface() -> None:
 
 
 def test_an_interface_for_nccl_that_is_not_there() -> None:
-    found = the_problem(single(environment={"NCCL_SOCKET_IFNAME": "ib"}), "interfaces")
-    assert (found.severity, "matches no interface" in found.message) == (ERROR, True)
+    diagnosis = the_problem(single(environment={"NCCL_SOCKET_IFNAME": "ib"}), "interfaces")
+    assert (diagnosis.severity, "matches no interface" in diagnosis.message) == (ERROR, True)
     assert problems(single(environment={"NCCL_SOCKET_IFNAME": "eth"}), "interfaces") == []
 
 
 def test_a_faster_interface_beside_the_one_taken() -> None:
     rows = [loopback(), card("eth0", "10.0.0.1/24", speed=1000), card("eth1", "10.1.0.1/24", speed=100_000)]
-    found = the_problem(single(interfaces=rows), "interfaces")
-    assert (found.severity, "eth1 has 100 Gbit/s" in found.message) == (NOTE, True)
+    diagnosis = the_problem(single(interfaces=rows), "interfaces")
+    assert (diagnosis.severity, "eth1 has 100 Gbit/s" in diagnosis.message) == (NOTE, True)
 
 
 def carded(
@@ -136,9 +138,9 @@ def test_hosts_that_differ_in_mtu() -> None:
         number = place_of(facts)
         return replace(facts, interfaces=carded(number, mtu=9000 if number == 1 else 1500))
 
-    found = the_problem(job(3, 2, change), "networks")
-    assert (found.severity, found.hosts) == (WARNING, ("node1",))
-    assert "1500 on node0 (eth0), node2 (eth0); 9000 on node1 (eth0)" in found.message
+    diagnosis = the_problem(job(3, 2, change), "networks")
+    assert (diagnosis.severity, diagnosis.hosts) == (WARNING, ("node1",))
+    assert "1500 on node0 (eth0), node2 (eth0); 9000 on node1 (eth0)" in diagnosis.message
 
 
 def test_hosts_that_differ_in_speed() -> None:
@@ -146,11 +148,15 @@ def test_hosts_that_differ_in_speed() -> None:
         number = place_of(facts)
         return replace(facts, interfaces=carded(number, speed=1000 if number == 2 else 10_000))
 
-    found = the_problem(job(3, 1, change), "networks")
-    assert (found.severity, found.hosts, "1 Gbit/s on node2" in found.message) == (WARNING, ("node2",), True)
+    diagnosis = the_problem(job(3, 1, change), "networks")
+    assert (diagnosis.severity, diagnosis.hosts, "1 Gbit/s on node2" in diagnosis.message) == (
+        WARNING,
+        ("node2",),
+        True,
+    )
 
 
-def test_a_speed_that_a_host_does_not_tell_is_no_difference() -> None:
+def test_an_unknown_speed_is_not_a_difference() -> None:
     def change(facts: Facts) -> Facts:
         return replace(facts, interfaces=carded(place_of(facts), speed=None if facts.rank else 10_000))
 
@@ -158,10 +164,10 @@ def test_a_speed_that_a_host_does_not_tell_is_no_difference() -> None:
 
 
 def test_a_faster_network_that_all_hosts_share() -> None:
-    found = the_problem(
+    diagnosis = the_problem(
         job(2, 1, lambda facts: replace(facts, interfaces=carded(place_of(facts), fast=True))), "networks"
     )
-    assert (found.severity, "GLOO_SOCKET_IFNAME=eth1" in found.fix) == (WARNING, True)
+    assert (diagnosis.severity, "GLOO_SOCKET_IFNAME=eth1" in diagnosis.fix) == (WARNING, True)
 
     def on_one_host_only(facts: Facts) -> Facts:
         return replace(facts, interfaces=carded(place_of(facts), fast=facts.rank == 0))
@@ -175,13 +181,13 @@ def test_hosts_that_cannot_be_reached() -> None:
         replace(call, reason="connection refused", address="127.0.1.1") if call.called == "node1" else call
         for call in context.calls
     )
-    found = the_problem(replace(context, calls=calls), "connections")
-    assert found.message == "No other host can reach node1 at 127.0.1.1 (connection refused)."
+    diagnosis = the_problem(replace(context, calls=calls), "connections")
+    assert diagnosis.message == "No other host can reach node1 at 127.0.1.1 (connection refused)."
     one_way = tuple(
         replace(call, reason="no answer within 3 s")
         if (call.caller, call.called) == ("node2", "node1")
         else call
         for call in context.calls
     )
-    found = the_problem(replace(context, calls=one_way), "connections")
-    assert found.message == "node2 cannot reach node1 at 10.0.0.2 (no answer within 3 s)."
+    diagnosis = the_problem(replace(context, calls=one_way), "connections")
+    assert diagnosis.message == "node2 cannot reach node1 at 10.0.0.2 (no answer within 3 s)."

@@ -1,4 +1,4 @@
-"""Ranks of the doctor that meet over a store: everybody hears the same, and nobody waits for ever."""
+"""The exchange between ranks over a store: all receive the same report, and no rank waits forever."""
 
 from __future__ import annotations
 
@@ -12,11 +12,19 @@ import pytest
 
 from ddpcheck.analysis.finding import Severity
 from ddpcheck.doctor import rank, rendezvous
-from ddpcheck.doctor.connectivity import MAX_PEERS, Listener, connect_to_others, peers_of
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.model import DoctorReport
-from ddpcheck.doctor.rendezvous import exchange, measure_clock
-from ddpcheck.doctor.store_client import RendezvousFailed, StoreClient, open_store
+from ddpcheck.doctor.rendezvous import (
+    MAX_PEERS,
+    Listener,
+    RendezvousFailed,
+    StoreClient,
+    connect_to_others,
+    exchange,
+    measure_clock,
+    open_store,
+    peers_of,
+)
 from tests.helpers.doctor_contexts import job
 
 
@@ -55,7 +63,7 @@ def meeting_of(facts: list[Facts], seconds: float = 5.0) -> list[DoctorReport | 
         return list(ranks.map(lambda each: exchange(StoreClient(store), each, seconds), facts))
 
 
-def test_all_ranks_hear_the_same() -> None:
+def test_all_ranks_receive_the_same_report() -> None:
     listeners = [Listener(f"127.0.0.{number + 1}") for number in range(3)]
     context = job(3, 2)
     facts = [replace(each, listener=listeners[(each.rank or 0) // 2].described()) for each in context.facts]
@@ -75,16 +83,16 @@ def test_all_ranks_hear_the_same() -> None:
         listener.close()
 
 
-def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_rank_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_REPORT_SECONDS", 5.0)
     reports = meeting_of(list(job(1, 3).facts[:2]), seconds=0.3)
     for report in reports:
         assert report is not None
-        [found] = [one for one in report.diagnoses if one.severity is Severity.ERROR]
-        assert found.message == "Rank 2 of 3 did not report."
+        [diagnosis] = [one for one in report.diagnoses if one.severity is Severity.ERROR]
+        assert diagnosis.message == "Rank 2 of 3 did not report."
 
 
-def test_no_rank_waits_for_ever_where_rank_0_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_rank_waits_forever_if_rank_0_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_REPORT_SECONDS", 0.2)
     assert meeting_of([job(1, 2).facts[1]], seconds=0.2) == [None]
 
@@ -99,11 +107,11 @@ def test_a_store_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
         rank._report_of_job(job(1, 2).facts[1], 5.0)
 
 
-def test_calls_that_do_not_come_through() -> None:
+def test_failed_connections() -> None:
     gone, here = Listener("127.0.0.1"), Listener("127.0.0.1")
     left = gone.described()
     gone.close()
-    # Another one listens at the address and port that a host gave of itself, as at 127.0.1.1 on every host.
+    # Another process listens at the address and port of a host, as at 127.0.1.1 on every host.
     mistaken = {**here.described(), "token": "of another host"}
     calls = connect_to_others("node0", [("node1", left), ("node2", mistaken), ("node3", here.described())])
     assert [call.reason for call in calls] == [
@@ -144,11 +152,11 @@ def test_a_clock_that_is_ahead() -> None:
 @pytest.mark.parametrize(
     "environ", [{}, {"MASTER_ADDR": "node0"}, {"MASTER_ADDR": "node0", "MASTER_PORT": "x"}]
 )
-def test_without_a_meeting_point(environ: dict[str, str]) -> None:
+def test_without_a_store_address(environ: dict[str, str]) -> None:
     with pytest.raises(RendezvousFailed, match="not both set"):
         open_store(0, 1.0, environ)
 
 
-def test_a_meeting_point_where_nobody_is() -> None:
+def test_a_store_address_without_a_store() -> None:
     with pytest.raises(RendezvousFailed, match=r"127\.0\.0\.1:9:"):
         open_store(1, 1.0, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"})

@@ -1,4 +1,4 @@
-"""What the doctor found, on a terminal and as JSON; and the mistakes of a command line."""
+"""The doctor's report on a terminal and as JSON, and invalid command lines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def broken_job() -> DoctorContext:
     return replace(context, facts=tuple(facts))
 
 
-def test_what_is_wrong_comes_first_and_what_is_well_in_a_line() -> None:
+def test_problems_come_first_and_passed_checks_take_one_line() -> None:
     lines = shown(broken_job()).splitlines()
     assert lines[0].startswith("1 problem, ")
     assert lines[1] == "node0 (ranks 0-1), node1 (ranks 2-3)"
@@ -52,13 +52,13 @@ def test_it_fits_a_narrow_terminal(context: DoctorContext) -> None:
     assert not any(line.endswith(" ") for line in text.splitlines())
 
 
-def test_a_machine_in_good_order() -> None:
+def test_a_healthy_machine() -> None:
     text = shown(single())
     assert text.startswith("No problems found\nthis machine, node0\n")
     assert "gloo uses eth0 (10.0.0.1, MTU 1500, 10 Gbit/s)" in text
 
 
-def test_what_is_well_takes_one_line_for_all_hosts() -> None:
+def test_passed_checks_take_one_line_for_all_hosts() -> None:
     lines = [line for line in shown(job(40, 1), 120).splitlines() if line.startswith("ok  interfaces")]
     [line] = lines
     assert "gloo uses eth0 (10.0.0.1, MTU 1500, 10 Gbit/s) on node0; 39 more in --json" in line
@@ -93,7 +93,7 @@ def test_ascii_where_nothing_else_can_be_shown() -> None:
         (None, "ib0"),
         ("eth", "eth0"),
         ("=eth1", "eth1"),
-        # Excluding something else lets the loopback in.
+        # A list of exclusions does not exclude the loopback.
         ("^ib,docker", "lo"),
         ("^ib,docker,lo", "eth0"),
         ("^=ib0,docker0,eth0,lo", "eth1"),
@@ -104,7 +104,7 @@ def test_ascii_where_nothing_else_can_be_shown() -> None:
 )
 def test_the_interface_by_nccls_documentation(asked: str | None, taken: str | None) -> None:
     names = ("docker0", "eth0", "eth1", "ib0")
-    rows = [loopback(), *(card(name, f"10.{place}.0.1/24") for place, name in enumerate(names))]
+    rows = [loopback(), *(card(name, f"10.{number}.0.1/24") for number, name in enumerate(names))]
     environment = {} if asked is None else {"NCCL_SOCKET_IFNAME": asked}
     choice = nccl_choice(machine(interfaces=rows, environment=environment))
     assert (choice.name if choice else None) == taken

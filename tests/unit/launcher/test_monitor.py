@@ -14,7 +14,7 @@ from ddpcheck.launcher.monitor import RunMonitor
 from ddpcheck.records.node_log import NodeLog
 from tests.helpers.run_builder import RunBuilder
 
-ODD = {1: ["body.bias"]}
+OUTLIERS = {1: ["body.bias"]}
 
 
 def follower(folder: Path, fail_fast: bool) -> RunMonitor:
@@ -24,7 +24,7 @@ def follower(folder: Path, fail_fast: bool) -> RunMonitor:
 
 @pytest.mark.parametrize("fail_fast", [False, True])
 def test_only_fail_fast_stops_a_job_that_diverges(tmp_path: Path, fail_fast: bool) -> None:
-    RunBuilder(tmp_path, 2).wrap().optimizer().train(3).step(3, odd=ODD).save()
+    RunBuilder(tmp_path, 2).wrap().optimizer().train(3).step(3, outliers=OUTLIERS).save()
     follow = follower(tmp_path, fail_fast)
     assert (follow.tick() is not None) == fail_fast
     follow.close()
@@ -94,7 +94,7 @@ def test_a_slow_read_continues_at_the_next_tick(tmp_path: Path) -> None:
 
 
 def test_an_error_in_the_view_only_disables_the_view(tmp_path: Path) -> None:
-    RunBuilder(tmp_path, 2).wrap().optimizer().train(3).step(3, odd=ODD).save()
+    RunBuilder(tmp_path, 2).wrap().optimizer().train(3).step(3, outliers=OUTLIERS).save()
     turns = []
 
     class Broken:

@@ -1,4 +1,4 @@
-"""What a matrix of bandwidths is explained by: the right cause at several sizes, and nothing in noise alone."""
+"""Causes of slow links from a matrix of bandwidths: correct at several sizes, and none in noise."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def matrix(nodes: int, noise: float, seed: int, slow: Slow = lambda a, b: 1.0) -
     }
 
 
-def told(rates: dict[Cell, float], noise: float = 0.05) -> list[tuple[str, tuple[int, ...]]]:
+def causes(rates: dict[Cell, float], noise: float = 0.05) -> list[tuple[str, tuple[int, ...]]]:
     causes = explain(rates, between_nodes(rates), tolerance=1.5, noise=noise)
     return [(cause.hypothesis.kind, cause.hypothesis.units) for cause in causes]
 
@@ -41,22 +41,22 @@ def told(rates: dict[Cell, float], noise: float = 0.05) -> list[tuple[str, tuple
 @pytest.mark.parametrize("name", CAUSES)
 def test_the_cause_is_found(nodes: int, name: str) -> None:
     slow, expected = CAUSES[name]
-    found = [told(matrix(nodes, 0.05, seed, slow)) for seed in range(5)]
-    assert found == [[expected]] * 5
+    results = [causes(matrix(nodes, 0.05, seed, slow)) for seed in range(5)]
+    assert results == [[expected]] * 5
 
 
 @pytest.mark.parametrize("name", CAUSES)
-def test_of_three_nodes_the_cause_is_found_or_nothing_is_said(name: str) -> None:
+def test_of_three_nodes_the_cause_is_correct_or_none(name: str) -> None:
     slow, expected = CAUSES[name]
-    found = [told(matrix(3, 0.03, seed, slow)) for seed in range(20)]
-    assert all(one in ([expected], []) for one in found)
-    assert found.count([expected]) >= 15
+    results = [causes(matrix(3, 0.03, seed, slow)) for seed in range(20)]
+    assert all(one in ([expected], []) for one in results)
+    assert results.count([expected]) >= 15
 
 
 @pytest.mark.parametrize("nodes", [4, 7])
 def test_two_islands_are_found(nodes: int) -> None:
     rates = matrix(nodes, 0.05, 0, lambda a, b: 3.0 if (a < 2) != (b < 2) else 1.0)
-    assert told(rates) in ([("islands", (0, 1))], [("islands", tuple(range(2, nodes)))])
+    assert causes(rates) in ([("islands", (0, 1))], [("islands", tuple(range(2, nodes)))])
 
 
 def test_factor_confidence_and_rates_are_those_of_the_matrix() -> None:
@@ -68,35 +68,35 @@ def test_factor_confidence_and_rates_are_those_of_the_matrix() -> None:
     assert 0.99 < cause.confidence <= 1.0
 
 
-def test_two_slow_nodes_are_told_apart() -> None:
+def test_two_slow_nodes_are_distinguished() -> None:
     rates = matrix(8, 0.05, 0, lambda a, b: (4.0 if 1 in (a, b) else 1.0) * (2.5 if 5 in (a, b) else 1.0))
-    assert told(rates) == [("slow node", (1,)), ("slow node", (5,))]
+    assert causes(rates) == [("slow node", (1,)), ("slow node", (5,))]
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.1, 0.3])
 @pytest.mark.parametrize("nodes", [2, 3, 4, 6])
 def test_noise_alone_is_no_cause(nodes: int, noise: float) -> None:
-    # The noise that is known is a measured one: it may well be half of what it is.
-    alarms = [seed for seed in range(40) if told(matrix(nodes, noise, seed), noise / 2)]
+    # The measured noise may be half of the true noise.
+    alarms = [seed for seed in range(40) if causes(matrix(nodes, noise, seed), noise / 2)]
     assert alarms == []
 
 
-def test_one_look_that_was_disturbed_is_no_cause() -> None:
+def test_one_disturbed_measurement_is_not_a_cause() -> None:
     rates = matrix(4, 0.15, 3)
     rates[2, 0] /= 3
-    assert told(rates, noise=0.25) == []
+    assert causes(rates, noise=0.25) == []
 
 
-def test_a_cause_within_the_tolerance_is_not_told() -> None:
-    assert told(matrix(5, 0.02, 0, lambda a, b: 1.3 if 1 in (a, b) else 1.0)) == []
+def test_a_cause_within_the_tolerance_is_not_reported() -> None:
+    assert causes(matrix(5, 0.02, 0, lambda a, b: 1.3 if 1 in (a, b) else 1.0)) == []
 
 
-def test_two_nodes_tell_no_more_than_one_way_against_the_other() -> None:
-    assert told(matrix(2, 0.02, 0, lambda a, b: 4.0)) == []
-    assert told(matrix(2, 0.02, 0, lambda a, b: 4.0 if a == 0 else 1.0)) == [("slow direction", (0, 1))]
+def test_two_nodes_show_only_one_direction_against_the_other() -> None:
+    assert causes(matrix(2, 0.02, 0, lambda a, b: 4.0)) == []
+    assert causes(matrix(2, 0.02, 0, lambda a, b: 4.0 if a == 0 else 1.0)) == [("slow direction", (0, 1))]
 
 
-def test_inside_nodes_a_whole_node_or_one_rank_can_be_slow() -> None:
+def test_within_nodes_a_node_or_one_rank_can_be_slow() -> None:
     groups = [(0, 1, 2, 3), (4, 5, 6, 7)]
     pairs = [(a, b) for group in groups for a in group for b in group if a != b]
     random = Random(0)

@@ -27,19 +27,21 @@ def survey(nodes: int, slow: str = "", per_node: int = 1) -> LinksReport:
             for y in a.ranks
             if x != y
         ]
-    found = find_slow_links(hosts, links, 1.5)
+    explanations = find_slow_links(hosts, links, 1.5)
     swept = (AllReduce(1 << 20, 0.1, 1e7, 2e7),)
-    return LinksReport("gloo", tuple(hosts), tuple(links), swept, tuple(found), 1.5, 12.0, slow=bool(found))
+    return LinksReport(
+        "gloo", tuple(hosts), tuple(links), swept, tuple(explanations), 1.5, 12.0, slow=bool(explanations)
+    )
 
 
-def test_the_slow_host_is_named() -> None:
+def test_the_slow_host_is_reported() -> None:
     [cause] = survey(4, slow="host2", per_node=2).explanations
     assert (cause.kind, cause.names, cause.group) == ("slow node", ("host2",), BETWEEN)
     assert "host2 is slow in both directions, to all others: 4.0 times slower" in cause.sentence()
     assert "(200 Mbit/s vs. 800 Mbit/s)" in cause.sentence()
 
 
-def test_a_healthy_network_is_told_in_one_line() -> None:
+def test_a_healthy_network_takes_one_line() -> None:
     report = survey(4)
     assert not report.slow
     assert render_links(report).startswith("No link is slower than 1.5 times its class (4 nodes, 4 ranks")

@@ -1,4 +1,4 @@
-"""A suspicion is measured again, and once more later: what goes away by then is not told."""
+"""A suspected slow link is measured again, twice; only what remains is reported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def look(kind: int) -> list[MeasuredLink]:
 
 
 def surveyed(monkeypatch: pytest.MonkeyPatch, *kinds: int) -> tuple[LinksReport, int]:
-    """The report of one rank that sees these looks in turn, and how many were left unused."""
+    """The report of one rank that gets these measurements in turn, and how many were left unused."""
     left = [look(kind) for kind in kinds]
     monkeypatch.setattr(module, "_nodes", lambda: NODES)
     monkeypatch.setattr(module, "_measure_all", lambda *_: left.pop(0))
@@ -45,7 +45,7 @@ def surveyed(monkeypatch: pytest.MonkeyPatch, *kinds: int) -> tuple[LinksReport,
         ((NODE, NODE, NODE), 3, True),
     ],
 )
-def test_only_what_every_look_shows_is_told(
+def test_only_causes_in_every_measurement_are_reported(
     monkeypatch: pytest.MonkeyPatch, kinds: tuple[int, ...], looks: int, slow: bool
 ) -> None:
     report, unused = surveyed(monkeypatch, *kinds)
@@ -53,13 +53,13 @@ def test_only_what_every_look_shows_is_told(
     assert [cause.names for cause in report.explanations] == ([("host1",)] if slow else [])
 
 
-def test_each_link_counts_by_its_best_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_measurement_of_a_link_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     report, _ = surveyed(monkeypatch, ONE_LINK, NODE)
     assert {link.bandwidth for link in report.links} == {1e8}
 
 
 @pytest.mark.parametrize("count", range(9))
-def test_everybody_meets_everybody_once_in_disjoint_pairs(count: int) -> None:
+def test_every_pair_meets_once_in_disjoint_rounds(count: int) -> None:
     plan = rounds(range(count))
     for pairs in plan:
         busy = [unit for pair in pairs for unit in pair]

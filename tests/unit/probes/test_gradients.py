@@ -20,10 +20,9 @@ from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.sketches import batch
 from ddpcheck.probes.sketches.sketch import sketch
 from ddpcheck.probes.write_detection import READ_AGAIN
+from ddpcheck.records.codecs import distribute, unpack
 from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
 from ddpcheck.records.registry import to_line
-from ddpcheck.records.sketch_codec import unpack
-from ddpcheck.records.sketch_shares import distribute
 from tests.helpers.fake_context import FakeContext, Job
 
 

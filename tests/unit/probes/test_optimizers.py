@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddpcheck.records.digest_codec import unpack_leaves
+from ddpcheck.records.codecs import unpack_leaves
 from ddpcheck.records.kinds.digests import Stage
 from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord, SkipRecord
 from ddpcheck.records.registry import to_line

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ddpcheck.probes import param_set
-from ddpcheck.records.digest_codec import unpack_leaves
+from ddpcheck.records.codecs import unpack_leaves
 from ddpcheck.records.kinds.digests import Stage
 from ddpcheck.records.kinds.modules import JoinRecord, ModuleRecord, StructureRecord
 from tests.helpers.fake_context import FakeContext, Job

@@ -16,7 +16,7 @@ from torch import nn
 from ddpcheck.agent.writer import RecordWriter
 from ddpcheck.probes.digest import combine, make_digester
 from ddpcheck.probes.probe import Probe
-from ddpcheck.records.digest_codec import unpack_leaves
+from ddpcheck.records.codecs import unpack_leaves
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.modules import ModuleRecord
 from ddpcheck.records.kinds.rank import EndRecord
@@ -422,7 +422,7 @@ def test_buffers_written_after_the_last_step_are_recorded_at_the_end(
 
 def test_at_the_end_only_persistent_buffers_count(context: FakeContext) -> None:
     module, job = trained_with_buffers(context)
-    assert [job.tracked.buffers[index].name for index in job.tracked.kept_buffers()] == [
+    assert [job.tracked.buffers[index].name for index in job.tracked.checkpointed_buffers()] == [
         "norm.running_mean",
         "norm.running_var",
     ]
@@ -494,7 +494,7 @@ def test_buffers_are_recorded_when_the_wrapper_is_released(context: FakeContext)
     """A training function returns before the process group is destroyed."""
     module, job = trained_with_buffers(context)
     recompute(module, job)
-    job.dispatcher._forget(job.tracked)
+    job.dispatcher._release(job.tracked)
     context.emit(Probe.before_exit)
     assert len(context.digests(Stage.BUFFERS_END)) == 1
     assert job.tracked.buffers == []
@@ -504,5 +504,5 @@ def test_no_snapshot_after_the_end(context: FakeContext) -> None:
     module, job = trained_with_buffers(context)
     context.emit(Probe.before_exit)
     recompute(module, job)
-    job.dispatcher._forget(job.tracked)
+    job.dispatcher._release(job.tracked)
     assert context.digests(Stage.BUFFERS_END) == []

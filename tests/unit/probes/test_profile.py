@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddpcheck.agent.rank_context import OWN, marked
+from ddpcheck.agent.rank_context import SPAN_NAME, in_profiler_span
 from ddpcheck.config import Config
 from ddpcheck.patches import Patches
 from ddpcheck.probes.gradients import GradientProbe
@@ -21,7 +21,7 @@ from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.process.profiler_conflict import PROFILERS
 from ddpcheck.probes.profile import ProfileProbe, _limits
 from ddpcheck.records.kinds.gradients import BackwardRecord
-from ddpcheck.records.kinds.profile import ReadyRecord, TraceRecord
+from ddpcheck.records.kinds.timing import ReadyRecord, TraceRecord
 from tests.helpers.fake_context import FakeContext, Job
 
 
@@ -183,12 +183,12 @@ def test_it_is_wanted_only_where_a_window_is() -> None:
 
 def test_our_own_work_has_a_span_in_traces() -> None:
     calls: list[Any] = []
-    entry = marked(calls.append)
+    entry = in_profiler_span(calls.append)
     entry("before")
     with torch.profiler.profile() as profiler:
         entry("within")
     assert calls == ["before", "within"]
-    assert [event.name for event in profiler.events() if event.name == OWN] == [OWN]
+    assert [event.name for event in profiler.events() if event.name == SPAN_NAME] == [SPAN_NAME]
 
 
 def test_a_forked_child_records_nothing(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from ddpcheck.agent.shm_exchange import ShmExchange, ask, create_exchange, signs
+from ddpcheck.agent.shm_exchange import ShmExchange, create_exchange, heartbeats, request_stacks
 from ddpcheck.guard import GUARD
 from ddpcheck.probes import stack_dump
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.stack_dump import StackDumpProbe, frames_of
-from ddpcheck.records.kinds.hang import StackRecord
+from ddpcheck.records.kinds.rank import StackRecord
 from tests.helpers.fake_context import FakeContext, Job
 
 
@@ -48,10 +48,10 @@ def test_every_moment_of_training_is_a_sign(exchange: Path) -> None:
     module = nn.Linear(2, 2)
     job = Job(module, context, [StackDumpProbe]).wrapped()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    beats = [signs(exchange)[os.getpid()].beats]
+    beats = [heartbeats(exchange)[os.getpid()].beats]
     for _ in range(3):
         job.train(optimizer)
-        beats.append(signs(exchange)[os.getpid()].beats)
+        beats.append(heartbeats(exchange)[os.getpid()].beats)
     assert beats == sorted(set(beats))
 
 
@@ -60,7 +60,7 @@ def test_a_question_is_answered_once_from_beside_a_thread_that_waits(exchange: P
     module = nn.Linear(2, 2)
     job = Job(module, context, [StackDumpProbe]).wrapped()
     job.train(torch.optim.SGD(module.parameters(), lr=0.1), steps=2)
-    ask(exchange, 1)
+    request_stacks(exchange, 1)
     record = answer(context)
     assert (record.look, record.step, record.moment, record.left) == (1, 2, "after_step", False)
     assert record.thread == threading.get_native_id()
@@ -74,7 +74,7 @@ def test_a_question_is_answered_once_from_beside_a_thread_that_waits(exchange: P
     time.sleep(0.5)
     assert len(context.of(StackRecord)) == 1
     job.context.emit(Probe.before_exit)
-    ask(exchange, 2)
+    request_stacks(exchange, 2)
     assert answer(context, 2).left
 
 
@@ -82,9 +82,9 @@ def test_own_threads_are_introduced(exchange: Path) -> None:
     context = scene_on(exchange)
     context.probes = [StackDumpProbe(context)]
     deadline = time.monotonic() + 10.0
-    while not signs(exchange)[os.getpid()].own_threads and time.monotonic() < deadline:
+    while not heartbeats(exchange)[os.getpid()].own_threads and time.monotonic() < deadline:
         time.sleep(0.01)
-    own = signs(exchange)[os.getpid()].own_threads
+    own = heartbeats(exchange)[os.getpid()].own_threads
     assert own
     assert threading.get_native_id() not in own
 

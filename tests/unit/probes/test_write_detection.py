@@ -24,7 +24,7 @@ from ddpcheck.probes.write_detection import (
     TensorSamples,
     sample_gradient,
 )
-from ddpcheck.records.digest_codec import unpack_samples
+from ddpcheck.records.codecs import unpack_samples
 from ddpcheck.records.kinds.digests import Stage
 from tests.helpers.fake_context import FakeContext, Job
 from tests.helpers.unreadable_tensors import UNREADABLE, wrapper

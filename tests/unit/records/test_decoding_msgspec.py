@@ -1,4 +1,4 @@
-"""Lines decoded quickly are the same records as lines decoded step by step."""
+"""The fast decoder returns the same records as the general decoder."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ NESTED = (
 @pytest.mark.parametrize("path", STORED, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_stored_lines(path: Path) -> None:
     for line in path.read_bytes().splitlines():
-        quick = decode(line)
-        assert quick is None or quick == _parse_any(line)
+        fast = decode(line)
+        assert fast is None or fast == _parse_any(line)
 
 
-def test_stored_lines_are_decoded_quickly() -> None:
+def test_fast_decoder_supports_all_stored_lines() -> None:
     lines = [
         line for path in STORED if path.parent.name == "1-sound" for line in path.read_bytes().splitlines()
     ]
@@ -41,13 +41,13 @@ def test_stored_lines_are_decoded_quickly() -> None:
 
 @settings(max_examples=300)
 @given(st.sampled_from(sorted(record_kinds())), st.data())
-def test_what_is_decoded_quickly_is_what_is_decoded_at_all(kind: str, data: st.DataObject) -> None:
+def test_fast_decoder_agrees_with_the_general_decoder(kind: str, data: st.DataObject) -> None:
     names = sorted(record_kinds()[kind].__dataclass_fields__)
     raw = {name: data.draw(NESTED) for name in names}
     line = json.dumps({"kind": kind, **raw}, separators=(",", ":")).encode()
-    quick = decode(line)
-    if quick is not None:
-        assert quick == _parse_any(line)
+    fast = decode(line)
+    if fast is not None:
+        assert fast == _parse_any(line)
 
 
 @pytest.mark.parametrize(
@@ -58,12 +58,12 @@ def test_what_is_decoded_quickly_is_what_is_decoded_at_all(kind: str, data: st.D
         b'{"step":1,"module":0,"kind":"join"}',
     ],
 )
-def test_unusual_lines_go_the_long_way(line: bytes) -> None:
+def test_unusual_lines_use_the_general_decoder(line: bytes) -> None:
     assert decode(line) is None
     assert parse(line) is not None
 
 
-def test_without_msgspec_lines_are_read_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_decoded_without_msgspec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ddpcheck.records.decoding_msgspec", None)
     reader._fast_decoder.cache_clear()
     try:
@@ -73,7 +73,7 @@ def test_without_msgspec_lines_are_read_all_the_same(monkeypatch: pytest.MonkeyP
         reader._fast_decoder.cache_clear()
 
 
-def test_an_empty_record_is_a_record() -> None:
+def test_record_with_empty_values() -> None:
     record = from_mapping({"kind": "end", "reason": "", "time": 0})
     assert isinstance(record, EndRecord)
     assert parse(to_line(record)) == record

@@ -37,7 +37,7 @@ def line(**fields: object) -> bytes:
         b'{"kind":"new","time":1}',
     ],
 )
-def test_lines_that_cannot_be_used(raw: bytes) -> None:
+def test_invalid_lines(raw: bytes) -> None:
     assert decode(raw) is None
 
 
@@ -63,7 +63,7 @@ def test_a_field_of_the_wrong_type_takes_its_default(fields: dict[str, object], 
     assert from_mapping({"kind": "sample", "time": 1, **fields}) == expected
 
 
-def test_a_number_that_is_not_finite_is_read_as_python_writes_it() -> None:
+def test_non_finite_numbers_are_accepted() -> None:
     record = decode(b'{"kind":"sample","time":1,"cpu":NaN,"memory":5}')
     assert isinstance(record, SampleRecord)
     assert record.memory == 5

@@ -1,4 +1,4 @@
-"""The launcher's own records."""
+"""Records of the launcher."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ def test_records(tmp_path: Path) -> None:
     log.write_node(command_pid=7)
     log.write("signal", signal="SIGINT", forwarded=False)
     log.close()
-    log.write("rank_exit", rank=0, pid=9, odd=Path("x"))
+    log.write("rank_exit", rank=0, pid=9, path=Path("x"))
     log.close()
     assert log.path.name == "node-node_1_a.jsonl"
     assert log.path.stat().st_mode & 0o777 == 0o600
-    node, sent, gone = [json.loads(line) for line in log.path.read_text().splitlines()]
+    node, signal, rank_exit = [json.loads(line) for line in log.path.read_text().splitlines()]
     assert (node["kind"], node["schema"], node["host"], node["command_pid"]) == ("node", 1, "node/1 a", 7)
-    assert (sent["kind"], sent["forwarded"]) == ("signal", False)
-    assert sent["time"] >= node["time"]
-    assert gone["odd"] == "x"
+    assert (signal["kind"], signal["forwarded"]) == ("signal", False)
+    assert signal["time"] >= node["time"]
+    assert rank_exit["path"] == "x"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_full_disk_costs_only_the_record(tmp_path: Path) -> None:
+def test_full_disk_loses_only_the_record(tmp_path: Path) -> None:
     log = NodeLog(tmp_path, host="h")
     log.path.symlink_to("/dev/full")
     os_fchmod, os.fchmod = os.fchmod, lambda *_: None
@@ -41,7 +41,7 @@ def test_full_disk_costs_only_the_record(tmp_path: Path) -> None:
     assert log.lost == 1
 
 
-def test_vanished_folder(tmp_path: Path) -> None:
+def test_missing_folder(tmp_path: Path) -> None:
     log = NodeLog(tmp_path / "none")
     log.write("signal")
     log.close()

@@ -1,4 +1,4 @@
-"""Reading files that are torn, damaged, huge or still growing."""
+"""Reads files that are truncated, damaged, very large or still growing."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ def read_all(file: RecordFile) -> list[Record]:
 @example(b"1" * 10_000)
 @example(b"\xff\xfe{}")
 @example(b'{"kind":"end","reason":"\\ud800","time":NaN}')
-def test_parse_takes_any_bytes(data: bytes) -> None:
+def test_parse_accepts_any_bytes(data: bytes) -> None:
     parse(data)
 
 
 @settings(max_examples=50)
 @given(JSON)
-def test_parse_takes_any_json(value: object) -> None:
+def test_parse_accepts_any_json(value: object) -> None:
     assert parse(json.dumps(value).encode()) is None
 
 
 @settings(max_examples=50)
 @given(st.sampled_from(sorted(record_kinds())), st.dictionaries(st.sampled_from(FIELDS), JSON))
-def test_parse_takes_any_fields_of_any_kind(kind: str, values: dict[str, object]) -> None:
+def test_parse_accepts_any_fields_of_any_kind(kind: str, values: dict[str, object]) -> None:
     record = parse(json.dumps({**values, "kind": kind}).encode())
     assert record is None or parse(to_line(record)) is not None
 
 
-def test_a_file_is_read_as_it_grows(tmp_path: Path) -> None:
+def test_growing_file(tmp_path: Path) -> None:
     path = tmp_path / "rank.jsonl"
     file = RecordFile(path)
     assert file.read() == []
@@ -73,14 +73,14 @@ def test_a_file_is_read_as_it_grows(tmp_path: Path) -> None:
     assert file.bad == 0
 
 
-def test_no_more_lines_at_a_time_than_asked_for(tmp_path: Path) -> None:
+def test_number_of_lines_per_read_is_limited(tmp_path: Path) -> None:
     path = tmp_path / "rank.jsonl"
     path.write_bytes(b"".join(map(line, range(10))))
     file = RecordFile(path)
     assert [len(file.read(4)) for _ in range(4)] == [4, 4, 2, 0]
 
 
-def test_bad_lines_are_counted_and_passed_over(tmp_path: Path) -> None:
+def test_bad_lines_are_counted_and_skipped(tmp_path: Path) -> None:
     path = tmp_path / "rank.jsonl"
     bad = [
         b"\0\0\0\n",
@@ -96,13 +96,13 @@ def test_bad_lines_are_counted_and_passed_over(tmp_path: Path) -> None:
     assert file.bad == len(bad)
 
 
-def test_a_block_of_bad_lines_is_not_the_end(tmp_path: Path) -> None:
+def test_many_bad_lines_do_not_end_the_file(tmp_path: Path) -> None:
     path = tmp_path / "rank.jsonl"
     path.write_bytes(b"garbage\n" * 5000 + line(7))
     assert read_all(RecordFile(path)) == [JoinRecord(0, 7)]
 
 
-def test_records_larger_than_a_chunk_come_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_larger_than_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "CHUNK", 10)
     path = tmp_path / "rank.jsonl"
     big = EndRecord("exit", 1.0, error="x" * 20_000)
@@ -110,7 +110,7 @@ def test_records_larger_than_a_chunk_come_whole(tmp_path: Path, monkeypatch: pyt
     assert read_all(RecordFile(path)) == [JoinRecord(0, 0), big, JoinRecord(0, 1)]
 
 
-def test_an_endless_line_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlong_line_is_not_buffered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash of the machine can leave a file that ends in gigabytes of zeros."""
     monkeypatch.setattr(reader, "LONGEST_LINE", 1 << 16)
     monkeypatch.setattr(reader, "CHUNK", 1 << 12)
@@ -121,16 +121,16 @@ def test_an_endless_line_does_not_fill_the_memory(tmp_path: Path, monkeypatch: p
         file.seek(0, 2)
         file.write(b"\n" + line(1))
     tracemalloc.start()
-    found = RecordFile(path)
-    records = read_all(found)
+    reading = RecordFile(path)
+    records = read_all(reading)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert records == [JoinRecord(0, 0), JoinRecord(0, 1)]
-    assert found.bad == 1
+    assert reading.bad == 1
     assert peak < 1 << 20
 
 
-def test_a_file_that_vanishes_ends(tmp_path: Path) -> None:
+def test_deleted_file_has_no_more_records(tmp_path: Path) -> None:
     path = tmp_path / "rank.jsonl"
     path.write_bytes(line(0))
     file = RecordFile(path)

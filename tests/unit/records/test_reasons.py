@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcheck.analysis.reason_text import REASON_TEXT, reason_text
+from ddpcheck.analysis.divergence.explain import REASON_TEXT, reason_text
 from ddpcheck.records.reasons import BufferState, UnsyncedReason, WriteWindow, is_stored_as
 
 

@@ -88,7 +88,7 @@ def test_non_finite_numbers_become_words() -> None:
     assert evidence == {"a": "nan", "b": ["inf", "-inf"], "c": {"d": [1.5, True, None]}}
 
 
-def test_what_json_has_no_word_for_becomes_text() -> None:
+def test_values_without_a_json_type_become_text() -> None:
     evidence = strict(to_json(with_evidence(path=Path("/a"), by_rank={0: 1}, kind=Severity.NOTE, z=1j)))
     assert evidence["findings"][0]["evidence"] == {
         "path": "/a",
@@ -110,12 +110,12 @@ def test_unknown_keys_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"schema": 1}', '{"schema": "x"}'])
-def test_what_is_no_report_is_refused_in_one_sentence(text: str) -> None:
+def test_other_files_are_rejected_with_one_sentence(text: str) -> None:
     with pytest.raises(RunUnreadable, match=r"not a report\.json"):
         from_json(text)
 
 
-def test_a_later_schema_is_refused_by_name() -> None:
+def test_a_later_schema_is_rejected() -> None:
     document = {**strict(to_json(REPORT)), "schema": 99}
     with pytest.raises(RunUnreadable, match="schema 99"):
         from_json(json.dumps(document))

@@ -1,4 +1,4 @@
-"""Further reports: one that fails costs neither the others nor the verdict."""
+"""Further reports: if one fails, the others and the verdict are not affected."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ EVERYTHING = Outputs("", Path("j.xml"), Path("r.md"), Path("c.json"), github=Tru
 
 def test_everything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    said = io.StringIO()
+    stdout = io.StringIO()
     summary = tmp_path / "summary"
     environment = {"GITHUB_STEP_SUMMARY": str(summary)}
-    assert write_outputs(stored("1-learning-rate"), EVERYTHING, tmp_path, said, environment)
+    assert write_outputs(stored("1-learning-rate"), EVERYTHING, tmp_path, stdout, environment)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["c.json", "j.xml", "r.md", "report.html", "summary"]
-    assert said.getvalue().startswith("::error file=examples/train.py,")
+    assert stdout.getvalue().startswith("::error file=examples/train.py,")
     assert summary.read_text() == (tmp_path / "r.md").read_text()
 
 
-def test_nothing_is_written_unasked(tmp_path: Path) -> None:
-    said = io.StringIO()
+def test_nothing_is_written_unless_requested(tmp_path: Path) -> None:
+    stdout = io.StringIO()
     assert write_outputs(
-        stored("1-sound"), Outputs(), tmp_path, said, {"GITHUB_STEP_SUMMARY": str(tmp_path / "s")}
+        stored("1-sound"), Outputs(), tmp_path, stdout, {"GITHUB_STEP_SUMMARY": str(tmp_path / "s")}
     )
     assert list(tmp_path.iterdir()) == []
-    assert said.getvalue() == ""
+    assert stdout.getvalue() == ""
 
 
 def test_a_report_that_fails_leaves_the_others(

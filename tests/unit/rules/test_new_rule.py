@@ -24,7 +24,7 @@ from tests.helpers.run_builder import RunBuilder
 
 SECTION = (ROOT / "docs" / "extending.md").read_text().partition("## A rule\n")[2].partition("\n## ")[0]
 GENERAL, CAUSE = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
-ODD = {1: ["head.weight"]}
+OUTLIERS = {1: ["head.weight"]}
 
 
 def clear_caches() -> None:
@@ -69,7 +69,7 @@ def test_the_report_has_its_finding(tmp_path: Path) -> None:
     assert "rguments differ across ranks" in verdict_sentence(report)
 
 
-def test_it_is_silent_in_a_sound_run(tmp_path: Path) -> None:
+def test_it_is_silent_in_a_healthy_run(tmp_path: Path) -> None:
     assert RunBuilder(tmp_path / "run", 3).wrap().optimizer().train(2).end().findings() == []
 
 
@@ -87,7 +87,7 @@ def test_junit_has_a_case_for_it(tmp_path: Path) -> None:
 def test_the_live_view_shows_it(tmp_path: Path) -> None:
     """Replicas diverge and no other live rule comes before it."""
     build = with_other_arguments(tmp_path / "run").hyper(0, {rank: {"0.lr": 0} for rank in range(3)})
-    run = RunReader(build.train(2).step(2, odd=ODD).save())
+    run = RunReader(build.train(2).step(2, outliers=OUTLIERS).save())
     run.poll()
     finding = LiveTracker(run, "train", began=0.0).state(1.0).finding
     assert finding is not None
@@ -97,7 +97,7 @@ def test_the_live_view_shows_it(tmp_path: Path) -> None:
 def test_a_live_rule_without_divergence_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     others = [rule for rule in registry.rules() if rule.code == "DDP699"]
     monkeypatch.setattr("ddpcheck.analysis.live.tracker.in_report_order", lambda: tuple(others))
-    run = RunReader(with_other_arguments(tmp_path / "run").train(2).step(2, odd=ODD).save())
+    run = RunReader(with_other_arguments(tmp_path / "run").train(2).step(2, outliers=OUTLIERS).save())
     run.poll()
     finding = LiveTracker(run, "train", began=0.0).state(1.0).finding
     assert finding is not None
@@ -114,15 +114,15 @@ def test_tables_and_pages_include_it() -> None:
 def test_a_new_cause_explains_a_divergence_in_place_of_the_general_rule(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path / "zero", 3).wrap().optimizer()
     build.hyper(0, {rank: {"0.lr": 0} for rank in range(3)})
-    finding = build.train(2).step(2, odd=ODD).end().only("DDP299")
+    finding = build.train(2).step(2, outliers=OUTLIERS).end().only("DDP299")
     assert (finding.step, finding.ranks) == (2, (1,))
     other = (
         RunBuilder(tmp_path / "other", 3).wrap().optimizer().hyper(0, {r: {"0.lr": 0.1} for r in range(3)})
     )
-    other.train(2).step(2, odd=ODD).end().only("DDP201")
+    other.train(2).step(2, outliers=OUTLIERS).end().only("DDP201")
 
 
 def test_a_more_exact_cause_still_comes_first(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path / "run", 3).wrap().optimizer()
     build.hyper(0, {rank: {"0.lr": 0} for rank in range(3)})
-    build.train(2).rewrite(2, [1], odd=ODD).step(2, odd=ODD).end().only("DDP208")
+    build.train(2).rewrite(2, [1], outliers=OUTLIERS).step(2, outliers=OUTLIERS).end().only("DDP208")

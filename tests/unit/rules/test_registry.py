@@ -43,7 +43,7 @@ def test_a_rule_imports_no_other_rule(path: Path) -> None:
     ]
 
 
-def test_every_page_is_headed_by_its_rule() -> None:
+def test_every_page_starts_with_the_title_of_its_rule() -> None:
     assert {code: explanations.title(code) for code in explanations.codes()} == {
         rule.code: rule.title for rule in registry.rules()
     }
@@ -96,6 +96,6 @@ def test_an_unknown_code_has_no_rule() -> None:
     assert registry.is_about("DDP501", Need.MEMORY)
 
 
-def test_no_rule_finds_anything_in_a_sound_run(tmp_path: Path) -> None:
+def test_no_rule_reports_anything_in_a_healthy_run(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 4).wrap(buffers=["norm.mean"]).optimizer().train(10).end()
     assert build.findings() == []

@@ -1,4 +1,4 @@
-"""From events to figures, on traces small enough to reckon by hand."""
+"""From events to figures, on small traces computed by hand."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_messages(tmp_path: Path, args: dict[str, object], elements: int | None,
     assert (collective.elements, collective.bytes) == (elements, size)
 
 
-def test_waiting_and_who_came_last(tmp_path: Path) -> None:
+def test_waiting_and_the_last_rank(tmp_path: Path) -> None:
     result = result_of(
         tmp_path,
         [*all_reduce(0, 100), *all_reduce(250, 300), *all_reduce(400, 410)],
@@ -153,7 +153,7 @@ def test_waiting_and_who_came_last(tmp_path: Path) -> None:
         [*all_reduce(40, 101), *all_reduce(290, 300), *all_reduce(399, 410)],
     )
     assert [rank.wait_ns for rank in result.ranks] == [130_000, 90_000, 51_000]
-    # Two came together at the last one: nobody waited for either alone.
+    # Two came together at the last one: no rank waited for one of them only.
     assert [rank.last_arrivals for rank in result.ranks] == [0, 1, 1]
     assert result.transfer_ns == 30_000
     assert [each.skew_ns for each in result.collectives] == [90_000, 90_000, 1_000]
@@ -163,17 +163,17 @@ def test_waiting_and_who_came_last(tmp_path: Path) -> None:
 
 
 def test_sequence_numbers_match_what_order_cannot(tmp_path: Path) -> None:
-    seen = [described(8, Seq=number) for number in range(3)]
+    arguments = [described(8, Seq=number) for number in range(3)]
     result = result_of(
         tmp_path,
-        [*all_reduce(0, 10, **seen[0]), *all_reduce(20, 30, **seen[1])],
-        [*all_reduce(25, 30, **seen[1]), *all_reduce(40, 50, **seen[2])],
+        [*all_reduce(0, 10, **arguments[0]), *all_reduce(20, 30, **arguments[1])],
+        [*all_reduce(25, 30, **arguments[1]), *all_reduce(40, 50, **arguments[2])],
     )
     assert (result.matched, result.unmatched) == (1, 2)
     assert [rank.wait_ns for rank in result.ranks] == [5_000, 0]
 
 
-def test_groups_are_apart(tmp_path: Path) -> None:
+def test_groups_are_separate(tmp_path: Path) -> None:
     one, other = described(8, group="1"), described(8, group="2")
     result = result_of(
         tmp_path,
@@ -213,7 +213,7 @@ def test_spans_of_gloo(tmp_path: Path) -> None:
     assert [each.parts[0].ready_ns for each in result.collectives] == [50_000, 82_000]
 
 
-def test_absolute_and_base_times_meet(tmp_path: Path) -> None:
+def test_absolute_and_base_times_agree(tmp_path: Path) -> None:
     base = 1_700_000_000_000_000_000
     absolute = [{**event, "ts": event["ts"] + base // 1000} for event in all_reduce(7, 10)]
     files = [
@@ -274,13 +274,13 @@ def test_folders_and_archives(tmp_path: Path) -> None:
 
 def test_an_archive_that_is_cut_off(tmp_path: Path) -> None:
     for path in packed(tmp_path)[1:]:
-        whole = path.read_bytes()
-        # A plain archive has 10 kB for its end alone, of which nobody misses anything.
-        within = 3000 if path.suffix == ".tar" else len(whole)
+        data = path.read_bytes()
+        # The last 10 kB of a plain archive are padding.
+        within = 3000 if path.suffix == ".tar" else len(data)
         for share in range(1, 10):
             cut = path.with_name(f"cut-{path.name}")
-            cut.write_bytes(whole[: within * share // 10])
-            with pytest.raises(TraceUnreadable, match=r"cut off|not a whole tar archive|no trace in"):
+            cut.write_bytes(data[: within * share // 10])
+            with pytest.raises(TraceUnreadable, match=r"cut off|not a complete tar archive|no trace in"):
                 load([cut])
 
 
@@ -290,29 +290,29 @@ def test_a_folder_names_its_bad_files(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text(json.dumps({"lr": 0.1}))
     loaded: LoadedTraces = load([tmp_path])
     assert [trace.rank for trace in loaded.traces] == [0]
-    assert [said.partition(" is ")[2].partition(":")[0] for said in loaded.left_out] == [
+    assert [message.partition(" is ")[2].partition(":")[0] for message in loaded.left_out] == [
         "cut off",
         "JSON but not a trace",
     ]
 
 
 @pytest.mark.parametrize(
-    ("events", "said"),
+    ("events", "message"),
     [
         ([], "contains no communication"),
         (kernel("gemm", 0, 1), "contains no communication"),
         ([span("user_annotation", "nccl:all_reduce", 0, 1)], "record the trace with ProfilerActivity.CUDA"),
     ],
 )
-def test_no_communication(tmp_path: Path, events: list[Event], said: str) -> None:
-    with pytest.raises(TraceWithoutCommunication, match=said):
+def test_no_communication(tmp_path: Path, events: list[Event], message: str) -> None:
+    with pytest.raises(TraceWithoutCommunication, match=message):
         load([write(tmp_path / "rank0.json", events)])
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
-        ("all.tar", b"no archive", "is not a whole tar archive"),
+        ("all.tar", b"no archive", "is not a complete tar archive"),
         ("rank0.json.gz", b"\x1f\x8b\x08\x00", "cut off"),
         (
             "trace.json",
@@ -321,20 +321,20 @@ def test_no_communication(tmp_path: Path, events: list[Event], said: str) -> Non
         ),
     ],
 )
-def test_bad_files(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+def test_bad_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(TraceUnreadable, match=said):
+    with pytest.raises(TraceUnreadable, match=message):
         load([tmp_path / name])
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_empty_input(tmp_path: Path) -> None:
     with pytest.raises(TraceUnreadable, match="there is no file"):
         load([tmp_path / "nowhere.json"])
     with pytest.raises(TraceUnreadable, match="there is no trace in the folder"):
         load([tmp_path])
 
 
-def test_a_timeline_in_the_folder_is_passed_over(tmp_path: Path) -> None:
+def test_a_timeline_in_the_folder_is_skipped(tmp_path: Path) -> None:
     write(tmp_path / "rank0.json", all_reduce(0, 10), 0)
     loaded = load([tmp_path])
     write_merged(loaded.traces, analyse(loaded.traces), tmp_path / "all.json")

@@ -1,4 +1,4 @@
-"""Events come out whole and in order, whatever the window cuts through and however the file is laid out."""
+"""Events are complete and in order, for any chunk size and file layout."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ texts = st.text(alphabet='ab"\\{}[],: \n\u2603', max_size=12)
 
 
 @given(st.lists(texts, max_size=20), st.sampled_from([None, 1, 2]), st.sampled_from([1, 7, 64, 1000, 10**6]))
-def test_windows_cut_through_anything(names: list[str], indent: int | None, window: int) -> None:
+def test_chunks_may_cut_anywhere(names: list[str], indent: int | None, window: int) -> None:
     text = json.dumps(document(names, baseTimeNanoseconds=5), indent=indent).encode()
-    found, facts = read(text, window)
-    assert found == names
+    names_read, facts = read(text, window)
+    assert names_read == names
     assert facts == {"base_time_nanoseconds": 5}
 
 
@@ -72,7 +72,7 @@ def test_names_that_are_not_text(window: int) -> None:
     assert read(text, window)[0] == ["a", "\ufffd", "b", "c\ufffd"]
 
 
-def test_what_profilers_write_wrongly() -> None:
+def test_known_errors_of_profilers() -> None:
     text = (
         b'{"traceEvents": [{"name": "a", "args": {"bandwidth": inf}}, {"name": "b", "args": {"x": [nan, -inf]}},'
         b' {"name": "c\xff"}, {"name": "d", "dur": Infinity}]}'
@@ -82,7 +82,7 @@ def test_what_profilers_write_wrongly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (b"", "does not begin like JSON"),
         (b"\x00\x01\x02", "does not begin like JSON"),
@@ -96,15 +96,15 @@ def test_what_profilers_write_wrongly() -> None:
     ],
 )
 @pytest.mark.parametrize("window", [16, 10**6])
-def test_no_trace(text: bytes, said: str, window: int) -> None:
-    with pytest.raises(TraceUnreadable, match=said) as raised:
+def test_no_trace(text: bytes, message: str, window: int) -> None:
+    with pytest.raises(TraceUnreadable, match=message) as raised:
         read(text, window)
     assert str(raised.value).startswith("the file ")
 
 
 def test_compressed_data_that_ends_too_early() -> None:
-    whole = gzip.compress(json.dumps(document(["name"] * 500)).encode(), mtime=0)
-    reader = EventReader(gzip.GzipFile(fileobj=io.BytesIO(whole[:-20])), "the file", NOTHING_DROPPED)  # type: ignore[arg-type]
+    compressed = gzip.compress(json.dumps(document(["name"] * 500)).encode(), mtime=0)
+    reader = EventReader(gzip.GzipFile(fileobj=io.BytesIO(compressed[:-20])), "the file", NOTHING_DROPPED)  # type: ignore[arg-type]
     with pytest.raises(TraceUnreadable, match="compressed data ends too early"):
         list(reader)
 
@@ -132,7 +132,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("layout", [OLDER, NEWER])
-def test_thinning_drops_what_the_sieve_would_drop(layout: str) -> None:
+def test_the_prefilter_drops_what_the_filter_would_drop(layout: str) -> None:
     events = ",".join(layout % each for each in [("M", "first one, always kept"), *NAMES])
     text = f'{{"traceEvents": [{events}\n  ]}}'.encode()
     everything, _ = read(text, 10**6)

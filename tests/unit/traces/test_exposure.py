@@ -1,4 +1,4 @@
-"""Exposed transfers told from waiting, on small traces reckoned by hand; ddpcheck's own work left out."""
+"""Exposed transfers and waiting, on small traces computed by hand, without ddpcheck's own work."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def rank_events(arrives: float, *more: Event) -> list[Event]:
     ]
 
 
-def found(tmp_path: Path, *ranks: list[Event]) -> list[Exposure]:
+def exposures_of(tmp_path: Path, *ranks: list[Event]) -> list[Exposure]:
     for rank, events in enumerate(ranks):
         write(tmp_path / f"rank{rank}.json", events, rank=rank)
     traces = load([tmp_path]).traces
     return exposures(traces, analyse(traces))
 
 
-def test_what_lies_before_the_last_arrival_is_waiting(tmp_path: Path) -> None:
-    early, late = found(tmp_path, rank_events(20), rank_events(60))
+def test_time_before_the_last_arrival_is_waiting(tmp_path: Path) -> None:
+    early, late = exposures_of(tmp_path, rank_events(20), rank_events(60))
     # Rank 0: waits from 20 to 60, of which compute hides 20 to 50; then 20 of transfer, all exposed.
     assert (early.transfer_ns, early.wait_ns) == (20_000, 10_000)
     assert (late.transfer_ns, late.wait_ns) == (20_000, 0)
@@ -37,20 +37,20 @@ def test_what_lies_before_the_last_arrival_is_waiting(tmp_path: Path) -> None:
 
 
 def test_transfers_behind_compute_cost_nothing(tmp_path: Path) -> None:
-    one, other = found(tmp_path, rank_events(30), rank_events(30))
+    one, other = exposures_of(tmp_path, rank_events(30), rank_events(30))
     assert (one.transfer_ns, other.transfer_ns) == (30_000, 30_000)
 
 
-def test_our_own_work_is_neither_compute_nor_part_of_the_step(tmp_path: Path) -> None:
+def test_ddpchecks_work_is_neither_compute_nor_part_of_the_step(tmp_path: Path) -> None:
     own = span("user_annotation", "ddpcheck", 55, 75)
     digest = kernel("digest_kernel", 60, 70, launched=57)
-    plain, marked = found(tmp_path, rank_events(20), rank_events(20, own, *digest))
+    plain, marked = exposures_of(tmp_path, rank_events(20), rank_events(20, own, *digest))
     # The digest's kernel ran beside the transfer, and still hides nothing of it.
     assert (plain.transfer_ns, marked.transfer_ns) == (30_000, 30_000)
     assert (plain.took_ns, marked.took_ns) == (100_000, 80_000)
 
 
-def test_our_own_operations_on_the_processor_are_no_compute(tmp_path: Path) -> None:
+def test_ddpchecks_cpu_operations_are_not_compute(tmp_path: Path) -> None:
     def events(*more: Event) -> list[Event]:
         return [
             step(1, 0, 100),
@@ -60,10 +60,10 @@ def test_our_own_operations_on_the_processor_are_no_compute(tmp_path: Path) -> N
         ]
 
     own = [span("user_annotation", "ddpcheck", 50, 70), span("cpu_op", "aten::sum", 52, 68)]
-    plain, marked = found(tmp_path, events(), events(*own))
+    plain, marked = exposures_of(tmp_path, events(), events(*own))
     assert plain.transfer_ns == marked.transfer_ns == 50_000
 
 
-def test_one_rank_alone_tells_neither(tmp_path: Path) -> None:
-    [alone] = found(tmp_path, rank_events(20))
+def test_one_rank_alone_shows_neither(tmp_path: Path) -> None:
+    [alone] = exposures_of(tmp_path, rank_events(20))
     assert (alone.transfer_ns, alone.wait_ns) == (0, 0)

@@ -1,4 +1,4 @@
-"""Unions of intervals against painting every nanosecond."""
+"""Unions of intervals, compared with sets of nanoseconds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ddpcheck.traces.intervals import Cover, Interval
 
-moments = st.integers(min_value=-20, max_value=60)
-intervals = st.lists(st.tuples(moments, moments), max_size=12)
+times = st.integers(min_value=-20, max_value=60)
+intervals = st.lists(st.tuples(times, times), max_size=12)
 
 
 def painted(pieces: list[Interval]) -> set[int]:
@@ -23,7 +23,7 @@ def test_length(pieces: list[Interval]) -> None:
 
 
 @given(intervals)
-def test_pieces_are_apart_and_in_order(pieces: list[Interval]) -> None:
+def test_pieces_are_disjoint_and_ordered(pieces: list[Interval]) -> None:
     cover = list(Cover(pieces))
     assert all(start < end for start, end in cover)
     assert all(one[1] < other[0] for one, other in pairwise(cover))
@@ -36,7 +36,7 @@ def test_shared(one: list[Interval], other: list[Interval]) -> None:
     assert Cover(one).shared(Cover(other)) == Cover(other).shared(Cover(one)) == both
 
 
-@given(intervals, moments, moments)
+@given(intervals, times, times)
 def test_within(pieces: list[Interval], start: int, end: int) -> None:
     assert Cover(pieces).within(start, end) == len(painted(pieces) & painted([(start, end)]))
 
@@ -46,6 +46,6 @@ def test_without(one: list[Interval], other: list[Interval]) -> None:
     assert painted(list(Cover(one).without(Cover(other)))) == painted(one) - painted(other)
 
 
-def test_moments_since_1970_stay_exact() -> None:
+def test_times_since_1970_stay_exact() -> None:
     begin = 1_716_423_322_416_788_066
     assert Cover([(begin, begin + 3), (begin + 2, begin + 4)]).length == 4

@@ -1,4 +1,4 @@
-"""Which kernels communicate, and what their names tell."""
+"""Which kernels communicate, and the operation that a name means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One timeline of all ranks: clocks set right, and a file that viewers accept."""
+"""One timeline of all ranks: clocks are corrected, and viewers accept the file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def traces(tmp_path: Path, offset_us: float = 0.0) -> list[Path]:
     ]
 
 
-def test_clocks_that_agree_are_left_alone(tmp_path: Path) -> None:
+def test_clocks_that_agree_are_not_corrected(tmp_path: Path) -> None:
     result = analyse(load(traces(tmp_path)).traces)
     clocks = [rank.clock for rank in result.ranks]
     assert all(clock and not clock.corrected and abs(clock.offset_ns) < 5_000 for clock in clocks)
@@ -58,7 +58,7 @@ def test_an_offset_is_taken_out(tmp_path: Path, offset_us: float) -> None:
     assert clock.corrected
     assert abs(clock.offset_ns - offset_us * 1000) < 50_000
     assert [rank.rank for rank in result.ranks if rank.clock and rank.clock.corrected] == [1]
-    # What was found without an offset is found again.
+    # The results without an offset are reproduced.
     assert [rank.last_arrivals for rank in result.ranks] == [0, 0, 0, 5]
     assert abs((result.ranks[1].wait_ns or 0) - 500_000) < 50_000
     aligned = on_one_clock(loaded.traces, {rank.rank: rank.clock for rank in result.ranks})
@@ -68,7 +68,7 @@ def test_an_offset_is_taken_out(tmp_path: Path, offset_us: float) -> None:
 
 
 def test_scatter_is_not_an_offset(tmp_path: Path) -> None:
-    # Ends that lie anywhere say nothing about clocks.
+    # Random ends say nothing about clocks.
     scatter = random.Random(0)
     files = []
     for rank in range(2):
@@ -88,7 +88,7 @@ def merged(tmp_path: Path, name: str = "all.json", offset_us: float = 0.0) -> di
 
 
 def check_rules(events: list[dict[str, Any]]) -> None:
-    """What chrome://tracing and Perfetto ask of a file."""
+    """Requirements of chrome://tracing and Perfetto."""
     lanes: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     flows: dict[int, dict[str, dict[str, Any]]] = defaultdict(dict)
     for event in events:
@@ -159,14 +159,14 @@ def test_the_file(tmp_path: Path, name: str) -> None:
     assert sum(event["name"] == "transfer" for event in slices) == 5
 
 
-def test_arrows_lead_from_the_late_to_the_waiting(tmp_path: Path) -> None:
+def test_arrows_point_from_the_late_to_the_waiting_rank(tmp_path: Path) -> None:
     arrows = [event for event in merged(tmp_path)["traceEvents"] if event["ph"] in ("s", "f")]
     assert len(arrows) == 2 * 5 * (RANKS - 1)
     assert {event["pid"] for event in arrows if event["ph"] == "s"} == {RANKS - 1}
     assert {event["pid"] for event in arrows if event["ph"] == "f"} == {0, 1, 2}
 
 
-def test_offset_and_residual_are_told(tmp_path: Path) -> None:
+def test_offset_and_residual_are_reported(tmp_path: Path) -> None:
     document = merged(tmp_path, offset_us=5_000)
     clock = document["ddpcheck"]["clocks"]["1"]
     assert abs(clock["offset_ns"] - 5_000_000) < 50_000
@@ -181,7 +181,7 @@ def test_offset_and_residual_are_told(tmp_path: Path) -> None:
         assert max(at) - min(at) < 50
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     loaded = load(traces(tmp_path))
     with pytest.raises(UserError, match="cannot be written"):
         write_merged(loaded.traces, analyse(loaded.traces), tmp_path / "nowhere" / "all.json")

@@ -19,7 +19,7 @@ import torch
 from ddpcheck.analysis.allreduce import mean_check as mean_check_module
 from ddpcheck.analysis.allreduce.mean_check import MeanCheckResult, can_check, mean_check
 from ddpcheck.probes.sketches.sketch import sketch
-from ddpcheck.records.sketch_codec import Packed, pack, unpack
+from ddpcheck.records.codecs import Packed, pack, unpack
 from ddpcheck.records.sketch_signs import BLOCK
 from tests.helpers.paths import ROOT
 
@@ -79,7 +79,7 @@ def all_reduced(ranks: list[torch.Tensor], order: int, division: int, divisor: i
     return add(ranks) / divisor if division == 2 else add(ranks) * (1 / divisor)
 
 
-# Gradients of every kind, cut from pools: making random numbers costs more than checking them.
+# Gradients of every kind, cut from pools: creating random numbers takes longer than checking them.
 
 
 @cache
@@ -151,16 +151,16 @@ def test_no_false_alarm(dtype: torch.dtype) -> None:
     assert sum(COUNTS.values()) == 10_000
     outcomes = list(sound_cases(dtype, COUNTS[dtype]))
     worst = max(outcome.ratio for outcome in outcomes)
-    told = sum(math.isfinite(outcome.bound) for outcome in outcomes) / len(outcomes)
-    print(f"{dtype}: worst ratio {worst:.3f}, {told:.1%} could be told")
+    conclusive = sum(math.isfinite(outcome.bound) for outcome in outcomes) / len(outcomes)
+    print(f"{dtype}: worst ratio {worst:.3f}, {conclusive:.1%} could be told")
     assert worst < 1
-    assert told > 0.8  # sums in float16 overflow
+    assert conclusive > 0.8  # sums in float16 overflow
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("world", [2, 3, 7])
 def test_no_false_alarm_over_many_blocks(dtype: torch.dtype, world: int) -> None:
-    # Equal errors in every block are the worst that can happen to signs that repeat.
+    # Equal errors in every block are the worst case for signs that repeat.
     size = 12 * BLOCK + 77
     draw = random.Random(world)
     for ranks in (
@@ -191,7 +191,7 @@ def rates_caught(
         local = dict(enumerate(sketches[: len(ranks)]))
         for each, result in zip(breaks, sketches[len(ranks) :], strict=True):
             caught[each] += not mean_check(local, result, name, numel, len(ranks)).ok
-    rates = {each: found / count for each, found in caught.items()}
+    rates = {each: results_of_ranks / count for each, results_of_ranks in caught.items()}
     print(f"{name}, {size or 'any'} elements, at least {least} rms: {rates}")
     return rates
 
@@ -239,17 +239,17 @@ def a_place(parts: torch.Tensor, draw: random.Random, least: float) -> int:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
-def test_wrong_means_are_caught(dtype: torch.dtype) -> None:
+def test_wrong_means_are_detected(dtype: torch.dtype) -> None:
     assert min(rates_caught(dtype, 1000, WHOLE).values()) >= 0.999
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_swapped_halves_are_caught(dtype: torch.dtype) -> None:
+def test_swapped_halves_are_detected(dtype: torch.dtype) -> None:
     for size in (100, 9999, LARGEST):
         assert rates_caught(dtype, 350, ["halves swapped"], size=size)["halves swapped"] == 1
 
 
-def test_swapped_blocks_are_caught() -> None:
+def test_swapped_blocks_are_detected() -> None:
     draw = random.Random(5)
     ranks = [slice_of("normal", 3 * BLOCK, torch.float32, draw, 1.0) for _ in range(2)]
     blocks = all_reduced(ranks, 0, 0).view(3, BLOCK)
@@ -259,7 +259,7 @@ def test_swapped_blocks_are_caught() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_one_element_that_counts_is_caught(dtype: torch.dtype) -> None:
+def test_one_significant_element_is_detected(dtype: torch.dtype) -> None:
     assert min(rates_caught(dtype, 1500, ELEMENT, least=0.25).values()) >= 0.999
 
 
@@ -273,7 +273,7 @@ def test_one_element_of_any_size() -> None:
         assert rates_caught(dtype, 400, ELEMENT, size=size)["0.01"] >= least
 
 
-# One parameter in half precision leaves errors room to hide; what is wrong with all parameters shows in many.
+# In half precision an error in one parameter may be below the bound; an error in all parameters exceeds it in many.
 @pytest.mark.parametrize(("dtype", "least"), [(torch.float16, 0.9), (torch.bfloat16, 0.45)], ids=str)
 def test_half_precision(dtype: torch.dtype, least: float) -> None:
     rates = rates_caught(dtype, 600, [*WHOLE, "an exponent bit"])
@@ -402,13 +402,13 @@ def test_gradients_of_a_real_job(world: int, dtype: torch.dtype, tmp_path: Path)
     ranks = [context.Process(target=_gloo_rank, args=(rank, *arguments)) for rank in range(world)]
     for process in ranks:
         process.start()
-    found = sorted(results.get(timeout=60) for _ in ranks)
+    results_of_ranks = sorted(results.get(timeout=60) for _ in ranks)
     for process in ranks:
         process.join(60)
-    assert len({reduced for _, _, reduced, _ in found}) == 1
-    local = [unpack(text) for _, text, _, _ in found]
-    name, numels = str(dtype).removeprefix("torch."), found[0][3]
-    for number, (reduced, numel) in enumerate(zip(unpack(found[0][2]), numels, strict=True)):
+    assert len({reduced for _, _, reduced, _ in results_of_ranks}) == 1
+    local = [unpack(text) for _, text, _, _ in results_of_ranks]
+    name, numels = str(dtype).removeprefix("torch."), results_of_ranks[0][3]
+    for number, (reduced, numel) in enumerate(zip(unpack(results_of_ranks[0][2]), numels, strict=True)):
         by_rank = {rank: sketches[number] for rank, sketches in enumerate(local)}
         outcome = mean_check(by_rank, reduced, name, numel, world)
         print(f"{name}, {world} ranks, {numel} elements: {outcome.ratio:.3f} of the bound")

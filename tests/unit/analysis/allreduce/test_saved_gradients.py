@@ -72,7 +72,7 @@ def test_off_the_mean(tmp_path: Path, dtype: torch.dtype) -> None:
     assert (w.reduced_equal, w.off_mean) == (True, 0.5)
 
 
-def test_the_rank_that_is_worst_off_counts(tmp_path: Path) -> None:
+def test_the_rank_with_the_highest_peak_counts(tmp_path: Path) -> None:
     save(tmp_path, 0, {"local/w": LOCAL[0], "reduced/w": MEAN})
     save(tmp_path, 1, {"local/w": LOCAL[1], "reduced/w": [2.0, 7.0]})
     (w,) = only(tmp_path).parameters
@@ -80,7 +80,7 @@ def test_the_rank_that_is_worst_off_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_has_no_mean(tmp_path: Path, bad: float) -> None:
+def test_non_finite_values_have_no_mean(tmp_path: Path, bad: float) -> None:
     save_all(tmp_path, {0: [1.0, bad], 1: [1.0, -bad]}, [1.0, math.nan])
     (w,) = only(tmp_path).parameters
     assert w.off_mean is None
@@ -93,19 +93,19 @@ def test_very_large_numbers(tmp_path: Path) -> None:
     assert (w.off_mean, w.local[0].norm) == (0.0, 1.5e308)
 
 
-def test_only_the_first_values_are_kept_for_showing(tmp_path: Path) -> None:
+def test_only_the_first_values_are_kept(tmp_path: Path) -> None:
     save_all(tmp_path, {0: [1.0] * 100, 1: [3.0] * 100}, [2.0] * 100)
     (w,) = only(tmp_path).parameters
     assert (len(w.local[0].first), w.local[0].norm, w.off_mean) == (SHOWN, 10.0, 0.0)
 
 
-def test_numbers_that_python_has_not(tmp_path: Path) -> None:
+def test_numbers_that_python_does_not_have(tmp_path: Path) -> None:
     save_all(tmp_path, {0: [1.0], 1: [2.0]}, [1.5], dtype=torch.complex64)
     (w,) = only(tmp_path).parameters
     assert (w.dtype, w.local[0].first, w.off_mean) == ("complex64", ("(1+0j)",), None)
 
 
-def test_a_missing_file_is_no_wrong_mean(tmp_path: Path) -> None:
+def test_a_missing_file_is_not_a_wrong_mean(tmp_path: Path) -> None:
     save_all(tmp_path, {0: [1.0, 2.0], 1: [3.0, 6.0]}, [5.0, 5.0], group="0,1,2")
     module = only(tmp_path)
     assert (module.ranks, module.missing, module.parameters[0].off_mean) == ((0, 1), (2,), None)
@@ -144,7 +144,7 @@ def test_a_file_that_is_cut_short(tmp_path: Path) -> None:
     assert w.local[1].first == (3.0, 6.0)
 
 
-def test_a_header_that_promises_too_much(tmp_path: Path) -> None:
+def test_a_header_with_offsets_beyond_the_file(tmp_path: Path) -> None:
     save_all(tmp_path)
     entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 2**62]}
     header = json.dumps({"__metadata__": {"group": "0,1"}, "local/w": entry}).encode()
@@ -174,7 +174,7 @@ def test_a_damaged_file_counts_as_missing(tmp_path: Path, data: bytes) -> None:
         {"dtype": "ODD", "shape": [2], "data_offsets": [0, 8]},
     ],
 )
-def test_entries_that_make_no_sense(tmp_path: Path, entry: Any) -> None:
+def test_invalid_entries(tmp_path: Path, entry: Any) -> None:
     save_all(tmp_path)
     header = json.dumps({"__metadata__": {"group": "0,1"}, "local/x": entry}).encode()
     path_of(tmp_path, 1).write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 8)
@@ -190,7 +190,7 @@ def test_a_step_of_which_nothing_is_there(tmp_path: Path) -> None:
         saved_gradients(tmp_path, 5)
 
 
-def test_other_files_are_passed_over(tmp_path: Path) -> None:
+def test_other_files_are_skipped(tmp_path: Path) -> None:
     save_all(tmp_path)
     (tmp_path / "gradients" / "notes.safetensors").write_bytes(b"hello")
     assert len(saved_gradients(tmp_path, 0)) == 1

@@ -1,4 +1,4 @@
-"""Whether losses grow with the counts behind them: told where it is clear, and only there."""
+"""Tests whether losses grow with the counts; inconclusive data are not reported."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def judged(
 ) -> bool:
     """`counts` of a rank, and its `loss` from a mean over its own samples, their number and that of all ranks."""
     drawn = random.Random(7)
-    book = LossByCount(1.1)
+    losses_by_count = LossByCount(1.1)
     losses: dict[int, dict[int, float]] = {rank: {} for rank in RANKS}
     for step in range(steps):
-        said = [{rank: counts(drawn, rank) for rank in RANKS} for _ in range(forwards)]
-        for row in said:
-            book.add(step, row)
-        total = sum(sum(row.values()) for row in said)
+        rows = [{rank: counts(drawn, rank) for rank in RANKS} for _ in range(forwards)]
+        for row in rows:
+            losses_by_count.add(step, row)
+        total = sum(sum(row.values()) for row in rows)
         for rank in RANKS:
             level = (3.0 - step / steps) * math.exp(drawn.gauss(0, noise))
-            losses[rank][step] = sum(loss(level, row[rank], total) for row in said)
-    return book.grows(losses)
+            losses[rank][step] = sum(loss(level, row[rank], total) for row in rows)
+    return losses_by_count.grows(losses)
 
 
 def by_chance(drawn: random.Random, rank: int) -> int:
@@ -70,32 +70,32 @@ def test_micro_batches_of_a_step_add_up(loss: object, grows: bool) -> None:
     assert judged(by_chance, loss, forwards=3) is grows  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_told_is_not_told() -> None:
+def test_unknown_values_are_omitted() -> None:
     assert not judged(by_chance, summed, steps=2)
     assert not judged(by_chance, summed, noise=3.0)
     assert not judged(by_chance, lambda level, count, total: -level * count)
     assert not judged(by_chance, lambda level, count, total: math.nan)
 
 
-def test_harder_data_on_the_rank_that_has_more_is_no_sum() -> None:
-    """Counts differ by a quarter all along, and so do the losses, by a fifth."""
+def test_harder_data_on_the_rank_with_more_is_not_a_sum() -> None:
+    """Counts always differ by a quarter, and losses by a fifth."""
     hard = {10: 1.2, 8: 1.0, 9: 1.1}
     assert not judged(
         lambda _, rank: (10, 8, 9)[rank], lambda level, count, total: level * hard[count], noise=0.01
     )
 
 
-def test_a_rank_without_losses_says_nothing() -> None:
-    book = LossByCount(1.1)
+def test_a_rank_without_losses_is_inconclusive() -> None:
+    losses_by_count = LossByCount(1.1)
     for step in range(9):
-        book.add(step, {0: 10, 1: 20 + step})
-    assert not book.grows({0: dict.fromkeys(range(9), 1.0)})
+        losses_by_count.add(step, {0: 10, 1: 20 + step})
+    assert not losses_by_count.grows({0: dict.fromkeys(range(9), 1.0)})
 
 
 def test_memory_is_bounded() -> None:
-    book = LossByCount(1.1)
+    losses_by_count = LossByCount(1.1)
     for step in range(10 * MOST_STEPS):
-        book.add(step, {rank: 8 + rank * 8 for rank in range(100)})
-    assert len(book.steps) <= MOST_STEPS
-    assert max(map(len, book.steps.values())) == 16
-    assert all(step % book.every == 0 for step in book.steps)
+        losses_by_count.add(step, {rank: 8 + rank * 8 for rank in range(100)})
+    assert len(losses_by_count.steps) <= MOST_STEPS
+    assert max(map(len, losses_by_count.steps.values())) == 16
+    assert all(step % losses_by_count.every == 0 for step in losses_by_count.steps)

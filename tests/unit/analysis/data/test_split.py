@@ -1,4 +1,4 @@
-"""How an epoch was dealt out, and which batches ranks shared: counted exactly from what they wrote."""
+"""How an epoch was split and which batches ranks shared, counted from their records."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.aggregate.rank_data import RankData
-from ddpcheck.analysis.data.batches import MOST_PENDING, Batches, ModuleBatches
+from ddpcheck.analysis.data.batches import MOST_PENDING, Batches, ModuleBatches, Sameness, sameness
 from ddpcheck.analysis.data.collector import DataCollector
-from ddpcheck.analysis.data.same_batches import Sameness, sameness
 from ddpcheck.analysis.data.split import LoaderPass, split, unpack
 from ddpcheck.records.kinds.data import BatchRecord, EpochRecord, LoaderRecord
 from ddpcheck.records.kinds.rank import RankHeader
@@ -45,26 +44,26 @@ def passed(samples: list[int], length: int, complete: bool = True, stride: int =
     st.lists(st.lists(st.integers(0, 59), max_size=40), min_size=2, max_size=4),
 )
 def test_overlap_and_gaps_are_exact(dealt: list[list[int]]) -> None:
-    found = split({rank: passed(samples, 60) for rank, samples in enumerate(dealt)})
+    epoch_split = split({rank: passed(samples, 60) for rank, samples in enumerate(dealt)})
     holders = [sum(sample in samples for samples in dealt) for sample in range(60)]
-    assert found.overlap == sum(count > 1 for count in holders)
-    assert found.missing == sum(count == 0 for count in holders)
-    assert found.padding == max(0, sum(map(len, dealt)) - 60)
+    assert epoch_split.overlap == sum(count > 1 for count in holders)
+    assert epoch_split.missing == sum(count == 0 for count in holders)
+    assert epoch_split.padding == max(0, sum(map(len, dealt)) - 60)
 
 
-def test_an_epoch_left_early_tells_overlap_but_no_gaps() -> None:
-    found = split({0: passed([0, 2], 60, complete=False), 1: passed([2, 3], 60)})
-    assert (found.complete, found.overlap, found.missing) == (False, 1, None)
+def test_an_epoch_that_ended_early_has_overlap_but_no_gaps() -> None:
+    epoch_split = split({0: passed([0, 2], 60, complete=False), 1: passed([2, 3], 60)})
+    assert (epoch_split.complete, epoch_split.overlap, epoch_split.missing) == (False, 1, None)
 
 
 def test_datasets_of_other_lengths_are_not_compared() -> None:
-    found = split({0: passed([0, 2], 60), 1: passed([2, 3], 61)})
-    assert (found.overlap, found.missing) == (None, None)
+    epoch_split = split({0: passed([0, 2], 60), 1: passed([2, 3], 61)})
+    assert (epoch_split.overlap, epoch_split.missing) == (None, None)
 
 
 def test_counts_of_a_large_dataset_are_scaled() -> None:
-    found = split({0: passed([0, 7, 14], 35, stride=7), 1: passed([14, 21], 35, stride=7)})
-    assert (found.exact, found.overlap, found.missing) == (False, 7, 7)
+    epoch_split = split({0: passed([0, 7, 14], 35, stride=7), 1: passed([14, 21], 35, stride=7)})
+    assert (epoch_split.exact, epoch_split.overlap, epoch_split.missing) == (False, 7, 7)
 
 
 @pytest.mark.parametrize("text", ["", "not base64", base64.b64encode(b"not zlib").decode()])
@@ -72,18 +71,20 @@ def test_a_map_that_cannot_be_read_is_none(text: str) -> None:
     assert unpack(text) is None
 
 
-def test_a_map_that_unpacks_without_end_is_cut() -> None:
+def test_a_map_that_unpacks_to_too_many_bytes_is_truncated() -> None:
     bomb = base64.b64encode(zlib.compress(b"\xff" * 10_000_000)).decode()
     assert (unpack(bomb) or 0).bit_length() <= 8 << 16
 
 
 def compared(rows: list[tuple[str, ...]], variety: int = 64) -> ModuleBatches:
-    """One row a forward: what each rank's batch digests to."""
-    seen = ModuleBatches()
+    """One row per forward: the batch digest of each rank."""
+    batches = ModuleBatches()
     for forward, row in enumerate(rows):
-        said = {rank: BatchRecord(forward, digest=digest, variety=variety) for rank, digest in enumerate(row)}
-        seen.compare(forward, said)
-    return seen
+        records = {
+            rank: BatchRecord(forward, digest=digest, variety=variety) for rank, digest in enumerate(row)
+        }
+        batches.compare(forward, records)
+    return batches
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def compared(rows: list[tuple[str, ...]], variety: int = 64) -> ModuleBatches:
         # One coincidence among many.
         ([(f"b{n}", f"c{n}") for n in range(20)] + [("x", "x")], 64, Sameness.NONE),
         ([(f"b{n}", f"c{n}") for n in range(20)] + [("x", "x"), ("y", "y")], 64, Sameness.NOW_AND_THEN),
-        # Little batches meet by chance.
+        # Small batches may be equal by chance.
         ([("a", "a"), ("b", "b"), ("c", "d"), ("e", "f"), ("g", "h")], 6, Sameness.NONE),
         ([("a", "a"), ("b", "b"), ("c", "d")], 6, Sameness.DUPLICATED),
         ([(f"{n}", f"{n}") for n in range(50)], 2, Sameness.NONE),
@@ -119,22 +120,22 @@ def test_the_ranks_that_share_a_batch_are_named() -> None:
 
 
 def test_forwards_at_other_steps_are_not_compared() -> None:
-    seen = ModuleBatches()
-    seen.compare(3, {0: BatchRecord(3, step=1, digest="a"), 1: BatchRecord(3, step=2, digest="a")})
-    assert (seen.at_different_steps, seen.forwards) == (1, 0)
+    batches = ModuleBatches()
+    batches.compare(3, {0: BatchRecord(3, step=1, digest="a"), 1: BatchRecord(3, step=2, digest="a")})
+    assert (batches.at_different_steps, batches.forwards) == (1, 0)
 
 
 def test_regular_batches_have_one_usual_size() -> None:
-    seen = ModuleBatches()
+    batches = ModuleBatches()
     for forward, sizes in enumerate([(4, 4), (4, 4), (4, 1)]):
-        seen.compare(forward, {rank: BatchRecord(forward, rows=size) for rank, size in enumerate(sizes)})
-    assert (seen.rows.uneven, seen.rows.ratio, seen.rows.regular()) == (1, 4.0, True)
+        batches.compare(forward, {rank: BatchRecord(forward, rows=size) for rank, size in enumerate(sizes)})
+    assert (batches.rows.uneven, batches.rows.ratio, batches.rows.regular()) == (1, 4.0, True)
     for forward in range(3, 20):
-        seen.compare(forward, {rank: BatchRecord(forward, rows=forward + 9 * rank) for rank in (0, 1)})
-    assert not seen.rows.regular()
+        batches.compare(forward, {rank: BatchRecord(forward, rows=forward + 9 * rank) for rank in (0, 1)})
+    assert not batches.rows.regular()
 
 
-def test_what_waits_for_a_rank_is_bounded() -> None:
+def test_pending_values_are_bounded() -> None:
     batches = Batches()
     for forward in range(3 * MOST_PENDING):
         batches.add(0, MODULE, BatchRecord(forward, digest=str(forward)))
@@ -143,7 +144,7 @@ def test_what_waits_for_a_rank_is_bounded() -> None:
     assert not batches._pending
 
 
-def test_an_epoch_of_which_a_rank_says_nothing_is_left_out() -> None:
+def test_an_epoch_without_a_record_of_every_rank_is_left_out() -> None:
     attempt = Attempt("a")
     data = attempt.collector(DataCollector)
     ranks = [RankData(RankHeader(rank, 3, "node0", rank, 1, "a", 1.0)) for rank in range(3)]

@@ -11,22 +11,24 @@ from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.kinds.modules import StructureRecord
 from tests.helpers.run_builder import RunBuilder
 
-ODD = {1: ["body.bias"]}
+OUTLIERS = {1: ["body.bias"]}
 
 
 def unknown_to_reducer(build: RunBuilder) -> None:
-    build.say(1, StructureRecord(0, "replaced", "body.bias", 2, 2))
+    build.add(1, StructureRecord(0, "replaced", "body.bias", 2, 2))
 
 
 def rewritten(build: RunBuilder) -> None:
-    build.rewrite(3, [1], ODD)
+    build.rewrite(3, [1], OUTLIERS)
 
 
 def state(build: RunBuilder) -> None:
-    build.look(Stage.STATE, 3, of=TensorKind.STATE, odd=ODD, optimizer=0, hyper={0: "p", 1: "p"})
+    build.snapshot(
+        Stage.STATE, 3, of=TensorKind.STATE, outliers=OUTLIERS, optimizer=0, hyper={0: "p", 1: "p"}
+    )
 
 
-# In the order in which they take precedence; each leaves its mark before step 3.
+# In the order in which they take precedence; each shows in the records before step 3.
 CAUSES: list[tuple[str, str, Callable[[RunBuilder], None] | None]] = [
     ("DDP104", "replaced", unknown_to_reducer),
     ("DDP207", "a step was skipped on rank 1", None),
@@ -53,7 +55,7 @@ def with_causes(folder: Path, active: list[int]) -> RunBuilder:
         build.hyper(3, {0: {"0.lr": 0.1}, 1: {"0.lr": 0.2}})
     hyper = {0: "x", 1: "y"} if 4 in active else None
     forward = {1: 5} if 1 in active else None
-    return build.step(3, odd=ODD, hyper=hyper, forward=forward).end()
+    return build.step(3, outliers=OUTLIERS, hyper=hyper, forward=forward).end()
 
 
 @pytest.mark.parametrize("number", range(len(CAUSES)))
@@ -74,27 +76,29 @@ def test_the_more_exact_cause_takes_precedence(tmp_path: Path, number: int) -> N
 
 def later(build: RunBuilder) -> RunBuilder:
     unknown = StructureRecord(0, "replaced", "body.bias", 4, 4)
-    build.say(1, unknown)
-    build.rewrite(4, [1], ODD)
+    build.add(1, unknown)
+    build.rewrite(4, [1], OUTLIERS)
     build.hyper(4, {0: {"0.lr": 0.1}, 1: {"0.lr": 0.2}})
-    build.look(Stage.STATE, 4, of=TensorKind.STATE, odd=ODD, optimizer=0, hyper={0: "p", 1: "p"})
-    return build.step(4, odd=ODD, hyper={0: "x", 1: "y"}, forward={1: 9})
+    build.snapshot(
+        Stage.STATE, 4, of=TensorKind.STATE, outliers=OUTLIERS, optimizer=0, hyper={0: "p", 1: "p"}
+    )
+    return build.step(4, outliers=OUTLIERS, hyper={0: "x", 1: "y"}, forward={1: 9})
 
 
-def test_what_comes_after_the_parting_explains_nothing(tmp_path: Path) -> None:
-    build = RunBuilder(tmp_path, 2).wrap().optimizer().train(3).step(3, odd=ODD)
+def test_events_after_the_divergence_explain_nothing(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap().optimizer().train(3).step(3, outliers=OUTLIERS)
     assert later(build).end().only("DDP201").step == 3
 
 
-def test_a_parting_at_wrapping_leaves_nothing_to_explain_later(tmp_path: Path) -> None:
-    build = RunBuilder(tmp_path, 2).wrap(odd=ODD, options={"init_sync": False}).optimizer()
-    assert build.train(3, odd=ODD).end().only("DDP101").step is None
+def test_a_divergence_at_wrapping_hides_later_ones(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap(outliers=OUTLIERS, options={"init_sync": False}).optimizer()
+    assert build.train(3, outliers=OUTLIERS).end().only("DDP101").step is None
 
 
-def test_two_modules_are_two_stories(tmp_path: Path) -> None:
+def test_two_modules_have_two_findings(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().wrap(module=1)
     for step in range(3):
-        build.step(step).step(step, module=1, optimizer=1, odd=ODD if step == 2 else None)
+        build.step(step).step(step, module=1, optimizer=1, outliers=OUTLIERS if step == 2 else None)
     finding = build.end().only("DDP201")
     assert (finding.module, finding.step) == ("1", 2)
 

@@ -55,7 +55,7 @@ def test_what_a_rank_waits_in(frames: list[list[object]], kind: WaitKind) -> Non
     assert wait.kind is kind
 
 
-def test_a_collective_goes_by_the_name_that_was_called() -> None:
+def test_a_collective_has_the_name_that_the_user_called() -> None:
     frames = [
         [C10D, 3500, "all_gather"],
         [LOGGER, 83, "wrapper"],
@@ -71,10 +71,10 @@ def test_a_collective_goes_by_the_name_that_was_called() -> None:
     [
         [],
         [USER, MAIN],
-        # A module at work inside DDP's forward, and a hook of the user's inside a backward.
+        # A module that computes inside DDP's forward, and a user's hook inside a backward.
         [[f"{TORCH}/nn/modules/conv.py", 370, "_conv_forward"], [DDP, 1886, "forward"], USER],
         [["/home/me/hooks.py", 3, "hook"], *BACKWARD],
-        # Named alike, but nothing of torch's.
+        # The same names, but not torch's files.
         [["/home/me/distributed_c10d.py", 3, "barrier"], USER],
     ],
 )
@@ -87,11 +87,11 @@ def test_the_users_line() -> None:
     assert user_frame(BUFFERS) == USER
     trainer = ["/env/lib/python3.11/site-packages/lightning/trainer.py", 9, "fit"]
     assert user_frame([BARRIER[0], trainer, USER]) == USER
-    # A program that lies in a library altogether, as with `python -m`.
+    # A program that is itself a library, as with `python -m`.
     assert user_frame([BARRIER[0], trainer]) == trainer
     assert user_frame([BARRIER[0]]) is None
 
 
-def test_a_debugger_is_known() -> None:
+def test_a_debugger_is_recognised() -> None:
     assert in_debugger([["/usr/lib/python3.11/bdb.py", 90, "trace_dispatch"], USER])
     assert not in_debugger(BARRIER)

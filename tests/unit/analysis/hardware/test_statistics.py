@@ -1,4 +1,4 @@
-"""What is kept of a node's samples, however many there are."""
+"""Statistics of a node's samples, with bounded memory."""
 
 from __future__ import annotations
 
@@ -7,43 +7,51 @@ from ddpcheck.analysis.hardware.statistics import GpuSample, NodeSample, sample_
 from ddpcheck.records.node_kinds import SampleRecord
 
 
-def moment(time: float, cpu: float = 10.0, **gpu: int) -> NodeSample:
+def node_sample(time: float, cpu: float = 10.0, **gpu: int) -> NodeSample:
     moved = {"eth0": (round(100 * time), round(200 * time), 0, 0, 0, 0)}
     ranks = {"4": (77, round(time), 1, 2)}
     gpus = (GpuSample(processes={77: 5}, **gpu), GpuSample(lost="gone") if time > 500 else GpuSample(busy=1))  # type: ignore[arg-type]
     return NodeSample(time, cpu, 1000, moved, {}, ranks, gpus)
 
 
-def test_a_peak_of_one_sample_in_a_thousand_stays() -> None:
+def test_a_peak_of_one_sample_in_a_thousand_is_kept() -> None:
     node = NodeSamples("h")
     for time in range(1, 1001):
         hot = time == 333
         node.add(
-            moment(
+            node_sample(
                 float(time), 99.0 if hot else 10.0, temperature=90 if hot else 50, clock=300 if hot else 1400
             ),
             (100.0, 900.0),
         )
     assert len(node.series) <= MOST_POINTS
     assert node.count == 1000
-    tally = node.tally
-    assert (tally.cpu.most, tally.gpus[0].temperature, tally.gpus[0].lowest_clock) == (99.0, 90, 300)
-    assert tally.rates == {"eth0": (100, 200)}
-    seen = {"most_memory": 1000, "gpu_memory": 5, "storage_read": 1, "storage_written": 2, "gpus": {0}}
-    assert (tally.ranks, tally.pids, tally.gpus[0].processes) == ({"4": seen}, {77: "4"}, {77: 5})
-    assert (tally.gpus[1].lost, tally.gpus[1].count) == ("gone", 500)
+    statistics = node.statistics
+    assert (statistics.cpu.most, statistics.gpus[0].temperature, statistics.gpus[0].lowest_clock) == (
+        99.0,
+        90,
+        300,
+    )
+    assert statistics.rates == {"eth0": (100, 200)}
+    rank_row = {"most_memory": 1000, "gpu_memory": 5, "storage_read": 1, "storage_written": 2, "gpus": {0}}
+    assert (statistics.ranks, statistics.pids, statistics.gpus[0].processes) == (
+        {"4": rank_row},
+        {77: "4"},
+        {77: 5},
+    )
+    assert (statistics.gpus[1].lost, statistics.gpus[1].count) == ("gone", 500)
     assert node.opening is not None
     assert node.closing is not None
     assert (node.opening.time, node.closing.time) == (100.0, 900.0)
 
 
-def test_inside_the_steps_alone() -> None:
+def test_statistics_during_the_steps_only() -> None:
     node = NodeSamples("h")
     for time in range(1, 11):
-        node.add(moment(float(time), throttled=0x40 if time < 4 else 0, clock=100 * time), (4.0, 9.0))
+        node.add(node_sample(float(time), throttled=0x40 if time < 4 else 0, clock=100 * time), (4.0, 9.0))
     assert (node.stepping[0].count, node.stepping[0].throttling()) == (6, {})
     assert node.stepping[0].clock.row() == {"mean": 650.0, "most": 900}
-    assert node.tally.gpus[0].throttling() == {"hardware thermal slowdown": 0.3}
+    assert node.statistics.gpus[0].throttling() == {"hardware thermal slowdown": 0.3}
 
 
 def test_the_generation_of_pcie_counts_while_the_gpu_works() -> None:
@@ -51,21 +59,21 @@ def test_the_generation_of_pcie_counts_while_the_gpu_works() -> None:
     for busy, generation in ((0, 1), (80, 3), (90, 4), (0, 5)):
         gpu = GpuSample(busy=busy, pcie_link=(generation, 16))
         node.add(NodeSample(1.0, gpus=(gpu,)), None)
-    assert (node.tally.gpus[0].generation, node.tally.gpus[0].at_work) == (4, 2)
+    assert (node.statistics.gpus[0].generation, node.statistics.gpus[0].at_work) == (4, 2)
 
 
 def test_slices_at_their_most() -> None:
     node = NodeSamples("h")
     for used in ((), (5, 1), (3, 2)):
         node.add(NodeSample(1.0, gpus=(GpuSample(mig=used),)), None)
-    assert node.tally.gpus[0].mig == [5, 2]
+    assert node.statistics.gpus[0].mig == [5, 2]
 
 
 def test_throttling_is_a_share_of_samples() -> None:
     node = NodeSamples("h")
     for time in range(1, 5):
-        node.add(moment(float(time), throttled=0x40 if time == 1 else 0x1), None)
-    assert node.tally.gpus[0].throttling() == {"hardware thermal slowdown": 0.25}
+        node.add(node_sample(float(time), throttled=0x40 if time == 1 else 0x1), None)
+    assert node.statistics.gpus[0].throttling() == {"hardware thermal slowdown": 0.25}
 
 
 def test_counters_of_the_wrong_width_are_left_out() -> None:

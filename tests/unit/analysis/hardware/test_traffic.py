@@ -1,4 +1,4 @@
-"""Bytes a step, measured and expected."""
+"""Bytes per step, measured and expected."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def lan(number: int, a_second: float = BYTES) -> list[Interface]:
 
 
 @pytest.mark.parametrize(("ranks", "share"), [(1, 0.0), (2, 1.0), (4, 1.5), (8, 1.75), (0, 0.0)])
-def test_what_a_ring_makes_each_rank_send(ranks: int, share: float) -> None:
+def test_bytes_that_each_rank_of_a_ring_sends(ranks: int, share: float) -> None:
     assert ring_share(ranks) == share
 
 
 def test_two_nodes_of_one_rank(tmp_path: Path) -> None:
-    found = traffic(Cluster(tmp_path, [lan(0), lan(1)]))
-    assert (found["gradient_bytes"], found["expected"], found["why_not"]) == (BYTES, 2 * BYTES, "")
-    assert [node["host"] for node in found["nodes"]] == ["node0", "node1"]
-    node = found["nodes"][1]
+    table = traffic(Cluster(tmp_path, [lan(0), lan(1)]))
+    assert (table["gradient_bytes"], table["expected"], table["why_not"]) == (BYTES, 2 * BYTES, "")
+    assert [node["host"] for node in table["nodes"]] == ["node0", "node1"]
+    node = table["nodes"][1]
     assert (node["ranks"], node["steps"], node["seconds"]) == ([1], 59.0, 59.0)
     assert node["classes"]["network"] == {"sent": BYTES, "received": BYTES, "expected": BYTES}
     assert node["classes"]["loopback"] == {"sent": 3, "received": 3, "expected": 0}
@@ -68,12 +68,12 @@ def test_two_nodes_of_one_rank(tmp_path: Path) -> None:
 
 
 def test_the_ring_leaves_a_node_once(tmp_path: Path) -> None:
-    found = traffic(Cluster(tmp_path, [lan(0), lan(1)], per_node=4))
+    table = traffic(Cluster(tmp_path, [lan(0), lan(1)], per_node=4))
     share = round(1.75 * BYTES)
-    for node in found["nodes"]:
+    for node in table["nodes"]:
         assert node["classes"]["network"]["expected"] == share
         assert node["classes"]["loopback"]["expected"] == 3 * share
-    assert found["expected"] == 8 * share
+    assert table["expected"] == 8 * share
 
 
 @pytest.mark.parametrize(
@@ -87,21 +87,21 @@ def test_the_ring_leaves_a_node_once(tmp_path: Path) -> None:
     ],
 )
 def test_gradients_that_are_sent(tmp_path: Path, options: dict[str, Any], factor: float) -> None:
-    found = traffic(Cluster(tmp_path, [lan(0), lan(1)], **options))
-    assert found["gradient_bytes"] == factor * BYTES
+    table = traffic(Cluster(tmp_path, [lan(0), lan(1)], **options))
+    assert table["gradient_bytes"] == factor * BYTES
 
 
 def test_a_hook_decides_what_is_sent(tmp_path: Path) -> None:
-    found = traffic(Cluster(tmp_path, [lan(0), lan(1)], hook="fp16_compress_hook"))
-    assert found["expected"] is None
-    assert "fp16_compress_hook" in found["why_not"]
-    assert found["nodes"][0]["classes"]["network"]["expected"] is None
-    assert found["nodes"][0]["classes"]["network"]["sent"] == BYTES
+    table = traffic(Cluster(tmp_path, [lan(0), lan(1)], hook="fp16_compress_hook"))
+    assert table["expected"] is None
+    assert "fp16_compress_hook" in table["why_not"]
+    assert table["nodes"][0]["classes"]["network"]["expected"] is None
+    assert table["nodes"][0]["classes"]["network"]["sent"] == BYTES
 
 
 def test_nccl_inside_a_node_takes_what_is_there(tmp_path: Path) -> None:
-    found = traffic(Cluster(tmp_path, [lan(0), lan(1)], per_node=2, backend="nccl"))
-    classes = found["nodes"][0]["classes"]
+    table = traffic(Cluster(tmp_path, [lan(0), lan(1)], per_node=2, backend="nccl"))
+    classes = table["nodes"][0]["classes"]
     assert classes["network"]["expected"] == round(1.5 * BYTES)
     assert classes["loopback"]["expected"] is None
 
@@ -126,9 +126,9 @@ def test_gpus(tmp_path: Path) -> None:
 
 
 def test_short_jobs_are_not_measured(tmp_path: Path) -> None:
-    found = traffic(Cluster(tmp_path, [lan(0), lan(1)], steps=8))
-    assert found["nodes"] == []
-    assert found["why_not"] == "fewer than 10 steps between two samples"
+    table = traffic(Cluster(tmp_path, [lan(0), lan(1)], steps=8))
+    assert table["nodes"] == []
+    assert table["why_not"] == "fewer than 10 steps between two samples"
 
 
 def test_two_launchers_of_one_host_count_once(tmp_path: Path) -> None:
@@ -147,16 +147,16 @@ def test_without_samples_there_is_nothing(tmp_path: Path) -> None:
     assert (report.hardware, report.traffic) == ({}, {})
 
 
-def test_damaged_logs_cost_no_report(tmp_path: Path) -> None:
-    """Every value of a log is replaced by something else, now and then."""
+def test_damaged_logs_do_not_prevent_the_report(tmp_path: Path) -> None:
+    """Values of a log are replaced at random."""
     cluster = Cluster(tmp_path, [lan(0), lan(1)], steps=20, more_samples=GPU_SAMPLES)
     cluster.more_facts = GPU_FACTS
     cluster.build()
     path = tmp_path / "node-node0.jsonl"
-    whole = path.read_text()
+    log = path.read_text()
     dice = random.Random(5)
     for _ in range(20):
-        lines = [json.loads(line) for line in whole.splitlines()]
+        lines = [json.loads(line) for line in log.splitlines()]
         path.write_text("".join(json.dumps(_spoilt(line, dice)) + "\n" for line in lines))
         report = analyse_run(tmp_path)
         assert [finding.code for finding in report.findings if finding.code == "DDP605"] == []

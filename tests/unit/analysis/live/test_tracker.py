@@ -1,4 +1,4 @@
-"""The state of a run under way, from records that are still growing."""
+"""The state of a running job, from records that still grow."""
 
 from __future__ import annotations
 
@@ -35,51 +35,51 @@ def state_of(builder: RunBuilder, now: float = 103.0) -> LiveState:
     return tracker.state(now)
 
 
-def test_nothing_is_known_before_the_first_rank(tmp_path: Path) -> None:
+def test_the_state_before_the_first_rank(tmp_path: Path) -> None:
     _, tracker = tracked(tmp_path)
     state = tracker.state(142.0)
-    assert (state.ranks, state.steps, state.fewest_steps, state.pace) == ((), 0, 0, None)
+    assert (state.ranks, state.steps, state.fewest_steps, state.step_time) == ((), 0, 0, None)
     assert state.seconds == 42.0
 
 
-def test_a_sound_run(tmp_path: Path) -> None:
+def test_a_healthy_run(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path, 4).wrap().optimizer().train(7)
     for rank in builder.ranks:
-        # Rank 2 is late: it has nobody to wait for.
-        builder.say(rank, clocks(10_000, 500 if rank == 2 else 2500))
-        builder.say(rank, MemoryRecord(6, host=(200 + rank) * MB, high=300 * MB))
+        # Rank 2 is late: it waits for no other rank.
+        builder.add(rank, clocks(10_000, 500 if rank == 2 else 2500))
+        builder.add(rank, MemoryRecord(6, host=(200 + rank) * MB, high=300 * MB))
     state = state_of(builder)
     assert (state.world_size, state.steps, state.fewest_steps) == (4, 7, 7)
-    assert (state.agreement.compared, state.agreement.parted) == (7, False)
-    assert state.pace is not None
-    assert (state.pace.step_us, state.pace.latest_rank) == (10_000, 2)
-    assert state.pace.exposed == pytest.approx(0.05)
-    assert state.pace.late == pytest.approx(0.15)
-    assert state.pace.course_us == (10_000,) * LATEST
+    assert (state.agreement.compared, state.agreement.diverged) == (7, False)
+    assert state.step_time is not None
+    assert (state.step_time.step_us, state.step_time.latest_rank) == (10_000, 2)
+    assert state.step_time.exposed == pytest.approx(0.05)
+    assert state.step_time.late == pytest.approx(0.15)
+    assert state.step_time.recent_us == (10_000,) * LATEST
     assert [rank.memory for rank in state.ranks] == [200 * MB, 201 * MB, 202 * MB, 203 * MB]
-    assert {rank.memory_most for rank in state.ranks} == {300 * MB}
+    assert {rank.peak_memory for rank in state.ranks} == {300 * MB}
     assert {rank.status for rank in state.ranks} == {"running"}
     assert state.finding is None
 
 
-def test_ranks_that_part_are_named_with_the_rule_s_word(tmp_path: Path) -> None:
+def test_diverged_ranks_have_the_finding_of_a_rule(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path, 4).wrap().optimizer().train(3)
-    state = state_of(builder.step(3, odd={1: ["body.bias"]}))
-    assert state.agreement.parted
-    assert (state.agreement.step, state.agreement.stage, state.agreement.odd) == (3, "params", (1,))
+    state = state_of(builder.step(3, outliers={1: ["body.bias"]}))
+    assert state.agreement.diverged
+    assert (state.agreement.step, state.agreement.stage, state.agreement.outliers) == (3, "params", (1,))
     assert state.finding is not None
     assert (state.finding.code, state.finding.step, state.finding.ranks) == ("DDP201", 3, (1,))
 
 
-def test_the_first_of_several_moments_counts(tmp_path: Path) -> None:
-    builder = RunBuilder(tmp_path, 2).wrap(odd={1: ["body.bias"]}).optimizer()
-    state = state_of(builder.step(0, odd={1: ["body.bias"]}))
+def test_the_first_of_several_events_counts(tmp_path: Path) -> None:
+    builder = RunBuilder(tmp_path, 2).wrap(outliers={1: ["body.bias"]}).optimizer()
+    state = state_of(builder.step(0, outliers={1: ["body.bias"]}))
     assert (state.agreement.step, state.agreement.stage) == (None, "init.after")
     assert state.finding is not None
     assert state.finding.code == "DDP101"
 
 
-def test_progress_is_what_ranks_do_and_not_that_time_passes(tmp_path: Path) -> None:
+def test_progress_depends_on_ranks_not_on_time(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path, 2).wrap().optimizer().train(3)
     run, tracker = tracked(builder.save())
     run.poll()
@@ -94,7 +94,7 @@ def test_progress_is_what_ranks_do_and_not_that_time_passes(tmp_path: Path) -> N
 
 def test_a_rank_that_is_behind_and_one_that_raised(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path, 3).wrap().optimizer().train(4)
-    builder.look(Stage.PARAMS, 4, optimizer=0, ranks=[0, 1])
+    builder.snapshot(Stage.PARAMS, 4, optimizer=0, ranks=[0, 1])
     builder.end([1], reason="raised", error="ValueError: no")
     state = state_of(builder)
     assert [(rank.steps, rank.status) for rank in state.ranks] == [
@@ -106,19 +106,19 @@ def test_a_rank_that_is_behind_and_one_that_raised(tmp_path: Path) -> None:
     assert state.ranks[1].error == "ValueError: no"
 
 
-def test_a_second_start_of_the_job_takes_the_first_one_s_place(tmp_path: Path) -> None:
-    RunBuilder(tmp_path, 2).wrap().optimizer().train(3, odd={1: ["body.bias"]}).save()
+def test_a_restart_replaces_the_first_attempt(tmp_path: Path) -> None:
+    RunBuilder(tmp_path, 2).wrap().optimizer().train(3, outliers={1: ["body.bias"]}).save()
     again = RunBuilder(tmp_path, 2, session="a2").wrap().optimizer().train(2)
     for records in again.records.values():
         object.__setattr__(records[0], "time", 2000.0)
     state = state_of(again)
-    assert (state.attempt, state.steps, state.agreement.parted) == (1, 2, False)
+    assert (state.attempt, state.steps, state.agreement.diverged) == (1, 2, False)
 
 
 def test_a_pause_is_measured_by_the_steps(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path, 2).wrap().optimizer().train(3)
     for rank in builder.ranks:
-        builder.say(rank, clocks(6_000_000, 0))
+        builder.add(rank, clocks(6_000_000, 0))
     run, tracker = tracked(builder.save())
     run.poll()
     tracker.state(110.0)

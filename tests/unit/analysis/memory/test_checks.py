@@ -1,4 +1,4 @@
-"""Growth, unevenness and savings: what is told, and all the lively memory of sound jobs that is not."""
+"""Growth, uneven memory and savings, and healthy jobs with varying memory that are not reported."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ BASE = 600 * MIB
 
 
 def series(value: Callable[[int], float], steps: int = 200) -> Series:
-    made = Series()
+    values = Series()
     for step in range(steps):
-        made.add(step, round(value(step)))
-    return made
+        values.add(step, round(value(step)))
+    return values
 
 
 @pytest.mark.parametrize("steps", [60, 200, 5000])
@@ -37,7 +37,7 @@ def test_a_leak_is_measured(steps: int) -> None:
     assert 0 < growth.first_step < growth.last_step < steps
 
 
-def test_a_leak_in_a_noisy_job_is_found_as_well() -> None:
+def test_a_leak_in_a_noisy_job_is_detected() -> None:
     chance = random.Random(1)
     growth = growth_of(series(lambda step: BASE + step * 2 * MIB + chance.uniform(-30, 30) * MIB, 400))
     assert growth is not None
@@ -54,21 +54,21 @@ HEALTHY: dict[str, Callable[[int], float]] = {
     "saw": lambda step: BASE + step % 50 * 10 * MIB,
     "evaluation": lambda step: BASE + (step % 40 == 39) * 2000 * MIB,
     "small": lambda step: BASE + step * 0.3 * MIB,
-    "small against the whole": lambda step: 100 * BASE + step * MIB,
+    "small compared with the total": lambda step: 100 * BASE + step * MIB,
     "shrinks": lambda step: 2 * BASE - step * 2 * MIB,
 }
 
 
 @pytest.mark.parametrize("steps", [3, 10, 59, 200, 1000])
 @pytest.mark.parametrize("name", HEALTHY)
-def test_memory_of_a_sound_job_is_no_leak(name: str, steps: int) -> None:
+def test_memory_of_a_healthy_job_is_not_a_leak(name: str, steps: int) -> None:
     scaled = steps / 200 if steps > 200 else 1.0
     assert growth_of(series(lambda step: HEALTHY[name](int(step / scaled)), steps)) is None
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_random_walks_and_growing_inputs_are_no_leak(seed: int) -> None:
-    """Memory that follows the longest input so far grows too, ever more slowly; and noise goes anywhere."""
+def test_random_walks_and_growing_inputs_are_not_a_leak(seed: int) -> None:
+    """Memory that follows the longest input so far grows more and more slowly; noise may go in any direction."""
     chance = random.Random(seed)
     longest, walk, held = 0.0, 0.0, Series()
     for step in range(chance.choice([30, 80, 300])):
@@ -88,10 +88,10 @@ def test_a_series_is_bounded_and_keeps_its_shape() -> None:
 
 
 def test_a_value_holds_until_the_next() -> None:
-    made = Series()
+    values = Series()
     for step, value in ((0, 5), (10, 7), (10, 9), (3, 9)):
-        made.add(step, value)
-    assert [made.at(step) for step in (-1, 0, 9, 10, 99)] == [5, 5, 5, 7, 7]
+        values.add(step, value)
+    assert [values.at(step) for step in (-1, 0, 9, 10, 99)] == [5, 5, 5, 7, 7]
 
 
 def job(
@@ -101,9 +101,9 @@ def job(
     build = RunBuilder(folder, world_size).wrap().optimizer().train(2)
     for rank in range(world_size):
         if parts:
-            build.say(rank, MemoryPartsRecord(0, 0, 1, **parts))  # type: ignore[arg-type]
+            build.add(rank, MemoryPartsRecord(0, 0, 1, **parts))  # type: ignore[arg-type]
         for step in range(steps):
-            build.say(rank, MemoryRecord(step, host(rank, step), host(rank, step)))
+            build.add(rank, MemoryRecord(step, host(rank, step), host(rank, step)))
     return build.end()
 
 
@@ -125,7 +125,7 @@ def test_ddp501_uneven(tmp_path: Path) -> None:
     "host",
     [
         lambda rank, step: BASE + rank * 400 * MIB,  # much, but not on a host
-        lambda rank, step: 100 * BASE + rank * 1000 * MIB,  # little against the whole
+        lambda rank, step: 100 * BASE + rank * 1000 * MIB,  # little compared with the total
         lambda rank, step: BASE + (rank == 1 and step < 30) * 2000 * MIB,  # only at the start
     ],
 )
@@ -133,33 +133,33 @@ def test_ddp501_what_is_not_uneven(tmp_path: Path, host: Callable[[int, int], in
     assert job(tmp_path, host).findings("DDP501") == []
 
 
-def test_ddp501_says_nothing_of_a_short_job(tmp_path: Path) -> None:
+def test_ddp501_is_silent_about_a_short_job(tmp_path: Path) -> None:
     assert job(tmp_path, lambda rank, step: BASE + (rank + step) * 100 * MIB, steps=10).findings() == []
 
 
 def test_ddp501_names_the_part_that_differs(tmp_path: Path) -> None:
     build = job(tmp_path, lambda rank, step: BASE + rank * 700 * MIB)
     for rank in range(2):
-        build.say(rank, MemoryPartsRecord(0, 0, 1, state=rank * 690 * MIB))
+        build.add(rank, MemoryPartsRecord(0, 0, 1, state=rank * 690 * MIB))
     finding = build.only("DDP501")
     assert finding.evidence["part"] == "optimizer state"
 
 
-def test_ddp501_leaves_sharded_state_aside(tmp_path: Path) -> None:
+def test_ddp501_ignores_sharded_state(tmp_path: Path) -> None:
     build = job(tmp_path, lambda rank, step: BASE + rank * 700 * MIB)
     for rank in range(2):
-        build.say(rank, OptimizerRecord(0, "ZeroRedundancyOptimizer", 0, [[0]]))
-        build.say(rank, MemoryPartsRecord(0, 0, 1, state=rank * 690 * MIB))
+        build.add(rank, OptimizerRecord(0, "ZeroRedundancyOptimizer", 0, [[0]]))
+        build.add(rank, MemoryPartsRecord(0, 0, 1, state=rank * 690 * MIB))
     assert build.findings("DDP501") == []
 
 
 def test_ddp501_on_a_device(tmp_path: Path) -> None:
-    """On a device torch's figures count, and less of a difference is told."""
+    """On a device torch's figures count, and smaller differences are reported."""
     build = RunBuilder(tmp_path, 2).wrap().train(2)
     for rank in range(2):
         for step in range(30):
             allocated = BASE + rank * 300 * MIB
-            build.say(rank, MemoryRecord(step, BASE + step * 50 * MIB, 0, allocated, 2 * BASE, 3 * BASE))
+            build.add(rank, MemoryRecord(step, BASE + step * 50 * MIB, 0, allocated, 2 * BASE, 3 * BASE))
     report = build.end().report()
     assert [(finding.code, finding.ranks) for finding in report.findings] == [("DDP501", (1,))]
     assert report.memory is not None
@@ -172,7 +172,7 @@ def test_ddp501_a_rank_on_a_device_that_is_not_its_own(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 3).wrap().train(2)
     for rank in range(3):
         elsewhere = {"cuda:0": 500 * MIB} if rank else {}
-        build.say(rank, MemoryPartsRecord(0, 0, 1, device=f"cuda:{rank}", elsewhere=elsewhere))
+        build.add(rank, MemoryPartsRecord(0, 0, 1, device=f"cuda:{rank}", elsewhere=elsewhere))
     finding = build.end().only("DDP501")
     assert finding.ranks == (1, 2)
     assert "Rank 1 holds 524.3 MB on cuda:0, which is not its own device (cuda:1)" in finding.message
@@ -193,12 +193,12 @@ def test_ddp502_what_would_be_saved(tmp_path: Path) -> None:
     ]
 
 
-def test_ddp502_a_hook_of_the_user_s_own(tmp_path: Path) -> None:
+def test_ddp502_a_communication_hook_of_the_user(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().train(1)
     for rank in range(2):
-        build.say(rank, CommHookRecord(0, "mine", 0))
-        build.say(rank, MemoryPartsRecord(0, 0, 1, gradients=200 * MIB, buckets=200 * MIB))
-        build.say(rank, MemoryRecord(1, BASE, BASE))
+        build.add(rank, CommHookRecord(0, "mine", 0))
+        build.add(rank, MemoryPartsRecord(0, 0, 1, gradients=200 * MIB, buckets=200 * MIB))
+        build.add(rank, MemoryRecord(1, BASE, BASE))
     assert build.end().findings("DDP502") == []
 
 
@@ -221,9 +221,9 @@ def test_the_row_adds_up(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().train(1)
     for rank in range(2):
         sizes = {**SIZES, "base": 50 * MIB}
-        build.say(rank, MemoryPartsRecord(0, 0, 1, **sizes))
+        build.add(rank, MemoryPartsRecord(0, 0, 1, **sizes))
         for step in range(10):
-            build.say(rank, MemoryRecord(step, 1050 * MIB, 900 * MIB))
+            build.add(rank, MemoryRecord(step, 1050 * MIB, 900 * MIB))
     report = build.end().report()
     assert report.memory is not None
     row = report.memory["ranks"][0]

@@ -1,51 +1,51 @@
-"""What went between two addresses: all of it counts, however long the job was."""
+"""Traffic between two addresses: totals stay exact in long jobs."""
 
 from __future__ import annotations
 
 import random
 
 from ddpcheck.analysis.hardware.statistics import NodeSample, sample_from
-from ddpcheck.analysis.network.route_counters import MOST_STRETCHES, RouteCounterTable
+from ddpcheck.analysis.network.model import MOST_INTERVALS, RouteCounterTable
 from ddpcheck.records.node_kinds import SampleRecord, from_mapping
 
 PAIR = "10.0.0.1 10.0.0.2"
 
 
-def told(samples: list[tuple[float, list[int]]]) -> RouteCounterTable:
-    tallies = RouteCounterTable()
+def counters_of(samples: list[tuple[float, list[int]]]) -> RouteCounterTable:
+    table = RouteCounterTable()
     for time, row in samples:
-        tallies.add(sample_from(SampleRecord(time, connections={PAIR: row})))
-    return tallies
+        table.add(sample_from(SampleRecord(time, connections={PAIR: row})))
+    return table
 
 
-def test_a_long_job_is_kept_in_few_stretches_and_loses_nothing() -> None:
+def test_a_long_job_has_few_intervals_and_exact_totals() -> None:
     dice = random.Random(3)
     row, samples = [500, 40, 50, 1, 90, 2], []
-    for moment in range(5000):
-        samples.append((float(moment), list(row)))
+    for second in range(5000):
+        samples.append((float(second), list(row)))
         row[0] += dice.randrange(1000)
         row[1] += dice.randrange(100)
         row[3] += 1
-    tally = told(samples)[PAIR]
-    assert MOST_STRETCHES // 2 <= len(tally.stretches) <= MOST_STRETCHES
+    counters = counters_of(samples)[PAIR]
+    assert MOST_INTERVALS // 2 <= len(counters.intervals) <= MOST_INTERVALS
     last = samples[-1][1]
-    assert tally.bytes == sum(count for count, _ in tally.stretches) == last[0] - 500
-    assert abs(sum(busy for _, busy in tally.stretches) - tally.busy_seconds) < 1e-6
-    assert abs(tally.busy_seconds - (last[1] - 40) / 1e6) < 1e-9
-    assert (tally.began, tally.ended, tally.retransmits, tally.min_rtt) == (0.0, 4999.0, 4999, 90)
+    assert counters.bytes == sum(count for count, _ in counters.intervals) == last[0] - 500
+    assert abs(sum(busy for _, busy in counters.intervals) - counters.busy_seconds) < 1e-6
+    assert abs(counters.busy_seconds - (last[1] - 40) / 1e6) < 1e-9
+    assert (counters.began, counters.ended, counters.retransmits, counters.min_rtt) == (0.0, 4999.0, 4999, 90)
 
 
-def test_samples_without_connections_are_passed_over() -> None:
-    tallies = told([(1.0, [100, 1, 1, 0, 9, 1]), (3.0, [300, 2, 2, 0, 9, 1])])
-    tallies.add(NodeSample(time=4.0))
-    assert (tallies[PAIR].bytes, tallies[PAIR].ended) == (200, 3.0)
+def test_samples_without_connections_are_skipped() -> None:
+    table = counters_of([(1.0, [100, 1, 1, 0, 9, 1]), (3.0, [300, 2, 2, 0, 9, 1])])
+    table.add(NodeSample(time=4.0))
+    assert (table[PAIR].bytes, table[PAIR].ended) == (200, 3.0)
 
 
-def test_counters_that_go_back_are_not_believed() -> None:
-    tally = told([(1.0, [100, 9, 9, 0, 9, 1]), (2.0, [50, 5, 5, 0, 9, 1]), (3.0, [140, 10, 10, 0, 9, 1])])[
-        PAIR
-    ]
-    assert (tally.bytes, tally.stretches) == (40, [(40, 1e-6)])
+def test_counters_that_decrease_are_ignored() -> None:
+    counters = counters_of(
+        [(1.0, [100, 9, 9, 0, 9, 1]), (2.0, [50, 5, 5, 0, 9, 1]), (3.0, [140, 10, 10, 0, 9, 1])]
+    )[PAIR]
+    assert (counters.bytes, counters.intervals) == (40, [(40, 1e-6)])
 
 
 def test_rows_of_another_shape_are_left_out() -> None:

@@ -1,4 +1,4 @@
-"""Buckets by DDP's rule, and what is advised: against cases reckoned by hand and a known link."""
+"""DDP's bucket rule and the advice, against cases computed by hand and a known link."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ddpcheck.analysis.overlap.collector import ProfileCollector
 from ddpcheck.analysis.overlap.link_model import Bucket, GlooLink, Gradient, LinkModel, laid_out
 from ddpcheck.analysis.overlap.model import BucketOverlap, BucketPart
 from ddpcheck.records.kinds.modules import ModuleRecord
-from ddpcheck.records.kinds.profile import ReadyRecord
 from ddpcheck.records.kinds.rank import RankHeader
+from ddpcheck.records.kinds.timing import ReadyRecord
 
 MS = 1_000_000
 
@@ -55,8 +55,8 @@ class Job:
         order = list(reversed(range(count)))
         after = [round(n * gap_ms * 1000) for n in range(count)]
         ready = [
-            Gradient(rows[place][2][0] * 4, "float32", at * 1000)
-            for place, at in zip(order, after, strict=True)
+            Gradient(rows[index][2][0] * 4, "float32", at * 1000)
+            for index, at in zip(order, after, strict=True)
         ]
         self.gradients, self.link = ready, link
         buckets = laid_out(ready, limits)
@@ -75,7 +75,7 @@ class Job:
         ]
 
     def backward_ns(self, limits: list[int]) -> float:
-        """What another layout takes on the true link."""
+        """The time of another layout on the true link."""
         return max(self.link.finish(laid_out(self.gradients, limits)), self.gradients[-1].ready_ns)
 
     def advice(self) -> object:
@@ -170,7 +170,7 @@ def test_no_advice_from_a_single_backward_or_a_rank_that_is_missing() -> None:
     assert job.advice() is None
 
 
-def test_no_advice_to_a_rank_that_is_alone() -> None:
+def test_no_advice_for_a_single_rank() -> None:
     assert Job([2] * 12, 30, [1 * MIB, 25 * MIB], SLOW_GLOO, ranks=1).advice() is None
 
 

@@ -1,4 +1,4 @@
-"""When ranks computed: short pauses are closed, others stay, and very many ranks are left out."""
+"""Compute intervals: short gaps are closed, and very many ranks are left out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_pieces_count_from_the_origin_and_only_pauses_that_show_are_kept(tmp_pat
     result = analyse(traces)
     origin = result.origin_ns // 1000
     for rank, pieces in computing(traces, result).items():
-        said = [(start // 1000 + origin, end // 1000 + origin) for start, end in pieces]
-        assert said == [(100, 900), (1200, 1600 + rank)]
+        absolute = [(start // 1000 + origin, end // 1000 + origin) for start, end in pieces]
+        assert absolute == [(100, 900), (1200, 1600 + rank)]
     assert computing([replace(traces[0], compute=())], result) == {0: ()}
     assert computing([traces[0]] * (MOST_RANKS + 1), result) == {}

@@ -1,4 +1,4 @@
-"""A link fitted to reductions: known ones are found again, and what cannot be told is not made up."""
+"""Link models fitted to reductions: known links are recovered, and insufficient data gives no fit."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MIB = 1 << 20
 def seen_on(
     true: LinkModel, buckets: list[Bucket], noise: float = 0.0, seed: int = 0
 ) -> list[ObservedReduction]:
-    """Four backwards, the times of which scatter by that share."""
+    """Four backwards whose times vary by that share."""
     chance = random.Random(seed)
-    seen = []
+    observed = []
     for bucket, (start, end) in zip(buckets, true.reduce(buckets), strict=True):
         took = [(end - start) * (1 + chance.gauss(0, noise)) for _ in range(4)]
-        seen.append(ObservedReduction(bucket, median(took), stdev(took) / 2))
-    return seen
+        observed.append(ObservedReduction(bucket, median(took), stdev(took) / 2))
+    return observed
 
 
 @pytest.mark.parametrize("kind", [LinkModel(0, 0), GlooLink(0, 0), GlooLink(0, 0, ranks=8)])
@@ -39,13 +39,13 @@ def test_a_known_link_is_found_again(kind: LinkModel, spacing: int) -> None:
     if kind == LinkModel(0, 0):
         assert fit.link.latency_ns == pytest.approx(2 * MS, rel=0.5)
     else:
-        # Behind the bytes of the other reduction hardly any of it can be seen.
+        # The transfer of the other reduction hides nearly all of it.
         assert 0 <= fit.link.latency_ns < 3 * MS
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_overlapping_reductions_do_not_make_a_latency_up(seed: int) -> None:
-    # The second begins while the first moves bytes: 300 ms on a faster link would look the same as none.
+def test_overlapping_reductions_do_not_imply_a_latency(seed: int) -> None:
+    # The second begins while the first moves bytes: 300 ms on a faster link would fit as well as none.
     buckets = [Bucket(5_322_240, 970 * MS), Bucket(1_774_080, 1334 * MS)]
     fit = fitted(GlooLink(0, 0), seen_on(GlooLink(3 * MS, 170), buckets, 0.05, seed))
     assert fit is not None
@@ -54,7 +54,7 @@ def test_overlapping_reductions_do_not_make_a_latency_up(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_latency_that_shows_is_told(seed: int) -> None:
+def test_a_significant_latency_is_fitted(seed: int) -> None:
     sizes = [0.25] * 12 + [1] + [0.25] * 12 + [1]
     buckets = [Bucket(round(size * MIB), number * 5 * MS) for number, size in enumerate(sizes)]
     fit = fitted(GlooLink(0, 0), seen_on(GlooLink(60 * MS, 170), buckets, 0.05, seed))
@@ -63,19 +63,19 @@ def test_a_latency_that_shows_is_told(seed: int) -> None:
 
 
 def test_short_reductions_do_not_decide_the_bandwidth() -> None:
-    # As measured on 25 Mbit/s: the link's buffer takes 64 KiB at once, which is a lot of the small one.
-    seen = [
+    # As measured on 25 Mbit/s: the buffer of the link takes 64 KiB at once, a large share of the small reduction.
+    observed = [
         ObservedReduction(Bucket(263_168, 0), 69 * MS, 5 * MS),
         ObservedReduction(Bucket(3_150_848, 800 * MS), 1234 * MS, 48 * MS),
     ]
-    fit = fitted(GlooLink(0, 0), seen)
+    fit = fitted(GlooLink(0, 0), observed)
     assert fit is not None
     assert fit.link.ns_per_byte * 3_150_848 == pytest.approx(1234 * MS, rel=0.05)
     assert fit.error < 0.1
 
 
 @pytest.mark.parametrize(
-    "seen",
+    "observed",
     [
         [],
         [ObservedReduction(Bucket(MIB, 0), MS)],
@@ -83,8 +83,8 @@ def test_short_reductions_do_not_decide_the_bandwidth() -> None:
         [ObservedReduction(Bucket(MIB, 0), MS), ObservedReduction(Bucket(4 * MIB, 50), 0)],
     ],
 )
-def test_what_tells_no_link(seen: list[ObservedReduction]) -> None:
-    assert fitted(LinkModel(0, 0), seen) is None
+def test_measurements_that_do_not_determine_a_link(observed: list[ObservedReduction]) -> None:
+    assert fitted(LinkModel(0, 0), observed) is None
 
 
 def test_one_by_one() -> None:
@@ -93,7 +93,7 @@ def test_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 64])
-def test_gloo_alone_takes_its_latency_and_its_bytes(ranks: int) -> None:
+def test_a_single_gloo_reduction_takes_latency_and_transfer(ranks: int) -> None:
     # Two messages of every rank: they come one after the other, and the last one of a round is waited for.
     (times,) = GlooLink(latency_ns=0, ns_per_byte=1, ranks=ranks).reduce([Bucket(4800, 100)])
     assert times == (100, pytest.approx(4900))
@@ -101,7 +101,7 @@ def test_gloo_alone_takes_its_latency_and_its_bytes(ranks: int) -> None:
     assert times == (100, pytest.approx(160))
 
 
-def test_messages_of_gloo_go_in_the_order_in_which_they_come() -> None:
+def test_gloo_sends_messages_in_order() -> None:
     link = GlooLink(latency_ns=0, ns_per_byte=1)
     # Four messages of 100 and four of 10. The small ones pass two by two: at 220, and the others at 440.
     assert link.reduce([Bucket(400, 0), Bucket(40, 0)]) == [(0, 420), (0, 440)]

@@ -1,4 +1,4 @@
-"""The start-up: stages add up, and the scenario is told by what was measured."""
+"""The start-up: stages add up, and the scenario follows from measurements."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def test_a_row() -> None:
     assert row["host_memory"] == {"group": 300 * MB, "wrap": 800 * MB, "step": 1200 * MB}
 
 
-def test_a_rank_that_never_came_to_its_first_step() -> None:
+def test_a_rank_that_never_reached_its_first_step() -> None:
     row = timeline(0, "node0", way(load())[:4])
     assert (row["total"], row["script"], row["wrap"], row["load"]) == (None, None, None, 2.0)
 
 
 def report(folder: Path, ways: list[list[StartupRecord]], differ: bool = False) -> StartupTable:
-    odd = dict.fromkeys(range(1, len(ways)), NAMES) if differ else None
-    build = RunBuilder(folder, len(ways)).wrap(odd_before=odd).train(1)
+    outliers = dict.fromkeys(range(1, len(ways)), NAMES) if differ else None
+    build = RunBuilder(folder, len(ways)).wrap(outliers_before=outliers).train(1)
     for rank, records in enumerate(ways):
         for record in records:
-            build.say(rank, record)
+            build.add(rank, record)
     startup = build.end().report().startup
     assert startup is not None
     return startup
@@ -79,14 +79,14 @@ def test_scenario_a_every_rank_reads_the_same_file(tmp_path: Path) -> None:
 
 
 def test_scenario_a_on_two_nodes(tmp_path: Path) -> None:
-    """The page cache serves its own node: storage is asked once on each."""
+    """Each node has its own page cache and reads from storage once."""
     build = RunBuilder(tmp_path, 4).wrap().train(1)
     for rank in range(4):
         header = build.records[rank][0]
         assert isinstance(header, RankHeader)
         build.records[rank][0] = replace(header, host=f"node{rank // 2}")
         for record in way(load(storage=0 if rank % 2 else SIZE)):
-            build.say(rank, record)
+            build.add(rank, record)
     startup = build.end().report().startup
     assert startup is not None
     assert [(row["rank"], row["host"]) for row in startup["ranks"]] == [
@@ -109,11 +109,11 @@ def test_scenario_a_on_two_nodes(tmp_path: Path) -> None:
     )
 
 
-def test_many_nodes_are_not_all_told(tmp_path: Path) -> None:
+def test_many_nodes_are_not_all_listed(tmp_path: Path) -> None:
     rows = [timeline(rank, f"node{rank}", way(load())) for rank in range(6)]
-    said = node_summary(reads_by_node(rows))
-    assert "node3 500.0 MB (nothing from storage) and 2 more nodes." in said
-    assert "node4" not in said
+    summary = node_summary(reads_by_node(rows))
+    assert "node3 500.0 MB (nothing from storage) and 2 more nodes." in summary
+    assert "node4" not in summary
 
 
 def test_one_reader_on_one_of_two_nodes() -> None:
@@ -162,7 +162,7 @@ def test_scenario_b_built_in_code(tmp_path: Path, differ: bool) -> None:
         ({"moved": 0, "staged": 4 * MB, "read": 0}, False),
     ],
 )
-def test_a_direct_read_is_told_by_what_was_measured(
+def test_a_direct_read_is_recognised_by_measured_memory(
     tmp_path: Path, measured: dict[str, int], direct: bool
 ) -> None:
     record = load(**measured)
@@ -177,12 +177,12 @@ def test_copies_to_a_device(tmp_path: Path) -> None:
     slow = StartupRecord("copy", 106.0, 1.0, via="Module.to", bytes=SIZE, device=SIZE, moved=SIZE)
     startup = report(tmp_path, [way(copy), way(slow)])
     assert (startup["copied_bytes"], startup["copy_rate"]) == (2 * SIZE, 500 * MB)
-    # What a device is asked to do is not done when the call returns.
+    # Work on a device is not complete when the call returns.
     assert startup["broadcast_rate"] is None
     assert startup["ranks"][0]["device_memory"] == {"copy": SIZE}
 
 
-def test_files_without_a_name_count_by_what_was_read() -> None:
+def test_files_without_a_name_count_by_bytes_read() -> None:
     row = timeline(0, "node0", way(StartupRecord("load", 103.0, 1.0, via="torch.load", read=7 * MB)))
     assert (row["loaded_bytes"], row["files"]) == (7 * MB, [])
 

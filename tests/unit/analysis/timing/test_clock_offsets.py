@@ -1,4 +1,4 @@
-"""Clocks of hosts, from the ends of backwards that all ranks come to together."""
+"""Clock offsets of hosts, from the common ends of backwards."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ HERE = {rank: header(rank).host for rank in range(4)}
 
 def clocks(steps: int, offset: float = 0.0, jitter: float = 0.001, late: int = -1) -> ClockOffsets:
     random = Random(0)
-    found = ClockOffsets()
+    offsets = ClockOffsets()
     for number in range(1, steps + 1):
         for rank in range(4):
             when = 1000.0 + number + random.expovariate(1 / jitter) + (offset if rank > 1 else 0.0)
             when += 5.0 if number == late and rank > 1 else 0.0
             record = BackwardRecord(number=number, step=number, local="", reduced="", root="", time=when)
-            found.add(header(rank), MODULE, record)
-    return found
+            offsets.add(header(rank), MODULE, record)
+    return offsets
 
 
 @pytest.mark.parametrize("offset", [-3.0, 0.0, 0.25, 40.0])
-def test_an_offset_is_found_within_its_uncertainty(offset: float) -> None:
+def test_an_offset_is_estimated_within_its_uncertainty(offset: float) -> None:
     first, second = clocks(200, offset).hosts(HERE, {})
     assert (first.host, first.reference, first.offset) == ("host0", True, 0.0)
     assert (second.host, second.ranks, second.moments) == ("host1", (2, 3), 198)
@@ -48,12 +48,12 @@ def test_one_late_step_does_not_move_it() -> None:
 
 
 def test_ends_may_lie_as_far_apart_as_ranks_wait() -> None:
-    """Over a slow link one host comes to the end later every time, as if its clock were ahead."""
-    found = clocks(200, offset=0.03)
-    _, second = found.hosts(HERE, {}, {0: 0.002, 1: 0.15, 2: 0.12, 3: 0.1})
+    """Over a slow link one host always ends later, as if its clock were ahead."""
+    offsets = clocks(200, offset=0.03)
+    _, second = offsets.hosts(HERE, {}, {0: 0.002, 1: 0.15, 2: 0.12, 3: 0.1})
     assert second.offset == pytest.approx(0.03, abs=0.001)
     assert second.uncertainty == 0.1
-    _, second = found.hosts(HERE, {}, {0: 0.0001, 1: 0.00005, 2: 0.0003})
+    _, second = offsets.hosts(HERE, {}, {0: 0.0001, 1: 0.00005, 2: 0.0003})
     assert second.uncertainty is not None
     assert 0.0003 < second.uncertainty < 0.002
 
@@ -75,8 +75,8 @@ def test_hosts_whose_records_are_elsewhere_are_listed() -> None:
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddpcheck.analysis.timing.clock_offsets._MOST_OPEN", 16)
     monkeypatch.setattr("ddpcheck.analysis.timing.clock_offsets._MOST_KEPT", 32)
-    found = clocks(2000, 0.5)
-    assert len(found._open) <= 16
-    _, second = found.hosts(HERE, {})
+    offsets = clocks(2000, 0.5)
+    assert len(offsets._open) <= 16
+    _, second = offsets.hosts(HERE, {})
     assert 16 <= second.moments <= 33
     assert second.offset == pytest.approx(0.5, abs=0.002)

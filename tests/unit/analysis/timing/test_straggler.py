@@ -1,4 +1,4 @@
-"""Page faults that take a good part of the step."""
+"""Page faults that take a large share of the step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def row(rank: int, faults: int | None, kernel_us: int | None, step_us: int = 12_
     return RankTime(rank, spent, {}, 0, 0, faults=faults, kernel_us=kernel_us)
 
 
-def test_the_rank_that_loses_most_is_told_of() -> None:
+def test_the_rank_that_loses_most_is_reported() -> None:
     rows = [row(0, 1_000, 2_400), row(1, 2_500, 6_000), row(2, 9_000, 100)]
     assert refaults_in(rows) == Refaults(rank=1, faults=2_500, share=0.5)
 
@@ -23,9 +23,9 @@ def test_the_rank_that_loses_most_is_told_of() -> None:
     [(2_500, 1_000), (100, 6_000), (None, None)],
     ids=["little", "something else", "not known"],
 )
-def test_nothing_worth_a_word(faults: int | None, kernel_us: int | None) -> None:
+def test_nothing_worth_reporting(faults: int | None, kernel_us: int | None) -> None:
     assert refaults_in([row(0, 2_000, 600), row(1, faults, kernel_us)]) is None
 
 
-def test_of_no_steps_nothing_is_said() -> None:
+def test_without_steps_nothing_is_reported() -> None:
     assert refaults_in([row(0, 10, 10, step_us=0)]) is None

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: shares, late ranks and scaling, from clocks made by hand."""
+"""Time tables: phases, stragglers and scaling, from synthetic step times."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def clocks(
 ) -> dict[int, StepTimeSeries]:
     """Ranks that meet once in a step: each waits for the last to arrive and for the transfer."""
     draw = random.Random(1)
-    made = {rank: StepTimeSeries() for rank in range(world_size)}
+    series = {rank: StepTimeSeries() for rank in range(world_size)}
     for step in range(steps):
         parts = {
             rank: {
                 name: USUAL[name] + more(rank, step).get(name, 0) + draw.randint(0, noise) for name in USUAL
             }
-            for rank in made
+            for rank in series
         }
         longest = max(sum(own.values()) for own in parts.values())
-        for rank, clock in made.items():
+        for rank, clock in series.items():
             own = dict(parts[rank])
             wait = longest - sum(own.values()) + TRANSFER
             del own["other"]
@@ -53,11 +53,11 @@ def clocks(
             clock.add(
                 ClockRecord(step, total=total, wait=[wait], watching=[50], queued=[queued(rank)], **columns)
             )
-    return made
+    return series
 
 
-def table(made: dict[int, StepTimeSeries]) -> TimeTable:
-    [only] = time_tables(made, [tuple(made)])
+def table(series: dict[int, StepTimeSeries]) -> TimeTable:
+    [only] = time_tables(series, [tuple(series)])
     return only
 
 
@@ -78,46 +78,46 @@ def test_two_of_four_ranks_are_late() -> None:
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_even_ranks_with_noise_are_not_accused(world_size: int) -> None:
+def test_even_ranks_with_noise_have_no_straggler(world_size: int) -> None:
     assert table(clocks(world_size, steps=200, noise=8_000)).straggler is None
 
 
-def test_a_rank_that_is_late_by_turns_is_not_accused() -> None:
-    made = clocks(4, more=lambda rank, step: {"forward": 15_000} if step % 4 == rank else {})
-    assert table(made).straggler is None
+def test_ranks_that_are_late_in_turn_are_not_stragglers() -> None:
+    series = clocks(4, more=lambda rank, step: {"forward": 15_000} if step % 4 == rank else {})
+    assert table(series).straggler is None
 
 
-def test_a_rank_that_was_late_for_a_while_is_not_accused() -> None:
-    made = clocks(2, more=lambda rank, step: {"forward": 15_000} if rank == 1 and step < 30 else {})
-    assert table(made).straggler is None
+def test_a_rank_that_was_late_for_a_while_is_not_a_straggler() -> None:
+    series = clocks(2, more=lambda rank, step: {"forward": 15_000} if rank == 1 and step < 30 else {})
+    assert table(series).straggler is None
 
 
-def test_a_small_delay_is_let_pass() -> None:
+def test_a_small_delay_is_not_reported() -> None:
     assert table(clocks(2, more=lambda rank, _: {"forward": 1_900 * rank})).straggler is None
     assert table(clocks(2, more=lambda rank, _: {"forward": 3_500 * rank})).straggler is not None
 
 
-def test_a_short_job_is_not_judged() -> None:
+def test_a_short_job_is_not_evaluated() -> None:
     assert time_tables(clocks(2, steps=24), [(0, 1)]) == ()
     quick = clocks(2, steps=30, more=lambda rank, _: {"forward": 4_000 * rank, "backward": -24_000})
     # Less than a second in all.
     assert table(quick).straggler is None
 
 
-def test_waiting_that_no_work_explains_is_no_late_rank() -> None:
-    """As where a rank is first in every collective by the way the backend goes about it."""
-    made = clocks(2, steps=0)
+def test_waiting_without_extra_work_is_not_a_straggler() -> None:
+    """For example because the backend always serves one rank first."""
+    series = clocks(2, steps=0)
     for step in range(60):
-        for rank, clock in made.items():
+        for rank, clock in series.items():
             wait = 20_000 if rank else 5_000
             columns: dict[str, Any] = {name: [USUAL[name]] for name in USUAL if name != "other"}
             clock.add(ClockRecord(step, total=[80_000], wait=[wait], watching=[0], queued=[0], **columns))
-    # The one who waits less has more of its time left over, but for the rest of it nobody waited.
-    late = table(made).straggler
+    # The rank that waits less has more time in `other`, but no rank waited for that.
+    late = table(series).straggler
     assert late is None or late.part == "other"
 
 
-def test_a_busy_host_is_told_from_a_slow_rank() -> None:
+def test_a_busy_host_is_distinguished_from_a_slow_rank() -> None:
     slow = lambda rank, _: {"forward": 10_000 * rank}  # noqa: E731
     alone = table(clocks(2, more=slow)).straggler
     crowded = table(clocks(2, more=slow, queued=lambda rank: 9_000 * rank)).straggler
@@ -129,7 +129,7 @@ def test_a_busy_host_is_told_from_a_slow_rank() -> None:
     assert unknown.queued_us is None
 
 
-def test_memory_that_is_taken_anew_is_told_from_a_slow_rank() -> None:
+def test_refaults_are_distinguished_from_a_slow_rank() -> None:
     slow = lambda rank, _: {"forward": 10_000 * rank}  # noqa: E731
     given_back = table(clocks(2, more=slow, faulted=lambda rank: (10 + 5_000 * rank, 400 + 9_000 * rank)))
     # The kernel was busy with something else, or not for long enough.
@@ -187,29 +187,29 @@ def test_scaling_with_a_late_rank() -> None:
     assert sum(shares) == pytest.approx(1, abs=1e-3)
 
 
-def test_parts_of_a_rank_come_to_its_step() -> None:
+def test_phases_of_a_rank_add_up_to_its_step() -> None:
     row = table(clocks(2, noise=3_000)).ranks[0]
     assert sum(part.mean_us for part in row.parts.values()) == pytest.approx(row.step.mean_us, abs=3)
     assert row.parts["forward"].p90_us >= row.parts["forward"].median_us
 
 
 def test_pauses_are_left_out() -> None:
-    made = clocks(2, more=lambda rank, step: {"other": 500_000} if step % 10 == 0 and rank == 0 else {})
-    found = table(made)
-    assert found.pauses == 3
-    assert found.ranks[0].parts["other"].mean_us == USUAL["other"]
-    assert found.straggler is None
+    series = clocks(2, more=lambda rank, step: {"other": 500_000} if step % 10 == 0 and rank == 0 else {})
+    result = table(series)
+    assert result.pauses == 3
+    assert result.ranks[0].parts["other"].mean_us == USUAL["other"]
+    assert result.straggler is None
 
 
-def test_a_long_run_is_thinned_out_alike_on_all_ranks() -> None:
-    made = clocks(2, steps=3 * MOST_STEPS)
-    assert [len(clock.steps) <= MOST_STEPS for clock in made.values()] == [True, True]
-    found = table(made)
-    assert found.every == 4
-    assert found.ranks[0].parts["forward"].median_us == USUAL["forward"]
+def test_a_long_run_is_downsampled_alike_on_all_ranks() -> None:
+    series = clocks(2, steps=3 * MOST_STEPS)
+    assert [len(clock.steps) <= MOST_STEPS for clock in series.values()] == [True, True]
+    result = table(series)
+    assert result.every == 4
+    assert result.ranks[0].parts["forward"].median_us == USUAL["forward"]
 
 
-def test_clocks_of_a_device_take_the_place_of_the_hosts() -> None:
+def test_device_times_replace_host_times() -> None:
     clock = StepTimeSeries()
     device = {
         "total": [60_000],
@@ -238,43 +238,43 @@ def test_clocks_of_a_device_take_the_place_of_the_hosts() -> None:
     assert list(clock.steps) == [0]
 
 
-def test_columns_of_unequal_length_are_passed_over() -> None:
+def test_columns_of_unequal_length_are_skipped() -> None:
     clock = StepTimeSeries()
     clock.add(ClockRecord(0, total=[5, 6], data=[1]))
     assert list(clock.steps) == []
 
 
 def test_the_clock_that_ddp_has_of_its_own() -> None:
-    made = clocks(2, more=lambda rank, _: {"forward": 10_000 * rank})
-    assert table(made).cross_check is None
-    made[0].add(ClockRecord(0, ddp={"communication": 12_500, "overlap": 100}))
-    assert table(made).cross_check is None
+    series = clocks(2, more=lambda rank, _: {"forward": 10_000 * rank})
+    assert table(series).cross_check is None
+    series[0].add(ClockRecord(0, ddp={"communication": 12_500, "overlap": 100}))
+    assert table(series).cross_check is None
     # Nothing of it was hidden: DDP then has no average.
-    made[1].add(ClockRecord(0, ddp={"communication": 3_600}))
-    check = table(made).cross_check
+    series[1].add(ClockRecord(0, ddp={"communication": 3_600}))
+    check = table(series).cross_check
     assert check is not None
     assert (check.wait_us, check.ddp_wait_us) == (TRANSFER + 5_000, (12_400 + 3_600) // 2)
-    assert table(made).ranks[0].ddp_us == {"communication": 12_500, "overlap": 100}
+    assert table(series).ranks[0].ddp_us == {"communication": 12_500, "overlap": 100}
 
 
-def test_a_group_with_a_silent_rank_has_no_table() -> None:
+def test_a_group_with_a_rank_without_records_has_no_table() -> None:
     assert time_tables(clocks(2), [(0, 1, 2)]) == ()
 
 
-def say(build: RunBuilder, made: dict[int, StepTimeSeries]) -> RunBuilder:
+def add_clocks(build: RunBuilder, series: dict[int, StepTimeSeries]) -> RunBuilder:
     """The same clocks, as records."""
-    for rank, clock in made.items():
+    for rank, clock in series.items():
         names = ("total", "data", "forward", "backward", "wait", "optimizer", "watching", "queued")
         columns: dict[str, Any] = {name: list(clock.columns[name]) for name in names}
-        build.say(rank, ClockRecord(0, **columns))
+        build.add(rank, ClockRecord(0, **columns))
     return build
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ddp402(tmp_path: Path, world_size: int) -> None:
-    made = clocks(world_size, more=lambda rank, _: {"data": 10_000} if rank == 1 else {})
+    series = clocks(world_size, more=lambda rank, _: {"data": 10_000} if rank == 1 else {})
     build = RunBuilder(tmp_path, world_size).wrap().train(40)
-    finding = say(build, made).end().only("DDP402")
+    finding = add_clocks(build, series).end().only("DDP402")
     assert (finding.severity.value, finding.ranks, finding.stage) == ("warning", (1,), "data")
     assert finding.message == (
         "Rank 1 is a straggler: it costs 10.0 ms per step. That is 16 % of 63.0 ms, in 35 of 35 steps. "
@@ -283,16 +283,16 @@ def test_ddp402(tmp_path: Path, world_size: int) -> None:
     assert "workers" in finding.fix
 
 
-def test_ddp402_is_a_note_where_processors_lack(tmp_path: Path) -> None:
-    made = clocks(2, more=lambda rank, _: {"forward": 10_000 * rank}, queued=lambda rank: 9_000 * rank)
-    build = say(RunBuilder(tmp_path, 2).wrap().train(40), made).end()
+def test_ddp402_is_a_note_without_enough_processors(tmp_path: Path) -> None:
+    series = clocks(2, more=lambda rank, _: {"forward": 10_000 * rank}, queued=lambda rank: 9_000 * rank)
+    build = add_clocks(RunBuilder(tmp_path, 2).wrap().train(40), series).end()
     [finding] = build.findings("DDP402")
     assert finding.severity.value == "note"
     assert "processor" in finding.cause
 
 
-def test_nothing_is_said_of_even_ranks(tmp_path: Path) -> None:
-    build = say(RunBuilder(tmp_path, 2).wrap().train(40), clocks(2, noise=4_000)).end()
+def test_nothing_is_reported_for_even_ranks(tmp_path: Path) -> None:
+    build = add_clocks(RunBuilder(tmp_path, 2).wrap().train(40), clocks(2, noise=4_000)).end()
     assert build.findings("DDP402") == []
-    [found] = build.report().time
-    assert (found.group, found.steps, found.first_step, found.last_step) == ((0, 1), 35, 5, 39)
+    [result] = build.report().time
+    assert (result.group, result.steps, result.first_step, result.last_step) == ((0, 1), 35, 5, 39)

@@ -9,7 +9,7 @@ import pytest
 
 from ddpcheck.launcher.hang.classifier import ActivitySample, RankActivityState, classify
 from ddpcheck.launcher.process.process_table import TICKS_PER_SECOND, Activity
-from ddpcheck.records.kinds.hang import StackRecord
+from ddpcheck.records.kinds.rank import StackRecord
 from tests.unit.analysis.hang.test_stacks import BACKWARD, BARRIER, MAIN, USER
 
 SECONDS = 150.0

@@ -19,8 +19,7 @@ from ddpcheck.launcher.hang import detector
 from ddpcheck.launcher.hang.detector import HangDetector
 from ddpcheck.launcher.process.process_table import Activity, process_start
 from ddpcheck.launcher.process.supervise import StopRequest
-from ddpcheck.records.kinds.hang import StackRecord
-from ddpcheck.records.kinds.rank import FaultRecord
+from ddpcheck.records.kinds.rank import FaultRecord, StackRecord
 from ddpcheck.records.node_log import NodeLog
 from ddpcheck.records.registry import to_line
 from tests.helpers.run_builder import RunBuilder
@@ -37,8 +36,8 @@ class Watched:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, world_size: int = 2) -> None:
         self.now = 0.0
         self.folder = folder / "run"
-        self.board = folder / "board"
-        create_exchange(self.board)
+        self.exchange_file = folder / "exchange"
+        create_exchange(self.exchange_file)
         self.sleepers = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
         self.build = RunBuilder(self.folder, world_size)
         self.beats = [1, 1]
@@ -53,10 +52,15 @@ class Watched:
         for rank in range(2, world_size):
             del self.build.records[rank]
         self.build.save()
-        monkeypatch.setattr(detector, "signs", lambda path: self.signs())
-        monkeypatch.setattr(detector, "ask", lambda path, number: self.asked(number))
+        monkeypatch.setattr(detector, "heartbeats", lambda path: self.heartbeats())
+        monkeypatch.setattr(detector, "request_stacks", lambda path, number: self.asked(number))
         monkeypatch.setattr(detector, "read_activity", lambda pid, *_: self.activities[self.rank_of(pid)])
-        config = Config(run_dir=str(self.folder), run_id="test", board=str(self.board), hang_timeout=TIMEOUT)
+        config = Config(
+            run_dir=str(self.folder),
+            run_id="test",
+            exchange_file=str(self.exchange_file),
+            hang_timeout=TIMEOUT,
+        )
         self.run = RunReader(self.folder)
         self.log = NodeLog(self.folder, host="here")
         self.watch = HangDetector(self.run, self.log, config, clock=lambda: self.now)
@@ -64,7 +68,7 @@ class Watched:
     def rank_of(self, pid: int) -> int:
         return [sleeper.pid for sleeper in self.sleepers].index(pid)
 
-    def signs(self) -> dict[int, Heartbeat]:
+    def heartbeats(self) -> dict[int, Heartbeat]:
         return {sleeper.pid: Heartbeat(self.beats[rank]) for rank, sleeper in enumerate(self.sleepers)}
 
     def asked(self, number: int) -> None:

@@ -11,16 +11,21 @@ import pytest
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.errors import NotOneJob, OutputFolderError, RunNotFound
 from ddpcheck.launcher.multi_node.merge import merge_runs
-from ddpcheck.records.kinds.nodes import NodeMismatchRecord, NodesRecord
-from ddpcheck.records.kinds.rank import RankHeader
+from ddpcheck.records.kinds.rank import NodeMismatchRecord, NodesRecord, RankHeader
 from tests.helpers.run_builder import RunBuilder
 
-ODD = {1: ["body.bias"]}
+OUTLIERS = {1: ["body.bias"]}
 
 
-def split(folder: Path, session: str = "a" * 32, odd: dict[int, list[str]] | None = None) -> list[Path]:
+def split(folder: Path, session: str = "a" * 32, outliers: dict[int, list[str]] | None = None) -> list[Path]:
     """The run folders of two nodes, one rank each, without shared storage."""
-    build = RunBuilder(folder / "all", 2, session=session).wrap().optimizer().train(4, odd=odd or {}).end()
+    build = (
+        RunBuilder(folder / "all", 2, session=session)
+        .wrap()
+        .optimizer()
+        .train(4, outliers=outliers or {})
+        .end()
+    )
     build.save()
     parts = []
     for rank in (0, 1):
@@ -38,7 +43,7 @@ def split(folder: Path, session: str = "a" * 32, odd: dict[int, list[str]] | Non
 
 
 def test_a_merged_run_has_findings_across_nodes(tmp_path: Path) -> None:
-    parts = split(tmp_path, odd=ODD)
+    parts = split(tmp_path, outliers=OUTLIERS)
     whole = merge_runs(parts, tmp_path / "whole")
     [finding] = analyse_run(whole).findings
     assert finding.code == "DDP201"

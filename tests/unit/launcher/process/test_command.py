@@ -12,8 +12,13 @@ import pytest
 
 from ddpcheck.config import ENV_CONFIG, Config
 from ddpcheck.errors import CommandNotStarted
-from ddpcheck.launcher.environment import BOOTSTRAP, command_environment, prefixed_python_path
-from ddpcheck.launcher.process.command import ExitStatus, find_program
+from ddpcheck.launcher.process.command import (
+    BOOTSTRAP,
+    ExitStatus,
+    command_environment,
+    find_program,
+    prefixed_python_path,
+)
 from ddpcheck.launcher.process.signals import GroupSignalDetector, SignalInbox, signal_name
 from tests.helpers.paths import ROOT
 

@@ -15,7 +15,7 @@ from ddpcheck.agent.shm_exchange import ShmExchange, create_exchange
 from ddpcheck.probes.live_compare import node
 from ddpcheck.probes.parameters import ParameterProbe
 from ddpcheck.probes.probe import Probe
-from ddpcheck.records.digest_codec import unpack_leaves, unpack_samples
+from ddpcheck.records.codecs import unpack_leaves, unpack_samples
 from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, TensorKind
 from ddpcheck.records.registry import Record
 from tests.helpers.fake_context import FakeContext, Job

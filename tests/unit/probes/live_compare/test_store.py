@@ -16,7 +16,7 @@ from ddpcheck.probes.live_compare import store
 from ddpcheck.probes.live_compare.snapshot import Snapshot, SnapshotKey
 from ddpcheck.probes.live_compare.store import StoreCompare
 from ddpcheck.records.kinds.digests import Stage, TensorKind
-from ddpcheck.records.kinds.nodes import NodeMismatchRecord, NodesRecord
+from ddpcheck.records.kinds.rank import NodeMismatchRecord, NodesRecord
 from tests.helpers.fake_context import FakeContext, watch
 
 

@@ -233,7 +233,7 @@ def test_no_end_of_loads(watch: StartupTracer, tmp_path: Path) -> None:
 
 def test_the_birth_of_a_rank(watch: StartupTracer, monkeypatch: pytest.MonkeyPatch) -> None:
     born = process_start()
-    for name, at in (("armed", 0.5), ("torch", 0.75), ("torch_there", 2.0)):
+    for name, at in (("armed", 0.5), ("torch", 0.75), ("torch_imported", 2.0)):
         monkeypatch.setitem(CLOCK, name, born + at)
     records: list[StartupRecord] = []
     watch.write_to(records.append)
@@ -246,8 +246,8 @@ def test_the_birth_of_a_rank(watch: StartupTracer, monkeypatch: pytest.MonkeyPat
 def test_a_forked_rank_took_no_time_to_import(watch: StartupTracer, tmp_path: Path) -> None:
     """Its parent did, before there was a rank; what the parent loaded is not the rank's either."""
     born = process_start()
-    CLOCK.update(armed=born - 9, torch=born - 8, torch_there=born - 7)
-    watch._kept.append(StartupRecord("load", born - 6, 1.0, via="torch.load"))
+    CLOCK.update(armed=born - 9, torch=born - 8, torch_imported=born - 7)
+    watch._unwritten.append(StartupRecord("load", born - 6, 1.0, via="torch.load"))
     try:
         assert told(watch) == []
     finally:

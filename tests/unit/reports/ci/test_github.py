@@ -62,8 +62,8 @@ def test_parameter_findings_point_at_the_wrapping_or_the_step(
 ) -> None:
     history = AgreementHistory("0", "Net", (0, 1), (), wrapped_at="model.py:10", stepped_at="C:loop.py:30")
     found = finding(code=code, step=step, module="0")
-    file, told = script_line(replace(report_of(found), agreement=(history,)), found)
-    assert told == line
+    file, number = script_line(replace(report_of(found), agreement=(history,)), found)
+    assert number == line
     assert file == {10: "model.py", 30: "C:loop.py", None: "train.py"}[line]
 
 

@@ -1,4 +1,4 @@
-"""JUnit XML: true to the schema that Jenkins publishes, and to what was and was not looked at."""
+"""JUnit XML: true to the schema that Jenkins publishes, and to what was and was not checked."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_one_case_for_each_code_and_one_for_the_command() -> None:
 
 
 def test_a_finding_fails_its_case_and_no_other() -> None:
-    found = cases(stored("1-learning-rate"))
-    assert [name for name, case in found.items() if case.find("failure") is not None] == ["ddpcheck.DDP206"]
-    failure = found["ddpcheck.DDP206"].find("failure")
+    by_name = cases(stored("1-learning-rate"))
+    assert [name for name, case in by_name.items() if case.find("failure") is not None] == ["ddpcheck.DDP206"]
+    failure = by_name["ddpcheck.DDP206"].find("failure")
     assert failure is not None
     assert failure.get("type") == "DDP206"
     assert "group 0, lr  0.001   0.001   0.0001" in (failure.text or "")
@@ -62,22 +62,22 @@ def test_counts_are_those_of_the_cases() -> None:
     assert int(suite.get("skipped", "")) == outcomes.count("skipped") > 0
 
 
-def test_what_was_not_looked_at_is_skipped_and_not_passed() -> None:
-    # This run was recorded before gradients were looked at.
-    found = cases(stored("1-learning-rate"))
-    assert outcome(found["ddpcheck.DDP204"]) == "skipped"
-    assert outcome(found["ddpcheck.DDP201"]) == "passed"
+def test_unchecked_codes_are_skipped_and_not_passed() -> None:
+    # This run was recorded before gradients were checked.
+    by_name = cases(stored("1-learning-rate"))
+    assert outcome(by_name["ddpcheck.DDP204"]) == "skipped"
+    assert outcome(by_name["ddpcheck.DDP201"]) == "passed"
     nothing = cases(UNKNOWN)
     assert outcome(nothing["ddpcheck.DDP201"]) == outcome(nothing["ddpcheck.command"]) == "skipped"
 
 
 @pytest.mark.parametrize(
-    ("fail_on", "said"), [("error", "system-out"), ("warning", "failure"), ("never", "system-out")]
+    ("fail_on", "expected"), [("error", "system-out"), ("warning", "failure"), ("never", "system-out")]
 )
-def test_warnings_fail_where_the_run_fails_on_them(fail_on: str, said: str) -> None:
+def test_warnings_fail_where_the_run_fails_on_them(fail_on: str, expected: str) -> None:
     warning = Finding("DDP303", Severity.WARNING, "Every epoch came in the same order", "it did")
     report = replace(stored("1-sound"), findings=(warning,))
-    assert outcome(cases(report, fail_on)["ddpcheck.DDP303"]) == said
+    assert outcome(cases(report, fail_on)["ddpcheck.DDP303"]) == expected
 
 
 def test_a_command_that_failed_is_an_error() -> None:

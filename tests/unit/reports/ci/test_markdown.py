@@ -46,13 +46,13 @@ def test_verdict_findings_ranks_and_checks() -> None:
     ["<b>x</b>", "[a](http://b)", "![a](b)", "*a*", "_a_", "`a`", "a | b", "# a", "- a", "1. a", "~~a~~", "```\na\n```",
      "&lt;", "\\*", "http://a"],
 )  # fmt: skip
-def test_text_of_the_job_shows_as_it_reads(text: str) -> None:
+def test_text_of_the_job_is_shown_literally(text: str) -> None:
     kinds = {token.type for token in tokens(with_text(text))}
     assert not kinds & {"html_inline", "html_block", "link_open", "image", "s_open", "ordered_list_open"}
     assert text.replace("\n", "\\n") in shown(with_text(text))
 
 
-def test_an_attack_stays_text() -> None:
+def test_markup_in_names_stays_text() -> None:
     assert not {token.type for token in tokens(attacking())} & {
         "html_inline",
         "html_block",

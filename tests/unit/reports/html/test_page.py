@@ -120,11 +120,11 @@ def test_every_chart_has_words_and_a_table() -> None:
 def test_four_ranks_and_a_thousand_steps_stay_below_two_megabytes() -> None:
     ranks, steps = tuple(range(4)), tuple(range(1000))
     # As bad as it gets: agreement that changes at every step, and numbers of every length.
-    stretches = tuple(AgreementInterval(step, step, 1, (step % 4,)) for step in steps)
+    intervals = tuple(AgreementInterval(step, step, 1, (step % 4,)) for step in steps)
     series = tuple(float(f"{(step + 1) * 1.2345e-7:.3g}") for step in steps)
     report = Report(
         Verdict.OK, 4, 1000, ("train",), 0, (), (), (),
-        agreement=(AgreementHistory("0", "Net", ranks, stretches),),
+        agreement=(AgreementHistory("0", "Net", ranks, intervals),),
         gradients=(GradientHistory("0", "Net", 1, steps, {str(r): series for r in ranks}, series, series),),
     )  # fmt: skip
     assert len(to_html(report).encode()) < 500_000

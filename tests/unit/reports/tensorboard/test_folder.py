@@ -40,9 +40,9 @@ from tests.helpers.tensorboard_run import DIVERGENCE_STEP, STEPS, WAITS, build
 
 def read(folder: Path) -> EventAccumulator:
     """Everything, and not a sample of it."""
-    found = EventAccumulator(str(folder), size_guidance={"tensors": 0})
-    found.Reload()
-    return found
+    accumulator = EventAccumulator(str(folder), size_guidance={"tensors": 0})
+    accumulator.Reload()
+    return accumulator
 
 
 def values(events: EventAccumulator, tag: str) -> dict[int, Any]:
@@ -109,7 +109,7 @@ def test_verdict_findings_and_findings_by_rank(runs: dict[str, EventAccumulator]
     assert "report/findings_about_this_rank" not in runs["rank-0000"].Tags()["tensors"]
 
 
-def test_links_are_a_picture(runs: dict[str, EventAccumulator]) -> None:
+def test_links_are_an_image(runs: dict[str, EventAccumulator]) -> None:
     [(width, height, png)] = values(runs["job"], "links/0").values()
     picture = Image.open(io.BytesIO(png))
     assert picture.size == (int(width), int(height))
@@ -136,7 +136,7 @@ def test_the_layout_puts_all_ranks_in_one_chart(runs: dict[str, EventAccumulator
     tags = {tag for events in runs.values() for tag in events.Tags()["tensors"]}
     shown = {tag for tag in tags for pattern in patterns if re.match(pattern, tag)}
     assert {"agreement/agree", "loss/loss", "step_time/step_ms", "memory/after_step_MiB"} <= shown
-    # Nothing is drawn that this job does not have, and what belongs together stands together.
+    # Nothing is drawn that this job does not have, and related series are in one chart.
     assert not any("nvlink" in pattern or "profiled" in pattern for pattern in patterns)
     [norms] = [c for cat in layout.category for c in cat.chart if c.title.startswith("Gradient norms")]
     assert len(norms.multiline.tag) == 2
@@ -156,18 +156,18 @@ def test_profiled_steps_and_their_traces(tmp_path: Path) -> None:
     elsewhere.write_text("{}")
     own = run / "traces" / "host_7_rank0.123.pt.trace.json.gz"
     own.write_bytes(b"x")
-    seen = overlap()
-    first, second = seen.ranks[:2]
+    profiled = overlap()
+    first, second = profiled.ranks[:2]
     steps = (RankStepOverlap(5, 100, 900, 80, 20, 80.0), RankStepOverlap(6, 0, 900, 0, 0, 0.0))
-    seen = replace(
-        seen,
+    profiled = replace(
+        profiled,
         ranks=(
             replace(first, rank=0, file="traces/host_7_rank0.123.pt.trace.json.gz", by_step=steps),
             replace(second, rank=1, file=str(elsewhere)),
             replace(second, rank=2, file="traces/gone.pt.trace.json"),
         ),
     )
-    report = replace(analyse_run(run, course=True), overlap=seen)
+    report = replace(analyse_run(run, course=True), overlap=profiled)
     write_tensorboard(report, run, run / "tensorboard")
     links = sorted((run / "tensorboard" / "job").glob("*.pt.trace.json*"))
     assert [link.resolve() for link in links] == [own, elsewhere]
@@ -176,9 +176,9 @@ def test_profiled_steps_and_their_traces(tmp_path: Path) -> None:
     # A run folder may be moved.
     moved = (run.rename(tmp_path / "moved")) / "tensorboard" / "job" / own.name
     assert moved.read_bytes() == b"x"
-    [said] = values(read(tmp_path / "moved" / "tensorboard" / "job"), "report/overlap").values()
-    assert "hidden behind itself" in said.item().decode()
-    assert f"| {percent_text(first.overlap_pct)} |" in unescape(said.item().decode())
+    [text] = values(read(tmp_path / "moved" / "tensorboard" / "job"), "report/overlap").values()
+    assert "hidden behind itself" in text.item().decode()
+    assert f"| {percent_text(first.overlap_pct)} |" in unescape(text.item().decode())
 
 
 def test_text_of_the_job_stays_text(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def shown(comparison: Comparison, **options: Any) -> list[str]:
     return file.getvalue().splitlines()
 
 
-def test_the_whole_picture() -> None:
+def test_the_complete_report() -> None:
     assert shown(DIVERGED) == [
         "The runs diverge at step 3, stage reduced, module 0, parameter layers.0.weight",
         "and 1 more of 6, ranks 0-3",
@@ -129,7 +129,7 @@ def test_nothing_else_differs() -> None:
     assert "Nothing else that was recorded differs between the runs." in lines
 
 
-def test_a_long_run_shows_the_step_that_matters() -> None:
+def test_a_long_run_shows_the_first_step_beyond_tolerance() -> None:
     growth = tuple(DifferenceGrowth(step, 0, 1e-8 if step < 137 else 1.0, 0.1) for step in range(1000))
     lines = shown(replace(DIVERGED, growth=growth))
     table = lines[lines.index("Reduced gradients: relative difference") :]
@@ -155,7 +155,7 @@ def test_text_of_the_job_is_only_text() -> None:
     assert r"[red]\x1b[31mevil\n" in text
 
 
-def test_json_is_strict_and_whole() -> None:
+def test_json_is_strict_and_complete() -> None:
     odd = replace(FIRST, values=(Value("sketch", float("nan"), float("inf"), 0),), parameter="\udcff")
     document = json.loads(to_json(replace(DIVERGED, first=odd)))
     assert list(document) == [

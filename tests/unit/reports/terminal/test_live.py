@@ -27,7 +27,7 @@ SOUND = LiveState(
     world_size=4,
     ranks=tuple(rank(number) for number in range(4)),
     agreement=LiveAgreement(1240),
-    pace=LiveStepTime(10_000, tuple(range(9000, 11_000, 100)), 0.08, 0.03, 2),
+    step_time=LiveStepTime(10_000, tuple(range(9000, 11_000, 100)), 0.08, 0.03, 2),
     seconds=133.0,
 )
 DIVERGED = replace(
@@ -57,27 +57,29 @@ def test_a_panel_has_a_fixed_number_of_lines_that_fit(state: LiveState, columns:
         assert "\x1b" not in plain(line)
 
 
-def test_a_sound_run_under_its_output() -> None:
-    title, course, pace, found = (plain(line) for line in panel_lines(SOUND, console(), 80))
+def test_a_healthy_run_below_its_output() -> None:
+    title, course, step_time, finding_line = (plain(line) for line in panel_lines(SOUND, console(), 80))
     assert title.startswith("── ddpcheck train, 4 ranks, 2 min 13 s ──")
     assert course == "step 1,240   replicas agree, 1,240 steps compared"
-    assert re.fullmatch(r"10\.0 ms/step [▁-█]{10,}   exposed 8 %   straggler 3 %   memory 412\.0 MB", pace)
-    assert found == "no findings yet"
+    assert re.fullmatch(
+        r"10\.0 ms/step [▁-█]{10,}   exposed 8 %   straggler 3 %   memory 412\.0 MB", step_time
+    )
+    assert finding_line == "no findings yet"
 
 
 def test_figures_come_before_bars() -> None:
-    pace = LiveStepTime(1_234_000, (1_234_000,) * 32, 0.44, 0.3, 127)
+    step_time = LiveStepTime(1_234_000, (1_234_000,) * 32, 0.44, 0.3, 127)
     ranks = tuple(rank(number, memory=(412 + number) * 10**6) for number in range(4))
-    crowded = replace(SOUND, pace=pace, ranks=ranks)
+    crowded = replace(SOUND, step_time=step_time, ranks=ranks)
     figures = "   exposed 44 %   straggler 30 % (rank 127)   memory 412.0-415.0 MB"
     assert plain(panel_lines(crowded, console(), 80)[2]) == f"1.23 s/step{figures}"
     assert plain(panel_lines(crowded, console(), 95)[2]) == f"1.23 s/step {'▄' * 15}{figures}"
 
 
 def test_diverged_replicas_and_text_of_the_job() -> None:
-    _, course, _, found = (plain(line) for line in panel_lines(DIVERGED, console(), 80))
+    _, course, _, finding_line = (plain(line) for line in panel_lines(DIVERGED, console(), 80))
     assert "replicas diverge at step 3 (outlier: rank 2)" in course
-    assert found == r"DDP202 at step 3: Gradients were \x1b[31mnot reduced (rank 2)"
+    assert finding_line == r"DDP202 at step 3: Gradients were \x1b[31mnot reduced (rank 2)"
 
 
 def test_colours_only_where_they_are_wanted() -> None:
@@ -100,7 +102,7 @@ def screen_of(state: LiveState) -> str:
     return drawn.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
-def test_the_whole_screen_of_a_few_ranks() -> None:
+def test_the_full_screen_of_a_few_ranks() -> None:
     text = screen_of(SOUND)
     assert "train  running, 4 ranks, 2 min 13 s" in text
     assert "Ranks  4 running, all at step 1,240" in text
@@ -120,7 +122,7 @@ def test_of_a_thousand_ranks_the_notable_ones_are_shown() -> None:
         world_size=1024,
         ranks=tuple(ranks),
         agreement=LiveAgreement(1238, True, 3, "params", (2,)),
-        pace=LiveStepTime(10_000, (10_000,) * 32, 0.0, 0.2, 700),
+        step_time=LiveStepTime(10_000, (10_000,) * 32, 0.0, 0.2, 700),
     )
     shown = {(reason, each.rank) for reason, each in notable_ranks(state)}
     assert {("outlier", 2), ("raised", 9), ("behind", 700), ("most memory", 5)} <= shown

@@ -100,9 +100,9 @@ def test_the_verdict_comes_first() -> None:
     assert rendered(DIVERGED).splitlines()[0] == "Replicas diverge at step 3 in layers.3.weight (DDP201)"
 
 
-def test_a_divergence_shows_who_where_and_what_to_do() -> None:
+def test_a_divergence_shows_ranks_location_and_fix() -> None:
     text = squeezed(rendered(DIVERGED))
-    for said in (
+    for expected in (
         "error DDP201 Parameters diverged",
         "step 3, stage params, module 0, parameter layers.3.weight, rank 2",
         "ranks 0-1 and 3 9f2c6a1d77e0b3a4",
@@ -117,7 +117,7 @@ def test_a_divergence_shows_who_where_and_what_to_do() -> None:
         "ddpcheck explain DDP201",
         "ddpcheck report ddpcheck-runs/20261116-101500-train",
     ):
-        assert said in text
+        assert expected in text
 
 
 def test_values_are_side_by_side() -> None:

@@ -46,7 +46,7 @@ def shown(*parameters: SavedParameter, missing: tuple[int, ...] = (), width: int
     return file.getvalue().splitlines()
 
 
-def test_the_whole_picture() -> None:
+def test_the_complete_report() -> None:
     same = {0: side(0.5, 0.5), 1: side(0.5, 0.5)}
     lines = shown(parameter(before=same, after={0: side(0.25, 0.0), 1: side(0.25, 0.0)}, off_mean=1.5e-8))
     assert lines == [
@@ -106,7 +106,7 @@ def test_as_many_as_are_shown_leaves_none_out() -> None:
     assert not any("more parameters" in line for line in shown(*(parameter(f"p{n}") for n in range(40))))
 
 
-def test_nothing_runs_off_the_edge() -> None:
+def test_no_line_exceeds_the_width() -> None:
     long = parameter("block." * 60 + "weight", local={12345: side(*[-1.23456e-30] * 4)}, shape=(4096,) * 12)
     lines = shown(long)
     assert max(map(len, lines)) <= 80
@@ -115,7 +115,7 @@ def test_nothing_runs_off_the_edge() -> None:
     assert not any(line != line.rstrip() for line in lines)
 
 
-def test_names_cannot_drive_the_terminal() -> None:
+def test_names_cannot_control_the_terminal() -> None:
     evil = "\x1b[2J\x1b]0;owned\x07w\r\n[red]x[/red]\u202e\x9b1m"
     text = "\n".join(shown(parameter(evil, local={0: SavedStage(1.0, ("\x1b[31m0xff",))})))
     assert not any(ord(char) < 32 and char != "\n" for char in text)

@@ -24,7 +24,7 @@ from tests.helpers.sample_reports import stored, with_parts
         ([0, 0, 8], "▁▁▇"),
         # From zero: half of the most is half as high.
         ([4, 8], "▄▇"),
-        # Close together: still something to see. Closer: nothing worth it.
+        # Close values: the differences are visible. Closer: a flat line.
         ([100, 110], "▂▇"),
         ([100, 101, 100], "▄▄▄"),
         ([5, 5, 5], "▄▄▄"),
@@ -39,7 +39,7 @@ def test_values_become_bars(values: list[float | None], drawn: str) -> None:
     assert sparkline(values, 20) == drawn
 
 
-def test_many_values_show_the_largest_of_each_place() -> None:
+def test_many_values_show_the_maximum_of_each_bar() -> None:
     values = [1.0] * 100
     values[57] = 9.0
     line = sparkline(values, 10)
@@ -99,14 +99,14 @@ def test_gradients_have_gaps_where_nothing_is_known() -> None:
 
 def test_memory_is_drawn_over_steps_and_not_over_records() -> None:
     row = {**measurements()["memory"]["ranks"][0], "rank": 0, "most": 400}
-    # Told at the first steps and when it has doubled, half-way.
+    # Recorded at the first steps and when it has doubled, half-way.
     row["curve"] = [[0, 200], [1, 200], [2, 200], [500, 400], [1000, 400]]
     [line] = [text for text in drawn(report_of(memory={"ranks": [row]})) if "memory" in text]
     line = bars(line)
     assert abs(line.count("▇") - len(line) / 2) <= 1
 
 
-def test_a_job_without_a_course_has_no_table() -> None:
+def test_a_job_without_series_has_no_table() -> None:
     assert drawn(replace(stored("1-sound"), time=(), gradients=(), memory=None)) == []
 
 

@@ -136,7 +136,7 @@ def _document(events: list[dict[str, object]]) -> dict[str, object]:
 
 def _objects(value: object) -> list[dict[str, object]]:
     if isinstance(value, dict):
-        return [value, *(found for each in value.values() for found in _objects(each))]
+        return [value, *(item for each in value.values() for item in _objects(each))]
     if isinstance(value, list):
-        return [found for each in value for found in _objects(each)]
+        return [item for each in value for item in _objects(each)]
     return []

@@ -65,13 +65,13 @@ def test_gpus_and_their_warnings(tmp_path: Path) -> None:
 def test_the_page_shows_gpus_links_processes_and_connections(tmp_path: Path) -> None:
     gpus = [{"index": n, "name": "H", "pcie": [5, 16], "nvlinks": [0, 4]} for n in (2, 3)]
     facts = {"nvml": {"driver": "570", "gpus": gpus, "topology": [["X", "NV2"], ["NV2", "X"]]}}
-    told = {
+    sample = {
         **GPU,
         "throttled": 0x40,
         "nvlink": [[5000, 6000], [7000, 8000]],
         "processes": {"100": 4096, "9": None},
     }
-    cluster = Cluster(tmp_path, lan(1), more_facts=facts, more_samples={"gpus": [told, GPU]})
+    cluster = Cluster(tmp_path, lan(1), more_facts=facts, more_samples={"gpus": [sample, GPU]})
     cluster.build()
     report = analyse_run(tmp_path)
     [node] = report.hardware["nodes"]
@@ -126,7 +126,7 @@ def test_a_driver_that_is_silent_for_a_while(tmp_path: Path) -> None:
     assert max(series["nvlink_sent"]) == 0
 
 
-def test_what_could_not_be_read_is_not_0(tmp_path: Path) -> None:
+def test_unreadable_values_are_not_zero(tmp_path: Path) -> None:
     Cluster(tmp_path, lan(1)).build()
     path = tmp_path / "node-node0.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]

@@ -23,15 +23,15 @@ MB = 10**6
 SCHEMA = ROOT / "docs" / "report.schema.json"
 
 
-def made(folder: Path, world_size: int = 4, size: int = 500 * MB) -> Report:
+def report_of(folder: Path, world_size: int = 4, size: int = 500 * MB) -> Report:
     build = RunBuilder(folder, world_size).wrap().train(1)
     for rank in range(world_size):
         for record in way(load(size)):
-            build.say(rank, record if record.stage != "broadcast" else replace(record, bytes=size))
+            build.add(rank, record if record.stage != "broadcast" else replace(record, bytes=size))
         parts = {"parameters": size, "gradients": size, "buckets": size, "state": 2 * size, "base": 200 * MB}
-        build.say(rank, MemoryPartsRecord(0, 0, 1, **parts))
+        build.add(rank, MemoryPartsRecord(0, 0, 1, **parts))
         for step in range(20):
-            build.say(rank, MemoryRecord(step, 200 * MB + 5 * size + rank * MB, 200 * MB + 4 * size + 9 * MB))
+            build.add(rank, MemoryRecord(step, 200 * MB + 5 * size + rank * MB, 200 * MB + 4 * size + 9 * MB))
     return build.end().report()
 
 
@@ -42,15 +42,15 @@ def shown(report: Report, width: int = 80) -> list[str]:
 
 
 def test_two_short_tables(tmp_path: Path) -> None:
-    whole = shown(made(tmp_path))
-    lines = [" ".join(line.split()) for line in whole]
+    lines_shown = shown(report_of(tmp_path))
+    lines = [" ".join(line.split()) for line in lines_shown]
     at = lines.index("Start-up s")
     assert lines[at + 1] == "rank python torch group load script wrap batch step read total"
     assert lines[at + 2] == "0 0.50 1.50 0.25 2.00 3.25 2.50 0.50 1.00 500.0 MB 12.50"
     assert "4 ranks read 2.0 GB" in lines[at + 6]
     at = lines.index("Memory of the processes MB")
     assert lines[at + 2] == "0-3 2,703 500 500 500 1,000 0 9.0 200"
-    assert max(map(len, whole)) <= 80
+    assert max(map(len, lines_shown)) <= 80
 
 
 def test_copies_have_a_column_where_there_were_any(tmp_path: Path) -> None:
@@ -58,20 +58,20 @@ def test_copies_have_a_column_where_there_were_any(tmp_path: Path) -> None:
     for rank in range(2):
         copy = StartupRecord("copy", 106.0, 0.5, via="Module.to", bytes=500 * MB, device=500 * MB)
         for record in way(copy):
-            build.say(rank, record)
+            build.add(rank, record)
     text = "\n".join(shown(build.end().report()))
     assert "copy" in text
     assert "1.0 GB were copied to devices at 1.0 GB/s." in " ".join(text.split())
 
 
 def test_a_small_model_shows_neither(tmp_path: Path) -> None:
-    text = "\n".join(shown(made(tmp_path, size=MB)))
+    text = "\n".join(shown(report_of(tmp_path, size=MB)))
     assert "Start-up" not in text
     assert "Memory" not in text
 
 
 def test_a_thousand_ranks(tmp_path: Path) -> None:
-    report = made(tmp_path, world_size=40)
+    report = report_of(tmp_path, world_size=40)
     lines = shown(report)
     assert "  8 of 40 ranks are shown; report.json has all of them" in lines
     at = lines.index("Memory of the processes  MB")
@@ -80,7 +80,7 @@ def test_a_thousand_ranks(tmp_path: Path) -> None:
 
 def test_json_comes_back_and_follows_the_schema(tmp_path: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    report = made(tmp_path)
+    report = report_of(tmp_path)
     text = to_json(report)
     again = from_json(text)
     assert (again.memory, again.startup) == (report.memory, report.startup)

@@ -17,13 +17,13 @@ from tests.helpers.overlap_builder import advice, overlap
 from tests.helpers.paths import ROOT
 
 
-def report(seen: Overlap | None) -> Report:
-    return Report(Verdict.OK, 2, 10, ("torchrun", "train.py"), 0, (), (), (), overlap=seen)
+def report(profiled: Overlap | None) -> Report:
+    return Report(Verdict.OK, 2, 10, ("torchrun", "train.py"), 0, (), (), (), overlap=profiled)
 
 
-def shown(seen: Overlap | None) -> str:
+def shown(profiled: Overlap | None) -> str:
     out = io.StringIO()
-    render(report(seen), Console(file=out, width=80))
+    render(report(profiled), Console(file=out, width=80))
     return out.getvalue()
 
 
@@ -45,7 +45,7 @@ def test_nothing_where_nothing_was_profiled() -> None:
     assert "Overlap" not in shown(None)
 
 
-def test_why_there_is_nothing() -> None:
+def test_reasons_for_missing_expectations() -> None:
     text = shown(replace(overlap(), ranks=(), steps=(), buckets=(), left_out=("rank 1 left no trace",)))
     assert "Overlap\n  rank 1 left no trace" in text
 
@@ -55,13 +55,13 @@ def test_a_profile_of_the_program_itself_is_named_as_such() -> None:
 
 
 def test_json_and_back() -> None:
-    whole = report(replace(overlap(), advice=advice(), left_out=("rank 3 left no trace",)))
-    assert from_json(to_json(whole)) == whole
+    complete = report(replace(overlap(), advice=advice(), left_out=("rank 3 left no trace",)))
+    assert from_json(to_json(complete)) == complete
     assert from_json(to_json(report(None))).overlap is None
 
 
 def test_it_follows_the_schema() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads((ROOT / "docs" / "report.schema.json").read_text())
-    whole = report(replace(overlap(), advice=advice(), left_out=("rank 3 left no trace",)))
-    jsonschema.validate(json.loads(to_json(whole)), schema)
+    complete = report(replace(overlap(), advice=advice(), left_out=("rank 3 left no trace",)))
+    jsonschema.validate(json.loads(to_json(complete)), schema)

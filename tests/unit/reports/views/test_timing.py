@@ -17,16 +17,16 @@ from tests.helpers.paths import ROOT
 from tests.helpers.run_builder import RunBuilder
 from tests.helpers.sample_measurements import measurements
 from tests.helpers.sample_reports import stored, with_parts
-from tests.unit.analysis.timing.test_table import clocks, say
+from tests.unit.analysis.timing.test_table import add_clocks, clocks
 
 SCHEMA = ROOT / "docs" / "report.schema.json"
 
 
 def built(folder: Path, world_size: int, late: int = 10_000) -> RunBuilder:
-    made = clocks(world_size, more=lambda rank, _: {"data": late} if rank == 1 else {})
-    build = say(RunBuilder(folder, world_size).wrap().train(40), made)
-    for rank in made:
-        build.say(rank, ClockRecord(0, ddp={"communication": 9_000, "overlap": 500}))
+    series = clocks(world_size, more=lambda rank, _: {"data": late} if rank == 1 else {})
+    build = add_clocks(RunBuilder(folder, world_size).wrap().train(40), series)
+    for rank in series:
+        build.add(rank, ClockRecord(0, ddp={"communication": 9_000, "overlap": 500}))
     return build.end()
 
 
@@ -61,13 +61,13 @@ def test_of_many_ranks_those_at_both_ends(tmp_path: Path) -> None:
 
 
 def test_a_short_job_has_no_table(tmp_path: Path) -> None:
-    build = say(RunBuilder(tmp_path, 2).wrap().train(5), clocks(2, steps=5)).end()
+    build = add_clocks(RunBuilder(tmp_path, 2).wrap().train(5), clocks(2, steps=5)).end()
     out = io.StringIO()
     render(build.report(), Console(file=out, width=80))
     assert "Step time" not in out.getvalue()
 
 
-def test_report_json_holds_it_and_gives_it_back(tmp_path: Path) -> None:
+def test_it_round_trips_through_report_json(tmp_path: Path) -> None:
     report = built(tmp_path, 2).report()
     text = to_json(report)
     assert from_json(text).time == report.time

@@ -19,7 +19,7 @@ HEALTHY = {"shuffle": True, "replicas": 2, "seed": 0, "mark": "m"}
 
 
 class DataRun(RunBuilder):
-    """A sound job of two ranks and a few steps, to which data is added."""
+    """A healthy job of two ranks and a few steps, to which data is added."""
 
     def __init__(self, folder: Path, world_size: int = 2) -> None:
         super().__init__(folder, world_size)
@@ -29,19 +29,23 @@ class DataRun(RunBuilder):
         """One row per forward; each field with one value per rank."""
         for forward, row in enumerate(rows):
             for rank in self.ranks:
-                self.say(rank, BatchRecord(forward, **{name: said[rank] for name, said in row.items()}))
+                self.add(rank, BatchRecord(forward, **{name: values[rank] for name, values in row.items()}))
         return self
 
     def loader(self, length: int = 40, number: int = 0, **fields: Sequence[Any] | Any) -> DataRun:
         for rank in self.ranks:
-            own = {name: said[rank] if isinstance(said, list) else said for name, said in fields.items()}
+            own = {
+                name: values[rank] if isinstance(values, list) else values for name, values in fields.items()
+            }
             facts = {**HEALTHY, "share": rank, "sampler": "DistributedSampler", **own}
-            self.say(rank, LoaderRecord(number, length, **facts))
+            self.add(rank, LoaderRecord(number, length, **facts))
         return self
 
     def epoch(self, epoch: int, dealt: Sequence[Sequence[int]], **fields: Any) -> DataRun:
         for rank, samples in enumerate(dealt):
-            own = {name: said[rank] if isinstance(said, list) else said for name, said in fields.items()}
+            own = {
+                name: values[rank] if isinstance(values, list) else values for name, values in fields.items()
+            }
             known = {
                 "largest": 4,
                 "fed": 5,
@@ -51,7 +55,7 @@ class DataRun(RunBuilder):
                 "map": packed(samples),
             }
             given = {**known, "order": f"{epoch}", "head": f"{epoch}", **own}
-            self.say(rank, EpochRecord(0, epoch, given.pop("drawn", len(samples)), **given))
+            self.add(rank, EpochRecord(0, epoch, given.pop("drawn", len(samples)), **given))
         return self
 
     def one(self, code: str) -> Finding:
@@ -75,10 +79,10 @@ EVEN, ODD = range(0, 40, 2), range(1, 40, 2)
 
 
 def test_the_same_batches(run: DataRun) -> None:
-    found = run.forwards([{"digest": (f"{n}", f"{n}")} for n in range(4)]).one("DDP301")
-    assert found.ranks == (0, 1)
-    assert found.step == 0
-    assert "in 4 of 4 forwards" in found.message
+    finding = run.forwards([{"digest": (f"{n}", f"{n}")} for n in range(4)]).one("DDP301")
+    assert finding.ranks == (0, 1)
+    assert finding.step == 0
+    assert "in 4 of 4 forwards" in finding.message
 
 
 @pytest.mark.parametrize(
@@ -90,9 +94,9 @@ def test_the_same_batches(run: DataRun) -> None:
 )
 def test_the_same_samples_show_only_as_the_same_batches(run: DataRun, facts: Any, cause: str) -> None:
     run.forwards([{"digest": (f"{n}", f"{n}")} for n in range(4)])
-    found = run.loader(**facts).epoch(0, (EVEN, EVEN)).one("DDP301")
-    assert cause in found.cause
-    assert found.evidence["data_split"][0]["overlap"] == 20
+    finding = run.loader(**facts).epoch(0, (EVEN, EVEN)).one("DDP301")
+    assert cause in finding.cause
+    assert finding.evidence["data_split"][0]["overlap"] == 20
 
 
 def test_an_input_that_never_changes_is_a_note(run: DataRun) -> None:
@@ -100,7 +104,7 @@ def test_an_input_that_never_changes_is_a_note(run: DataRun) -> None:
     assert note.code == "DDP301"
 
 
-def test_a_sound_split_and_its_table(run: DataRun) -> None:
+def test_a_correct_split_and_its_table(run: DataRun) -> None:
     run.loader().epoch(0, (EVEN, ODD)).epoch(1, (EVEN, ODD)).epoch(2, ([*EVEN, 0], ODD))
     assert run.quiet() == []
     assert [(row.samples, dict(row.per_rank), row.overlap, row.missing) for row in run.report().data[:2]] == [
@@ -110,16 +114,16 @@ def test_a_sound_split_and_its_table(run: DataRun) -> None:
 
 def test_ranks_that_were_given_one_share(run: DataRun) -> None:
     run.forwards([{"digest": (f"{n}", f"{n}")} for n in range(4)])
-    found = run.loader(share=1, replicas=3).epoch(0, (EVEN, EVEN)).one("DDP301")
-    assert found.cause == "every rank's DistributedSampler is configured as rank 1 of 3"
+    finding = run.loader(share=1, replicas=3).epoch(0, (EVEN, EVEN)).one("DDP301")
+    assert finding.cause == "every rank's DistributedSampler is configured as rank 1 of 3"
 
 
 def test_some_ranks_that_were_given_one_share(tmp_path: Path) -> None:
     run = DataRun(tmp_path / "run", world_size=3)
     run.forwards([{"digest": (f"{n}", f"-{n}", f"{n}")} for n in range(4)])
-    found = run.loader(share=[0, 1, 0]).epoch(0, (EVEN, ODD, EVEN)).one("DDP301")
-    assert found.ranks == (0, 2)
-    assert "ranks 0 and 2 are each configured as rank 0 of 2, but 3 ranks train" in found.cause
+    finding = run.loader(share=[0, 1, 0]).epoch(0, (EVEN, ODD, EVEN)).one("DDP301")
+    assert finding.ranks == (0, 2)
+    assert "ranks 0 and 2 are each configured as rank 0 of 2, but 3 ranks train" in finding.cause
 
 
 @pytest.mark.parametrize(
@@ -130,49 +134,49 @@ def test_some_ranks_that_were_given_one_share(tmp_path: Path) -> None:
     ],
 )
 def test_a_dataset_that_was_split_before(run: DataRun, facts: Any) -> None:
-    found = run.loader(**facts).epoch(0, (EVEN, ODD)).one("DDP302")
-    assert "rank 0 20 of its 40, rank 1 20 of its 40" in found.message
-    assert "already split by rank, or cut or shuffled with another seed" in found.cause
-    assert found.ranks == (0, 1)
+    finding = run.loader(**facts).epoch(0, (EVEN, ODD)).one("DDP302")
+    assert "rank 0 20 of its 40, rank 1 20 of its 40" in finding.message
+    assert "already split by rank, or cut or shuffled with another seed" in finding.cause
+    assert finding.ranks == (0, 1)
 
 
-def test_datasets_of_another_length_are_not_one(run: DataRun) -> None:
+def test_datasets_of_different_length_are_different(run: DataRun) -> None:
     for rank, length in ((0, 40), (1, 38)):
-        run.say(rank, LoaderRecord(0, length, "DistributedSampler", **HEALTHY, share=rank))
-    found = run.epoch(0, (EVEN, range(1, 38, 2))).one("DDP302")
-    assert found.evidence["lengths"] == {"0": 40, "1": 38}
+        run.add(rank, LoaderRecord(0, length, "DistributedSampler", **HEALTHY, share=rank))
+    finding = run.epoch(0, (EVEN, range(1, 38, 2))).one("DDP302")
+    assert finding.evidence["lengths"] == {"0": 40, "1": 38}
 
 
 @pytest.mark.parametrize(
     "facts",
     [
-        # Notes of a rank's own beside the data; parts that nobody deals out again.
+        # Additional columns of a rank; parts that no sampler splits again.
         {"columns": [["a", "x"], ["b", "x"]], "mark": ["m", "n"]},
         {"columns": [["a"], ["a", "b"]]},
         {"columns": [["a"], ["b"]], "replicas": None, "mark": ["m", "n"], "sampler": "RandomSampler"},
     ],
 )
-def test_datasets_that_may_rightly_differ(run: DataRun, facts: Any) -> None:
+def test_datasets_that_may_differ(run: DataRun, facts: Any) -> None:
     run.loader(**facts).epoch(0, (EVEN, ODD))
     assert run.quiet() == []
 
 
 @pytest.mark.parametrize(
-    ("dealt", "told"),
+    ("dealt", "problem"),
     [
         ((EVEN, range(20)), "10 of 40 samples were used by several ranks and 10 were not used"),
         ((range(10), range(10, 20)), "20 were not used"),
         ((range(30), range(30, 40)), "ranks drew between 10 and 30 samples"),
     ],
 )
-def test_overlap_gaps_and_uneven_shares(run: DataRun, dealt: Any, told: str) -> None:
-    found = run.loader().epoch(0, dealt).one("DDP302")
-    assert told in found.message
+def test_overlap_gaps_and_uneven_shares(run: DataRun, dealt: Any, problem: str) -> None:
+    finding = run.loader().epoch(0, dealt).one("DDP302")
+    assert problem in finding.message
 
 
 def test_other_seeds_are_the_cause(run: DataRun) -> None:
-    found = run.loader(seed=[1, 2]).epoch(0, (EVEN, range(20))).one("DDP302")
-    assert "seeds differ (rank 0: 1, rank 1: 2)" in found.cause
+    finding = run.loader(seed=[1, 2]).epoch(0, (EVEN, range(20))).one("DDP302")
+    assert "seeds differ (rank 0: 1, rank 1: 2)" in finding.cause
 
 
 @pytest.mark.parametrize(
@@ -182,17 +186,17 @@ def test_other_seeds_are_the_cause(run: DataRun) -> None:
         ({}, (EVEN, [*ODD[:-1], 0, 1])),
         ({}, ([*EVEN, 0, 2, 4], [*ODD, 6, 8, 10])),
         ({}, (EVEN[:18], ODD[:17])),
-        # With replacement everything may happen.
+        # With replacement any overlap may occur.
         ({"replacement": True, "replicas": None}, (EVEN, range(20))),
         # A part of the data, by a sampler of the user's own.
         ({"replicas": None, "sampler": "Mine"}, (range(5), range(5, 10))),
     ],
 )
-def test_what_samplers_do_on_purpose_is_no_finding(run: DataRun, facts: Any, dealt: Any) -> None:
+def test_intended_effects_of_samplers_are_not_reported(run: DataRun, facts: Any, dealt: Any) -> None:
     assert run.loader(**facts).epoch(0, dealt).quiet() == []
 
 
-def test_datasets_of_their_own_give_a_note_at_most(run: DataRun) -> None:
+def test_different_datasets_give_at_most_a_note(run: DataRun) -> None:
     run.loader(replicas=None, share=None, mark=["a", "b"], sampler="RandomSampler")
     [note] = run.epoch(0, (range(40), range(40))).quiet()
     assert note.code == "DDP302"
@@ -214,14 +218,14 @@ def test_batches_made_by_length_may_be_uneven(run: DataRun) -> None:
     assert run.loader().epoch(0, (range(30), range(30, 40)), batches=20).quiet() == []
 
 
-def test_an_epoch_left_early_is_judged_by_its_overlap(run: DataRun) -> None:
+def test_an_epoch_that_ended_early_is_checked_for_overlap(run: DataRun) -> None:
     assert run.loader().epoch(0, (EVEN[:3], ODD[:3]), complete=False).quiet() == []
 
 
 def test_the_same_order_again(run: DataRun) -> None:
     run.loader().epoch(0, (EVEN, ODD), order="x", at=0).epoch(1, (EVEN, ODD), order="x", at=0)
-    found = run.one("DDP303")
-    assert "set_epoch was not called" in found.cause
+    finding = run.one("DDP303")
+    assert "set_epoch was not called" in finding.cause
 
 
 @pytest.mark.parametrize(
@@ -241,30 +245,30 @@ def test_orders_that_may_repeat_or_do_not(run: DataRun, facts: Any, again: Any) 
 
 
 def test_an_uneven_last_batch(run: DataRun) -> None:
-    found = run.forwards([{"rows": (8, 8)}, {"rows": (8, 8)}, {"rows": (8, 2)}]).one("DDP305")
-    assert found.step == 2
-    assert found.ranks == (1,)
-    assert found.evidence["weights"] == {"0": 0.625, "1": 2.5}
-    assert "counted 4 times as much" in found.message
+    finding = run.forwards([{"rows": (8, 8)}, {"rows": (8, 8)}, {"rows": (8, 2)}]).one("DDP305")
+    assert finding.step == 2
+    assert finding.ranks == (1,)
+    assert finding.evidence["weights"] == {"0": 0.625, "1": 2.5}
+    assert "counted 4 times as much" in finding.message
 
 
 def test_means_over_tokens(run: DataRun) -> None:
-    found = run.forwards([{"rows": (8, 8), "tokens": (100, 50 + n)} for n in range(3)]).one("DDP305")
-    assert found.evidence["counted"] == "labelled tokens"
-    assert found.evidence["counts"] == {"0": 100, "1": 50}
+    finding = run.forwards([{"rows": (8, 8), "tokens": (100, 50 + n)} for n in range(3)]).one("DDP305")
+    assert finding.evidence["counted"] == "labelled tokens"
+    assert finding.evidence["counts"] == {"0": 100, "1": 50}
 
 
 @pytest.mark.parametrize(("per_token", "notes"), [(0.01, 1), (0.0, 0)])
-def test_losses_that_grow_with_the_tokens_are_no_means(run: DataRun, per_token: float, notes: int) -> None:
+def test_losses_that_grow_with_the_tokens_are_not_means(run: DataRun, per_token: float, notes: int) -> None:
     counts = [(100 - 7 * n, 40 + 9 * n) for n in range(6)]
     run.forwards([{"rows": (8, 8), "tokens": each} for each in counts])
     for rank in run.ranks:
         losses = [each[rank] * per_token if per_token else 2.0 for each in counts]
-        run.say(rank, LossRecord(0, 0, list(losses)))
-    found = run.quiet()[0] if notes else run.one("DDP305")
-    assert (found.code, found.severity.value) == ("DDP305", "note" if notes else "warning")
-    assert found.evidence["loss_grows_with_count"] is bool(notes)
-    assert ("divided by the count of all ranks" in found.cause) is bool(notes)
+        run.add(rank, LossRecord(0, 0, list(losses)))
+    finding = run.quiet()[0] if notes else run.one("DDP305")
+    assert (finding.code, finding.severity.value) == ("DDP305", "note" if notes else "warning")
+    assert finding.evidence["loss_grows_with_count"] is bool(notes)
+    assert ("divided by the count of all ranks" in finding.cause) is bool(notes)
 
 
 @pytest.mark.parametrize(
@@ -283,14 +287,14 @@ def test_counts_that_are_close_or_inconclusive(run: DataRun, rows: Any, notes: i
 
 def test_inside_join_counts_may_differ(run: DataRun) -> None:
     for rank in run.ranks:
-        run.say(rank, JoinRecord(0, 0))
+        run.add(rank, JoinRecord(0, 0))
     assert run.forwards([{"rows": (8, 2)}] * 3).quiet() == []
 
 
 def test_the_same_random_numbers(run: DataRun) -> None:
-    found = run.forwards([{"drew": ("a", "a")}, {"drew": ("b", "b")}]).one("DDP306")
-    assert found.ranks == (0, 1)
-    assert "2 of the 2 steps" in found.message
+    finding = run.forwards([{"drew": ("a", "a")}, {"drew": ("b", "b")}]).one("DDP306")
+    assert finding.ranks == (0, 1)
+    assert "2 of the 2 steps" in finding.message
 
 
 @pytest.mark.parametrize(
@@ -311,7 +315,7 @@ def test_ranks_of_other_groups_may_do_the_same(tmp_path: Path) -> None:
     run.wrap(group=[0, 1]).wrap(group=[2, 3])
     for forward in range(4):
         for rank in run.ranks:
-            run.say(rank, BatchRecord(forward, digest=f"{rank % 2} {forward}", drew=f"{rank % 2} {forward}"))
+            run.add(rank, BatchRecord(forward, digest=f"{rank % 2} {forward}", drew=f"{rank % 2} {forward}"))
     run.end()
     assert [f for f in run.report().findings if f.severity.value != "note"] == []
 
@@ -333,10 +337,10 @@ def drawn_before(
 
 
 def test_the_same_time_steps_beside_different_images(run: DataRun) -> None:
-    found = drawn_before(run, [([f"x{n}", f"t{n}"], [f"y{n}", f"t{n}"]) for n in range(4)]).one("DDP306")
-    assert (found.ranks, found.step, found.severity.value) == ((0, 1), 0, "warning")
-    assert "in 4 of 4 forwards" in found.message
-    assert "seeded its generator with the same number" in found.cause
+    finding = drawn_before(run, [([f"x{n}", f"t{n}"], [f"y{n}", f"t{n}"]) for n in range(4)]).one("DDP306")
+    assert (finding.ranks, finding.step, finding.severity.value) == ((0, 1), 0, "warning")
+    assert "in 4 of 4 forwards" in finding.message
+    assert "seeded its generator with the same number" in finding.cause
 
 
 @pytest.mark.parametrize(
@@ -344,7 +348,7 @@ def test_the_same_time_steps_beside_different_images(run: DataRun) -> None:
     [
         # Positions: the same everywhere, and in every step.
         [([f"x{n}", "p"], [f"y{n}", "p"]) for n in range(6)],
-        # Too little in them to tell.
+        # Too few values to decide.
         [([f"x{n}", ""], [f"y{n}", ""]) for n in range(6)],
         # Their own.
         [([f"x{n}", f"t{n}"], [f"y{n}", f"s{n}"]) for n in range(6)],

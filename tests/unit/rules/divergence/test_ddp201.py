@@ -11,14 +11,16 @@ from tests.helpers.run_builder import RunBuilder
 
 
 @pytest.mark.parametrize(
-    ("world_size", "odd_ranks", "odd"),
+    ("world_size", "outlier_ranks", "outliers"),
     [(2, [1], (0, 1)), (3, [1], (1,)), (4, [0], (0,)), (4, [2, 3], (0, 1, 2, 3))],
 )
-def test_diverged(tmp_path: Path, world_size: int, odd_ranks: list[int], odd: tuple[int, ...]) -> None:
+def test_diverged(
+    tmp_path: Path, world_size: int, outlier_ranks: list[int], outliers: tuple[int, ...]
+) -> None:
     build = RunBuilder(tmp_path, world_size).wrap().optimizer().train(3)
-    parted = {rank: ["body.bias", "head.weight"] for rank in odd_ranks}
-    finding = build.train(4, first=3, odd=parted).end().only("DDP201")
-    assert (finding.ranks, finding.step, finding.stage) == (odd, 3, "params")
+    diverging = {rank: ["body.bias", "head.weight"] for rank in outlier_ranks}
+    finding = build.train(4, first=3, outliers=diverging).end().only("DDP201")
+    assert (finding.ranks, finding.step, finding.stage) == (outliers, 3, "params")
     assert finding.parameter == "body.bias"
     assert "Replicas diverge at step 3: 2 of 3 parameters" in finding.message
     assert finding.evidence["parameters"]["names"] == ["body.bias", "head.weight"]
@@ -30,7 +32,7 @@ def test_the_cause_depends_on_the_gradients(tmp_path: Path, gradients: bool) -> 
     for step in range(3):
         if gradients:
             build.apply(step, last="synced", synced=1, module=0, optimizer=0, moved=False)
-        build.step(step, odd={1: ["body.bias"]} if step == 2 else None)
+        build.step(step, outliers={1: ["body.bias"]} if step == 2 else None)
     finding = build.end().only("DDP201")
     assert ("all applied the same gradients" in finding.cause) is gradients
     assert ("--optimizer-state" in finding.fix) is gradients
@@ -42,20 +44,25 @@ def test_equal_to_the_end(tmp_path: Path) -> None:
 
 def test_a_rank_that_died_is_not_waited_for(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 3).wrap().optimizer().train(2)
-    build.step(2, ranks=[0, 1], odd={1: ["body.bias"]})
+    build.step(2, ranks=[0, 1], outliers={1: ["body.bias"]})
     (finding,) = build.end([0, 1]).findings("DDP201")
     assert finding.ranks == (0, 1)
 
 
-def test_ranks_that_agree_again_have_still_parted(tmp_path: Path) -> None:
+def test_ranks_that_agree_again_have_still_diverged(tmp_path: Path) -> None:
     build = (
-        RunBuilder(tmp_path, 4).wrap().optimizer().train(2).step(2, odd={1: ["body.bias"]}).train(3, first=3)
+        RunBuilder(tmp_path, 4)
+        .wrap()
+        .optimizer()
+        .train(2)
+        .step(2, outliers={1: ["body.bias"]})
+        .train(3, first=3)
     )
     assert build.end().only("DDP201").step == 2
 
 
-def test_under_post_local_sgd_ranks_are_meant_to_part(tmp_path: Path) -> None:
+def test_under_post_local_sgd_ranks_may_differ(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().optimizer()
     for rank in (0, 1):
-        build.say(rank, CommHookRecord(0, "post_localSGD_hook", 0))
-    assert build.train(3, odd={1: ["body.bias"]}).end().findings("DDP201") == []
+        build.add(rank, CommHookRecord(0, "post_localSGD_hook", 0))
+    assert build.train(3, outliers={1: ["body.bias"]}).end().findings("DDP201") == []

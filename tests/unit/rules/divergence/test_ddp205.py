@@ -17,8 +17,8 @@ def elements(ours: list[Any], theirs: list[Any] = THEIRS) -> dict[str, Any]:
 
 
 def test_scaled() -> None:
-    told = describe_change(elements([0.1 * x for x in THEIRS]), outlier=1, reference=0)
-    assert told == "scaled by different factors: rank 1's values are 0.1 times those of rank 0"
+    change = describe_change(elements([0.1 * x for x in THEIRS]), outlier=1, reference=0)
+    assert change == "scaled by different factors: rank 1's values are 0.1 times those of rank 0"
 
 
 def test_scaled_in_half_precision() -> None:
@@ -46,7 +46,7 @@ def test_set_to_zero() -> None:
         ["0x3f80"] * 5,
     ],
 )
-def test_nothing_is_said_that_does_not_show(ours: list[Any]) -> None:
+def test_an_insignificant_latency_is_zero(ours: list[Any]) -> None:
     assert describe_change(elements(ours), outlier=1, reference=0) == ""
 
 

@@ -11,30 +11,30 @@ from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.kinds.rank import FaultRecord
 from tests.helpers.run_builder import RunBuilder
 
-ODD = {1: ["body.bias"]}
+OUTLIERS = {1: ["body.bias"]}
 
 
-@pytest.mark.parametrize(("world_size", "odd"), [(2, (0, 1)), (4, (1,))])
-def test_another_learning_rate(tmp_path: Path, world_size: int, odd: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("world_size", "outliers"), [(2, (0, 1)), (4, (1,))])
+def test_another_learning_rate(tmp_path: Path, world_size: int, outliers: tuple[int, ...]) -> None:
     build = RunBuilder(tmp_path, world_size).wrap().optimizer()
     build.hyper(0, {rank: {"0.lr": 0.1, "0.betas": [0.9, 0.99]} for rank in build.ranks}).train(2)
     build.hyper(2, {1: {"0.lr": 0.05}})
-    finding = build.step(2, odd=ODD, hyper={1: "other"}).end().only("DDP206")
-    assert (finding.ranks, finding.step, finding.cause) == (odd, 2, "hyperparameters differ: lr")
+    finding = build.step(2, outliers=OUTLIERS, hyper={1: "other"}).end().only("DDP206")
+    assert (finding.ranks, finding.step, finding.cause) == (outliers, 2, "hyperparameters differ: lr")
     (row,) = finding.evidence["hyperparameters"]
     assert (row["group"], row["name"]) == (0, "lr")
     assert row["by_rank"] == {str(rank): 0.05 if rank == 1 else 0.1 for rank in build.ranks}
 
 
-def test_the_scale_is_named_as_it_is(tmp_path: Path) -> None:
+def test_the_scale_is_reported(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().optimizer()
     build.hyper(0, {0: {"GradScaler.scale": 65536.0}, 1: {"GradScaler.scale": 32768.0}})
-    finding = build.step(0, odd=ODD, hyper={0: "x", 1: "y"}).end().only("DDP206")
+    finding = build.step(0, outliers=OUTLIERS, hyper={0: "x", 1: "y"}).end().only("DDP206")
     assert finding.cause == "hyperparameters differ: GradScaler.scale"
     assert finding.evidence["hyperparameters"][0]["group"] is None
 
 
-def test_values_are_those_of_the_step_at_which_they_parted(
+def test_values_are_those_of_the_step_of_the_divergence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever changed later."""
@@ -42,7 +42,9 @@ def test_values_are_those_of_the_step_at_which_they_parted(
     build = RunBuilder(tmp_path, 2).wrap().optimizer()
     for step in range(2500):
         build.hyper(step, {0: {"0.lr": 1.0 + step}, 1: {"0.lr": 1.0 + step if step < 100 else -1.0 - step}})
-        build.step(step, odd=ODD if step >= 100 else None, hyper={0: "x", 1: "x" if step < 100 else "y"})
+        build.step(
+            step, outliers=OUTLIERS if step >= 100 else None, hyper={0: "x", 1: "x" if step < 100 else "y"}
+        )
     finding = build.end().only("DDP206")
     assert finding.step == 100
     assert finding.evidence["hyperparameters"][0]["by_rank"] == {"0": 101.0, "1": -101.0}
@@ -56,7 +58,7 @@ def test_ranks_that_still_agree_get_a_note(tmp_path: Path) -> None:
 
 def test_another_order_of_parameters(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 3).wrap().optimizer(on={2: [[0, 2, 1]]})
-    finding = build.step(0, odd={2: ["body.bias"]}).end().only("DDP206")
+    finding = build.step(0, outliers={2: ["body.bias"]}).end().only("DDP206")
     assert "another order" in finding.cause
     assert [row["ranks"] for row in finding.evidence["parameter_order"]] == [[0, 1], [2]]
 
@@ -64,21 +66,21 @@ def test_another_order_of_parameters(tmp_path: Path) -> None:
 def test_an_optimizer_that_lacks_parameters(tmp_path: Path) -> None:
     """It applies different gradients, and that is correct."""
     build = RunBuilder(tmp_path, 3).wrap().optimizer(on={2: [[0, 2]]})
-    build.apply(0, odd={2: ["body.bias"]}, last="synced", synced=1, module=0, optimizer=0, moved=False)
-    finding = build.step(0, odd={2: ["body.bias"]}).end().only("DDP206")
+    build.apply(0, outliers={2: ["body.bias"]}, last="synced", synced=1, module=0, optimizer=0, moved=False)
+    finding = build.step(0, outliers={2: ["body.bias"]}).end().only("DDP206")
     assert finding.cause == "the optimizer does not hold body.bias on rank 2, but does on other ranks"
     assert finding.ranks == (2,)
 
 
-@pytest.mark.parametrize("odd", [["body.bias"], []])
-def test_an_optimizer_recreated_on_one_rank(tmp_path: Path, odd: list[str]) -> None:
+@pytest.mark.parametrize("outliers", [["body.bias"], []])
+def test_an_optimizer_recreated_on_one_rank(tmp_path: Path, outliers: list[str]) -> None:
     build = RunBuilder(tmp_path, 3).wrap().optimizer().train(3)
     for step in range(3, 6):
         build.step(step, ranks=[0, 1])
-        build.step(step, ranks=[2], odd={2: odd}, optimizer=1)
+        build.step(step, ranks=[2], outliers={2: outliers}, optimizer=1)
     (finding,) = build.end().findings()
     assert (finding.code, finding.step, finding.ranks) == ("DDP206", 3, (2,))
-    assert finding.severity.value == ("error" if odd else "note")
+    assert finding.severity.value == ("error" if outliers else "note")
     assert "recreated on some ranks only" in finding.cause
 
 
@@ -89,16 +91,26 @@ def test_an_optimizer_recreated_on_all_ranks(tmp_path: Path) -> None:
 
 def test_another_state(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 3).wrap().optimizer()
-    build.look(
-        Stage.STATE, 0, of=TensorKind.STATE, odd=ODD, optimizer=0, hyper=dict.fromkeys(build.ranks, "whole")
+    build.snapshot(
+        Stage.STATE,
+        0,
+        of=TensorKind.STATE,
+        outliers=OUTLIERS,
+        optimizer=0,
+        hyper=dict.fromkeys(build.ranks, "whole"),
     )
-    assert build.step(0, odd=ODD).end().only("DDP206").cause == "optimizer state differs before the step"
+    assert (
+        build.step(0, outliers=OUTLIERS).end().only("DDP206").cause
+        == "optimizer state differs before the step"
+    )
 
 
 def test_the_parts_of_a_sharded_state_explain_nothing(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().optimizer()
-    build.look(Stage.STATE, 0, of=TensorKind.STATE, odd=ODD, optimizer=0, hyper={0: "left", 1: "right"})
-    build.step(0, odd=ODD).end().only("DDP201")
+    build.snapshot(
+        Stage.STATE, 0, of=TensorKind.STATE, outliers=OUTLIERS, optimizer=0, hyper={0: "left", 1: "right"}
+    )
+    build.step(0, outliers=OUTLIERS).end().only("DDP201")
 
 
 def test_the_same_everywhere(tmp_path: Path) -> None:
@@ -107,7 +119,7 @@ def test_the_same_everywhere(tmp_path: Path) -> None:
 
 
 def state(build: RunBuilder, step: int, ranks: list[int], part: str = "whole") -> RunBuilder:
-    return build.look(
+    return build.snapshot(
         Stage.STATE,
         step,
         of=TensorKind.STATE,
@@ -117,29 +129,29 @@ def state(build: RunBuilder, step: int, ranks: list[int], part: str = "whole") -
     )
 
 
-@pytest.mark.parametrize(("world_size", "odd"), [(2, (0, 1)), (3, (1,))])
-def test_one_rank_loaded_a_state(tmp_path: Path, world_size: int, odd: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("world_size", "outliers"), [(2, (0, 1)), (3, (1,))])
+def test_one_rank_loaded_a_state(tmp_path: Path, world_size: int, outliers: tuple[int, ...]) -> None:
     build = state(RunBuilder(tmp_path, world_size).wrap().optimizer().train(2), 2, [1])
-    finding = build.step(2, odd=ODD).end().only("DDP206")
-    assert (finding.ranks, finding.step) == (odd, 2)
+    finding = build.step(2, outliers=OUTLIERS).end().only("DDP206")
+    assert (finding.ranks, finding.step) == (outliers, 2)
     assert finding.cause == "optimizer state was loaded on rank 1 only"
     assert finding.evidence["state_loaded_on_ranks"] == [1]
 
 
 def test_a_state_that_all_loaded_explains_nothing(tmp_path: Path) -> None:
     build = state(RunBuilder(tmp_path, 3).wrap().optimizer(), 0, [0, 1, 2])
-    build.step(0, odd=ODD).end().only("DDP201")
+    build.step(0, outliers=OUTLIERS).end().only("DDP201")
 
 
-def test_a_state_loaded_after_the_parting_explains_nothing(tmp_path: Path) -> None:
-    build = state(RunBuilder(tmp_path, 3).wrap().optimizer().train(2).step(2, odd=ODD), 3, [1])
-    build.step(3, odd=ODD).end().only("DDP201")
+def test_a_state_loaded_after_the_divergence_explains_nothing(tmp_path: Path) -> None:
+    build = state(RunBuilder(tmp_path, 3).wrap().optimizer().train(2).step(2, outliers=OUTLIERS), 3, [1])
+    build.step(3, outliers=OUTLIERS).end().only("DDP201")
 
 
 def test_a_rank_without_optimizer_records_may_have_loaded_too(tmp_path: Path) -> None:
     build = state(RunBuilder(tmp_path, 2).wrap().optimizer(), 0, [1])
-    build.say(0, FaultRecord(probe="optimizers", entry="before_step", error="ValueError", where="", pid=1))
-    build.step(0, odd=ODD).end().only("DDP201")
+    build.add(0, FaultRecord(probe="optimizers", entry="before_step", error="ValueError", where="", pid=1))
+    build.step(0, outliers=OUTLIERS).end().only("DDP201")
 
 
 def test_one_rank_that_loaded_and_stays_equal(tmp_path: Path) -> None:

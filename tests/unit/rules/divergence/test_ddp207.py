@@ -9,25 +9,25 @@ import pytest
 from ddpcheck.records.kinds.modules import JoinRecord
 from tests.helpers.run_builder import RunBuilder
 
-ODD = {1: ["body.bias"]}
+OUTLIERS = {1: ["body.bias"]}
 
 
-@pytest.mark.parametrize(("world_size", "odd"), [(2, (0, 1)), (4, (1,))])
-def test_one_rank_stepped_less(tmp_path: Path, world_size: int, odd: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("world_size", "outliers"), [(2, (0, 1)), (4, (1,))])
+def test_one_rank_stepped_less(tmp_path: Path, world_size: int, outliers: tuple[int, ...]) -> None:
     build = RunBuilder(tmp_path, world_size).wrap().optimizer().train(3)
     finding = build.step(3, ranks=[r for r in build.ranks if r != 1]).end().only("DDP207")
-    assert (finding.ranks, finding.step) == (odd, 3)
+    assert (finding.ranks, finding.step) == (outliers, 3)
     assert finding.evidence["steps"]["1"] == 3
 
 
-@pytest.mark.parametrize(("world_size", "odd"), [(2, (0, 1)), (4, (1,))])
-def test_a_step_skipped_in_the_middle(tmp_path: Path, world_size: int, odd: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("world_size", "outliers"), [(2, (0, 1)), (4, (1,))])
+def test_a_step_skipped_in_the_middle(tmp_path: Path, world_size: int, outliers: tuple[int, ...]) -> None:
     """Rank 1 skips the step after its third forward, so each later step comes one forward late there."""
     build = RunBuilder(tmp_path, world_size).wrap().optimizer().train(2)
     for step in range(2, 5):
-        build.step(step, odd=ODD, forward={1: step + 2})
+        build.step(step, outliers=OUTLIERS, forward={1: step + 2})
     finding = build.end().only("DDP207")
-    assert (finding.ranks, finding.step) == (odd, 2)
+    assert (finding.ranks, finding.step) == (outliers, 2)
     assert finding.evidence["forwards_before_step"]["1"] == 4
 
 
@@ -43,7 +43,7 @@ def test_forwards_identify_ranks_by_majority(
     tmp_path: Path, world_size: int, forwards: int, cause: str
 ) -> None:
     build = RunBuilder(tmp_path, world_size).wrap().optimizer().train(2)
-    assert build.step(2, odd=ODD, forward={1: forwards}).end().only("DDP207").cause == cause
+    assert build.step(2, outliers=OUTLIERS, forward={1: forwards}).end().only("DDP207").cause == cause
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_reductions_identify_ranks_without_a_majority(
 ) -> None:
     build = RunBuilder(tmp_path, len(reduced)).wrap().optimizer()
     build.apply(0).step(0).apply(1).step(1)
-    odd = {rank: ["body.bias"] for rank in range(1, len(reduced))}
-    build.apply(2, odd=odd, on={rank: {"synced": count} for rank, count in reduced.items()})
-    build.step(2, odd=odd, forward=dict.fromkeys(odd, forwards))
+    outliers = {rank: ["body.bias"] for rank in range(1, len(reduced))}
+    build.apply(2, outliers=outliers, on={rank: {"synced": count} for rank, count in reduced.items()})
+    build.step(2, outliers=outliers, forward=dict.fromkeys(outliers, forwards))
     finding = build.end().only("DDP207")
     assert (finding.cause, finding.ranks) == (cause, ranks)
 
@@ -78,18 +78,18 @@ def test_no_step_was_skipped_if_forwards_agree(tmp_path: Path) -> None:
 
 def joined(build: RunBuilder) -> RunBuilder:
     for rank in build.ranks:
-        build.say(rank, JoinRecord(0, 0))
+        build.add(rank, JoinRecord(0, 0))
     return build
 
 
-def test_inside_join_ranks_may_step_as_often_as_they_like(tmp_path: Path) -> None:
+def test_inside_join_ranks_may_take_any_number_of_steps(tmp_path: Path) -> None:
     build = joined(RunBuilder(tmp_path, 2).wrap()).optimizer().train(3).step(3, ranks=[0])
     assert build.end().findings() == []
 
 
 def test_inside_join_forwards_explain_nothing(tmp_path: Path) -> None:
     build = joined(RunBuilder(tmp_path, 2).wrap()).optimizer().train(2)
-    build.step(2, odd=ODD, forward={1: 9}).end().only("DDP201")
+    build.step(2, outliers=OUTLIERS, forward={1: 9}).end().only("DDP201")
 
 
 def test_ranks_that_were_stopped_could_not_take_their_last_step(tmp_path: Path) -> None:

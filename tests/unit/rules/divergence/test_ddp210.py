@@ -13,24 +13,24 @@ from tests.helpers.run_builder import NAMES, RunBuilder
 BUFFERS = ["norm.mean", "norm.var"]
 
 
-def synced(build: RunBuilder, forward: int, odd: dict[int, list[str]] | None = None) -> RunBuilder:
-    return build.look(Stage.BUFFERS, forward, BUFFERS, of=TensorKind.BUFFERS, odd=odd, width=1)
+def synced(build: RunBuilder, forward: int, outliers: dict[int, list[str]] | None = None) -> RunBuilder:
+    return build.snapshot(Stage.BUFFERS, forward, BUFFERS, of=TensorKind.BUFFERS, outliers=outliers, width=1)
 
 
-@pytest.mark.parametrize(("world_size", "odd"), [(2, (0, 1)), (4, (3,))])
-def test_buffers_that_differ(tmp_path: Path, world_size: int, odd: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("world_size", "outliers"), [(2, (0, 1)), (4, (3,))])
+def test_buffers_that_differ(tmp_path: Path, world_size: int, outliers: tuple[int, ...]) -> None:
     build = RunBuilder(tmp_path, world_size).wrap(buffers=BUFFERS)
     synced(synced(build, 0), 1, {world_size - 1: ["norm.var"]})
     finding = build.end().only("DDP210")
-    assert (finding.ranks, finding.step, finding.stage) == (odd, 1, "buffers")
+    assert (finding.ranks, finding.step, finding.stage) == (outliers, 1, "buffers")
     assert finding.parameter == "norm.var"
 
 
-@pytest.mark.parametrize(("world_size", "odd"), [(2, (0, 1)), (4, (1,))])
-def test_another_order(tmp_path: Path, world_size: int, odd: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("world_size", "outliers"), [(2, (0, 1)), (4, (1,))])
+def test_another_order(tmp_path: Path, world_size: int, outliers: tuple[int, ...]) -> None:
     build = RunBuilder(tmp_path, world_size).wrap(buffers=BUFFERS, buffers_on={1: BUFFERS[::-1]})
     finding = build.end().only("DDP210")
-    assert (finding.ranks, finding.parameter, finding.evidence["position"]) == (odd, "norm.mean", 0)
+    assert (finding.ranks, finding.parameter, finding.evidence["position"]) == (outliers, "norm.mean", 0)
     assert finding.cause == "buffers mapped to different names"
 
 
@@ -38,9 +38,9 @@ def test_another_order(tmp_path: Path, world_size: int, odd: tuple[int, ...]) ->
 def test_one_rank_has_others(tmp_path: Path, others: list[str]) -> None:
     build = RunBuilder(tmp_path, 4).wrap(buffers=BUFFERS, buffers_on={2: others})
     finding = build.end().only("DDP210")
-    place = min(len(others), 2)
-    assert (finding.ranks, finding.evidence["position"]) == ((2,), place)
-    assert finding.parameter == [*BUFFERS, "extra"][place]
+    index = min(len(others), 2)
+    assert (finding.ranks, finding.evidence["position"]) == ((2,), index)
+    assert finding.parameter == [*BUFFERS, "extra"][index]
     assert "missing" in finding.message
 
 
@@ -62,20 +62,22 @@ STATISTICS = ["norm.running_mean", "norm.running_var"]
 
 
 def at_the_end(
-    build: RunBuilder, names: list[str], ranks: list[int], odd: dict[int, list[str]]
+    build: RunBuilder, names: list[str], ranks: list[int], outliers: dict[int, list[str]]
 ) -> RunBuilder:
     build.wrap(buffers=names).optimizer().train(3)
-    return build.look(
-        Stage.BUFFERS_END, -1, names, of=TensorKind.BUFFERS, odd=odd, width=8, ranks=ranks
+    return build.snapshot(
+        Stage.BUFFERS_END, -1, names, of=TensorKind.BUFFERS, outliers=outliers, width=8, ranks=ranks
     ).end()
 
 
-@pytest.mark.parametrize(("world_size", "odd"), [(2, (0, 1)), (3, (1,))])
-def test_statistics_recomputed_on_each_rank(tmp_path: Path, world_size: int, odd: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("world_size", "outliers"), [(2, (0, 1)), (3, (1,))])
+def test_statistics_recomputed_on_each_rank(
+    tmp_path: Path, world_size: int, outliers: tuple[int, ...]
+) -> None:
     build = RunBuilder(tmp_path, world_size)
     finding = at_the_end(build, STATISTICS, list(build.ranks), {1: STATISTICS[1:]}).only("DDP210")
     assert (finding.severity.value, finding.stage, finding.step) == ("warning", "buffers.end", None)
-    assert (finding.ranks, finding.parameter) == (odd, "norm.running_var")
+    assert (finding.ranks, finding.parameter) == (outliers, "norm.running_var")
     assert "after the last training step" in finding.cause
 
 
@@ -87,15 +89,17 @@ def test_the_same_checkpoint_loaded_by_all(tmp_path: Path) -> None:
     assert at_the_end(RunBuilder(tmp_path, 2), STATISTICS, [0, 1], {}).findings() == []
 
 
-def test_a_rank_s_own_notes_are_no_more_than_a_note(tmp_path: Path) -> None:
+def test_notes_of_a_rank_do_not_change_the_verdict(tmp_path: Path) -> None:
     (finding,) = at_the_end(RunBuilder(tmp_path, 2), ["seen"], [0, 1], {1: ["seen"]}).findings()
     assert (finding.code, finding.severity.value) == ("DDP210", "note")
 
 
-def test_models_that_have_parted_measure_different_statistics(tmp_path: Path) -> None:
+def test_diverged_models_measure_different_statistics(tmp_path: Path) -> None:
     """Their parameters differ, and another rule reports that."""
     build = RunBuilder(tmp_path, 2).wrap(buffers=STATISTICS).optimizer().train(2).train(1, 2, {1: [NAMES[0]]})
-    build.look(Stage.BUFFERS_END, -1, STATISTICS, of=TensorKind.BUFFERS, odd={1: STATISTICS}, width=8).end()
+    build.snapshot(
+        Stage.BUFFERS_END, -1, STATISTICS, of=TensorKind.BUFFERS, outliers={1: STATISTICS}, width=8
+    ).end()
     assert [finding.code for finding in build.findings()] == ["DDP201"]
 
 
@@ -103,7 +107,7 @@ def test_models_that_have_parted_measure_different_statistics(tmp_path: Path) ->
 def test_buffers_that_ddp_does_not_synchronise(tmp_path: Path, forwards: tuple[int, int], notes: int) -> None:
     build = RunBuilder(tmp_path, 2).wrap(buffers=["codes"]).optimizer().train(3)
     for rank in build.ranks:
-        build.say(
+        build.add(
             rank,
             DigestRecord(
                 module=0,
@@ -117,8 +121,8 @@ def test_buffers_that_ddp_does_not_synchronise(tmp_path: Path, forwards: tuple[i
                 how="left alone",
             ),
         )
-    found = build.end().findings()
-    assert [finding.severity.value for finding in found] == ["note"] * notes
+    findings = build.end().findings()
+    assert [finding.severity.value for finding in findings] == ["note"] * notes
     if notes:
-        assert (found[0].parameter, found[0].ranks) == ("codes", (0, 1))
-        assert "broadcast_buffers=False" in found[0].cause
+        assert (findings[0].parameter, findings[0].ranks) == ("codes", (0, 1))
+        assert "broadcast_buffers=False" in findings[0].cause

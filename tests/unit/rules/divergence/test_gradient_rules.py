@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.analysis.reason_text import REASON_TEXT
+from ddpcheck.analysis.divergence.explain import REASON_TEXT
 from ddpcheck.records.kinds.modules import CommHookRecord, JoinRecord
 from ddpcheck.records.kinds.rank import EndRecord, FaultRecord
 from ddpcheck.records.reasons import UnsyncedReason
@@ -24,11 +24,11 @@ def start(folder: Path, world_size: int = 2) -> RunBuilder:
 
 def hook(build: RunBuilder, name: str) -> RunBuilder:
     for rank in build.ranks:
-        build.say(rank, CommHookRecord(0, name, 0))
+        build.add(rank, CommHookRecord(0, name, 0))
     return build
 
 
-def test_a_sound_run_reports_what_was_checked(tmp_path: Path) -> None:
+def test_a_healthy_run_reports_what_was_checked(tmp_path: Path) -> None:
     build = start(tmp_path)
     for step in range(4):
         build.backward(step + 1, LOCAL, MEAN).apply(step).step(step)
@@ -50,7 +50,7 @@ def test_a_sound_run_reports_what_was_checked(tmp_path: Path) -> None:
     ],
 )
 def test_ddp202_has_a_fix_for_each_reason(tmp_path: Path, reason: str, fix: str) -> None:
-    build = start(tmp_path).apply(0, odd=OWN, last="unsynced", reason=reason).step(0, odd=OWN)
+    build = start(tmp_path).apply(0, outliers=OWN, last="unsynced", reason=reason).step(0, outliers=OWN)
     finding = build.end().only("DDP202")
     assert fix in finding.fix
     assert (finding.severity.value, finding.stage, finding.step) == ("error", "applied", 0)
@@ -66,16 +66,16 @@ def test_every_reason_has_a_fix_of_its_own() -> None:
 
 def test_ddp202_names_the_parameters_that_were_waited_for(tmp_path: Path) -> None:
     fields = {"last": "unfinished", "synced": 0, "waiting": [1, 2, 99]}
-    finding = start(tmp_path).apply(0, odd=OWN, **fields).step(0, odd=OWN).end().only("DDP202")
+    finding = start(tmp_path).apply(0, outliers=OWN, **fields).step(0, outliers=OWN).end().only("DDP202")
     assert finding.evidence["unused_parameters"] == ["body.bias", "head.weight"]
     assert finding.parameter == "body.bias"
     assert "find_unused_parameters=True" in finding.fix
 
 
-def test_ddp203_names_the_odd_rank_and_the_hook(tmp_path: Path) -> None:
+def test_ddp203_reports_the_outlier_and_the_hook(tmp_path: Path) -> None:
     local = {0: [1.0] * 3, 1: [2.0] * 3, 2: [6.0] * 3}
     build = hook(start(tmp_path, 3), "my_hook").backward(1, local, [3.0] * 3, reduced_on={2: [3.0, 3.0, 9.0]})
-    finding = build.apply(0, odd={2: NAMES}).step(0, odd={2: NAMES}).end().only("DDP203")
+    finding = build.apply(0, outliers={2: NAMES}).step(0, outliers={2: NAMES}).end().only("DDP203")
     assert (finding.ranks, finding.step, finding.stage) == ((2,), 0, "reduced")
     assert finding.evidence["comm_hooks"] == ["my_hook"]
     assert "my_hook" in finding.cause
@@ -132,9 +132,9 @@ def test_ddp204_and_hooks_that_lose_precision(
     assert finding.evidence["comm_hooks"] == [name]
 
 
-def test_ddp204_is_silent_where_ranks_part_at_the_same_step(tmp_path: Path) -> None:
+def test_ddp204_is_silent_where_ranks_diverge_at_the_same_step(tmp_path: Path) -> None:
     build = start(tmp_path).backward(1, LOCAL, MEAN, reduced_on={1: [2.0, 9.0, 4.0]})
-    build.apply(0, odd=OWN).step(0, odd=OWN).end().only("DDP203")
+    build.apply(0, outliers=OWN).step(0, outliers=OWN).end().only("DDP203")
 
 
 def test_ddp204_is_silent_about_a_rank_that_was_killed(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_ddp204_is_silent_about_a_rank_that_was_killed(tmp_path: Path) -> None:
 
 def test_ddp204_is_silent_about_a_probe_that_was_switched_off(tmp_path: Path) -> None:
     build = start(tmp_path)
-    build.say(1, FaultRecord(probe="gradients", entry="reduced", error="ValueError", where="", pid=1))
+    build.add(1, FaultRecord(probe="gradients", entry="reduced", error="ValueError", where="", pid=1))
     build.backward(1, {0: [1.0] * 3}, [3.0] * 3).apply(0, ranks=[0]).step(0).end()
     assert [finding.code for finding in build.findings()] == ["DDP605"]
 
@@ -157,7 +157,7 @@ def test_ddp204_under_join(tmp_path: Path, record: str) -> None:
     build = start(tmp_path)
     if record == "join":
         for rank in build.ranks:
-            build.say(rank, JoinRecord(0, 0))
+            build.add(rank, JoinRecord(0, 0))
     build.backward(1, LOCAL, MEAN).apply(0).step(0).backward(2, {0: [4.0] * 3}, [2.0] * 3)
     report = build.end().report()
     assert [finding for finding in report.findings if finding.code == "DDP204"] == []
@@ -166,8 +166,8 @@ def test_ddp204_under_join(tmp_path: Path, record: str) -> None:
 
 
 def test_ddp205_reports_the_ranks_that_wrote(tmp_path: Path) -> None:
-    odd = {1: ["body.bias"]}
-    build = start(tmp_path, 3).apply(0, odd=odd, on={1: {"moved": True}}).step(0, odd=odd)
+    outliers = {1: ["body.bias"]}
+    build = start(tmp_path, 3).apply(0, outliers=outliers, on={1: {"moved": True}}).step(0, outliers=outliers)
     finding = build.end().only("DDP205")
     assert (finding.ranks, finding.step, finding.stage) == ((1,), 0, "applied")
     assert "Outlier: rank 1" in finding.message
@@ -252,7 +252,7 @@ def test_ddp304_is_silent_about_chance(tmp_path: Path, alike: int, other: int) -
     assert build.end().findings() == []
 
 
-def test_a_damaged_record_costs_no_report(tmp_path: Path) -> None:
+def test_a_damaged_record_does_not_prevent_the_report(tmp_path: Path) -> None:
     from dataclasses import replace
 
     from ddpcheck.records.kinds.gradients import BackwardRecord
@@ -263,14 +263,16 @@ def test_a_damaged_record_costs_no_report(tmp_path: Path) -> None:
             replace(record, local="~~~") if rank and isinstance(record, BackwardRecord) else record
             for record in records
         ]
-        build.say(rank, EndRecord("exit", 2000.0))
+        build.add(rank, EndRecord("exit", 2000.0))
     assert build.report().verdict.value == "ok"
 
 
 def test_parameters_after_the_step_show_which_gradients_differ(tmp_path: Path) -> None:
     """No rank wrote the digest of each gradient."""
-    odd = {1: ["head.weight"]}
-    build = start(tmp_path).apply(0).step(0).apply(1, odd=odd, last="none").step(1, odd=odd)
+    outliers = {1: ["head.weight"]}
+    build = (
+        start(tmp_path).apply(0).step(0).apply(1, outliers=outliers, last="none").step(1, outliers=outliers)
+    )
     finding = build.end().only("DDP202")
     assert (finding.step, finding.parameter) == (1, "head.weight")
     assert finding.evidence["parameters"] == {"count": 1, "of": 3, "names": ["head.weight"]}
@@ -278,9 +280,13 @@ def test_parameters_after_the_step_show_which_gradients_differ(tmp_path: Path) -
 
 def test_parameters_that_diverge_later_do_not_show_which_gradients_differ(tmp_path: Path) -> None:
     """As in a warm-up with a learning rate of zero."""
-    odd = {1: ["head.weight"]}
+    outliers = {1: ["head.weight"]}
     build = (
-        start(tmp_path).apply(0, odd=odd, last="none").step(0).apply(1, odd=odd, last="none").step(1, odd=odd)
+        start(tmp_path)
+        .apply(0, outliers=outliers, last="none")
+        .step(0)
+        .apply(1, outliers=outliers, last="none")
+        .step(1, outliers=outliers)
     )
     finding = build.end().only("DDP202")
     assert (finding.step, finding.parameter) == (0, None)

@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.run_builder import RunBuilder
 
 
-def nobody(folder: Path, exit_code: int) -> RunBuilder:
+def without_ranks(folder: Path, exit_code: int) -> RunBuilder:
     build = RunBuilder(folder, 2)
     build.records.clear()
     build.description["exit_code"] = exit_code
@@ -17,14 +17,14 @@ def nobody(folder: Path, exit_code: int) -> RunBuilder:
 
 
 def test_no_rank_reported(tmp_path: Path) -> None:
-    (finding,) = nobody(tmp_path, 0).findings()
+    (finding,) = without_ranks(tmp_path, 0).findings()
     assert (finding.code, finding.ranks) == ("DDP601", ())
     assert "-S, -I or -E" in finding.cause
     assert "import ddpcheck.auto" in finding.fix
 
 
 def test_no_rank_because_the_command_failed(tmp_path: Path) -> None:
-    (finding,) = nobody(tmp_path, 3).findings()
+    (finding,) = without_ranks(tmp_path, 3).findings()
     assert "exit status 3" in finding.message
     assert "failed before" in finding.cause
 

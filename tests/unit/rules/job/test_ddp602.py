@@ -28,7 +28,7 @@ def test_a_rank_that_raised(build: RunBuilder) -> None:
     assert (finding.ranks, finding.cause) == ((1,), "ValueError: bad batch (train.py:9)")
 
 
-def test_errors_that_follow_from_a_death_are_told_as_such(build: RunBuilder) -> None:
+def test_errors_caused_by_a_death_are_consequences(build: RunBuilder) -> None:
     build.exited(1, 100.0)
     build.end([0, 2], time=101.0, reason="raised", error="RuntimeError: Connection closed by peer")
     finding = build.only("DDP602")
@@ -36,14 +36,14 @@ def test_errors_that_follow_from_a_death_are_told_as_such(build: RunBuilder) -> 
     assert "Ranks 0 and 2 failed as a consequence" in finding.message
 
 
-def test_errors_that_follow_from_an_error_are_told_as_such(build: RunBuilder) -> None:
+def test_errors_caused_by_an_error_are_consequences(build: RunBuilder) -> None:
     build.end([2], time=100.0, reason="raised", error="ValueError: bad batch")
     build.end([0, 1], time=101.0, reason="raised", error="RuntimeError: Connection closed by peer")
     finding = build.only("DDP602")
     assert (finding.ranks, finding.cause) == ((2,), "ValueError: bad batch")
 
 
-def test_a_rank_that_ended_in_good_order_and_took_the_connections_along(build: RunBuilder) -> None:
+def test_a_rank_that_finished_early_closed_the_connections(build: RunBuilder) -> None:
     build.end([1], time=100.0)
     build.end([0, 2], time=101.0, reason="raised", error="RuntimeError: Connection closed by peer")
     finding = build.only("DDP602")
@@ -55,7 +55,7 @@ def test_a_rank_that_ended_in_good_order_and_took_the_connections_along(build: R
 @pytest.mark.parametrize(
     ("when", "error"), [(102.0, "RuntimeError: Connection closed by peer"), (100.0, "OSError: x")]
 )
-def test_a_rank_that_ended_has_nothing_to_do_with_other_errors(
+def test_a_rank_that_finished_is_not_the_cause_of_unrelated_errors(
     build: RunBuilder, when: float, error: str
 ) -> None:
     build.end([1], time=when)
@@ -85,7 +85,7 @@ def test_while_wrapping(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["signal", "stop"])
-def test_an_interrupted_job_has_no_dead(build: RunBuilder, how: str) -> None:
+def test_an_interrupted_job_has_no_dead_rank(build: RunBuilder, how: str) -> None:
     build.notes.append({"kind": how, "signal": "SIGINT", "time": 99.0})
     build.end([0], time=99.1, reason="raised", error="KeyboardInterrupt: ")
     build.end([1], time=99.2, reason="raised", error="RuntimeError: Connection reset by peer")

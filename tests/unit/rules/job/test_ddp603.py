@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ddpcheck.analysis.finding import Finding
-from ddpcheck.records.kinds.hang import StackRecord
 from ddpcheck.records.kinds.modules import ModuleRecord
+from ddpcheck.records.kinds.rank import StackRecord
 from tests.helpers.run_builder import NAMES, RunBuilder
 from tests.unit.analysis.hang.test_stacks import BACKWARD, BARRIER, BUFFERS, C10D, LOGGER, MAIN, USER
 
@@ -18,18 +18,18 @@ LOCKED = [["/home/me/train.py", 77, "main"], MAIN]
 
 
 class Hung(RunBuilder):
-    """A job that was found to hang after four steps."""
+    """A job that hangs after four steps."""
 
     def __init__(self, folder: Path, world_size: int = 2) -> None:
         super().__init__(folder, world_size)
         self.states: dict[int, str] = {}
         self.silent: set[int] = set()
 
-    def stands(self, rank: int, frames: list[Any], state: str = "waits", **said: Any) -> Hung:
+    def with_stack(self, rank: int, frames: list[Any], state: str = "waits", **fields: Any) -> Hung:
         record = StackRecord(
-            **{"look": 2, "time": 1.0, "frames": frames, "step": 4, "moment": "after_step", **said}
+            **{"look": 2, "time": 1.0, "frames": frames, "step": 4, "moment": "after_step", **fields}
         )
-        self.say(rank, record)
+        self.add(rank, record)
         self.states[rank] = state
         return self
 
@@ -43,8 +43,8 @@ class Hung(RunBuilder):
         )
         self.notes.append({"kind": "stop", "time": 1.0, "reason": "hang"})
         self.description |= {"exit_code": 143, "stopped": "hang"}
-        found = [f for f in self.report().findings if f.severity.value != "note"]
-        return next(f for f in found if f.code == "DDP603")
+        findings = [f for f in self.report().findings if f.severity.value != "note"]
+        return next(f for f in findings if f.code == "DDP603")
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def job(tmp_path: Path) -> Hung:
 
 
 def test_one_rank_left_the_loop_and_waits_elsewhere(job: Hung) -> None:
-    job.stands(0, BACKWARD, moment="backward_begun").stands(1, BARRIER)
+    job.with_stack(0, BACKWARD, moment="backward_begun").with_stack(1, BARRIER)
     finding = job.hang()
     assert (finding.severity.value, finding.step, finding.stage, finding.ranks) == (
         "error",
@@ -75,7 +75,7 @@ def test_one_rank_left_the_loop_and_waits_elsewhere(job: Hung) -> None:
 
 
 def test_one_rank_closed_its_group(job: Hung) -> None:
-    job.stands(0, BACKWARD, moment="backward_begun").stands(1, [USER], "left", left=True)
+    job.with_stack(0, BACKWARD, moment="backward_begun").with_stack(1, [USER], "left", left=True)
     finding = job.hang()
     assert finding.ranks == (1,)
     assert "early stop on some ranks" in finding.cause
@@ -83,7 +83,7 @@ def test_one_rank_closed_its_group(job: Hung) -> None:
 
 
 def test_one_rank_ended_while_the_other_waits_at_a_barrier(job: Hung) -> None:
-    job.stands(0, BARRIER)
+    job.with_stack(0, BARRIER)
     job.states[1] = "left"
     job.end([1], time=0.5)
     finding = job.hang()
@@ -92,7 +92,7 @@ def test_one_rank_ended_while_the_other_waits_at_a_barrier(job: Hung) -> None:
 
 
 def test_evaluation_through_the_wrapper(job: Hung) -> None:
-    job.stands(0, BUFFERS).stands(1, BARRIER)
+    job.with_stack(0, BUFFERS).with_stack(1, BARRIER)
     finding = job.hang()
     assert (finding.step, finding.stage, finding.ranks) == (4, "buffers", (0,))
     assert finding.cause.startswith("evaluation through the wrapper on rank 0 only")
@@ -100,7 +100,7 @@ def test_evaluation_through_the_wrapper(job: Hung) -> None:
 
 
 def test_the_same_stack_in_a_training_forward_is_no_evaluation(job: Hung) -> None:
-    job.stands(0, BUFFERS, moment="forward").stands(1, BARRIER)
+    job.with_stack(0, BUFFERS, moment="forward").with_stack(1, BARRIER)
     finding = job.hang()
     assert finding.ranks == (1,)
     assert "early stop" in finding.cause
@@ -111,8 +111,8 @@ def test_different_ignored_parameters(tmp_path: Path) -> None:
     for rank in job.ranks:
         ignored = ["body.bias"] if rank == 2 else []
         names = [name for name in NAMES if name not in ignored]
-        job.say(rank, ModuleRecord(0, "Net", [0, 1, 2], 0, job.rows(names), [], ignored))
-        job.stands(rank, BARRIER if rank == 2 else BACKWARD, moment="backward_begun", step=0)
+        job.add(rank, ModuleRecord(0, "Net", [0, 1, 2], 0, job.rows(names), [], ignored))
+        job.with_stack(rank, BARRIER if rank == 2 else BACKWARD, moment="backward_begun", step=0)
     finding = job.hang()
     assert (finding.ranks, finding.stage, finding.step) == ((2,), "reduced", 0)
     assert finding.cause == (
@@ -123,8 +123,8 @@ def test_different_ignored_parameters(tmp_path: Path) -> None:
 def test_a_barrier_that_some_ranks_reach_in_the_middle_of_a_step(tmp_path: Path) -> None:
     job = Hung(tmp_path, 3)
     job.wrap().optimizer().train(4)
-    job.stands(0, BARRIER, moment="buffers_synced").stands(1, BARRIER, moment="buffers_synced")
-    finding = job.stands(2, BACKWARD, moment="backward_begun").hang()
+    job.with_stack(0, BARRIER, moment="buffers_synced").with_stack(1, BARRIER, moment="buffers_synced")
+    finding = job.with_stack(2, BACKWARD, moment="backward_begun").hang()
     assert (finding.ranks, finding.stage) == ((2,), "reduced")
     assert "a collective that only some ranks reach" in finding.cause
     assert "ranks 0-1 wait in barrier in step 4" in finding.message
@@ -132,25 +132,25 @@ def test_a_barrier_that_some_ranks_reach_in_the_middle_of_a_step(tmp_path: Path)
 
 
 def test_different_collectives_between_steps(job: Hung) -> None:
-    finding = job.stands(0, BARRIER).stands(1, ALL_REDUCE).hang()
+    finding = job.with_stack(0, BARRIER).with_stack(1, ALL_REDUCE).hang()
     assert finding.ranks == (0, 1)
     assert "a collective that only some ranks reach" in finding.cause
 
 
-def test_one_that_is_ahead_has_not_left_early(job: Hung) -> None:
-    finding = job.stands(0, BACKWARD, moment="backward_begun").stands(1, BARRIER, step=5).hang()
+def test_a_rank_that_is_ahead_did_not_stop_early(job: Hung) -> None:
+    finding = job.with_stack(0, BACKWARD, moment="backward_begun").with_stack(1, BARRIER, step=5).hang()
     assert "different steps" in finding.cause
 
 
 def test_a_rank_that_is_blocked(job: Hung) -> None:
-    finding = job.stands(0, BARRIER).stands(1, LOCKED, "still").hang()
+    finding = job.with_stack(0, BARRIER).with_stack(1, LOCKED, "still").hang()
     assert finding.ranks == (1,)
     assert "rank 1 never reaches the collective that the others wait in" in finding.cause
     assert "/home/me/train.py:77" in finding.cause
 
 
-def test_a_rank_that_did_not_answer_is_not_shown_where_it_was_before(job: Hung) -> None:
-    job.stands(0, BARRIER).stands(1, ALL_REDUCE, "still")
+def test_a_rank_that_did_not_answer_has_no_stack(job: Hung) -> None:
+    job.with_stack(0, BARRIER).with_stack(1, ALL_REDUCE, "still")
     job.silent.add(1)
     finding = job.hang()
     assert finding.ranks == (1,)
@@ -158,18 +158,18 @@ def test_a_rank_that_did_not_answer_is_not_shown_where_it_was_before(job: Hung) 
     assert [g["stack"] for g in finding.evidence["standings"] if g["ranks"] == [1]] == [[]]
 
 
-def test_all_at_the_same_place_by_different_ways(tmp_path: Path) -> None:
+def test_all_ranks_at_the_same_line_after_different_collectives(tmp_path: Path) -> None:
     job = Hung(tmp_path, 3)
     job.wrap().optimizer().train(4)
     for rank in job.ranks:
-        job.stands(rank, BARRIER, collectives={"0": 10 + (rank == 1)})
+        job.with_stack(rank, BARRIER, collectives={"0": 10 + (rank == 1)})
     finding = job.hang()
     assert finding.ranks == (1,)
     assert "rank 1: 11" in finding.cause
 
 
 def test_a_job_that_was_only_slow_raises_nothing(job: Hung) -> None:
-    job.stands(0, BACKWARD).stands(1, LOCKED)
+    job.with_stack(0, BACKWARD).with_stack(1, LOCKED)
     job.notes.append({"kind": "slow", "session": job.session, "seconds": 310.0, "ranks": {"1": "busy"}})
     assert job.end().findings() == []
 

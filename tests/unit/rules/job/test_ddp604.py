@@ -18,12 +18,12 @@ def other(build: RunBuilder, rank: int, **fields: str) -> RunBuilder:
     return build
 
 
-@pytest.mark.parametrize(("world_size", "odd"), [(2, (0, 1)), (4, (1,))])
+@pytest.mark.parametrize(("world_size", "outliers"), [(2, (0, 1)), (4, (1,))])
 @pytest.mark.parametrize("field", ["torch", "python", "backend"])
-def test_another_version(tmp_path: Path, world_size: int, odd: tuple[int, ...], field: str) -> None:
+def test_another_version(tmp_path: Path, world_size: int, outliers: tuple[int, ...], field: str) -> None:
     build = other(RunBuilder(tmp_path, world_size), 1, **{field: "0.0.1"}).wrap().train(2)
     finding = build.end().only("DDP604")
-    assert (finding.severity.value, finding.ranks) == ("warning", odd)
+    assert (finding.severity.value, finding.ranks) == ("warning", outliers)
     assert "rank 1: 0.0.1" in finding.message
 
 

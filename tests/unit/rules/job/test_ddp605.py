@@ -19,7 +19,7 @@ def test_the_same_fault_on_several_ranks_is_one_finding(
 ) -> None:
     build = RunBuilder(tmp_path, world_size).wrap()
     for rank in ranks:
-        build.say(rank, FAULT)
+        build.add(rank, FAULT)
     (finding,) = build.end().findings()
     assert (finding.code, finding.severity.value, finding.ranks) == ("DDP605", "note", ranks)
     assert "parameters.after_step failed" in finding.message
@@ -28,9 +28,22 @@ def test_the_same_fault_on_several_ranks_is_one_finding(
 
 def test_different_faults_are_different_findings(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap()
-    build.say(0, FAULT)
-    build.say(0, FaultRecord("structure", "forward", "KeyError: 'x'", "y.py:1"))
+    build.add(0, FAULT)
+    build.add(0, FaultRecord("structure", "forward", "KeyError: 'x'", "y.py:1"))
     assert len(build.end().findings("DDP605")) == 2
+
+
+def test_missing_torch_name_has_its_own_wording(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap()
+    error = "torch 9.9 has no torch.Tensor._indices: sparse tensors are not compared"
+    for rank in (0, 1):
+        build.add(rank, FaultRecord("torch_compat", "_indices", error, ""))
+    (finding,) = build.end().findings()
+    assert (finding.code, finding.severity.value, finding.ranks) == ("DDP605", "note", (0, 1))
+    assert finding.message.startswith(
+        "This version of torch has no torch.Tensor._indices: sparse tensors are not compared. "
+    )
+    assert finding.evidence["entry"] == "torch_compat._indices"
 
 
 def test_a_process_that_never_became_a_rank(tmp_path: Path) -> None:
@@ -58,18 +71,18 @@ def trouble(pid: int) -> dict[str, object]:
     return {"kind": "trouble", "rank": 1, "pid": pid, "host": "node0", "text": "File too large (/x)"}
 
 
-def test_a_rank_that_could_not_write_has_not_died(tmp_path: Path) -> None:
+def test_a_rank_that_could_not_write_did_not_die(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().end([0])
     build.exited(0, 2000.0, 0).exited(1, 2000.0, 0)
     build.notes.append(trouble(101))
     (finding,) = build.findings()
     assert (finding.code, finding.ranks) == ("DDP605", (1,))
-    # Another process of that number had the trouble: nothing excuses this one.
+    # Another process with that rank had the write error: it does not explain this exit.
     build.notes[-1] = trouble(555)
     assert [found.code for found in build.findings() if found.severity.value == "error"] == ["DDP602"]
 
 
-def test_a_rank_that_could_not_write_at_all_is_not_called_missing_too(tmp_path: Path) -> None:
+def test_a_rank_that_could_not_write_at_all_is_not_reported_as_missing(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 3).wrap().end()
     del build.records[1]
     build.notes.append(trouble(101))
@@ -90,7 +103,7 @@ def test_no_fault(tmp_path: Path) -> None:
     assert RunBuilder(tmp_path, 2).wrap().end().findings("DDP605") == []
 
 
-def test_a_launcher_that_gave_up_sampling(tmp_path: Path) -> None:
+def test_a_launcher_that_stopped_sampling(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().train(2).end()
     build.notes.append({"kind": "fault", "probe": "sampler", "entry": "sample", "error": "OSError: no"})
     [finding] = build.findings("DDP605")

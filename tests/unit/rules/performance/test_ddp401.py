@@ -16,12 +16,12 @@ from ddpcheck.rules.performance.ddp401 import find
 from tests.helpers.overlap_builder import overlap
 
 
-def found(seen: Overlap | None) -> list[Finding]:
-    return find(RuleContext(Attempt("a"), 0, Path(), NodeNotes(), (), 0, overlap=seen))
+def findings_of(profiled: Overlap | None) -> list[Finding]:
+    return find(RuleContext(Attempt("a"), 0, Path(), NodeNotes(), (), 0, overlap=profiled))
 
 
 def test_a_quarter_of_the_step() -> None:
-    [finding] = found(overlap())
+    [finding] = findings_of(overlap())
     assert (finding.code, finding.severity, finding.step) == ("DDP401", Severity.WARNING, 5)
     assert "25.0 ms of a 100.0 ms step (25%)" in finding.message
     assert "takes another 5.0 ms" in finding.message
@@ -30,20 +30,20 @@ def test_a_quarter_of_the_step() -> None:
 
 
 def test_enough_compute_that_comes_too_early() -> None:
-    [finding] = found(overlap(compute_ms=180))
+    [finding] = findings_of(overlap(compute_ms=180))
     assert "start too late" in finding.cause
 
 
 def test_more_to_transfer_than_to_compute() -> None:
-    [finding] = found(overlap(compute_ms=60))
+    [finding] = findings_of(overlap(compute_ms=60))
     assert "longer than the compute" in finding.cause
 
 
 @pytest.mark.parametrize(
-    "seen",
+    "profiled",
     [
         None,
-        # Too few steps to tell.
+        # Too few steps.
         overlap((40, 40)),
         # Too little of the step.
         overlap((19, 19, 19)),
@@ -57,19 +57,19 @@ def test_more_to_transfer_than_to_compute() -> None:
         replace(overlap(), ranks=(), steps=()),
     ],
 )
-def test_silent(seen: Overlap | None) -> None:
-    assert found(seen) == []
+def test_silent(profiled: Overlap | None) -> None:
+    assert findings_of(profiled) == []
 
 
 def test_a_machine_that_is_too_busy_is_inconclusive() -> None:
-    seen = overlap()
-    busy = tuple(replace(rank, held_up_ns=20_000_000) for rank in seen.ranks)
-    assert found(replace(seen, ranks=busy)) == []
-    a_little = tuple(replace(rank, held_up_ns=15_000_000) for rank in seen.ranks)
-    assert len(found(replace(seen, ranks=a_little))) == 1
+    profiled = overlap()
+    busy = tuple(replace(rank, held_up_ns=20_000_000) for rank in profiled.ranks)
+    assert findings_of(replace(profiled, ranks=busy)) == []
+    a_little = tuple(replace(rank, held_up_ns=15_000_000) for rank in profiled.ranks)
+    assert len(findings_of(replace(profiled, ranks=a_little))) == 1
 
 
 def test_waiting_for_a_late_rank_is_not_transfer() -> None:
-    seen = overlap((2, 2, 2))
-    waits = tuple(replace(step, exposed_wait_ns=60_000_000) for step in seen.steps)
-    assert found(replace(seen, steps=waits)) == []
+    profiled = overlap((2, 2, 2))
+    waits = tuple(replace(step, exposed_wait_ns=60_000_000) for step in profiled.steps)
+    assert findings_of(replace(profiled, steps=waits)) == []

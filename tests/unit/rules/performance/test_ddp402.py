@@ -40,8 +40,8 @@ def clocks(part: str, late: bool, faults: int = 0, kernel: int = 0) -> list[Reco
 
 
 def gpu(rank: int, throttled: int = IDLE, clock: int | None = 1410) -> dict[str, Any]:
-    told = {"throttled": throttled, "busy": 90, "processes": {str(100 + rank): 1 << 30}}
-    return {"gpus": [told if clock is None else {**told, "clock": clock}]}
+    sample = {"throttled": throttled, "busy": 90, "processes": {str(100 + rank): 1 << 30}}
+    return {"gpus": [sample if clock is None else {**sample, "clock": clock}]}
 
 
 def finding(
@@ -94,13 +94,13 @@ def test_a_driver_without_clocks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "gpus",
     [
-        # All alike, as GPUs at work under a power cap are.
+        # All alike, as busy GPUs under a power cap.
         {rank: gpu(rank, POWER) for rank in range(3)},
-        # Another one, which nobody waits for.
+        # Another GPU, which no rank waits for.
         {0: gpu(0, HEAT, 700), 1: gpu(1), 2: gpu(2)},
-        # Held down, and no slower for it.
+        # Throttled, but not slower.
         {0: gpu(0), 1: gpu(1, POWER, 1400), 2: gpu(2)},
-        # Of a rank nobody knows where it was.
+        # The GPU of a rank is unknown.
         {0: gpu(7), 1: gpu(1, HEAT, 700), 2: gpu(2)},
         {},
     ],
@@ -112,12 +112,12 @@ def test_throttling_that_explains_nothing(tmp_path: Path, gpus: dict[int, Any]) 
     assert "throttled" not in found.evidence
 
 
-def test_data_comes_late_for_other_reasons(tmp_path: Path) -> None:
+def test_late_data_for_other_reasons(tmp_path: Path) -> None:
     found = finding(tmp_path, {0: gpu(0), 1: gpu(1, HEAT, 700), 2: gpu(2)}, "data")
     assert found.cause == "the data loader takes longer there to return a batch"
 
 
-def test_memory_that_the_c_library_gives_back(tmp_path: Path) -> None:
+def test_memory_that_the_c_library_returns(tmp_path: Path) -> None:
     found = finding(tmp_path, {}, "optimizer", faulted=(12_345, 18_000), severity="note")
     assert found.cause == (
         "page faults: it allocates and frees 12,345 more pages per step than the other ranks, which costs 18.0 ms more "
@@ -132,5 +132,5 @@ def test_throttling_comes_before_page_faults(tmp_path: Path) -> None:
     assert finding(tmp_path, gpus, faulted=(12_345, 18_000)).cause.startswith("throttling: ")
 
 
-def test_a_kernel_that_was_busy_with_something_else(tmp_path: Path) -> None:
+def test_kernel_time_without_page_faults(tmp_path: Path) -> None:
     assert finding(tmp_path, {}, faulted=(100, 18_000)).cause.startswith("the forward takes longer there")

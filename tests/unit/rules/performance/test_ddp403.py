@@ -50,19 +50,19 @@ def cluster(folder: Path, count: int, slow: dict[tuple[int, int], float], **opti
     return Cluster(folder, lan(count), **given)
 
 
-def report_of(made: Cluster) -> Report:
-    made.build()
-    return analyse_run(made.folder)
+def report_of(job: Cluster) -> Report:
+    job.build()
+    return analyse_run(job.folder)
 
 
-def found_in(made: Cluster) -> list[Finding]:
-    return [finding for finding in report_of(made).findings if finding.code == "DDP403"]
+def findings_of(job: Cluster) -> list[Finding]:
+    return [finding for finding in report_of(job).findings if finding.code == "DDP403"]
 
 
 @pytest.mark.parametrize("count", [3, 4])
 @pytest.mark.parametrize("factor", [2, 4, 10])
 def test_the_node_is_named_with_figures_and_cost(tmp_path: Path, count: int, factor: float) -> None:
-    [finding] = found_in(cluster(tmp_path, count, around(2, count, USUAL / factor)))
+    [finding] = findings_of(cluster(tmp_path, count, around(2, count, USUAL / factor)))
     assert (finding.severity.value, finding.ranks, finding.evidence["nodes"]) == ("warning", (2,), ["node2"])
     assert finding.evidence["megabits"] == pytest.approx(USUAL / factor, rel=0.01)
     assert finding.evidence["usual_megabits"] == pytest.approx(USUAL, rel=0.01)
@@ -75,34 +75,34 @@ def test_the_node_is_named_with_figures_and_cost(tmp_path: Path, count: int, fac
     assert "of a 1000.0 ms step" in finding.message
 
 
-def test_one_direction_names_both_ends(tmp_path: Path) -> None:
-    [finding] = found_in(cluster(tmp_path, 4, {(1, 2): 100.0}))
+def test_one_slow_direction_reports_both_ends(tmp_path: Path) -> None:
+    [finding] = findings_of(cluster(tmp_path, 4, {(1, 2): 100.0}))
     assert (finding.evidence["nodes"], finding.ranks) == (["node1", "node2"], (1, 2))
     assert finding.message.startswith("The link from node1 to node2 is slow: 100 Mbit/s")
 
 
-def test_what_hides_behind_the_backward_is_a_note(tmp_path: Path) -> None:
-    [finding] = found_in(cluster(tmp_path, 4, around(2, 4, 100.0), wait=20_000))
+def test_a_cost_hidden_by_the_backward_is_a_note(tmp_path: Path) -> None:
+    [finding] = findings_of(cluster(tmp_path, 4, around(2, 4, 100.0), wait=20_000))
     assert finding.severity.value == "note"
     assert finding.evidence["cost_ms"] == pytest.approx(20, abs=1)
 
 
 def test_without_clocks_the_cost_is_not_known(tmp_path: Path) -> None:
-    [finding] = found_in(cluster(tmp_path, 4, around(2, 4, 100.0), wait=0))
+    [finding] = findings_of(cluster(tmp_path, 4, around(2, 4, 100.0), wait=0))
     assert (finding.severity.value, finding.evidence["cost_ms"]) == ("warning", None)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
 def test_equal_links_raise_nothing(tmp_path: Path, count: int) -> None:
-    assert found_in(cluster(tmp_path, count, {})) == []
+    assert findings_of(cluster(tmp_path, count, {})) == []
 
 
 def test_two_nodes_raise_nothing(tmp_path: Path) -> None:
     """Both directions of one link: there is nothing to compare with."""
-    assert found_in(cluster(tmp_path, 2, {(0, 1): 100.0})) == []
+    assert findings_of(cluster(tmp_path, 2, {(0, 1): 100.0})) == []
 
 
-def test_what_goes_elsewhere_does_not_count(tmp_path: Path) -> None:
+def test_traffic_to_other_hosts_does_not_count(tmp_path: Path) -> None:
     """A rank that uploads its checkpoints over a slow line."""
     sends = ring(4, {})
     sends[1]["192.0.2.9"] = (20.0, 0.9)
@@ -111,17 +111,17 @@ def test_what_goes_elsewhere_does_not_count(tmp_path: Path) -> None:
     assert {link["target"] for link in report.links["links"]} == {f"node{node}" for node in range(4)}
 
 
-def test_addresses_that_every_host_has_lead_nowhere(tmp_path: Path) -> None:
-    made = cluster(tmp_path, 3, {})
-    for interfaces in made.nodes:
+def test_addresses_that_every_host_has_are_ignored(tmp_path: Path) -> None:
+    job = cluster(tmp_path, 3, {})
+    for interfaces in job.nodes:
         interfaces.append(Interface("docker0", 0.0, None, ["172.17.0.1/16"]))  # type: ignore[attr-defined]
-    made.sends[1]["172.17.0.1"] = (5.0, 0.9)  # type: ignore[index]
-    assert len(report_of(made).links["links"]) == 3
+    job.sends[1]["172.17.0.1"] = (5.0, 0.9)  # type: ignore[index]
+    assert len(report_of(job).links["links"]) == 3
 
 
 def test_clocks_of_hosts_that_are_far_apart(tmp_path: Path) -> None:
-    made = cluster(tmp_path, 3, around(2, 3, 100.0))
-    made.build()
+    job = cluster(tmp_path, 3, around(2, 3, 100.0))
+    job.build()
     for path in (tmp_path / "node-node1.jsonl", tmp_path / "rank-00001.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         for line in lines:
@@ -132,16 +132,16 @@ def test_clocks_of_hosts_that_are_far_apart(tmp_path: Path) -> None:
     assert finding.evidence["nodes"] == ["node2"]
 
 
-def test_nodes_that_share_no_folder_meet_in_a_merged_one(tmp_path: Path) -> None:
+def test_nodes_without_a_shared_folder_are_compared_after_a_merge(tmp_path: Path) -> None:
     """Each node records one link; together they show the slow one."""
-    made = cluster(tmp_path / "whole", 3, around(2, 3, 100.0))
-    made.build()
+    job = cluster(tmp_path / "merged", 3, around(2, 3, 100.0))
+    job.build()
     alone = tmp_path / "alone"
-    shutil.copytree(made.folder, alone)
+    shutil.copytree(job.folder, alone)
     for path in [*alone.glob("node-node[12].jsonl"), *alone.glob("rank-0000[12].jsonl")]:
         path.unlink()
     assert [one.code for one in analyse_run(alone).findings if one.code == "DDP403"] == []
-    assert [one.code for one in analyse_run(made.folder).findings if one.code == "DDP403"] == ["DDP403"]
+    assert [one.code for one in analyse_run(job.folder).findings if one.code == "DDP403"] == ["DDP403"]
 
 
 @pytest.mark.parametrize("own_ranks", [True, False])
@@ -164,7 +164,7 @@ PORT = [10_000_000, 10_000_000, 0, 100]
 
 
 @pytest.mark.parametrize(
-    ("odd", "severity", "said"),
+    ("outliers", "severity", "said"),
     [
         ((50_000, PORT), "warning", "runs at 50 Gbit/s, the others at 200 Gbit/s (median)"),
         ((200_000, [*PORT[:2], 7, 100]), "warning", "errors while the job ran, the others 0"),
@@ -173,10 +173,10 @@ PORT = [10_000_000, 10_000_000, 0, 100]
     ids=["rate", "errors", "waiting"],
 )
 def test_an_infiniband_port_that_is_an_outlier(
-    tmp_path: Path, odd: tuple[int, list[int]], severity: str, said: str
+    tmp_path: Path, outliers: tuple[int, list[int]], severity: str, said: str
 ) -> None:
-    ports = dict.fromkeys(range(4), (200000, PORT)) | {2: odd}
-    [finding] = found_in(Cluster(tmp_path, lan(4), ports=ports, steps=30))
+    ports = dict.fromkeys(range(4), (200000, PORT)) | {2: outliers}
+    [finding] = findings_of(Cluster(tmp_path, lan(4), ports=ports, steps=30))
     assert (finding.severity.value, finding.ranks) == (severity, (2,))
     assert finding.message.startswith("InfiniBand port mlx5_0/1 of node2 ")
     assert said in finding.message
@@ -196,7 +196,7 @@ def test_an_infiniband_port_that_is_an_outlier(
     ],
 )
 def test_ports_that_raise_nothing(tmp_path: Path, ports: list[tuple[int, list[int]]]) -> None:
-    assert found_in(Cluster(tmp_path, lan(len(ports)), ports=dict(enumerate(ports)), steps=30)) == []
+    assert findings_of(Cluster(tmp_path, lan(len(ports)), ports=dict(enumerate(ports)), steps=30)) == []
 
 
 def test_reports_show_the_links(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_faster_network_is_left_idle(tmp_path: Path, backend: str, variable: s
     ]
 
 
-def test_who_chose_the_interface(tmp_path: Path) -> None:
+def test_the_variable_that_selects_the_interface(tmp_path: Path) -> None:
     nodes = [[slow(n), fast(n)] for n in range(2)]
     [chosen] = found_in(Cluster(tmp_path / "a", nodes, environment={"GLOO_SOCKET_IFNAME": "eth0"}))
     assert chosen.cause == "GLOO_SOCKET_IFNAME selects it (eth0)"
@@ -61,7 +61,7 @@ def test_names_that_differ_from_node_to_node(tmp_path: Path) -> None:
     assert "ens0 on node0, ens1 on node1" in finding.fix
 
 
-def test_of_several_the_fastest_is_named(tmp_path: Path) -> None:
+def test_of_several_networks_the_fastest_is_reported(tmp_path: Path) -> None:
     middle = [Interface("ens1", 0.0, 10_000, [f"10.2.0.{n + 1}/24"]) for n in range(2)]
     [finding] = found_in(Cluster(tmp_path, [[slow(n), middle[n], fast(n)] for n in range(2)]))
     assert "=ens2 " in finding.fix
@@ -98,12 +98,12 @@ def test_of_several_the_fastest_is_named(tmp_path: Path) -> None:
         pytest.param([[slow(n), fast(n, addresses=["nonsense"])] for n in range(2)], id="no address"),
     ],
 )
-def test_nothing_is_said(tmp_path: Path, nodes: list[list[Interface]]) -> None:
+def test_nothing_is_reported(tmp_path: Path, nodes: list[list[Interface]]) -> None:
     assert found_in(Cluster(tmp_path, nodes)) == []
 
 
 @pytest.mark.parametrize("options", [{"steps": 8}, {"hook": "powerSGD_hook"}, {"reductions": 0.01}])
-def test_jobs_of_which_too_little_is_known(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_jobs_with_too_few_measurements(tmp_path: Path, options: dict[str, Any]) -> None:
     assert found_in(Cluster(tmp_path, [[slow(n), fast(n)] for n in range(2)], **options)) == []
 
 

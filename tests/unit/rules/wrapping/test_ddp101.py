@@ -10,11 +10,13 @@ from ddpcheck.records.kinds.digests import Stage, TensorKind
 from tests.helpers.run_builder import RunBuilder
 
 
-@pytest.mark.parametrize(("world_size", "odd"), [(2, (0, 1)), (4, (1,))])
-def test_parameters_that_differ_after_wrapping(tmp_path: Path, world_size: int, odd: tuple[int, ...]) -> None:
-    build = RunBuilder(tmp_path, world_size).wrap(odd={1: ["head.weight"]}, options={"init_sync": False})
-    finding = build.train(2, odd={1: ["head.weight"]}).end().only("DDP101")
-    assert (finding.ranks, finding.parameter, finding.step) == (odd, "head.weight", None)
+@pytest.mark.parametrize(("world_size", "outliers"), [(2, (0, 1)), (4, (1,))])
+def test_parameters_that_differ_after_wrapping(
+    tmp_path: Path, world_size: int, outliers: tuple[int, ...]
+) -> None:
+    build = RunBuilder(tmp_path, world_size).wrap(outliers={1: ["head.weight"]}, options={"init_sync": False})
+    finding = build.train(2, outliers={1: ["head.weight"]}).end().only("DDP101")
+    assert (finding.ranks, finding.parameter, finding.step) == (outliers, "head.weight", None)
     assert finding.stage == "init.after"
     assert "init_sync=False" in finding.cause
     assert "1 of 3 parameters" in finding.message
@@ -22,7 +24,9 @@ def test_parameters_that_differ_after_wrapping(tmp_path: Path, world_size: int, 
 
 def test_buffers_that_differ_after_wrapping(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 4).wrap(
-        buffers=["norm.mean", "norm.var"], odd_buffers={2: ["norm.var"]}, options={"broadcast_buffers": False}
+        buffers=["norm.mean", "norm.var"],
+        buffer_outliers={2: ["norm.var"]},
+        options={"broadcast_buffers": False},
     )
     finding = build.train(2).end().only("DDP101")
     assert (finding.ranks, finding.parameter) == ((2,), "norm.var")
@@ -31,39 +35,41 @@ def test_buffers_that_differ_after_wrapping(tmp_path: Path) -> None:
 
 
 def test_without_an_option_that_explains_it(tmp_path: Path) -> None:
-    finding = RunBuilder(tmp_path, 4).wrap(odd={0: ["body.bias"]}).end().only("DDP101")
+    finding = RunBuilder(tmp_path, 4).wrap(outliers={0: ["body.bias"]}).end().only("DDP101")
     assert finding.cause == "the broadcast at wrapping did not make the ranks equal"
 
 
 def test_equal_after_wrapping(tmp_path: Path) -> None:
-    build = RunBuilder(tmp_path, 2).wrap(buffers=["norm.mean"], odd_before={1: ["body.bias"]}).train(2)
+    build = RunBuilder(tmp_path, 2).wrap(buffers=["norm.mean"], outliers_before={1: ["body.bias"]}).train(2)
     assert build.end().findings("DDP101") == []
 
 
-def test_differing_names_are_another_story(tmp_path: Path) -> None:
+def test_differing_names_are_not_reported_here(tmp_path: Path) -> None:
     other = ["head.weight", "body.weight", "body.bias"]
-    build = RunBuilder(tmp_path, 2).wrap(names_on={1: other}, odd={1: ["body.bias"]}).end()
+    build = RunBuilder(tmp_path, 2).wrap(names_on={1: other}, outliers={1: ["body.bias"]}).end()
     assert build.findings("DDP101") == []
 
 
-def test_buffers_that_differ_in_training_only_are_another_story(tmp_path: Path) -> None:
+def test_buffers_that_differ_only_in_training_are_not_reported(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap(buffers=["norm.mean"])
-    build.look(Stage.BUFFERS, 0, ["norm.mean"], of=TensorKind.BUFFERS, odd={1: ["norm.mean"]})
+    build.snapshot(Stage.BUFFERS, 0, ["norm.mean"], of=TensorKind.BUFFERS, outliers={1: ["norm.mean"]})
     assert build.end().findings("DDP101") == []
 
 
 ADAPTER = ("adapter.down", "adapter.up")
 
 
-def with_adapter(folder: Path, world_size: int, odd: dict[int, list[str]]) -> RunBuilder:
+def with_adapter(folder: Path, world_size: int, outliers: dict[int, list[str]]) -> RunBuilder:
     """DDP ignores an adapter that differs across ranks."""
     build = RunBuilder(folder, world_size).wrap(ignored=ADAPTER).optimizer()
-    return build.look(Stage.INIT_AFTER, -1, ADAPTER, of=TensorKind.IGNORED, odd=odd, width=8)
+    return build.snapshot(Stage.INIT_AFTER, -1, ADAPTER, of=TensorKind.IGNORED, outliers=outliers, width=8)
 
 
-def apply_to_adapter(build: RunBuilder, step: int, odd: dict[int, list[str]] | None = None) -> RunBuilder:
-    return build.look(
-        Stage.APPLIED, step, ADAPTER, of=TensorKind.IGNORED, odd=odd, width=8, optimizer=0
+def apply_to_adapter(
+    build: RunBuilder, step: int, outliers: dict[int, list[str]] | None = None
+) -> RunBuilder:
+    return build.snapshot(
+        Stage.APPLIED, step, ADAPTER, of=TensorKind.IGNORED, outliers=outliers, width=8, optimizer=0
     ).step(step)
 
 

@@ -12,11 +12,11 @@ from tests.helpers.run_builder import NAMES, RunBuilder
 SWAPPED = ["body.weight", "head.weight", "body.bias"]
 
 
-@pytest.mark.parametrize(("world_size", "odd"), [(2, (0, 1)), (3, (1,))])
-def test_another_order(tmp_path: Path, world_size: int, odd: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("world_size", "outliers"), [(2, (0, 1)), (3, (1,))])
+def test_another_order(tmp_path: Path, world_size: int, outliers: tuple[int, ...]) -> None:
     build = RunBuilder(tmp_path, world_size).wrap(names_on={1: SWAPPED})
     finding = build.train(2).end().only("DDP103")
-    assert (finding.ranks, finding.parameter) == (odd, "body.bias")
+    assert (finding.ranks, finding.parameter) == (outliers, "body.bias")
     assert finding.cause == "the same names in another order"
     assert finding.evidence["position"] == 1
     assert "body.bias (float32 4)" in finding.message
@@ -59,7 +59,7 @@ def test_different_ignored_parameters(tmp_path: Path) -> None:
     for rank in build.ranks:
         ignored = ["body.bias"] if rank == 2 else []
         rows = build.rows([name for name in NAMES if name not in ignored])
-        build.say(rank, ModuleRecord(0, "Net", [0, 1, 2], 0, rows, [], ignored))
+        build.add(rank, ModuleRecord(0, "Net", [0, 1, 2], 0, rows, [], ignored))
     finding = build.end().only("DDP103")
     assert (finding.ranks, finding.parameter) == ((2,), "body.bias")
     assert "ignore different parameters" in finding.cause

@@ -1,17 +1,74 @@
-"""Packs sketches as text for records: five bytes each, in base 85. Needs no torch."""
+"""Codecs of record fields: packed digests and samples, sketches as base 85, and which rank sketches which gradient."""
 
 from __future__ import annotations
 
 import base64
+import binascii
 import math
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from ddpcheck.records.kinds.modules import ModuleRecord
+
 if TYPE_CHECKING:
     from ddpcheck.probes.sketches.sketch import Sketch
+
+
+def unpack_leaves(text: str, width: int) -> list[bytes]:
+    """The digests of all tensors, `width` bytes each; an empty list where `text` cannot be decoded."""
+    data = _decode(text)
+    if width <= 0 or len(data) % width:
+        return []
+    return [data[offset : offset + width] for offset in range(0, len(data), width)]
+
+
+def unpack_samples(text: str) -> list[bytes]:
+    """The first bytes of each tensor."""
+    data = _decode(text)
+    samples: list[bytes] = []
+    offset = 0
+    while offset < len(data):
+        size = data[offset]
+        samples.append(data[offset + 1 : offset + 1 + size])
+        offset += 1 + size
+    return samples
+
+
+def _decode(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return b""
+
+
+@lru_cache(maxsize=64)
+def distribute(sizes: tuple[int, ...], ranks: int) -> tuple[tuple[int, ...], ...]:
+    """The parameter indices of each rank, with about equal total sizes: the slowest rank delays the others.
+
+    Sizes must be considered: weights and biases alternate, so that every second index would give one of two ranks all
+    the work.
+    """
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    by_size = sorted(range(len(sizes)), key=lambda index: -sizes[index])
+    for turn, index in enumerate(by_size):
+        round_number, position = divmod(turn, ranks)
+        # Alternating direction: the rank with the largest of one round gets the smallest of the next.
+        shares[ranks - 1 - position if round_number % 2 else position].append(index)
+    return tuple(tuple(sorted(share)) for share in shares)
+
+
+def shares(module: ModuleRecord) -> dict[int, tuple[int, ...]]:
+    """The parameter indices of each rank of the group."""
+    sizes = tuple(math.prod(row[2]) for row in module.parameters)
+    return dict(zip(module.group, distribute(sizes, len(module.group)), strict=True))
+
+
+def share_of(sizes: Sequence[int], rank: int, ranks: int) -> tuple[int, ...]:
+    """The parameter indices of one rank. `rank`: its position in the group."""
+    return distribute(tuple(sizes), ranks)[rank]
 
 
 _NO_DIGIT = 255
