@@ -60,7 +60,7 @@ def test_nodes_with_shared_storage_write_one_run_and_one_report(lab: Lab, tmp_pa
     assert sorted(first["ranks"] + second["ranks"]) == [0, 1, 2, 3]
     ahead = 2.5 if second["host"] == "node1" else -2.5
     assert second["moments"] == 9  # steps 3 to 8, then every fourth of 20
-    assert second["uncertainty"] < 0.2
+    assert second["uncertainty"] < 1.0
     assert second["offset"] == pytest.approx(ahead, abs=0.02 + 3 * second["uncertainty"])
     # Only the node of rank 0 prints the report.
     assert {one.host: "4 ranks" in one.stderr for one in ended} == {
