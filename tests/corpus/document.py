@@ -22,7 +22,7 @@ result.
 """
 _PLAIN = f"""\
 The columns "plain" and "INFO" show what PyTorch reports for the same script without ddpcheck, by default and with
-`TORCH_DISTRIBUTED_DEBUG=INFO`: nothing, a warning, an error, or a hang (still running after {WAIT_SECONDS:.0f} seconds).
+`TORCH_DISTRIBUTED_DEBUG=INFO`: nothing, a warning, an error, or a hang (running after {WAIT_SECONDS:.0f} seconds).
 The messages are quoted below the table.
 """
 

@@ -1,8 +1,8 @@
 """Recognises a defect of torch that fails a job after all its work, so that the job can be run again.
 
-With gloo, a worker thread may need the interpreter's lock while the interpreter shuts down, or while a DDP module, which
-torch keeps in a reference cycle, outlives its process group. The process then aborts ("terminate called without an
-active exception") or never ends, in a small share of runs, with or without ddpcheck: see pytorch#179291 and
+With gloo, a worker thread may need the interpreter's lock while the interpreter shuts down, or while a DDP module,
+which torch keeps in a reference cycle, outlives its process group. The process then aborts ("terminate called without
+an active exception") or never ends, in a small share of runs, with or without ddpcheck: see pytorch#179291 and
 pytorch#190489. No other failure is excused: the stack of a rank must show that the script's work was done.
 """
 

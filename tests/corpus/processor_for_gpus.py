@@ -40,7 +40,7 @@ def drop_conditions(devices: int) -> None:
 
 
 def lend(devices: int) -> None:
-    """Call after torch's test module is imported: some of its imports are compiled and accept only torch's functions."""
+    """Call after torch's test module is imported: some of its imports are compiled and need torch's functions."""
     owner: Any
     for owner in (torch.Tensor, torch.nn.Module):
         owner.cuda = lambda self, *_, **__: self
