@@ -1,4 +1,4 @@
-"""The test scripts that accelerate ships in its package: which run on processors without network, which not."""
+"""The test scripts in accelerate's package: those that run on CPUs without network, and why others do not."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ RUN = (
     "test_script.py",
     "test_sync.py",
 )
-# Findings that are true of a script, and why.
+# Correct findings about a script, and the reason.
 TRUE: dict[str, tuple[tuple[str, ...], str]] = {
     "test_cli.py": (("DDP601",), "prints a line and makes no process group"),
 }
 NOT_RUN = {
-    "test_distributed_data_loop.py": "waits for ever on processors: accelerate joins uneven inputs on GPUs only",
-    "test_ddp_comm_hook.py": "hands DDP device ids, and torch has its bf16 hook with NCCL only",
+    "test_distributed_data_loop.py": "hangs on CPUs: accelerate joins uneven inputs on GPUs only",
+    "test_ddp_comm_hook.py": "passes device ids to DDP, and torch has its bf16 hook with NCCL only",
     "test_merge_weights.py": "shards a model over two accelerators",
-    "test_notebook.py": "a race of its own: at a restart one rank may return while the other waits for it for ever",
+    "test_notebook.py": "has a race: at a restart one rank may return while the other waits for it forever",
     "external_deps/test_pippy.py": "does nothing without GPUs",
     "external_deps/test_checkpointing.py": NEEDS_DATA,
     "external_deps/test_metrics.py": NEEDS_DATA,
@@ -45,7 +45,7 @@ def folder() -> Path:
 
 
 def unlisted() -> list[str]:
-    """Scripts of this accelerate that are in neither list, as a new version may bring."""
+    """Scripts of the installed accelerate that are in neither list; a new version may add some."""
     here = folder()
     shipped = {path.relative_to(here).as_posix() for path in here.rglob("test_*.py")}
     return sorted(shipped - {*RUN, *NOT_RUN})

@@ -1,4 +1,4 @@
-"""Starts one `python script` a rank, as a shell script or a scheduler does: who it is, each is told by variables.
+"""Starts one `python script` per rank, as a shell script or a scheduler does, with RANK and WORLD_SIZE set.
 
 python by_environment.py RANKS SCRIPT [ARGUMENTS]
 """
@@ -15,13 +15,13 @@ from free_port import free_port
 
 
 def start(rank: int, ranks: int, port: int, command: list[str]) -> subprocess.Popen[bytes]:
-    told = {"RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    environment = {**os.environ, **{name: str(value) for name, value in told.items()}}
+    variables = {"RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
     return subprocess.Popen([sys.executable, *command], env=environment, stderr=subprocess.PIPE)
 
 
-def pass_on(process: subprocess.Popen[bytes]) -> threading.Thread:
-    """By a pipe, as a terminal or a scheduler would: a rank that may not write to files can still say something."""
+def forward_stderr(process: subprocess.Popen[bytes]) -> threading.Thread:
+    """Copy stderr from a pipe: a rank with a limit on file sizes could not write to a file."""
     assert process.stderr is not None
     thread = threading.Thread(target=shutil.copyfileobj, args=(process.stderr, sys.stderr.buffer))
     thread.start()
@@ -31,10 +31,10 @@ def pass_on(process: subprocess.Popen[bytes]) -> threading.Thread:
 def main() -> None:
     ranks, command, port = int(sys.argv[1]), sys.argv[2:], free_port()
     started = [start(rank, ranks, port, command) for rank in range(ranks)]
-    voices = [pass_on(process) for process in started]
+    threads = [forward_stderr(process) for process in started]
     status = max(abs(process.wait()) for process in started)
-    for voice in voices:
-        voice.join()
+    for thread in threads:
+        thread.join()
     sys.exit(status)
 
 

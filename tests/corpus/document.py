@@ -1,4 +1,4 @@
-"""The results as docs/corpus.md."""
+"""Renders the results as docs/corpus.md."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ _TOP = """\
 <!-- Made by `make corpus`. Changes go into examples/faults, examples/healthy or tests/corpus. -->
 # The corpus
 
-Bugs that people met in real DDP jobs, each rewritten as a small script, and sound jobs of many kinds. `make corpus`
-runs all of them under `ddpcheck run` and compares the findings with what each script's docstring expects: for a fault
-its code, cause, first step, stage, parameter and odd ranks, and no other finding at warning or above; for a sound job
-nothing at warning or above. It fails where anything is not so. This page is what it last found.
+Bugs from real DDP jobs, each rewritten as a small script, and healthy jobs of many kinds. `make corpus` runs all of
+them under `ddpcheck run` and compares the findings with the docstring of each script. For a fault, the docstring gives
+the code, cause, first step, stage, parameter and ranks, and no other finding at warning or above may appear. For a
+healthy job, no finding at warning or above may appear. `make corpus` fails on any difference. This page shows its last
+result.
 """
 _PLAIN = f"""\
-The columns "plain" and "INFO" say what the same script shows without ddpcheck, started as it is and with
-`TORCH_DISTRIBUTED_DEBUG=INFO`: nothing, a warning, an error, or a hang (still there after {WAIT_SECONDS:.0f} seconds).
-What PyTorch said is quoted below the table.
+The columns "plain" and "INFO" show what PyTorch reports for the same script without ddpcheck, by default and with
+`TORCH_DISTRIBUTED_DEBUG=INFO`: nothing, a warning, an error, or a hang (running after {WAIT_SECONDS:.0f} seconds).
+The messages are quoted below the table.
 """
 
 
 def render(results: Results) -> str:
-    """The whole page; it holds no time and no duration, so that only findings change it."""
+    """The whole page, without times and durations, so that only results change it."""
     parts = [_TOP, _versions(), "## Totals\n", _list(results.totals())]
     unexpected = misses(results)
     if unexpected:
@@ -143,7 +144,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _line(cells: Sequence[str]) -> str:
-    # What a job said may hold anything.
+    # Quoted output may contain any character.
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 

@@ -1,9 +1,9 @@
-"""Knows the one way in which torch fails a job that has done all its work, so that it can be run once more.
+"""Recognises a defect of torch that fails a job after all its work, so that the job can be run again.
 
-With gloo a worker thread may want the interpreter's lock while the interpreter goes down, or while a DDP module, which
-torch keeps in a reference cycle, outlives the group it was made with. The process then aborts ("terminate called
-without an active exception") or never ends, now and then and with or without ddpcheck: pytorch#179291 and
-pytorch#190489 tell of it. Nothing else is excused: a rank must be seen to stand behind the end of its script's work.
+With gloo, a worker thread may need the interpreter's lock while the interpreter shuts down, or while a DDP module,
+which torch keeps in a reference cycle, outlives its process group. The process then aborts ("terminate called without
+an active exception") or never ends, in a small share of runs, with or without ddpcheck: see pytorch#179291 and
+pytorch#190489. No other failure is excused: the stack of a rank must show that the script's work was done.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# Makes Python write every thread's stack when it aborts, or is told to by SIGABRT.
+# Makes Python write the stack of every thread when it aborts or receives SIGABRT.
 ENVIRONMENT = {"PYTHONFAULTHANDLER": "1"}
 ABORTED = "terminate called without an active exception"
-# The last thing that a script does with its group, by itself or through accelerate.
+# The last use of the process group in a script, directly or through accelerate.
 _LEAVES_GROUP = ("destroy_process_group(", ".end_training(")
 _DUMP = "Fatal Python error: Aborted"
-# Of torchrun: "[rank0]: …".
+# torchrun's prefix: "[rank0]: …".
 _RANK = re.compile(r"^\[[^\]]*\]: ?")
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)')
 _THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+")
-# Helpers of multiprocessing that are told to abort along with the ranks.
+# Helper processes of multiprocessing, which abort together with the ranks.
 _NO_RANK = ("resource_tracker.py", "forkserver.py")
 
 
@@ -36,7 +36,7 @@ class Frame:
 
 
 def was_torch_s_own(script: Path, stderr: Sequence[str], *, stopped: bool) -> bool:
-    """Whether a job that failed, or had to be `stopped`, was at its end on every rank that left a stack."""
+    """Whether a job that failed, or had to be `stopped`, had finished its work on every rank that left a stack."""
     text = "\n".join(stderr)
     if not stopped and ABORTED not in text:
         return False
@@ -45,10 +45,10 @@ def was_torch_s_own(script: Path, stderr: Sequence[str], *, stopped: bool) -> bo
 
 
 def main_stacks(text: str) -> Iterator[list[Frame]]:
-    """The stack of each aborted process's main thread, innermost first; empty where it runs no Python any more."""
+    """The main thread's stack of each aborted process, innermost first; empty if it no longer runs Python."""
     lines = [_RANK.sub("", line).strip() for line in text.splitlines()]
     for start in (number for number, line in enumerate(lines) if line == _DUMP):
-        # Threads come youngest first, so that the main thread's stack is the last of a dump.
+        # A dump lists the newest thread first, so the main thread is the last.
         stack: list[Frame] | None = None
         for line in lines[start + 1 :]:
             frame = _FRAME.match(line)
@@ -63,7 +63,7 @@ def main_stacks(text: str) -> Iterator[list[Frame]]:
 
 
 def _is_behind_the_work(script: Path, stack: Sequence[Frame]) -> bool:
-    """No Python left to run, or nothing but the return from the function that left the group."""
+    """Whether no Python is running, or only the return from the function that destroyed the group."""
     return not stack or (
         Path(stack[0].file).name == script.name and 0 < _last_line_with_group(script) <= stack[0].line
     )

@@ -1,4 +1,4 @@
-"""A port for ranks to meet at."""
+"""A free port for the store of a job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 
 def free_port() -> int:
-    """Below the ports that the system gives to clients: one of those could be taken again in between."""
+    """Below the range of client ports: the system could assign one of those to another program meanwhile."""
     while True:
         port = random.SystemRandom().randint(20_000, 32_000)
         with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""The header of a corpus script: the lines `key: value` that end its docstring say what is expected of it."""
+"""The header of a corpus script: `key: value` lines at the end of its docstring, with the expected findings."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _LAUNCHERS = ("fork", "torchrun", "environment", "python")
 
 
 class HeaderError(ValueError):
-    """A header that cannot be used; the message names the file, the line and what to write instead."""
+    """An invalid header; the message gives the file, the line and what to write instead."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a script is about and what is expected of it; empty values are not compared."""
+    """Subject and expected findings of a script; empty values are not compared."""
 
     path: Path
     title: str
@@ -68,8 +68,8 @@ class Header:
     odd_ranks: tuple[int, ...] | None = None
     parameter: str = ""
     also: tuple[str, ...] = ()
-    # fork: from a parent that holds torch. environment: one `python script` a rank, told by variables who it is.
-    # python: the script starts its ranks by itself.
+    # fork: ranks are forked from a parent that has imported torch. environment: one `python script` per rank, with RANK
+    # and WORLD_SIZE set. python: the script starts its ranks itself.
     launcher: str = "fork"
     options: tuple[str, ...] = ()
     hangs: bool = False
@@ -95,7 +95,7 @@ def read_header(path: Path) -> Header:
 
 
 def parse_header(path: Path, docstring: str) -> Header:
-    """The header in a docstring: its first line, and the last paragraph."""
+    """The header in a docstring: its first line and its last paragraph."""
     raw = _fields(path, docstring)
     return _checked(path, docstring.splitlines()[0], raw)
 
@@ -105,7 +105,7 @@ def _fields(path: Path, docstring: str) -> dict[str, str]:
     found: dict[str, str] = {}
     key = ""
     for line in block.splitlines():
-        if key and line.startswith(" "):  # goes on with the line before
+        if key and line.startswith(" "):  # continues the previous line
             found[key] = f"{found[key]} {line.strip()}"
             continue
         match = _LINE.fullmatch(line.strip())

@@ -1,8 +1,8 @@
-"""Starts jobs of the corpus, watched or plainly, and gathers what they left.
+"""Runs jobs of the corpus, with or without ddpcheck, and collects their results.
 
-Importing torch takes longer than most of these jobs, so that jobs share parents: a handful runs as one command
-after the other's end, each on freshly forked ranks, and each is an attempt of its own in the report. Jobs that fail
-or hang, that start their ranks another way or that want options of their own have a command to themselves.
+Importing torch takes longer than most of these jobs, so several jobs share one command: they run one after the other,
+each on newly forked ranks, and each is an attempt in the report. Jobs that fail or hang, that use another launcher or
+that have options of their own get a command of their own.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ FORKER = Path(__file__).with_name("forker.py")
 BY_ENVIRONMENT = Path(__file__).with_name("by_environment.py")
 
 JOB_SECONDS = 60.0
-# Until ddpcheck's own watchdog has spoken; without it, or plainly, such a job never ends.
+# Long enough for ddpcheck to detect a hang. Without ddpcheck such a job never ends.
 HANG_SECONDS = 60.0
-# For the imports before the first job; the forker bounds each job by itself.
+# For the imports before the first job; the forker limits the time of each job.
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
-# For a process to write where it stands before it goes.
+# For a process to write its stack.
 STACK_SECONDS = 5.0
 MOST_RETRIES = 2
 
@@ -43,7 +43,7 @@ _RUNNING: set[subprocess.Popen[bytes]] = set()
 
 @dataclass(frozen=True)
 class Job:
-    """A script, run once."""
+    """One run of a script."""
 
     header: Header
     world_size: int
@@ -64,37 +64,37 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a job left: its ranks' ends, their output, and what ddpcheck said of it."""
+    """Result of a job: exit statuses, output, and the findings of ddpcheck."""
 
     job: Job
-    # Of each rank, as far as known; negative by a signal.
+    # Of each rank, as far as known; negative for a signal.
     exits: tuple[int, ...] = ()
     # Ranks that had to be stopped from outside.
     stopped: tuple[int, ...] = ()
     stderr: tuple[str, ...] = ()
     seconds: float = 0.0
-    # Of the command around it: `ddpcheck run` where the job was watched. None: it had to be killed.
+    # Exit status of the command, which is `ddpcheck run` if the job was watched. None: it had to be killed.
     status: int | None = 0
     findings: tuple[Mapping[str, Any], ...] = ()
-    # By attempt, the ranks that reported and how they ended.
+    # Status of each rank that reported.
     reported: tuple[str, ...] = ()
     trouble: str = ""
-    # How often it was run before, and failed in a way that is torch's own.
+    # How often it was run before and failed by a defect of torch.
     retried: int = 0
 
 
 def jobs_of(header: Header) -> list[Job]:
-    """A script with every case and every world size that its header names."""
+    """One job for each case and world size of a script's header."""
     return [Job(header, size, case) for case in header.cases or ("",) for size in header.ranks]
 
 
 def batches(jobs: Sequence[Job], most: int, watched: bool = True) -> list[list[Job]]:
-    """Jobs that run under one command, at most so many."""
+    """Lists of at most `most` jobs that share one command."""
     alone = [[job] for job in jobs if job.alone(watched)]
     together = [job for job in jobs if not job.alone(watched)]
-    # Dealt out in turn: scripts of one family, which take about as long, go to different commands.
+    # Scripts of one family take about the same time, so they are distributed over the batches.
     count = -(-len(together) // most) if together else 0
-    # Those that wait for long go first, so that the end is not spent waiting for them.
+    # Jobs that wait for long go first.
     return alone + [together[start::count] for start in range(count)]
 
 
@@ -105,7 +105,7 @@ def run_batch(
     seconds: float | None = None,
     env: Mapping[str, str] | None = None,
 ) -> list[Outcome]:
-    """Run jobs under one command and return what each of them left, in order."""
+    """Run jobs under one command and return their results, in order."""
     retried = 0
     while True:
         with tempfile.TemporaryDirectory(prefix="corpus-") as name:
@@ -116,9 +116,9 @@ def run_batch(
 
 
 def failed_by_torch(outcome: Outcome) -> bool:
-    """Whether all there is to say against a job is what torch does at the end of any job now and then.
+    """Whether a job failed only by the defect of torch that `exit_flaw` describes.
 
-    The forker keeps its ranks from that (see there); a launcher's ranks have to be run once more.
+    The forker prevents it in its ranks; jobs of other launchers have to run again.
     """
     header = outcome.job.header
     if header.launcher == "fork" or header.hangs or header.fails:
@@ -178,7 +178,7 @@ class _Batch:
         return [BIN / "torchrun", "--standalone", "--nproc-per-node", job.world_size, *script]
 
     def _run_to_end(self, command: Sequence[object]) -> tuple[int | None, str]:
-        """The command's exit status, None where it had to be killed, and what it said."""
+        """The command's exit status, None if it had to be killed, and its stderr."""
         log = self._folder / "stderr"
         with log.open("wb") as sink:
             process = subprocess.Popen(
@@ -217,7 +217,7 @@ class _Batch:
                 stopped = tuple(range(job.world_size)) if status is None else ()
                 yield Outcome(job, stopped=stopped, stderr=(stderr,), status=status)
             elif done is None:
-                # Ended together with the command: by ddpcheck's watchdog, or because something went wrong.
+                # The job ended together with the command: ddpcheck stopped it, or something failed.
                 trouble = "" if job.header.hangs else f"did not run: {_tail(stderr)}"
                 yield Outcome(job, status=status, trouble=trouble)
             else:
@@ -257,7 +257,7 @@ class _Batch:
         )
 
     def _attempts(self, report: Mapping[str, Any], job: Job) -> set[int]:
-        """The attempts of a job, known by the processes of its ranks: a job may make its group twice."""
+        """The attempts of a job, by the process ids of its ranks: a job may make its process group twice."""
         if len(self._jobs) == 1:
             return {attempt["number"] for attempt in report["attempts"]}
         pids = set(self._results().get(job.name, {}).get("pids", ()))
@@ -265,22 +265,22 @@ class _Batch:
 
 
 def end_all() -> None:
-    """Take down what is under way; those who wait for it go on."""
+    """Stop all running commands; callers that wait for one continue."""
     for process in list(_RUNNING):
         process.terminate()
 
 
 def ask_for_stacks(root: int) -> None:
-    """Have every process at the ends of the tree write where it stands and go, one after the other.
+    """Make every leaf of the process tree write its stack and abort, one after the other.
 
-    Their launchers are held meanwhile: at the first loss they would take down the rest.
+    Their launchers are stopped meanwhile: otherwise they would end the other ranks after the first abort.
     """
-    everybody = [process for process in descendants(root) if not process.is_gone]
-    parents = {process.parent for process in everybody}
-    launchers = [process.pid for process in everybody if process.pid in parents]
+    processes = [process for process in descendants(root) if not process.is_gone]
+    parents = {process.parent for process in processes}
+    launchers = [process.pid for process in processes if process.pid in parents]
     for pid in launchers:
         _send(pid, signal.SIGSTOP)
-    for pid in (process.pid for process in everybody if process.pid not in parents):
+    for pid in (process.pid for process in processes if process.pid not in parents):
         _send(pid, signal.SIGABRT)
         until = time.monotonic() + STACK_SECONDS
         while time.monotonic() < until and (left := read_process(pid)) is not None and not left.is_gone:
@@ -295,7 +295,7 @@ def _send(pid: int, number: int) -> None:
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Take a command down with everything under it: first in the way that lets it do so by itself."""
+    """Stop a command and its whole process group, first by SIGTERM so that it can stop its job itself."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -311,4 +311,4 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 def _tail(text: str) -> str:
     lines = [line for line in text.strip().splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "it said nothing"
+    return lines[-1][:200] if lines else "no output"

@@ -1,4 +1,4 @@
-"""What PyTorch says of a fault by itself: nothing, a warning, an error, or nothing ever again."""
+"""What PyTorch itself reports about a fault: nothing, a warning, an error, or a hang."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _MOST_LETTERS = 160
 # "/path/file.py:12: UserWarning: text" of Python, "[rank0]:[W1116 13:20:31.5 reducer.cpp:1] text" of torch's core.
 _PYTHON_WARNING = re.compile(r"^\S+:\d+: (?P<text>\w*Warning: .*)$", re.MULTILINE)
 _CORE_WARNING = re.compile(r"^(\[rank\d+\]:)?\[W\d{4} [^\]]*\] (?P<text>.*)$", re.MULTILINE)
-# The last line of a traceback; torchrun puts the rank in front of it.
+# The last line of a traceback, with torchrun's prefix.
 _ERROR = re.compile(r"^(\[rank\d+\]: ?)?(?P<text>[\w.]*(Error|Exception|Interrupt)\b: .*)$", re.MULTILINE)
-# Where an error comes from the death of another rank, that is not what it was about.
+# Errors that only follow from the end of another rank.
 _SECOND_HAND = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -26,17 +26,17 @@ _SECOND_HAND = (
     "SignalException",
 )
 _NO_WORDS = ("ChildFailedError",)
-# Said of every job alike, faulty or not.
+# Messages that every job causes.
 _OF_NO_MATTER = ("destroy_process_group", "Detected CPU only", "OMP_NUM_THREADS", "socket.cpp")
 
 
 @dataclass(frozen=True)
 class Said:
-    """What came of a job without ddpcheck."""
+    """The outcome of a job without ddpcheck."""
 
     kind: str  # "nothing", "a warning", "an error", "a hang"
     quote: str = ""
-    # How often the job was run before, and failed in a way that says nothing of it.
+    # How often the job was run before and failed by a defect of torch.
     retried: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
@@ -44,13 +44,13 @@ class Said:
 
 
 def run_plainly(jobs: Sequence[Job], env: Mapping[str, str]) -> dict[str, Said]:
-    """By the name of each job; all of them have one launcher."""
+    """Outcomes by the names of the jobs, which share one launcher."""
     outcomes = run_batch(jobs, watched=False, seconds=WAIT_SECONDS, env=env)
     return {o.job.name: replace(classify(o), retried=o.retried) for o in outcomes}
 
 
 def classify(outcome: Outcome) -> Said:
-    """By how the job ended first, then by what it said."""
+    """By the exit status first, then by the messages."""
     text = "\n".join(outcome.stderr)
     own_ends = [status for rank, status in enumerate(outcome.exits) if rank not in outcome.stopped]
     if any(own_ends) or outcome.status not in (0, None):
@@ -76,7 +76,7 @@ def _error(outcome: Outcome, text: str) -> str:
 
 
 def _short(text: str) -> str:
-    # Where in gloo's source it was raised tells a reader nothing.
+    # Positions in gloo's source do not help a reader.
     text = re.sub(r"\[[^\]]*\.(cc|cpp|h):\d+\]\s*", "", text)
     text = " ".join(text.split())
     return text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1].rstrip()}…"

@@ -1,7 +1,7 @@
-"""Lets programs that ask for GPUs run where there are none: every tensor they put on one stays put.
+"""Runs programs that ask for GPUs on the CPU: tensors that they move to a GPU stay where they are.
 
-What a test of DDP is about, the order of forwards, backwards, hooks and joins, is the same on a processor. What
-truly needs a device (streams, events, NCCL) still fails, and fails without ddpcheck too.
+The order of forwards, backwards, hooks and joins, which tests of DDP are about, is the same on a CPU. Code that really
+needs a device (streams, events, NCCL) still fails, with or without ddpcheck.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 CPU = torch.device("cpu")
-# Tests that asked for GPUs, no more of them than are lent.
+# Names of tests that ask for at most as many GPUs as are simulated.
 ASKING: set[str] = set()
 _FACTORIES = (
     "arange",
@@ -32,7 +32,7 @@ _FACTORIES = (
 
 
 def drop_conditions(devices: int) -> None:
-    """Before torch's test module is imported: it takes the conditions of its tests from another."""
+    """Call before torch's test module is imported: it imports the conditions of its tests from another module."""
     from torch.testing._internal import common_distributed
 
     at_least = _if_there_are(devices, common_distributed.skip_if_lt_x_gpu)
@@ -40,7 +40,7 @@ def drop_conditions(devices: int) -> None:
 
 
 def lend(devices: int) -> None:
-    """After it is imported: some of what it imports is compiled, and knows torch's own functions only."""
+    """Call after torch's test module is imported: some of its imports are compiled and need torch's functions."""
     owner: Any
     for owner in (torch.Tensor, torch.nn.Module):
         owner.cuda = lambda self, *_, **__: self
@@ -49,7 +49,7 @@ def lend(devices: int) -> None:
         setattr(torch, name, _without_device(getattr(torch, name)))
     torch.cuda.device_count = lambda: devices
     for name in ("set_device", "synchronize", "manual_seed"):
-        # A function for each: torch.compile has a rule for each of them, and wants to tell them apart.
+        # One function for each: torch.compile has a rule for each of them and distinguishes them.
         setattr(torch.cuda, name, lambda *_, **__: None)
     torch.cuda.current_device = lambda: 0
     DistributedDataParallel.__init__ = _without_ids(DistributedDataParallel.__init__)  # type: ignore[method-assign]
@@ -68,7 +68,7 @@ def _if_there_are(devices: int, original: Callable[..., Any]) -> Callable[..., A
 
 
 def _is_device(value: Any) -> bool:
-    """A device by number, as torch takes it for the current kind of accelerator, or by name."""
+    """Whether a value denotes a GPU, by number or by name."""
     if isinstance(value, bool):
         return False
     if isinstance(value, (int, torch.device)):
@@ -77,7 +77,7 @@ def _is_device(value: Any) -> bool:
 
 
 def _without_device(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`original` with the processor in place of a GPU; of positional arguments only `to` takes one."""
+    """`original` with the CPU in place of a GPU; only `to` takes a device as a positional argument."""
     moves = original.__name__ == "to"
 
     @functools.wraps(original)
@@ -92,7 +92,7 @@ def _without_device(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_ids(original: Callable[..., None]) -> Callable[..., None]:
-    """DDP's constructor, with a module that it takes to be on the processor."""
+    """DDP's constructor without device ids."""
 
     @functools.wraps(original)
     def wrapper(

@@ -1,12 +1,11 @@
-"""Programs that were written elsewhere, each run as it is and under ddpcheck: what ddpcheck changes, what it says.
+"""Programs by other authors, each run without and with ddpcheck: whether their behaviour differs, and the findings.
 
     python tests/corpus/real_programs.py [--only NAME] [--json FILE]
 
 Accelerate's own test scripts, Lightning's demos, the Trainer of transformers, and torch's own distributed tests.
-A program passes if its exit status and its output are the same both times, and if ddpcheck says of it what is
-true and no more. The output of each rank is compared line by line, without regard to clocks, speeds, addresses and
-temporary folders; where ranks share one output, without regard to the order of lines. A test of torch's passes if it
-passes both times.
+A program passes if its exit status and its output are equal in both runs, and if the findings are exactly the correct
+ones. The output of each rank is compared line by line, except for times, speeds, addresses and temporary folders; where
+ranks share one output, the order of lines does not matter. A test of torch passes if it passes in both runs.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from tests.helpers.commands import BIN
 HERE = Path(__file__).parent
 JOBS = HERE.parent / "jobs"
 PYTHON = sys.executable
-# Ranks that print at the same time would tear each other's lines apart: standard output (1) goes to files.
+# Ranks that print at the same time would mix their lines, so standard output (1) goes to files.
 TORCHRUN = (
     *(BIN / "torchrun", "--standalone", "--nproc-per-node", "2"),
     *("--redirects", "1", "--log-dir", side_by_side.LOGS),
@@ -41,7 +40,7 @@ Reporter = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one program, or of one set of tests."""
+    """The result of a program or of a set of tests."""
 
     name: str
     passed: int
@@ -51,7 +50,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Program:
-    """A command, and which findings are true of it."""
+    """A command and the correct findings about it."""
 
     name: str
     command: Sequence[object]
@@ -68,14 +67,14 @@ class Program:
             wrong.append(f"fails without ddpcheck too: {pair.plain.stderr[-400:]}")
         codes = pair.codes()
         if codes != sorted(self.findings):
-            wrong.append(f"findings {codes or 'none'} where {list(self.findings) or 'none'} would be true")
+            wrong.append(f"findings {codes or 'none'} instead of {list(self.findings) or 'none'}")
         said = f"{', '.join(codes)}: {self.why}" if codes else "nothing found"
         return Result(self.name, int(not wrong), 1, "; ".join(wrong) or said)
 
 
-# What is true of torch's tests, by code and test. Nothing else may be raised.
+# Correct findings about torch's tests, by code. No other finding is accepted.
 TRUE_OF_TESTS: dict[str, tuple[str, ...]] = {
-    # Draw their inputs without regard to the rank, after torch's test case has seeded all ranks alike.
+    # Draw the same inputs on all ranks, after torch's test case has seeded all ranks alike.
     "DDP301": (
         "test_DistributedDataParallel_with_amp_and_grad_is_view",
         "test_ddp_bucket_cap_mb_list",
@@ -90,13 +89,13 @@ TRUE_OF_TESTS: dict[str, tuple[str, ...]] = {
         "test_detect_ddp_is_actually_static",
         "test_invalid_static_graph",
     ),
-    # Give ones to every rank, or no input at all, and so compute the same gradients.
+    # Use ones as input on every rank, or no input, and so compute the same gradients.
     "DDP304": (
         "test_ddp_create_graph",
         "test_ddp_grad_div_uneven_inputs",
         "test_static_graph_multi_forward",
     ),
-    # Builds another model on rank 1, on purpose.
+    # Builds another model on rank 1 on purpose.
     "DDP103": ("test_ddp_model_diff_num_params_across_ranks",),
 }
 
@@ -134,7 +133,7 @@ def programs() -> list[Program]:
 def torch_tests(
     name: str, world_size: int = 2, lend: bool = False, only: Sequence[str] | None = None
 ) -> Result:
-    """Torch's own tests; with `lend`, those that ask for GPUs, on the processor."""
+    """Torch's own tests; with `lend`, those that ask for GPUs, on the CPU."""
     options = ["--world-size", str(world_size), *(["--lend-processor"] if lend else [])]
     plain = _run_tests([*options, *(["--only", ",".join(only)] if only else [])])[0]
     passing = [test for test, result in plain.items() if result["outcome"] == "passed"]
@@ -168,7 +167,7 @@ def _run_tests(options: Sequence[str], watch: bool = False) -> tuple[dict[str, A
 
 
 def _raised(results: Mapping[str, Any], report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Findings that are more than notes, each with the test in whose ranks it arose."""
+    """Findings above a note, each with its test."""
     tests = {pid: test for test, result in results.items() for pid in result["ranks"]}
     attempts = {
         attempt["number"]: tests.get(attempt["ranks"][0]["pid"], "") for attempt in report["attempts"]
@@ -192,7 +191,7 @@ def _tasks() -> Iterator[tuple[str, Callable[[], Result]]]:
 
 
 def run_all(report: Reporter, only: str = "") -> list[Result]:
-    """Run everything, or what has `only` in its name, one after the other, and report on each as it ends."""
+    """Run everything, or what has `only` in its name, and report each result."""
     results = []
     for name, task in _tasks():
         if only not in name:
@@ -205,7 +204,7 @@ def run_all(report: Reporter, only: str = "") -> list[Result]:
 
 
 def _unlisted() -> Result:
-    """A new accelerate may ship more scripts; they are to be run or given a reason not to be."""
+    """A new accelerate may have more scripts: each must be run or listed with a reason."""
     unlisted = accelerate_scripts.unlisted()
     left_out = "; ".join(f"{script} {why}" for script, why in accelerate_scripts.NOT_RUN.items())
     note = f"in no list: {', '.join(unlisted)}" if unlisted else f"not run: {left_out}"

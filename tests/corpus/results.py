@@ -1,4 +1,4 @@
-"""Everything the corpus found out, and whether it is as it should be."""
+"""The results of the whole corpus."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Row:
 
     header: Header
     verdicts: tuple[Verdict, ...]
-    # What PyTorch says by itself, and with TORCH_DISTRIBUTED_DEBUG=INFO; None: not asked.
+    # What PyTorch itself reports, by default and with TORCH_DISTRIBUTED_DEBUG=INFO; None: not run.
     plain: Said | None = None
     detailed: Said | None = None
 
@@ -29,7 +29,7 @@ class Row:
 
     @property
     def found(self) -> str:
-        """Codes at warning and above; where jobs of one script differ, all of them."""
+        """Codes at warning and above, for each different result of the script's jobs."""
         kinds = dict.fromkeys(" ".join(verdict.found) or "nothing" for verdict in self.verdicts)
         return " / ".join(kinds)
 
@@ -39,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Program:
-    """A program that nobody here wrote, and how many of its parts went as they do without ddpcheck."""
+    """A program by other authors, and how many of its parts behave as without ddpcheck."""
 
     name: str
     passed: int
@@ -49,7 +49,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Results:
-    """Of the whole corpus."""
+    """Rows of all parts of the corpus."""
 
     faults: tuple[Row, ...] = ()
     variants: tuple[Row, ...] = ()
@@ -86,7 +86,7 @@ class Results:
         return +counted
 
     def totals(self) -> list[str]:
-        """One sentence per part of the corpus."""
+        """One line for each part of the corpus."""
         parts = (("faults", self.faults), ("variants of faults", self.variants))
         lines = [_count(title, rows) for title, rows in parts if rows]
         jobs = [verdict for row in self.healthy for verdict in row.verdicts]

@@ -1,4 +1,4 @@
-"""The command: runs the corpus, prints the table, writes docs/corpus.md on request, fails on any miss."""
+"""Runs the corpus, prints tables, writes docs/corpus.md on request, and fails on any difference."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.corpus.verdict import Verdict, judge
 
 ROOT = Path(__file__).parents[2]
 FAULTS, VARIANTS, HEALTHY = "examples/faults", "examples/faults/variants", "examples/healthy"
-# Enough to make the import of torch cheap, few enough to keep all processors busy.
+# Large enough to import torch seldom, small enough to keep all cores busy.
 MOST_IN_A_BATCH = 12
 
 Report = Callable[[str], None]
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     if not any(headers.values()):
-        print("no script fits", file=sys.stderr)
+        print("no script matches", file=sys.stderr)
         return 2
     results = run_corpus(headers, options, _reporter())
     table.show(results, console)
@@ -60,22 +60,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.corpus", description=__doc__)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="commands at once")
-    parser.add_argument("--only", metavar="GLOB", help="scripts whose name or folder/name fits")
-    parser.add_argument("--times", type=int, default=1, help="run everything under ddpcheck so often")
-    parser.add_argument("--no-plain", action="store_true", help="leave out what PyTorch says by itself")
-    parser.add_argument("--no-real", action="store_true", help="leave out programs that nobody here wrote")
+    parser.add_argument("--only", metavar="GLOB", help="only scripts whose name or folder/name matches")
+    parser.add_argument("--times", type=int, default=1, help="how often to run everything under ddpcheck")
+    parser.add_argument("--no-plain", action="store_true", help="do not run the scripts without ddpcheck")
+    parser.add_argument("--no-real", action="store_true", help="do not run programs by other authors")
     parser.add_argument(
-        "--docs", type=Path, metavar="FILE", help="write the page there; needs the whole corpus"
+        "--docs", type=Path, metavar="FILE", help="write the page to FILE; needs the whole corpus"
     )
     parser.add_argument("--root", type=Path, default=ROOT, help="folder that holds examples/")
     options = parser.parse_args(arguments)
     if options.docs and (options.only or options.no_plain):
-        parser.error("--docs is about the whole corpus: leave out --only and --no-plain")
+        parser.error("--docs needs the whole corpus: remove --only and --no-plain")
     return options
 
 
 def collect(folder: Path, only: str | None = None) -> list[Header]:
-    """The headers of a folder's scripts, those of real bugs in the order of their numbers."""
+    """The headers of a folder's scripts, ordered by the numbers of their bugs."""
     headers = [
         read_header(path)
         for path in sorted(folder.glob("*.py"))
@@ -125,7 +125,7 @@ def run_watched(jobs: Sequence[Job], workers: int, report: Report) -> list[Verdi
 def run_all_plainly(
     jobs: Sequence[Job], workers: int, report: Report
 ) -> tuple[dict[str, Said], dict[str, Said]]:
-    """What PyTorch says of each job by itself, and with its own debugging on."""
+    """What PyTorch itself reports about each job, by default and with its own debugging."""
     said: tuple[dict[str, Said], dict[str, Said]] = ({}, {})
     asked = [(number, batch) for number in (0, 1) for batch in batches(jobs, MOST_IN_A_BATCH, watched=False)]
 
@@ -141,7 +141,7 @@ def run_all_plainly(
 
 
 def real_programs(report: Report) -> tuple[Program, ...] | None:
-    """Programs that nobody here wrote, where this checkout has them."""
+    """Programs by other authors, if this checkout has them."""
     if importlib.util.find_spec("tests.corpus.real_programs") is None:
         return None
     run_all = importlib.import_module("tests.corpus.real_programs").run_all
@@ -149,7 +149,7 @@ def real_programs(report: Report) -> tuple[Program, ...] | None:
 
 
 def _all(function: Callable[[_T], _R], arguments: Iterable[_T], workers: int) -> Iterator[_R]:
-    """Results as they come; whoever stops waiting for them stops the jobs too."""
+    """Results in the order of completion; an exception in the caller stops the jobs."""
     with ThreadPoolExecutor(workers) as pool:
         try:
             for future in as_completed([pool.submit(function, argument) for argument in arguments]):
@@ -171,7 +171,7 @@ def _reporter() -> Report:
 
 
 def command() -> int:
-    """`main` for a shell: asked to end, it takes everything it started with it."""
+    """`main` for a shell: SIGTERM stops all commands that it started."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return main()

@@ -1,4 +1,4 @@
-"""Runs a command as it is and under `ddpcheck run`, and says in what the two differ."""
+"""Runs a command without and with `ddpcheck run`, and compares the two."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MOST_SECONDS = 300.0
 MOST_TIMES = 3
 # The folder for torchrun's `--log-dir`, below the one in which a program runs.
 LOGS = "logs"
-# What differs between any two runs of one program: clocks, speeds, process ids, ports, temporary folders.
-_PASSING = (
+# What differs between any two runs of a program: speeds, addresses, temporary folders.
+_VARYING = (
     (re.compile(r"'train_\w+_per_second': '?[\d.e+-]+'?|'train_runtime': '?[\d.e+-]+'?"), "<speed>"),
     (re.compile(r"\b0x[0-9a-f]{6,}\b"), "<address>"),
     (re.compile(r"/tmp/\w+"), "<folder>"),
@@ -29,30 +29,30 @@ _PASSING = (
 
 @dataclass(frozen=True)
 class Ended(CommandResult):
-    """A program that has ended."""
+    """A finished program."""
 
-    # What each rank printed, where the launcher was told to keep that apart (LOGS).
+    # The output of each rank, if the launcher writes it to separate files (LOGS).
     ranks: tuple[str, ...] = ()
 
 
-# A program that has ended, and what ddpcheck had to say of it.
+# A finished program and ddpcheck's report about it.
 Told = tuple[Ended, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The same program twice; `report` is what ddpcheck had to say."""
+    """The same program without and with ddpcheck, and the report."""
 
     plain: Ended
     watched: Ended
     report: Mapping[str, Any]
 
     def differences(self) -> list[str]:
-        """In what ddpcheck changed the program, as far as its user can see: nothing, one hopes."""
+        """Differences in exit status and output; empty is right."""
         found = []
         if self.plain.status != self.watched.status:
             found.append(f"exit status {self.watched.status} in place of {self.plain.status}")
-        # Ranks that share a pipe print in any order.
+        # Ranks that share a pipe may print in any order.
         pairs = [(sorted(lasting(self.plain.stdout)), sorted(lasting(self.watched.stdout)))]
         pairs += [(lasting(before), lasting(after)) for before, after in self._by_rank()]
         for before, after in pairs:
@@ -63,14 +63,14 @@ class Pair:
         yield from itertools.zip_longest(self.plain.ranks, self.watched.ranks, fillvalue="")
 
     def codes(self) -> list[str]:
-        """Findings that are more than notes."""
+        """Codes of findings above a note."""
         return sorted(
             {finding["code"] for finding in self.report["findings"] if finding["severity"] != "note"}
         )
 
 
 def run_both(command: Sequence[object], **env: str) -> Pair:
-    """The findings of a run do not touch its exit status here, so that the two can be compared."""
+    """Findings do not change the exit status here, so that the two can be compared."""
     env = {**exit_flaw.ENVIRONMENT, **env}
     plain, _ = _run_well(command, lambda folder: (run(command, folder, env), {}))
     watched, report = _run_well(command, lambda folder: _run_watched(command, folder, env))
@@ -78,7 +78,7 @@ def run_both(command: Sequence[object], **env: str) -> Pair:
 
 
 def _run_well(command: Sequence[object], once: Callable[[str], Told]) -> Told:
-    """Once more where torch failed a program that had done all its work, and only there."""
+    """Run again only if torch failed a program after all its work: see `exit_flaw`."""
     [script] = [Path(str(word)) for word in command if str(word).endswith(".py")]
     for _ in range(MOST_TIMES):
         with tempfile.TemporaryDirectory() as folder:
@@ -107,7 +107,7 @@ def run(
 
 
 def lasting(text: str) -> list[str]:
-    """Lines without what passes."""
-    for pattern, name in _PASSING:
+    """Lines without the parts that differ in every run."""
+    for pattern, name in _VARYING:
         text = pattern.sub(name, text)
     return [line.strip() for line in text.splitlines() if line.strip()]

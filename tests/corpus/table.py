@@ -1,4 +1,4 @@
-"""The results on the terminal."""
+"""Shows the results on the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ POINTS = (("code", "code"), ("cause", "cause"), ("step", "step"), ("ranks", "ran
 
 
 def show(results: Results, console: Console) -> None:
-    """Tables, then what is not as expected, then the totals."""
+    """Print tables, then unexpected results, then totals."""
     if results.faults:
         console.print(_faults("Faults", results.faults))
     if results.variants:
@@ -27,7 +27,7 @@ def show(results: Results, console: Console) -> None:
 
 
 def misses(results: Results) -> list[str]:
-    """Every point in which a job was not as expected."""
+    """Every unexpected result."""
     lines = [
         f"{verdict.outcome.job.name}: {miss}"
         for row in [*results.faults, *results.variants, *results.healthy]

@@ -1,8 +1,8 @@
-"""Runs the distributed tests that torch ships inside itself, with gloo, on ranks forked from this process.
+"""Runs the distributed tests that torch ships in its package, with gloo, on ranks forked from this process.
 
     python torch_tests.py --out results.json [--world-size 3] [--only test_a,test_b] [--lend-processor]
 
-`results.json` holds per test how it went, what it said, and the process ids of its ranks.
+`results.json` holds, for each test, its outcome, its messages, and the process ids of its ranks.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ TEST_SECONDS = 60
 
 
 def settings(world_size: int) -> dict[str, str]:
-    """What torch's test module reads from the environment, some of it while it is being imported."""
+    """Variables that torch's test module reads, some of them when it is imported."""
     return {
         "BACKEND": "gloo",
         "WORLD_SIZE": str(world_size),
-        # Until a test has made one of its own, all that matters is that it is a file.
+        # Each test sets its own; until then any file will do.
         "INIT_METHOD": "file:///dev/null",
         "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(TEST_SECONDS),
     }
 
 
 def forked_case() -> type[unittest.TestCase]:
-    """Torch's test case, with ranks that are forked: spawned ones would import torch once per test and rank."""
+    """Torch's test case with forked ranks: spawned ranks would import torch for each test."""
     import torch
     from torch.testing._internal import common_distributed
     from torch.testing._internal.distributed import distributed_test
     from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
 
-    # Up to 500 seconds for some, though none that passes on a processor takes more than a few.
+    # Some are 500 seconds, but tests that pass on a CPU take only a few.
     common_distributed.TIMEOUT_OVERRIDE.clear()
 
     class Forked(TestDistBackend, DistributedTest._DistTestBase):  # type: ignore[misc]
         def setUp(self) -> None:
             super().setUp()
-            # Each test has a file of its own to meet in, which spawned ranks would read on import.
+            # Each test has a store file of its own, which spawned ranks would read on import.
             distributed_test.INIT_METHOD = os.environ["INIT_METHOD"]
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--world-size", type=int, default=2)
     parser.add_argument("--only", help="names, separated by commas")
     parser.add_argument(
-        "--lend-processor", action="store_true", help="run those that ask for GPUs, on the processor"
+        "--lend-processor", action="store_true", help="run tests that ask for GPUs, on the CPU"
     )
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -110,7 +110,7 @@ def main() -> None:
     for name in names:
         results[name] = run_test(case, name)
         print(name, results[name]["outcome"], results[name]["seconds"], flush=True)
-        # After each one: what is known must not be lost to a test that takes everything down.
+        # After each test: a crash must not lose earlier results.
         options.out.write_text(json.dumps(results, indent=1))
 
 

@@ -1,4 +1,4 @@
-"""Compares what ddpcheck said of a job with what its header expects."""
+"""Compares the findings about a job with those that its header expects."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from tests.corpus.header import Header
 from tests.corpus.jobs import Outcome
 
-# A note, but one that says that a probe of ddpcheck itself went wrong.
+# A note that says that a probe of ddpcheck failed.
 _OWN_FAULT = "DDP605"
-# How faulthandler begins to tell of a crash in native code.
+# First words of faulthandler's report of a crash.
 _CRASH = "Fatal Python error:"
-# Says of ranks that they were not watched.
+# Ranks did not report.
 _NOBODY = "DDP601"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one job, point by point; `misses` says what is not as expected."""
+    """Which points of a job are as expected; `misses` describes the others."""
 
     outcome: Outcome
     found: tuple[str, ...]
@@ -36,7 +36,7 @@ class Verdict:
 
 
 def judge(outcome: Outcome) -> Verdict:
-    """The verdict on a job, healthy or not."""
+    """The verdict on a healthy or faulty job."""
     header = outcome.job.header
     grave = [finding for finding in outcome.findings if _is_grave(finding) or _is_meant(header, finding)]
     found = tuple(sorted(finding["code"] for finding in grave))
@@ -68,7 +68,7 @@ def _is_meant(header: Header, finding: Mapping[str, Any]) -> bool:
 
 
 def _misses_of_the_job(outcome: Outcome) -> list[str]:
-    """Whether the job itself went as its header says; a job that was not watched proves nothing."""
+    """Whether the job itself ran as its header says, and its ranks reported."""
     header = outcome.job.header
     misses = [outcome.trouble] if outcome.trouble else []
     if not outcome.reported and header.expect != _NOBODY:
@@ -94,7 +94,7 @@ def _misses_of_the_job(outcome: Outcome) -> list[str]:
 
 
 def _points(header: Header, finding: Mapping[str, Any]) -> dict[str, str]:
-    """By point, what is wrong with it; empty where it is right."""
+    """What is wrong, by point; empty if right."""
     said = f"{finding['cause']}\n{finding['message']}"
     step = -1 if finding["step"] is None else finding["step"]
     wanted = "note" if header.note else "warning or error"

@@ -1,4 +1,4 @@
-"""Chromium over its debugging pipe: needs no driver and no package, only the browser."""
+"""Controls Chromium over its debugging pipe: needs the browser only, no driver and no package."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-MOST_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 def browser() -> str | None:
+    """The path of an installed Chromium."""
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
@@ -55,12 +56,12 @@ class Tab:
             self.events.append(answer)
 
     def _next(self) -> dict[str, Any]:
-        deadline = time.monotonic() + MOST_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while b"\0" not in self._rest:
             ready, _, _ = select.select([self._from], [], [], max(0.0, deadline - time.monotonic()))
             data = os.read(self._from, 1 << 20) if ready else b""
             if not data:
-                raise TimeoutError("the browser does not answer")
+                raise TimeoutError("the browser does not respond")
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\0")
         message: dict[str, Any] = json.loads(line)
@@ -71,15 +72,15 @@ class Tab:
     ) -> None:
         """Load a file and wait until its script has run."""
         self.events.clear()
-        self.look(width, height, dark, scale)
+        self.set_view(width, height, dark, scale)
         self.call("Page.navigate", url=path.resolve().as_uri())
-        deadline = time.monotonic() + MOST_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not self.run("document.documentElement?.classList.contains('ready') ?? false"):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the script of {path} did not run to its end")
             time.sleep(0.05)
 
-    def look(self, width: int, height: int = 900, dark: bool = False, scale: float = 1) -> None:
+    def set_view(self, width: int, height: int = 900, dark: bool = False, scale: float = 1) -> None:
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -91,7 +92,7 @@ class Tab:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def run(self, expression: str) -> Any:
-        """What an expression comes to on the page."""
+        """The value of a JavaScript expression on the page."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(
@@ -107,12 +108,12 @@ class Tab:
             )
 
     def requests(self) -> list[str]:
-        """Every address that was asked for since the page was opened."""
+        """Every address that was requested since the page was opened."""
         sent = [event for event in self.events if event.get("method") == "Network.requestWillBeSent"]
         return [str(event["params"]["request"]["url"]) for event in sent]
 
-    def complaints(self) -> list[str]:
-        """Errors of the page's script, and what its own policy forbade."""
+    def errors(self) -> list[str]:
+        """Errors of the page's script, and what its security policy blocked."""
         found = []
         for event in self.events:
             if event.get("method") == "Runtime.exceptionThrown":
@@ -123,11 +124,11 @@ class Tab:
                 found.append(str(event["params"]["entry"]["text"]))
         return found
 
-    def picture(self, path: Path, whole: bool = True) -> None:
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
+    def screenshot(self, path: Path, whole_page: bool = True) -> None:
+        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole_page)["data"]
         path.write_bytes(base64.b64decode(data))
 
-    def paper(self, path: Path) -> None:
+    def print_pdf(self, path: Path) -> None:
         data = self.call("Page.printToPDF", printBackground=True)["data"]
         path.write_bytes(base64.b64decode(data))
 
@@ -137,7 +138,7 @@ def opened() -> Iterator[Tab]:
     """A browser for as long as the block runs."""
     name = browser()
     if name is None:
-        raise FileNotFoundError("no Chromium on this machine")
+        raise FileNotFoundError("Chromium is not installed: apt-get install chromium")
     # The browser reads from descriptor 3 and writes to 4.
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()

@@ -1,4 +1,4 @@
-"""A command on a real pseudo-terminal, with an emulated screen behind it that shows what a user would see."""
+"""A command on a real pseudo-terminal, with an emulated screen that shows what a user would see."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pyte
 
 
 class PtyScreen:
-    """Feeds everything the command and its children write to an emulator, as it comes."""
+    """Feeds the output of the command and its children to a terminal emulator."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class PtyScreen:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def read(self, seconds: float = 0.0) -> bool:
-        """Take what is there, waiting up to `seconds` for the first of it; False once nobody can write any more."""
+        """Read available output, waiting up to `seconds` for it; False when no process has the terminal open."""
         if not select.select([self.master], [], [], seconds)[0]:
             return True
         try:
@@ -68,7 +68,7 @@ class PtyScreen:
     def until(self, condition: Callable[[], bool], seconds: float = 40.0) -> None:
         end = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < end, "waited in vain\n" + "\n".join(self.lines())
+            assert time.monotonic() < end, "the condition did not become true\n" + "\n".join(self.lines())
             self.read(0.02)
 
     def pause(self, seconds: float) -> None:
@@ -80,7 +80,7 @@ class PtyScreen:
         os.write(self.master, keys)
 
     def wait(self, seconds: float = 30.0) -> int:
-        """Until the command has ended and all it wrote is on the screen."""
+        """Wait until the command has ended and its output is on the screen; returns its exit status."""
         end = time.monotonic() + seconds
         while self.status is None:
             assert time.monotonic() < end, "did not end\n" + "\n".join(self.lines())
@@ -97,7 +97,7 @@ class PtyScreen:
         return [line.rstrip() for line in self.screen.display]
 
     def everything(self) -> list[str]:
-        """What scrolled away, then the screen."""
+        """Rows that scrolled away, then the screen."""
         past = [
             "".join(row[column].data for column in range(self.screen.columns)).rstrip()
             for row in self.screen.history.top
@@ -106,7 +106,7 @@ class PtyScreen:
 
     @property
     def region(self) -> tuple[int, int] | None:
-        """First and last row that scroll; None: all of them."""
+        """First and last row of the scrolling region; None: the whole screen."""
         margins = self.screen.margins
         return None if margins is None else (margins.top, margins.bottom)
 

@@ -1,4 +1,4 @@
-"""The lab itself: hosts have names, reach each other at the speed they are given, and leave nothing behind."""
+"""The lab itself: hosts have names, reach each other at the speed of their links, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def seconds_to_send(lab: Lab, megabytes: int, sender: int, receiver: int) -> flo
     return time.monotonic() - started
 
 
-def test_hosts_have_names_addresses_and_folders_of_their_own(lab: Lab) -> None:
+def test_hosts_have_their_own_names_addresses_and_folders(lab: Lab) -> None:
     for host in lab.hosts:
         assert host.run(["hostname"]).stdout.strip() == host.name
         assert f"inet {host.address}/24" in host.run(["ip", "-4", "address"]).stdout
@@ -59,27 +59,29 @@ def test_hosts_have_names_addresses_and_folders_of_their_own(lab: Lab) -> None:
     assert os.uname().nodename not in [host.name for host in lab.hosts]
 
 
-def test_a_limit_holds_in_its_direction_and_goes_again(lab: Lab) -> None:
-    lab[0].limit_sending(40)  # 8 MB then take 1.6 seconds
-    assert seconds_to_send(lab, 8, sender=0, receiver=1) > 1.4
-    assert seconds_to_send(lab, 8, sender=1, receiver=0) < 1.4
+def test_a_limit_applies_to_its_direction_and_can_be_removed(lab: Lab) -> None:
+    lab[0].limit_sending(40)
+    limited = seconds_to_send(lab, 8, sender=0, receiver=1)
+    assert limited > 1.4  # 8 MB at 40 Mbit/s take 1.6 seconds
+    backwards = min(seconds_to_send(lab, 8, sender=1, receiver=0) for _ in range(3))
     lab[0].limit_link(None)
-    assert seconds_to_send(lab, 8, sender=0, receiver=1) < 1.4
+    unlimited = min(seconds_to_send(lab, 8, sender=0, receiver=1) for _ in range(3))
+    assert max(backwards, unlimited) < limited / 2
 
 
-def test_nothing_stays_behind_when_a_test_fails(tmp_path: Path) -> None:
+def test_nothing_is_left_when_a_test_fails(tmp_path: Path) -> None:
     built = make_lab(2, tmp_path)
     lab = built.__enter__()
     sleeper = lab[0].start(["sleep", "600"])
     names = [host.namespace for host in lab.hosts]
-    # What a `with` does where its body raises.
+    # As `with` does when its body raises.
     assert not built.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
     assert sleeper.returncode is not None
     assert not set(names) & set(namespaces())
     assert not any((RESOLVER_FOLDER / name).exists() for name in names)
 
 
-def test_a_lab_whose_test_was_killed_is_swept_away() -> None:
+def test_the_lab_of_a_killed_test_is_removed() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     stale, own = f"{PREFIX}-{gone.pid}-1-0", f"{PREFIX}-{os.getpid()}-1-0"
@@ -87,7 +89,7 @@ def test_a_lab_whose_test_was_killed_is_swept_away() -> None:
     try:
         sweep()
         assert stale not in namespaces()
-        # The number of a process is not enough: it may have been given to another one since.
+        # A process id is not enough: the system may have reused it.
         ip("netns", "add", own)
         sweep()
         assert own not in namespaces()

@@ -1,6 +1,6 @@
-"""The view under a job's output, on a real pseudo-terminal: the job's lines stay whole, the view stays below them.
+"""The live view below a job's output, on a real pseudo-terminal: the job's lines stay intact above the view.
 
-Refreshed thirty times as often as in earnest, so that whatever could get in between does.
+The view is refreshed thirty times as often as in real use, to provoke interleaved output.
 """
 
 from __future__ import annotations
@@ -70,15 +70,23 @@ def start(tmp_path: Path) -> Iterator[Start]:
         screen.close()
 
 
-def panel_stands(screen: PtyScreen) -> bool:
-    """Whether the last rows, and no others, are the view's, drawn for this size."""
+def wait_until(condition: Callable[[], bool], seconds: float = 40.0) -> None:
+    """Without reading from the terminal."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the condition did not become true"
+        time.sleep(0.01)
+
+
+def only_panel_is_last(screen: PtyScreen) -> bool:
+    """Whether the last rows, and no others, show the view in this width."""
     rows, dots = screen.lines(), f"[.]{{{screen.screen.columns - 20}}}"
     own = [re.fullmatch(rf"PANEL{number} \d+{dots}", row) for number, row in enumerate(rows[-HEIGHT:])]
     return all(own) and not any("PANEL" in row for row in rows[:-HEIGHT])
 
 
 def panel_is_last(screen: PtyScreen) -> bool:
-    """Whether the last rows are the view's, drawn for this size, whatever stands above them."""
+    """Whether the last rows show the view in this width; the rows above are not checked."""
     return all(
         re.fullmatch(rf"PANEL{number} \d+[.]{{{screen.screen.columns - 20}}}", row)
         for number, row in enumerate(screen.lines()[-HEIGHT:])
@@ -86,7 +94,7 @@ def panel_is_last(screen: PtyScreen) -> bool:
 
 
 def jobs_lines(screen: PtyScreen) -> list[str]:
-    """All that was ever on the screen once the view is gone, without empty rows at the end."""
+    """Everything that was on the screen, after the view is gone, without empty rows at the end."""
     assert not any("PANEL" in row or "....." in row for row in screen.everything()), "\n".join(
         screen.everything()
     )
@@ -97,11 +105,11 @@ def jobs_lines(screen: PtyScreen) -> list[str]:
     return rows
 
 
-def test_fast_lines_are_all_there_in_order(start: Start) -> None:
+def test_no_line_of_fast_output_is_lost(start: Start) -> None:
     screen = start("for number in range(4000): print('line', number)\nimport time; time.sleep(0.2)")
     seen = 0
     while screen.read(0.5) and "line 3999" not in screen.lines():
-        seen += panel_stands(screen)
+        seen += only_panel_is_last(screen)
     assert seen
     assert screen.wait() == 0
     assert jobs_lines(screen) == [f"line {number}" for number in range(4000)]
@@ -115,13 +123,13 @@ for number in range(60):
     time.sleep(0.01)
 """
     screen = start(code)
-    screen.until(lambda: panel_stands(screen))
+    screen.until(lambda: only_panel_is_last(screen))
     screen.wait()
     expected = [row for number in range(60) for row in (f"{number:03d}" + "x" * 77, "x" * 80, "x" * 40)]
     assert jobs_lines(screen) == expected
 
 
-def test_a_bar_that_returns_to_the_line_s_begin(start: Start) -> None:
+def test_a_progress_bar_with_carriage_returns(start: Start) -> None:
     code = """
 import time
 from tqdm import tqdm
@@ -130,7 +138,7 @@ for _ in tqdm(range(100), ncols=60, mininterval=0):
 print("done")
 """
     screen = start(code)
-    screen.until(lambda: panel_stands(screen) and any("it/s" in row for row in screen.lines()))
+    screen.until(lambda: only_panel_is_last(screen) and any("it/s" in row for row in screen.lines()))
     screen.wait()
     rows = jobs_lines(screen)
     assert len(rows) == 2
@@ -165,14 +173,14 @@ for number in range(40):
 time.sleep(0.2)
 """
     screen = start(code)
-    screen.until(lambda: "after 39" in screen.lines() and panel_stands(screen))
+    screen.until(lambda: "after 39" in screen.lines() and only_panel_is_last(screen))
     screen.wait()
     assert [row for row in jobs_lines(screen) if row != "before"] == [f"after {n}" for n in range(40)]
 
 
-def test_other_sizes_in_mid_run(start: Start, tmp_path: Path) -> None:
-    # The job is quiet while the size changes: terminals move their rows before they tell anybody. A view that was drawn
-    # in just that moment may leave a row behind, as docs/live.md says; the job's own rows are all there, in order.
+def test_resizing_during_a_run(start: Start, tmp_path: Path) -> None:
+    # The job prints nothing while the size changes: a terminal moves its rows before it notifies programs. A view
+    # drawn at that moment may leave a row behind, as docs/live.md says; the job's own rows are complete and in order.
     code = """
 import os, time
 for part in range(5):
@@ -188,28 +196,28 @@ for part in range(5):
         screen.until(lambda: panel_is_last(screen))
         (tmp_path / f"go-{part}").touch()
         screen.until(lambda last=30 * part + 29: f"line {last}" in screen.lines())
-        # The end of that line is on its way. In a window that has just changed it would lead into the view's rows.
+        # The end of that line may still be in flight. After a resize it would move the cursor into the view.
         screen.pause(0.1)
     screen.wait()
     rows = [row for row in screen.everything() if row and not row.startswith("PANEL")]
     assert rows == [f"line {number}" for number in range(150)]
 
 
-def test_small_terminals_are_left_alone_until_they_grow(start: Start) -> None:
+def test_small_terminals_show_no_view_until_they_grow(start: Start) -> None:
     screen = start("import time\nprint('here')\ntime.sleep(1)", rows=11)
     screen.until(lambda: "here" in screen.lines())
     screen.pause(0.2)
     assert screen.region is None
     assert b"PANEL" not in screen.raw
     screen.resize(24, 80)
-    screen.until(lambda: panel_stands(screen))
+    screen.until(lambda: only_panel_is_last(screen))
     screen.resize(11, 80)
     screen.until(lambda: screen.region is None and not any("PANEL" in row for row in screen.lines()))
     screen.wait()
     assert not any("PANEL" in row for row in screen.lines())
 
 
-def test_it_gives_way_to_a_program_that_takes_the_screen(start: Start) -> None:
+def test_full_screen_programs_get_the_whole_screen(start: Start) -> None:
     code = r"""
 import curses, time
 print("before")
@@ -230,7 +238,7 @@ for number in range(30):
     time.sleep(0.01)
 """
     screen = start(code)
-    screen.until(lambda: panel_stands(screen))
+    screen.until(lambda: only_panel_is_last(screen))
     screen.until(lambda: "still here" in screen.lines())
     assert screen.lines()[-1] == "the last row"
     assert "row 20" in screen.lines()
@@ -243,8 +251,8 @@ for number in range(30):
 
 def test_ctrl_c(start: Start) -> None:
     screen = start("import time\nprint('running')\ntime.sleep(60)")
-    screen.until(lambda: panel_stands(screen) and "running" in screen.lines())
-    # The end of the line is on its way: the kernel's echo may overtake it.
+    screen.until(lambda: only_panel_is_last(screen) and "running" in screen.lines())
+    # The end of the line may still be in flight: the kernel's echo could overtake it.
     screen.pause(0.1)
     screen.type(b"\x03")
     assert screen.wait() == -signal.SIGINT
@@ -253,16 +261,16 @@ def test_ctrl_c(start: Start) -> None:
     assert rows[1].startswith("^CTraceback")
 
 
-def test_the_shell_has_the_whole_screen_while_the_job_is_stopped(start: Start) -> None:
+def test_the_shell_gets_the_whole_screen_while_the_job_is_stopped(start: Start) -> None:
     code = "import time\nfor number in range(100):\n    print('line', number)\n    time.sleep(0.02)"
     screen = start(code, shell='set -m; "$@"; echo STOPPED; sleep 0.4; fg >/dev/null; echo DONE')
-    screen.until(lambda: panel_stands(screen) and "line 10" in screen.lines())
+    screen.until(lambda: only_panel_is_last(screen) and "line 10" in screen.lines())
     screen.type(b"\x1a")
     screen.until(lambda: "STOPPED" in screen.lines())
     screen.pause(0.1)
     assert screen.region is None
     assert not any("PANEL" in row for row in screen.lines())
-    screen.until(lambda: panel_stands(screen))
+    screen.until(lambda: only_panel_is_last(screen))
     assert screen.wait() == 0
     rows = jobs_lines(screen)
     assert [row for row in rows if row.startswith("line")] == [f"line {n}" for n in range(100)]
@@ -270,22 +278,24 @@ def test_the_shell_has_the_whole_screen_while_the_job_is_stopped(start: Start) -
 
 
 @pytest.mark.parametrize("whole_group", [False, True])
-def test_a_killed_ddpcheck_leaves_the_terminal_whole(start: Start, tmp_path: Path, whole_group: bool) -> None:
+def test_the_terminal_is_restored_after_ddpcheck_is_killed(
+    start: Start, tmp_path: Path, whole_group: bool
+) -> None:
     code = "import time\nfor number in range(60):\n    print('line', number)\n    time.sleep(0.02)"
     screen = start(code, shell='set -m; "$@"; sleep 20')
-    screen.until(lambda: panel_stands(screen) and "line 20" in screen.lines())
+    screen.until(lambda: only_panel_is_last(screen) and "line 20" in screen.lines())
     driver = int((tmp_path / "driver").read_text())
     (os.killpg if whole_group else os.kill)(driver, signal.SIGKILL)
-    screen.until(lambda: screen.region is None, 5)
-    screen.until(lambda: not any("PANEL" in row for row in screen.lines()), 5)
+    screen.until(lambda: screen.region is None)
+    screen.until(lambda: not any("PANEL" in row for row in screen.lines()))
     if not whole_group:
         screen.until(lambda: "line 59" in screen.lines())
-        # What the shell itself says of the kill may stand anywhere, in the middle of a line too.
+        # The shell's own message about the kill may be anywhere, even inside a line.
         text = re.sub(r'bash: line \d+:\s+\d+ Killed\s+"\$@"', "", "".join(jobs_lines(screen)))
         assert text == "".join(f"line {n}" for n in range(60))
 
 
-def test_a_terminal_that_is_held_holds_up_nobody(start: Start, tmp_path: Path) -> None:
+def test_a_paused_terminal_does_not_block_the_job(start: Start, tmp_path: Path) -> None:
     code = """
 import os, time
 os.write(1, b"here\\n")
@@ -294,18 +304,15 @@ open("went-on", "w").close()
 time.sleep(0.2)
 """
     screen = start(code)
-    screen.until(lambda: panel_stands(screen) and "here" in screen.lines())
+    screen.until(lambda: only_panel_is_last(screen) and "here" in screen.lines())
     screen.type(b"\x13")  # Ctrl-S
-    began = time.monotonic()
-    while not (tmp_path / "went-on").exists():
-        assert time.monotonic() - began < 10
-        time.sleep(0.01)
+    wait_until((tmp_path / "went-on").exists)
     screen.type(b"\x11")
     screen.wait()
     assert jobs_lines(screen) == ["here"]
 
 
-def test_one_view_a_terminal(tmp_path: Path) -> None:
+def test_a_terminal_has_one_view_at_most(tmp_path: Path) -> None:
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -325,11 +332,11 @@ print("free")
     screen.close()
 
 
-def test_a_view_that_cannot_be_drawn_is_taken_away(tmp_path: Path) -> None:
+def test_a_view_that_fails_to_draw_is_removed(tmp_path: Path) -> None:
     driver = driven(tmp_path, [sys.executable, "-c", "import time\nprint('here')\ntime.sleep(0.8)"])
     driver[2] = driver[2].replace("for row in range", "for row in [1 / (number < 20)] and range")
     screen = PtyScreen(driver, cwd=tmp_path)
-    screen.until(lambda: panel_stands(screen))
+    screen.until(lambda: only_panel_is_last(screen))
     screen.until(lambda: screen.region is None)
     assert screen.wait() == 0
     assert jobs_lines(screen) == ["here"]

@@ -1,4 +1,4 @@
-"""Every way to install ddpcheck gives the whole of it, usable away from the checkout."""
+"""Every way to install ddpcheck gives a complete package that works outside the checkout."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ LEFT_BEHIND = (
 )  # fmt: skip
 KINDS = ["plain", "editable", "wheel", "sdist"]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs("gcc")]
 
 
 def run(*command: object, cwd: Path) -> str:
-    # Neither the checkout nor a watching ddpcheck may help.
+    # Without the checkout on the path, and without a ddpcheck that watches.
     hidden = ("PYTHONPATH", "DDPCHECK_CONFIG")
     environment = {key: value for key, value in os.environ.items() if key not in hidden}
     done = subprocess.run(
@@ -35,14 +35,14 @@ def run(*command: object, cwd: Path) -> str:
     return done.stdout
 
 
-def copy_of_the_tree(target: Path) -> Path:
-    """Builds leave files behind, so they happen in a copy."""
+def copy_tree(target: Path) -> Path:
+    """Builds leave files behind, so they run in a copy."""
     shutil.copytree(ROOT, target, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_BEHIND))
     return target
 
 
 def build(kind: str, source: Path, out: Path) -> Path:
-    """A wheel or an sdist of `source`, by the build backend itself: nothing is downloaded."""
+    """A wheel or an sdist of `source`, by the build backend itself, which downloads nothing."""
     out.mkdir(exist_ok=True)
     script = f"import sys; from setuptools import build_meta; print(build_meta.build_{kind}(sys.argv[1]))"
     return out / run(sys.executable, "-c", script, out, cwd=source).splitlines()[-1]
@@ -50,18 +50,18 @@ def build(kind: str, source: Path, out: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("sdist")
-    return build("sdist", copy_of_the_tree(place / "tree"), place / "out")
+    folder = tmp_path_factory.mktemp("sdist")
+    return build("sdist", copy_tree(folder / "tree"), folder / "out")
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("wheel")
-    return build("wheel", copy_of_the_tree(place / "tree"), place / "out")
+    folder = tmp_path_factory.mktemp("wheel")
+    return build("wheel", copy_tree(folder / "tree"), folder / "out")
 
 
 def fresh_environment(path: Path) -> Path:
-    """A new environment that borrows the dependencies of this one instead of downloading them again."""
+    """A new environment that uses the dependencies of this one."""
     venv.create(path, with_pip=False, symlinks=True)
     site_packages = next(path.glob("lib/python*/site-packages"))
     (site_packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -75,13 +75,13 @@ def install(what: list[object], binaries: Path, cwd: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_installed_ddpcheck_is_whole(kind: str, wheel: Path, sdist: Path, tmp_path: Path) -> None:
+def test_an_installed_ddpcheck_is_complete(kind: str, wheel: Path, sdist: Path, tmp_path: Path) -> None:
     binaries = fresh_environment(tmp_path / "environment")
     away = tmp_path / "away"
     away.mkdir()
     what: dict[str, list[object]] = {"wheel": [wheel], "sdist": [sdist]}
     if kind not in what:
-        tree = copy_of_the_tree(tmp_path / "tree")
+        tree = copy_tree(tmp_path / "tree")
         what |= {"plain": [tree], "editable": ["--editable", tree]}
     install(what[kind], binaries, away)
 
@@ -98,7 +98,7 @@ def test_an_installed_ddpcheck_is_whole(kind: str, wheel: Path, sdist: Path, tmp
     )
     bootstrap, *files = run(binaries / "python", "-c", script, cwd=away).splitlines()
     assert (Path(bootstrap) / "sitecustomize.py").is_file()
-    assert all(Path(file).is_relative_to(tmp_path) for file in files), "something else was imported"
+    assert all(Path(file).is_relative_to(tmp_path) for file in files), "imported from elsewhere"
 
 
 def names_in_wheel(path: Path) -> set[str]:
@@ -106,14 +106,14 @@ def names_in_wheel(path: Path) -> set[str]:
         return set(archive.namelist())
 
 
-def test_a_wheel_from_the_sdist_is_the_wheel_from_the_tree(wheel: Path, sdist: Path, tmp_path: Path) -> None:
+def test_the_sdist_and_the_tree_give_the_same_wheel(wheel: Path, sdist: Path, tmp_path: Path) -> None:
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     again = build("wheel", next(tmp_path.glob("ddpcheck-*")), tmp_path / "out")
     assert names_in_wheel(again) == names_in_wheel(wheel)
 
 
-def test_the_wheel_holds_every_source_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_contains_every_source_and_nothing_else(wheel: Path) -> None:
     in_tree = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "ddpcheck").rglob("*")

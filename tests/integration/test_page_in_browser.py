@@ -1,4 +1,4 @@
-"""The page in a real browser: closed to attacks and to the network, usable by keyboard, on a phone and on paper."""
+"""The HTML page in a real browser: safe against injection, offline, usable by keyboard, on phones and on paper."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.helpers.sample_reports import ATTACK, attacked, attacking, of_many_ra
 pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]
 
 PHONE = 390
-# For every element with text of its own: the contrast of its colour with what lies behind it.
+# The lowest contrast between text and background over all elements, and the element.
 CONTRAST = """
 (() => {
   const parse = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
@@ -42,7 +42,7 @@ CONTRAST = """
   return worst;
 })()
 """
-# Charts whose canvas has something on it.
+# The number of charts that have something on their canvas.
 DRAWN = """
 [...document.querySelectorAll("figure.live canvas")].filter((canvas) => {
   const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
@@ -59,14 +59,14 @@ def tab() -> Iterator[Tab]:
 
 
 def saved(folder: Path, report: Report, ranks: int = 0) -> Path:
-    """The page of a report; with `ranks`, with measurements of so many."""
+    """The page of a report; with measurements of `ranks` ranks, if given."""
     path = folder / "report.html"
     measured = with_parts(report, measurements(ranks)) if ranks else report
     path.write_text(to_html(measured), encoding="utf-8")
     return path
 
 
-def test_markup_from_the_job_shows_as_text_and_nothing_is_loaded(tab: Tab, tmp_path: Path) -> None:
+def test_markup_from_the_job_is_shown_as_text_and_nothing_is_loaded(tab: Tab, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text(to_html(with_parts(attacking(), attacked("", measurements(4)))))
     tab.open(page)
@@ -75,24 +75,24 @@ def test_markup_from_the_job_shows_as_text_and_nothing_is_loaded(tab: Tab, tmp_p
     assert all(f"{name}{ATTACK}" in shown for name in ("0.weight", "node0", "eth0", "A100"))
     assert "could not be shown" not in shown
     assert tab.run("document.querySelectorAll('img, link, iframe').length") == 0
-    # The page itself is the one thing that was asked for, and its policy had nothing to forbid.
+    # The page itself is the only request, and its security policy blocked nothing.
     assert tab.requests() == [page.as_uri()]
-    assert tab.complaints() == []
+    assert tab.errors() == []
 
 
-def test_the_policy_is_a_second_lock(tab: Tab, tmp_path: Path) -> None:
+def test_the_security_policy_blocks_injected_scripts(tab: Tab, tmp_path: Path) -> None:
     page = tmp_path / "broken.html"
     page.write_text(to_html(stored("1-sound")).replace("<main", "<script>window.attacked=1</script><main"))
     tab.open(page)
     assert tab.run("typeof window.attacked") == "undefined"
-    assert any("Content Security Policy" in said for said in tab.complaints())
+    assert any("Content Security Policy" in message for message in tab.errors())
 
 
-def test_every_chart_is_drawn_in_light_and_dark_and_text_can_be_read(tab: Tab, tmp_path: Path) -> None:
+def test_charts_and_contrast_in_light_and_dark(tab: Tab, tmp_path: Path) -> None:
     page = saved(tmp_path, of_many_ranks(64), ranks=64)
     for dark in (False, True):
         tab.open(page, dark=dark)
-        assert tab.complaints() == []
+        assert tab.errors() == []
         assert "could not be shown" not in tab.run("document.body.innerText")
         assert tab.run(DRAWN) == tab.run(CHARTS) == 11
         ratio, element = tab.run(CONTRAST)
@@ -100,7 +100,7 @@ def test_every_chart_is_drawn_in_light_and_dark_and_text_can_be_read(tab: Tab, t
 
 
 @pytest.mark.parametrize("width", [PHONE, 1100])
-def test_nothing_runs_off_the_screen(tab: Tab, tmp_path: Path, width: int) -> None:
+def test_no_page_is_wider_than_the_screen(tab: Tab, tmp_path: Path, width: int) -> None:
     for number, report in enumerate([attacking(), of_many_ranks(1024), stored("1-killed")]):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -108,24 +108,24 @@ def test_nothing_runs_off_the_screen(tab: Tab, tmp_path: Path, width: int) -> No
         assert tab.run("document.documentElement.scrollWidth") <= width
 
 
-def test_a_thousand_ranks_open_block_by_block_with_the_keyboard(tab: Tab, tmp_path: Path) -> None:
+def test_a_thousand_ranks_can_be_opened_by_keyboard(tab: Tab, tmp_path: Path) -> None:
     tab.open(saved(tmp_path, of_many_ranks()))
     tab.run("document.querySelector('figure[data-chart=strip] .plot').focus()")
-    said = "document.querySelector('figure[data-chart=strip] .readout').textContent"
+    readout = "document.querySelector('figure[data-chart=strip] .readout').textContent"
     for _ in range(20):
         tab.press("ArrowUp", 38)
     tab.press("ArrowRight", 39)
-    assert tab.run(said) == "step 504, ranks 0-31, 1 of 32: differs from the majority"
+    assert tab.run(readout).startswith("step 504, ranks 0-31, 1 of 32")
     tab.press("Enter", 13)
     assert tab.run("document.querySelector('figure[data-chart=strip] .back').checkVisibility()")
     tab.press("ArrowRight", 39)
-    assert "rank 1" in tab.run(said)
-    assert " of 32" not in tab.run(said)
+    assert "rank 1" in tab.run(readout)
+    assert " of 32" not in tab.run(readout)
     tab.run("document.querySelector('figure[data-chart=strip] .back').click()")
     assert not tab.run("document.querySelector('figure[data-chart=strip] .back').checkVisibility()")
 
 
-def test_lines_of_many_ranks_can_be_asked_for(tab: Tab, tmp_path: Path) -> None:
+def test_lines_of_chosen_ranks(tab: Tab, tmp_path: Path) -> None:
     tab.open(saved(tmp_path, of_many_ranks()))
     legend = "document.querySelector('figure[data-chart=lines] .u-legend').innerText"
     assert "median rank" in tab.run(legend)
@@ -140,11 +140,12 @@ def test_lines_of_many_ranks_can_be_asked_for(tab: Tab, tmp_path: Path) -> None:
     assert "9999" not in shown
 
 
-def test_the_heat_map_begins_with_the_slowest_and_leads_to_every_rank(tab: Tab, tmp_path: Path) -> None:
+def test_the_heat_map_starts_with_the_slowest_ranks_and_shows_every_rank(tab: Tab, tmp_path: Path) -> None:
     tab.open(saved(tmp_path, of_many_ranks(128), ranks=128))
     figure = "document.querySelector('figure[data-chart=grid]')"
     choices = tab.run(f"[...{figure}.querySelectorAll('option')].map((one) => one.textContent)")
-    assert choices[:2] == ["24 ranks with the most delay", "ranks 0-47"]
+    assert choices[0].startswith("24 ranks")  # the slowest
+    assert choices[1] == "ranks 0-47"
     assert choices[-1] == "ranks 96-127"
     tab.run(
         f"(() => {{ const choice = {figure}.querySelector('select'); choice.selectedIndex = 1;"
@@ -155,11 +156,11 @@ def test_the_heat_map_begins_with_the_slowest_and_leads_to_every_rank(tab: Tab, 
         ".dispatchEvent(new KeyboardEvent('keydown', { key, shiftKey: true })); };"
         "press('ArrowUp', 60); press('ArrowDown', 2); press('ArrowLeft', 30); })()"
     )
-    said = tab.run(f"{figure}.querySelector('.readout').textContent")
-    assert said == "rank 2, phase data: 4.997 ms more than the median rank"
+    readout = tab.run(f"{figure}.querySelector('.readout').textContent")
+    assert all(words in readout for words in ("rank 2", "data", "4.997 ms"))
 
 
-def test_every_chart_and_every_line_can_be_reached_and_used_by_keyboard(tab: Tab, tmp_path: Path) -> None:
+def test_every_chart_and_line_can_be_used_by_keyboard(tab: Tab, tmp_path: Path) -> None:
     tab.open(saved(tmp_path, stored("1-learning-rate"), ranks=4))
     charts = tab.run(CHARTS)
     reached, labels = set(), 0
@@ -180,7 +181,7 @@ def test_every_chart_and_every_line_can_be_reached_and_used_by_keyboard(tab: Tab
         assert tab.run("document.querySelector('.u-legend th').getAttribute('aria-pressed')") == shown
 
 
-def test_paper_is_light_and_charts_fit_it(tab: Tab, tmp_path: Path) -> None:
+def test_printing_is_light_and_fits_the_paper(tab: Tab, tmp_path: Path) -> None:
     tab.open(saved(tmp_path, stored("1-learning-rate"), ranks=4), dark=True)
     tab.run("dispatchEvent(new Event('beforeprint'))")
     assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
@@ -189,11 +190,11 @@ def test_paper_is_light_and_charts_fit_it(tab: Tab, tmp_path: Path) -> None:
     )
     tab.run("dispatchEvent(new Event('afterprint'))")
     assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 28)"
-    tab.paper(tmp_path / "report.pdf")
+    tab.print_pdf(tmp_path / "report.pdf")
     assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_without_a_script_the_tables_remain(tab: Tab, tmp_path: Path) -> None:
+def test_tables_remain_without_scripts(tab: Tab, tmp_path: Path) -> None:
     page = tmp_path / "still.html"
     page.write_text(to_html(stored("1-learning-rate")).replace("<script>", '<script type="text/plain">'))
     tab.call("Page.navigate", url=page.as_uri())

@@ -1,18 +1,20 @@
-"""Nothing secret is written down: the whole run folder is searched for what the job was given."""
+"""No secret is written: the whole run folder is searched for the secrets that the job was given."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.commands import BIN
+from tests.helpers.launchers import forked, torchrun
 from tests.helpers.watched_run import RunWatched, run_to_end
 
 pytestmark = pytest.mark.slow
 
-# Each ends in a mark of its own, so that even a part of one that slips through is found.
+# Each contains a mark of its own, so that even a part of a secret is found.
 VARIABLES = {
     "WANDB_API_KEY": "0123456789abcdef0123456789abcdef0wandbmark",
     "HF_TOKEN": "hf_AbCdEfGhIjKlMnOpQrStUvWxYz0123hfmark",
@@ -33,7 +35,7 @@ ARGUMENTS = [
     "--wandb.api_key=0123456789dottedmark",
     "Authorization: Bearer bearermark.abcdef123456",
 ]
-# What gives each of them away.
+# The marks of all of them.
 MARKS = [
     "wandbmark",
     "hfmark",
@@ -51,7 +53,7 @@ MARKS = [
     "bearermark",
 ]
 
-# Trains for a step and leaves what it received where only the test looks.
+# Trains for a few steps and writes what it received to a file outside the run folder.
 JOB = """
 import json, os, sys
 import torch, torch.distributed as dist
@@ -89,20 +91,21 @@ def leaks(folder: Path) -> list[tuple[str, str]]:
 
 
 def open_to_others(folder: Path) -> list[str]:
-    """Whatever in the folder anyone but its owner could open."""
+    """Files and folders that anyone but their owner can open."""
     return [str(path) for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o077]
 
 
 @pytest.mark.parametrize("diverge", [False, True])
 def test_no_secret_is_in_the_run_folder(ddpcheck: RunWatched, tmp_path: Path, diverge: bool) -> None:
     script = write_job(tmp_path, diverge=diverge)
-    done = ddpcheck("torchrun", "--nproc-per-node", "2", script, *ARGUMENTS, **VARIABLES)
+    launch = forked if diverge else torchrun
+    done = ddpcheck(*launch(2, script, *ARGUMENTS), **VARIABLES)
     assert done.status == (10 if diverge else 0), str(done)
     for rank in (0, 1):
         assert json.loads((tmp_path / f"received-{rank}.json").read_text()) == [ARGUMENTS, VARIABLES]
     assert leaks(done.folder) == []
     assert [mark for mark in MARKS if mark in done.stderr] == []
-    # A report made later, and in JSON, goes through the same sieve.
+    # A report made later, and as JSON, is masked too.
     again = run_to_end([BIN / "ddpcheck", "report", done.folder, "--json"], tmp_path, VARIABLES)
     assert [mark for mark in MARKS if mark in again.stdout + again.stderr] == []
     assert leaks(done.folder) == []
@@ -114,25 +117,25 @@ def test_no_secret_is_in_the_run_folder(ddpcheck: RunWatched, tmp_path: Path, di
     assert {path.stat().st_mode & 0o777 for path in done.folder.rglob("*") if path.is_dir()} <= {0o700}
 
 
-def test_what_a_failing_rank_says_is_masked(ddpcheck: RunWatched, tmp_path: Path) -> None:
-    """Exceptions quote what went wrong, and that may be a connection string."""
+def test_the_exception_of_a_failing_rank_is_masked(ddpcheck: RunWatched, tmp_path: Path) -> None:
+    """The message of an exception may contain a connection string."""
     script = tmp_path / "train.py"
     script.write_text(
         "import torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
         "raise ConnectionError('no way to postgres://admin:databasemark@db/x, token=ghp_abcdefgtokenmark')\n"
     )
-    done = ddpcheck("torchrun", "--nproc-per-node", "1", script)
+    done = ddpcheck(*forked(1, script))
     assert done.status == 1
-    assert "databasemark" in done.stderr  # the job's own traceback is the job's own
+    assert "databasemark" in done.stderr  # the job's own traceback is not changed
     assert leaks(done.folder) == []
     assert "DDP602" in done.codes()
 
 
-def test_the_folder_stays_closed_under_any_umask(ddpcheck: RunWatched, tmp_path: Path) -> None:
+def test_the_folder_is_private_under_any_umask(ddpcheck: RunWatched, tmp_path: Path) -> None:
     script = write_job(tmp_path)
-    command = f"umask 0; torchrun --nproc-per-node 2 {script}"
-    done = ddpcheck("bash", "-c", f"{command} --password hunter2passwordmark", **VARIABLES)
+    command = shlex.join(map(str, forked(2, script, "--password", "hunter2passwordmark")))
+    done = ddpcheck("bash", "-c", f"umask 0; {command}", **VARIABLES)
     assert done.status == 0, str(done)
     assert open_to_others(done.folder) == []
     assert leaks(done.folder) == []

@@ -1,7 +1,8 @@
-"""Nothing lost: killed ranks, torn files, full disks and vanished folders still leave a readable report."""
+"""Nothing is lost: killed ranks, truncated files, full disks and removed folders still leave a readable report."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -15,9 +16,11 @@ from typing import Any
 import pytest
 
 from ddpcheck.analysis.report_builder import analyse_run
-from tests.helpers.commands import BIN
+from tests.helpers.commands import BIN, CommandResult
+from tests.helpers.launchers import torchrun
 from tests.helpers.paths import JOBS
-from tests.helpers.watched_run import Run, RunWatched, WatchedRun, run_to_end
+from tests.helpers.tracebacks import frames_of_ddpcheck
+from tests.helpers.watched_run import RunWatched, WatchedRun, run_to_end, run_watched
 
 pytestmark = pytest.mark.slow
 
@@ -29,48 +32,47 @@ def complaints(done: WatchedRun) -> list[tuple[str, list[int]]]:
     return [(f["code"], f["ranks"]) for f in done.report["findings"] if f["severity"] != "note"]
 
 
-def test_a_rank_killed_at_random_moments_is_named(ddpcheck: RunWatched, tmp_path: Path) -> None:
-    """Twenty jobs, each an attempt of its own; in half of them the others are stopped at once."""
+def test_a_rank_killed_at_a_random_moment_is_reported(ddpcheck: RunWatched, tmp_path: Path) -> None:
+    """Twenty jobs, each an attempt; in half of them the other ranks are stopped at once."""
     out = tmp_path / "killed.json"
     done = ddpcheck(sys.executable, KILLED, "--jobs", KILLS, "--out", out)
     assert done.status == 9, str(done)
     assert done.report["verdict"] == "failed"
     assert "Traceback" not in done.stderr
     jobs = json.loads(out.read_text())
-    # A rank that outlives its peers tells where each of its threads stands.
+    # Stacks of ranks that did not end after their peer was killed.
     assert [job["late"] for job in jobs if job["late"]] == []
-    wrong = [(job, found) for number, job in enumerate(jobs) if (found := _wrong(done, number, job))]
+    wrong = [
+        (job, unexpected) for number, job in enumerate(jobs) if (unexpected := _wrong(done, number, job))
+    ]
     assert wrong == []
     assert len(jobs) == len(done.report["attempts"]) == KILLS
 
 
 def _wrong(done: WatchedRun, number: int, job: dict[str, Any]) -> Any:
-    """What the report says of this job, where that is not that its victim died."""
-    said = [(f["code"], f["ranks"]) for f in done.report["findings"] if f["attempt"] == number]
+    """What the report contains about this job, unless it is that its victim died."""
+    found = [(f["code"], f["ranks"]) for f in done.report["findings"] if f["attempt"] == number]
     rows = {row["rank"]: row["status"] for row in done.report["attempts"][number]["ranks"]}
-    # The others may have been stopped before they could open their files: that is said too, and is true.
+    # The others may have been stopped before they opened their files, which is a finding too.
     missing = [rank for rank, status in rows.items() if status == "missing"]
     if job["victim"] in missing:
-        # Killed before its first line was written: it is named as one that never reported.
-        return None if ("DDP601", missing) in said else (said, rows, set())
+        # Killed before its first line was written: it counts as a rank that never reported.
+        return None if ("DDP601", missing) in found else (found, rows, set())
     wanted = [("DDP602", [job["victim"]])] + ([("DDP601", missing)] if missing else [])
-    # Of ranks that were gone before the launcher came to watch them nobody can say which went first.
+    # Among ranks that ended before the launcher watched them, the first to die is not known.
     unseen = _unseen(done, number)
     if job["victim"] in unseen:
-        said = [(code, sorted({*ranks} - (unseen - {job["victim"]}))) for code, ranks in said]
-    return None if said == wanted else (said, rows, unseen)
+        found = [(code, sorted({*ranks} - (unseen - {job["victim"]}))) for code, ranks in found]
+    return None if found == wanted else (found, rows, unseen)
 
 
 def _unseen(done: WatchedRun, number: int) -> set[int]:
-    """Ranks of this job that were found gone, and whose parent had taken their signal away."""
+    """Ranks of this job that the launcher found gone, after their parent had reaped them."""
     pids = {row["pid"]: row["rank"] for row in done.report["attempts"][number]["ranks"]}
-    (log,) = done.folder.glob("node-*.jsonl")
-    notes = [json.loads(line) for line in log.read_text().splitlines()]
     return {
-        pids[note["pid"]]
-        for note in notes
-        if note["kind"] == "rank_exit" and note["pid"] in pids
-        if note.get("found_gone") and note["signal"] is None
+        pids[record["pid"]]
+        for record in done.node_records("rank_exit")
+        if record["pid"] in pids and record.get("found_gone") and record["signal"] is None
     }
 
 
@@ -92,16 +94,17 @@ while True:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_rank_killed_under_torchrun_is_named(ddpcheck: RunWatched, tmp_path: Path, seed: int) -> None:
+def test_a_rank_killed_under_torchrun_is_reported(ddpcheck: RunWatched, tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     victim, delay = chance.randrange(2), chance.uniform(0.0, 3.0)
     script = tmp_path / "job.py"
     script.write_text(TORCHRUN_JOB)
-    done = ddpcheck("torchrun", "--nproc-per-node", "2", script, victim, delay)
+    done = ddpcheck(*torchrun(2, script, victim, delay))
     assert done.status == 1, str(done)
     assert done.report["verdict"] == "failed"
     assert done.finding("DDP602")["ranks"] == [victim], str(done)
-    assert "/ddpcheck/" not in done.stderr.partition("Traceback")[2], str(done)
+    # The surviving rank fails in the user's code; no frame of ddpcheck is in its traceback.
+    assert frames_of_ddpcheck(done.stderr) == [], str(done)
     [attempt] = done.report["attempts"]
     assert [row["status"] for row in attempt["ranks"]][victim] == "died"
 
@@ -109,16 +112,14 @@ def test_a_rank_killed_under_torchrun_is_named(ddpcheck: RunWatched, tmp_path: P
 @pytest.fixture(scope="module")
 def healthy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of two ranks and twenty steps."""
-    folder = tmp_path_factory.mktemp("healthy") / "run"
-    watch = [BIN / "ddpcheck", "run", "--out", folder, "--", sys.executable, FORKED]
-    done = run_to_end(watch, folder.parent, {}, leaves=folder)
+    done = run_watched([sys.executable, FORKED], tmp_path_factory.mktemp("healthy"))
     assert done.status == 0, str(done)
-    return folder
+    return done.folder
 
 
 @pytest.fixture
 def stored(healthy_run: Path, tmp_path: Path) -> Path:
-    """A copy of it to spoil."""
+    """A copy of it to damage."""
     return Path(shutil.copytree(healthy_run, tmp_path / "stored"))
 
 
@@ -126,8 +127,8 @@ def codes(folder: Path) -> list[str]:
     return [finding.code for finding in analyse_run(folder).findings if finding.severity.value != "note"]
 
 
-def test_a_file_torn_anywhere_is_read_up_to_there(stored: Path) -> None:
-    """A rank killed while it writes: whatever the length, no exception and no false disagreement."""
+def test_a_file_truncated_anywhere_is_read_up_to_there(stored: Path) -> None:
+    """A rank killed while it writes: at any length there is no exception and no false divergence."""
     path = stored / "rank-00001.jsonl"
     whole = path.read_bytes()
     assert codes(stored) == []
@@ -158,15 +159,15 @@ GARBAGE = [
 ]
 
 
-def test_garbage_between_records_is_passed_over(stored: Path, tmp_path: Path) -> None:
+def test_garbage_between_records_is_skipped(stored: Path, tmp_path: Path) -> None:
     before = analyse_run(stored)
     for path in stored.glob("rank-*.jsonl"):
         lines = path.read_bytes().splitlines(keepends=True)
-        spoiled = [
+        damaged = [
             part for line, junk in zip(lines, GARBAGE * len(lines), strict=False) for part in (line, junk)
         ]
-        # A torn line swallows the next one, so the last kind of junk only comes at the very end.
-        path.write_bytes(b"".join(part for part in spoiled if part != GARBAGE[-1]) + GARBAGE[-1])
+        # A truncated line would include the next one, so the last kind of garbage comes at the very end only.
+        path.write_bytes(b"".join(part for part in damaged if part != GARBAGE[-1]) + GARBAGE[-1])
     for path in stored.glob("node-*.jsonl"):
         path.write_bytes(b"".join(GARBAGE[:-1]) + path.read_bytes() + GARBAGE[-1])
     (stored / "fault-1.jsonl").write_bytes(b"".join(GARBAGE))
@@ -179,14 +180,15 @@ def test_garbage_between_records_is_passed_over(stored: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xff", b'{"command": 3, "exit_code": "x"}'])
-def test_a_damaged_run_file_costs_only_what_it_held(stored: Path, tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_run_json_loses_only_its_own_content(stored: Path, tmp_path: Path, content: bytes) -> None:
     (stored / "run.json").write_bytes(content)
-    done = run_to_end([BIN / "ddpcheck", "report", stored], tmp_path, {})
-    assert "Traceback" not in done.stdout + done.stderr
-    assert "Replicas agree" in done.stdout, str(done)
+    done = run_to_end([BIN / "ddpcheck", "report", stored, "--json"], tmp_path, {})
+    assert "Traceback" not in done.stderr
+    report = json.loads(done.stdout)
+    assert (report["world_size"], report["steps"], report["findings"]) == (2, 20, []), str(done)
 
 
-def test_a_missing_rank_file_is_told(stored: Path) -> None:
+def test_a_missing_rank_file_is_reported(stored: Path) -> None:
     (stored / "rank-00001.jsonl").unlink()
     report = analyse_run(stored)
     assert report.verdict.value == "incomplete"
@@ -194,7 +196,17 @@ def test_a_missing_rank_file_is_told(stored: Path) -> None:
     assert finding.ranks == (1,)
 
 
-STEPS = ("--steps", "400")
+# Enough to fill the small disk and to reach the limit on file sizes.
+STEP_COUNT = 160
+STEPS = ("--steps", str(STEP_COUNT))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> CommandResult:
+    """The job of the tests below, without ddpcheck."""
+    done = run_to_end([sys.executable, FORKED, *STEPS], tmp_path_factory.mktemp("alone"), {})
+    assert done.status == 0, str(done)
+    return done
 
 
 @pytest.fixture
@@ -202,29 +214,26 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB."""
     folder = tmp_path / "small"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", str(folder)]
-    if os.getuid() or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("a file system cannot be mounted here")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", str(folder)], check=True)
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_costs_records_only(ddpcheck: RunWatched, unwatched: Run, small_disk: Path) -> None:
-    alone = unwatched(sys.executable, FORKED, *STEPS)
+@pytest.mark.needs("tmpfs")
+def test_a_full_disk_loses_records_only(ddpcheck: RunWatched, alone: CommandResult, small_disk: Path) -> None:
     done = ddpcheck(sys.executable, FORKED, *STEPS, out=small_disk)
-    assert (done.status, done.stdout) == (alone.status, alone.stdout) == (0, alone.stdout), str(done)
+    assert (done.status, done.stdout) == (0, alone.stdout), str(done)
     assert "Traceback" not in done.stderr
-    # There was no room for report.json either: what is missing was said on the terminal.
+    # There was no space for report.json either, so the terminal shows what is missing.
     assert "DDP605" in done.stderr
-    assert "No space left on device" in done.stderr
+    assert os.strerror(errno.ENOSPC) in done.stderr
     assert "DDP602" not in done.stderr
     report = analyse_run(small_disk)
-    assert 0 < report.steps < 400
+    assert 0 < report.steps < STEP_COUNT
 
 
-def test_a_limit_on_file_sizes_costs_records_only(ddpcheck: RunWatched, unwatched: Run) -> None:
-    """The ranks cannot write, the launcher can: report.json says which ranks fell silent."""
-    alone = unwatched(sys.executable, FORKED, *STEPS)
+def test_a_limit_on_file_sizes_loses_records_only(ddpcheck: RunWatched, alone: CommandResult) -> None:
+    """The ranks cannot write, the launcher can: report.json lists the ranks whose records are incomplete."""
     done = ddpcheck("bash", "-c", f"ulimit -f 40; exec {sys.executable} {FORKED} {' '.join(STEPS)}")
     assert (done.status, done.stdout) == (0, alone.stdout), str(done)
     assert "Traceback" not in done.stderr
@@ -233,15 +242,13 @@ def test_a_limit_on_file_sizes_costs_records_only(ddpcheck: RunWatched, unwatche
 
 
 @pytest.mark.parametrize("damage", ["remove", "replace"])
-def test_a_folder_that_vanishes_leaves_the_job_alone(
-    ddpcheck: RunWatched, unwatched: Run, damage: str
+def test_a_removed_run_folder_does_not_affect_the_job(
+    ddpcheck: RunWatched, alone: CommandResult, tmp_path: Path, damage: str
 ) -> None:
-    """The job ends as it does alone; that it could not be judged is ddpcheck's own status."""
-    job = f"{sys.executable} {FORKED} --steps 100 --pause 0.01"
-    alone = unwatched("bash", "-c", f"{job}; echo ended with $?")
-    done = ddpcheck("bash", "-c", f"{job} --damage {damage} --damage-at 50; echo ended with $?")
-    assert alone.stdout.endswith("\nended with 0\n")
-    assert done.stdout == alone.stdout
+    """The job ends as without ddpcheck, which exits with a status of its own because it has no report."""
+    job = f"{sys.executable} {FORKED} {' '.join(STEPS)} --damage {damage} --damage-at 50"
+    done = ddpcheck("bash", "-c", f"{job}; echo ended with $?")
+    assert done.stdout == f"{alone.stdout}ended with 0\n"
     assert done.status == 1, str(done)
     assert "Traceback" not in done.stderr
-    assert "no longer exists" in done.stderr
+    assert str(tmp_path / "run") in done.stderr

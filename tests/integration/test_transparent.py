@@ -1,4 +1,4 @@
-"""A command under ddpcheck must not be able to tell: compared with the same command run without it."""
+"""A command must behave the same under ddpcheck: signals, terminal, environment, output and exit status."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ddpcheck.launcher.process.command import command_environment
 from ddpcheck.launcher.process.process_table import read_process
 from tests.helpers.paths import ROOT
 
-# What `ddpcheck run` does around a command, without the report.
+# Supervises a command as `ddpcheck run` does, without the report.
 DRIVER = """
 import os, sys
 sys.path.insert(0, {root!r})
@@ -74,7 +74,7 @@ def wait_for(condition: Callable[[], Any], seconds: float = 15.0) -> Any:
         if result:
             return result
         time.sleep(0.01)
-    raise AssertionError("waited in vain")
+    raise AssertionError("the condition did not become true")
 
 
 def both(tmp_path: Path, command: Sequence[str], **options: Any) -> list[subprocess.CompletedProcess[bytes]]:
@@ -84,17 +84,17 @@ def both(tmp_path: Path, command: Sequence[str], **options: Any) -> list[subproc
     ]
 
 
-# Says what it was told by signals, one letter each, into a file; ends on SIGUSR2 (or never, if told so).
+# Writes the name of each signal it receives to a file; exits on SIGUSR2.
 LISTENER = """
 import os, signal, sys, time
 path, ignored = sys.argv[1], sys.argv[2].split(",")
 out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-def heard(number, frame):
+def receive(number, frame):
     os.write(out, (signal.Signals(number).name + "\\n").encode())
     if number == signal.SIGUSR2:
         sys.exit(0)
 for name in "INT TERM HUP QUIT USR1 USR2 WINCH CONT ALRM".split():
-    signal.signal(getattr(signal, "SIG" + name), heard)
+    signal.signal(getattr(signal, "SIG" + name), receive)
 os.write(out, b"ready\\n")
 while True:
     time.sleep(0.05)
@@ -102,13 +102,13 @@ while True:
 
 
 class Listener:
-    """The listener's notes."""
+    """A process that records the signals it receives."""
 
     def __init__(self, tmp_path: Path) -> None:
-        self.path = tmp_path / "heard"
+        self.path = tmp_path / "received"
         self.command = [sys.executable, "-c", LISTENER, str(self.path), ""]
 
-    def heard(self) -> list[str]:
+    def received(self) -> list[str]:
         return self.path.read_text().split()[1:] if self.path.exists() else []
 
     def wait_ready(self) -> None:
@@ -138,16 +138,16 @@ def test_output_and_status(tmp_path: Path, code: str) -> None:
 
 def test_shell_sees_the_same_status(tmp_path: Path) -> None:
     for command in ("exit 7", "kill -9 $$", "kill -15 $$"):
-        told = [
+        statuses = [
             subprocess.run(
                 ["sh", "-c", '"$@"; echo $?', "sh", *argv], capture_output=True, text=True, timeout=60
             ).stdout
             for argv in (["sh", "-c", command], wrapped(tmp_path, ["sh", "-c", command]))
         ]
-        assert told[0] == told[1]
+        assert statuses[0] == statuses[1]
 
 
-# Everything a process inherits; the lines must be the same with and without ddpcheck.
+# Prints everything a process inherits, which must be the same with and without ddpcheck.
 INHERITED = """
 import os, sys
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
@@ -166,7 +166,7 @@ def test_inherits_everything(tmp_path: Path, ignored: Sequence[signal.Signals]) 
     before = [signal.signal(number, signal.SIG_IGN) for number in ignored]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
-        # SigIgn is read in a process that is not Python first, so that Python's own choices do not hide it.
+        # A shell reads SigIgn first, because Python changes it.
         shell = ["sh", "-c", 'grep -E "Sig(Blk|Ign)" /proc/self/status; "$@"', "sh", *script(INHERITED)]
         plain, watched = both(tmp_path, shell, cwd=tmp_path, pass_fds=[read_end], umask=0o027)
     finally:
@@ -186,9 +186,9 @@ def test_direct_signals_are_forwarded_once(tmp_path: Path) -> None:
     names = ["TERM", "HUP", "USR1", "WINCH", "QUIT", "CONT", "ALRM", "INT", "USR2"]
     for count, name in enumerate(names, 1):
         process.send_signal(getattr(signal, f"SIG{name}"))
-        wait_for(lambda count=count: len(listener.heard()) >= count)
+        wait_for(lambda count=count: len(listener.received()) >= count)
     assert process.wait(20) == 0
-    assert listener.heard() == [f"SIG{name}" for name in names]
+    assert listener.received() == [f"SIG{name}" for name in names]
     assert all(record["forwarded"] for record in kinds(tmp_path, "signal"))
 
 
@@ -200,14 +200,14 @@ def test_group_signals_are_not_repeated(tmp_path: Path) -> None:
         os.killpg(process.pid, getattr(signal, f"SIG{name}"))
         wait_for(lambda count=count: len(kinds(tmp_path, "signal")) >= count)
     time.sleep(0.2)
-    assert listener.heard() == ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGWINCH", "SIGINT"]
+    assert listener.received() == ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGWINCH", "SIGINT"]
     process.send_signal(signal.SIGUSR2)
     assert process.wait(20) == 0
     assert [record["forwarded"] for record in kinds(tmp_path, "signal")] == [False] * 5 + [True]
 
 
 class Terminal:
-    """A command as the foreground job of a terminal of its own."""
+    """A command as the foreground job of its own terminal."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         self.pid, self.master = pty.fork()
@@ -251,7 +251,7 @@ class TestTerminal:
         terminal.press(b"\x03")
         wait_for(lambda: kinds(tmp_path, "signal"))
         time.sleep(0.2)
-        assert listener.heard() == ["SIGINT"]
+        assert listener.received() == ["SIGINT"]
         os.kill(terminal.pid, signal.SIGUSR2)
         assert terminal.status() == 0
         assert kinds(tmp_path, "driver")[0]["interrupted"]
@@ -286,16 +286,18 @@ class TestTerminal:
         assert not any(is_alive(pid) for pid in pids)
 
     def test_ctrl_z_stops_and_continues(self, tmp_path: Path) -> None:
-        # Under a shell with job control, as the kernel does not stop a group that nobody could continue.
+        # Under a shell with job control: the kernel does not stop a process group that no shell could continue.
         listener = Listener(tmp_path)
         terminal = Terminal(["/bin/bash", "--norc", "--noprofile", "-i"])
         run = tmp_path / "run.sh"
         quoted = " ".join(f"'{part}'" for part in wrapped(tmp_path, listener.command)[:1])
         driver = tmp_path / "driver.py"
         driver.write_text(DRIVER.format(root=str(ROOT)))
-        heard = tmp_path / "listener.py"
-        heard.write_text(LISTENER)
-        run.write_text(f"exec {quoted} {driver} {tmp_path} - {sys.executable} {heard} {listener.path} x\n")
+        listening = tmp_path / "listener.py"
+        listening.write_text(LISTENER)
+        run.write_text(
+            f"exec {quoted} {driver} {tmp_path} - {sys.executable} {listening} {listener.path} x\n"
+        )
         terminal.press(f"bash {run}\n".encode())
         listener.wait_ready()
         pid = kinds(tmp_path, "node")[0]["command_pid"]
@@ -304,13 +306,13 @@ class TestTerminal:
         terminal.read_until(b"Stopped")
         wait_for(lambda: state(pid) == "T" and state(wrapper) == "T")
         terminal.press(b"fg\n")
-        wait_for(lambda: listener.heard() == ["SIGCONT"])
+        wait_for(lambda: listener.received() == ["SIGCONT"])
         wait_for(lambda: state(wrapper) != "T")
-        # The stop of ddpcheck alone stops the command too.
+        # Stopping ddpcheck alone stops the command too.
         os.kill(wrapper, signal.SIGTSTP)
         wait_for(lambda: state(pid) == "T" and state(wrapper) == "T")
         os.kill(wrapper, signal.SIGCONT)
-        wait_for(lambda: listener.heard() == ["SIGCONT", "SIGCONT"])
+        wait_for(lambda: listener.received() == ["SIGCONT", "SIGCONT"])
         terminal.press(b"\nfg\n")
         os.kill(pid, signal.SIGUSR2)
         wait_for(lambda: kinds(tmp_path, "command_exit"))
@@ -385,7 +387,7 @@ def test_stop_request_ends_the_job(tmp_path: Path) -> None:
     process.wait(30)
     assert process.returncode == -signal.SIGTERM
     assert kinds(tmp_path, "driver")[0]["stop_reason"] == "test"
-    assert "SIGTERM" in listener.heard()
+    assert "SIGTERM" in listener.received()
     assert kinds(tmp_path, "leftover")
 
 
@@ -398,7 +400,7 @@ def test_stopped_job_that_will_not_end_is_killed(tmp_path: Path) -> None:
     listener.wait_ready()
     flag.touch()
     assert process.wait(30) == -signal.SIGKILL
-    assert listener.heard() == ["SIGTERM", "SIGCONT"]
+    assert listener.received() == ["SIGTERM", "SIGCONT"]
     assert kinds(tmp_path, "stop")[0]["reason"] == "test"
 
 
@@ -427,12 +429,12 @@ def test_command_that_cannot_start(tmp_path: Path) -> None:
 
 
 def shown(stderr: str) -> str:
-    """Of a traceback only the last line: the frames in between pass through ddpcheck's file."""
+    """The last line of a traceback: its frames include the injected file."""
     return stderr.splitlines()[-1] if "Traceback" in stderr else stderr
 
 
 class TestSitecustomize:
-    """The file that `ddpcheck run` puts before the user's own."""
+    """The `sitecustomize` that `ddpcheck run` injects before the user's own."""
 
     def environ(self, run_dir: Path, python_path: str = "") -> dict[str, str]:
         plain = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH"}}
@@ -468,7 +470,7 @@ class TestSitecustomize:
             None,
         ],
     )
-    def test_shadowed_one_runs_as_without(self, tmp_path: Path, own: str | None) -> None:
+    def test_the_shadowed_sitecustomize_runs_as_without(self, tmp_path: Path, own: str | None) -> None:
         code = (
             "import sys; print(getattr(sys, 'mark', None), sys.path, 'sitecustomize' in sys.modules)\n"
             "m = sys.modules.get('sitecustomize'); print(m, m and m.__dict__.keys())"

@@ -1,4 +1,4 @@
-"""A script with the line that lets ddpcheck in by hand: a rank of a launcher, or the parent of its ranks."""
+"""A script with `import ddpcheck.auto`: run by a launcher as a rank, or as the parent of its ranks."""
 
 from __future__ import annotations
 

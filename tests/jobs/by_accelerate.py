@@ -1,4 +1,4 @@
-"""A loop of accelerate."""
+"""A training loop with accelerate."""
 
 from __future__ import annotations
 

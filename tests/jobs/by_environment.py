@@ -1,4 +1,4 @@
-"""A rank that a launcher started: torchrun, or a shell with RANK, WORLD_SIZE and MASTER_* set."""
+"""A rank started by torchrun, or by a shell with RANK, WORLD_SIZE and MASTER_* set."""
 
 from __future__ import annotations
 

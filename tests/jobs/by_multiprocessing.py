@@ -16,15 +16,15 @@ from loop import batches, train
 WORLD_SIZE = 2
 
 
-def work(rank: int, meeting: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD_SIZE)
+def work(rank: int, store: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD_SIZE)
     train(batches())
     dist.destroy_process_group()
 
 
 def main(method: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(work, (os.path.join(folder, "meeting"),), nprocs=WORLD_SIZE, start_method=method)
+        mp.start_processes(work, (os.path.join(folder, "store"),), nprocs=WORLD_SIZE, start_method=method)
 
 
 if __name__ == "__main__":

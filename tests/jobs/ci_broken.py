@@ -1,4 +1,4 @@
-"""A few steps, of which one rank takes larger ones, as somebody would run them in CI."""
+"""A short job for CI in which one rank has another learning rate."""
 
 from __future__ import annotations
 

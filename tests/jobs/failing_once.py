@@ -1,4 +1,4 @@
-"""Rank 1 fails at step 2 in the first attempt of an elastic job, and nothing fails in the second."""
+"""Rank 1 fails at step 2 in the first attempt of an elastic job; the second attempt succeeds."""
 
 from __future__ import annotations
 

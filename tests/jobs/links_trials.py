@@ -1,4 +1,4 @@
-"""A rank that surveys the links of its job many times over: what is said of the same network, again and again."""
+"""A rank that surveys the links of its job repeatedly, to compare the results."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def main() -> None:
     for number in range(options.times):
         report = survey(SurveyOptions(seconds=options.seconds), "cpu")
         if dist.get_rank() == 0:
-            said = "; ".join(one.sentence() for one in report.explanations) or "nothing"
-            print(f"trial {number}: {report.looks} looks, {said}", flush=True)
+            result = "; ".join(one.sentence() for one in report.explanations) or "nothing"
+            print(f"trial {number}: {report.looks} measurements, {result}", flush=True)
     dist.destroy_process_group()
 
 

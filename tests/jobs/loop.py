@@ -1,4 +1,4 @@
-"""The training loop of the job scripts beside it."""
+"""The training loop of several job scripts in this folder."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ STEPS = 3
 
 
 def batches(count: int = STEPS) -> list[torch.Tensor]:
-    """Another batch for every rank and step."""
+    """A different batch for each rank and step."""
     torch.manual_seed(100 + dist.get_rank())
     return [torch.randn(4, 8) for _ in range(count)]
 
 
 def train(data: Iterable[torch.Tensor], before_step: Callable[[int], None] = lambda step: None) -> None:
-    """Train a small model in the process group that is there, one step a batch; rank 0 tells the losses."""
+    """Train a small model in the existing process group, one step per batch; rank 0 prints the losses."""
     torch.manual_seed(42)
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
     ddp = DistributedDataParallel(model)
@@ -33,6 +33,6 @@ def train(data: Iterable[torch.Tensor], before_step: Callable[[int], None] = lam
         optimizer.step()
         if dist.get_rank() == 0:
             print(f"step {step}: {loss.item():.6f}", flush=True)
-    # torch holds DDP in a cycle of references. If it outlives the process group, gloo may abort at the very end.
+    # torch keeps DDP in a reference cycle. If it outlives the process group, gloo may abort at exit.
     del ddp, optimizer, loss
     gc.collect()

@@ -1,4 +1,4 @@
-"""A rank of a job on several hosts, with what can go wrong on one of them.
+"""A rank of a multi-node job, with faults on one host on request.
 
 Started by torchrun, by a shell with RANK and WORLD_SIZE set, or by Slurm's srun.
 """
@@ -20,14 +20,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument(
-        "--apart-at", type=int, help="from this step on the odd host has its own learning rate"
+        "--diverge-at", type=int, help="from this step on the faulty host has its own learning rate"
     )
-    parser.add_argument("--odd-host", default="node1")
-    parser.add_argument("--clock-ahead", type=float, default=0.0, help="seconds, on the odd host")
+    parser.add_argument("--faulty-host", default="node1")
+    parser.add_argument("--clock-ahead", type=float, default=0.0, help="seconds, on the faulty host")
     options = parser.parse_args()
-    odd = socket.gethostname() == options.odd_host
-    if odd and options.clock_ahead:
-        # Network namespaces share the machine's clock; this stands for one that was set wrongly.
+    faulty = socket.gethostname() == options.faulty_host
+    if faulty and options.clock_ahead:
+        # Network namespaces share the machine's clock, so this stands for a host whose clock is wrong.
         right = time.time
         time.time = lambda: right() + options.clock_ahead
 
@@ -40,7 +40,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     inputs = torch.Generator().manual_seed(dist.get_rank())
     for step in range(options.steps):
-        if odd and step == options.apart_at:
+        if faulty and step == options.diverge_at:
             optimizer.param_groups[0]["lr"] = 0.2
         optimizer.zero_grad()
         ddp(torch.randn(8, 16, generator=inputs)).square().mean().backward()

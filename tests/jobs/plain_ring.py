@@ -1,6 +1,6 @@
-"""One host of a ring AllReduce by plain sockets: what gloo sends for DDP, and what the kernel says of it.
+"""One host of a ring AllReduce over plain sockets, with the traffic that gloo has for DDP, and the kernel's counters.
 
-Prints one line of JSON: the readings of the host's own connections, and the milliseconds of a step.
+Prints one line of JSON: the readings of the host's own connections, and the milliseconds per step.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def main() -> None:
     over.set()
     reader.join()
     print(json.dumps({"readings": readings, "step": 1000 * took / options.steps}), flush=True)
-    time.sleep(0.5)  # for the neighbours to have what is still under way
+    time.sleep(0.5)  # until the neighbours have received everything
 
 
 def _neighbours(number: int, hosts: int) -> tuple[socket.socket, socket.socket]:
-    """To the one before, as gloo's ring has it, and from the one behind."""
+    """Connections to the previous host, as in gloo's ring, and from the next one."""
     with socket.create_server(("", PORT)) as server:
         to = None
         while to is None:
@@ -59,7 +59,7 @@ def _neighbours(number: int, hosts: int) -> tuple[socket.socket, socket.socket]:
 
 
 def _all_reduce(to: socket.socket, back: socket.socket, size: int, hosts: int) -> None:
-    """Two segments a host, each sent once the neighbour has said that it is ready for it."""
+    """Two segments per host, each sent when the neighbour has asked for it."""
     pieces, piece = 4 * (hosts - 1), size // hosts // 2
     sender = threading.Thread(target=_send, args=(to, pieces, bytes(piece)))
     sender.start()
@@ -81,7 +81,7 @@ def _receive(connection: socket.socket, count: int) -> None:
     while count:
         got = len(connection.recv(min(count, 1 << 18)))
         if not got:
-            raise SystemExit("the neighbour has gone")
+            raise SystemExit("the neighbour closed its connection")
         count -= got
 
 

@@ -1,4 +1,4 @@
-"""Data-loader workers of every start method, beside a rank that trains."""
+"""Trains with data-loader workers of every start method."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BATCHES = 2
 
 
 class Numbers(Dataset[torch.Tensor]):
-    """Says from which process each of its samples comes."""
+    """Samples whose first value is the process id of their worker."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.lab.network import limit
 
-# What a process of the host is started through: the network first, then the name, then the command itself.
+# Sets the host name, then runs the command.
 _NAMED = 'hostname "$0" && exec "$@"'
 
 
@@ -27,11 +27,11 @@ class Host:
     _started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def start(self, command: Sequence[object], env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start a command on this host, in its folder; its output can be read from the pipes."""
+        """Start a command on this host, in its folder, with pipes for its output."""
         environ = dict(os.environ if env is None else env)
         environ.setdefault("GLOO_SOCKET_IFNAME", "eth0")
         process = subprocess.Popen(
-            [*self._way_in(), *map(str, command)],
+            [*self._prefix(), *map(str, command)],
             cwd=self.folder,
             env=environ,
             stdin=subprocess.DEVNULL,
@@ -55,20 +55,20 @@ class Host:
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
     def limit_sending(self, megabits: float | None) -> None:
-        """What leaves this host; None: no limit."""
+        """Limit what this host sends; None: no limit."""
         limit(self.namespace, "eth0", megabits)
 
     def limit_receiving(self, megabits: float | None) -> None:
-        """What reaches this host."""
+        """Limit what this host receives."""
         limit(self.switch, self.port, megabits)
 
     def limit_link(self, megabits: float | None) -> None:
-        """The host's cable, both ways."""
+        """Limit the host's link in both directions."""
         self.limit_sending(megabits)
         self.limit_receiving(megabits)
 
     def forget_processes(self) -> None:
-        """After the namespace was emptied: let the pipes go and wait for what was killed."""
+        """After the namespace is removed: close the pipes and wait for killed processes."""
         for process in self._started:
             if process.poll() is None:
                 process.kill()
@@ -77,5 +77,5 @@ class Host:
                 if pipe is not None:
                     pipe.close()
 
-    def _way_in(self) -> list[str]:
+    def _prefix(self) -> list[str]:
         return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", _NAMED, self.name]

@@ -1,4 +1,4 @@
-"""Builds a lab of N hosts around a bridge, and takes it down whatever happened."""
+"""Builds a lab of N hosts around a bridge, and always removes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.lab.network import LabError, ip, namespaces, plug, remove, write_name
 from tests.lab.taps import tap_network
 
 PREFIX = "ddpcheck-lab"
-# Addresses for tests of networks between devices (RFC 2544): no real network has them.
+# Addresses for network benchmarks (RFC 2544), which no real network uses.
 _NETWORK = "198.18.7"
 _FURTHER = "198.19"
 _OWNED = re.compile(rf"{PREFIX}-(\d+)-(\d+)-\w+")
@@ -27,7 +27,7 @@ _OWNED = re.compile(rf"{PREFIX}-(\d+)-(\d+)-\w+")
 
 @dataclass(frozen=True)
 class Ended:
-    """How one host's command ended."""
+    """Result of one host's command."""
 
     host: str
     status: int
@@ -40,7 +40,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Lab:
-    """Hosts that reach each other and nothing else."""
+    """Hosts that reach only each other."""
 
     hosts: tuple[Host, ...]
 
@@ -67,7 +67,7 @@ class Lab:
             except subprocess.TimeoutExpired:
                 _end(process)
                 stdout, stderr = process.communicate()
-                stderr += f"\n(the lab ended it after {seconds:g} s)"
+                stderr += f"\n(stopped by the lab after {seconds:g} s)"
             ended.append(Ended(host.name, process.returncode, stdout, stderr))
         return ended
 
@@ -95,7 +95,7 @@ def missing() -> str:
 def make_lab(count: int, folder: Path, cards: Sequence[int] = ()) -> Iterator[Lab]:
     """`count` hosts named node0, node1, …, each with a folder of that name in `folder`.
 
-    `cards`: the speeds (Mbit/s) of further networks, on which every host has a card net0, net1, … that tells its
+    `cards`: speeds in Mbit/s of further networks, on which every host has an interface net0, net1, … that reports its
     speed.
     """
     sweep()
@@ -119,7 +119,7 @@ def make_lab(count: int, folder: Path, cards: Sequence[int] = ()) -> Iterator[La
 
 
 def sweep() -> list[str]:
-    """Take away labs whose test has died without doing so itself."""
+    """Remove labs whose test was killed before it could."""
     stale = [name for name in namespaces() if _is_stale(name)]
     for name in stale:
         remove(name)
@@ -133,9 +133,9 @@ def _build(switch: str, namespaces: Sequence[str], folder: Path) -> Iterator[Hos
     for number, (namespace, (address, name)) in enumerate(zip(namespaces, named, strict=True)):
         plug(namespace, switch, f"port{number}", f"{address}/24")
         write_names(namespace, named)
-        place = folder / name if folder != Path("/") else folder
-        place.mkdir(parents=True, exist_ok=True)
-        yield Host(name, address, place, namespace, switch, f"port{number}")
+        own_folder = folder / name if folder != Path("/") else folder
+        own_folder.mkdir(parents=True, exist_ok=True)
+        yield Host(name, address, own_folder, namespace, switch, f"port{number}")
 
 
 def _is_stale(name: str) -> bool:
@@ -144,7 +144,7 @@ def _is_stale(name: str) -> bool:
 
 
 def _started(pid: int) -> int:
-    """When a process started, in ticks since boot: a number that is used again must not keep a lab alive."""
+    """Start time of a process in ticks since boot: a reused process id must not keep a lab alive."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError, ValueError):
@@ -152,7 +152,7 @@ def _started(pid: int) -> int:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """First the way that lets ddpcheck take its job down with it."""
+    """SIGTERM first, so that ddpcheck can stop its job."""
     process.terminate()
     try:
         process.wait(20)

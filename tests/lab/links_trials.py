@@ -1,6 +1,6 @@
-"""Surveys of a lab's links, many times over: `python -m tests.lab.links_trials --slow 100 --times 20`.
+"""Repeated surveys of a lab's links: `python -m tests.lab.links_trials --slow 100 --times 20`.
 
-With no `--slow` all hosts are alike, and every trial should say nothing.
+Without `--slow` all links are equal, and no trial may report one.
 """
 
 from __future__ import annotations

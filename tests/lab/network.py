@@ -1,4 +1,4 @@
-"""Network namespaces, the cables between them and their speed, by `ip` and `tc`."""
+"""Network namespaces, the links between them and their speed, by `ip` and `tc`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 RESOLVER_FOLDER = Path("/etc/netns")
-# A queue of about this long a time: a shorter one loses packets at once, a longer one hides the limit.
+# Length of the queue: a shorter one loses packets at once, a longer one hides the limit.
 _QUEUE_MILLISECONDS = 50
 _SMALLEST_BURST = 32_000
 
@@ -24,7 +24,7 @@ def ip(*words: str) -> str:
 
 
 def plug(host: str, switch: str, port: str, address: str) -> None:
-    """A cable from a host's eth0 to a port of the bridge."""
+    """Connect a host's eth0 to a port of the bridge."""
     ip("link", "add", "eth0", "netns", host, "type", "veth", "peer", "name", port, "netns", switch)
     ip("-n", switch, "link", "set", port, "master", "bridge", "up")
     ip("-n", host, "address", "add", address, "dev", "eth0")
@@ -33,30 +33,30 @@ def plug(host: str, switch: str, port: str, address: str) -> None:
 
 
 def limit(namespace: str, device: str, megabits: float | None) -> None:
-    """Let no more than so much leave by this device; None: as much as the machine can."""
+    """Limit what a device sends; None: no limit."""
     queue = ["tc", "-n", namespace, "qdisc"]
     if megabits is None:
         if "tbf" in _must([*queue, "show", "dev", device]):
             _must([*queue, "del", "dev", device, "root"])
         return
-    # What may pass at once: about a millisecond's worth, but never less than one large packet of a veth.
+    # About one millisecond of data, but at least one large packet of a veth.
     burst = max(_SMALLEST_BURST * 2, int(megabits * 1e6 / 8 / 1000))
     rate = ["rate", f"{megabits:g}mbit", "burst", str(burst), "latency", f"{_QUEUE_MILLISECONDS}ms"]
     _must([*queue, "replace", "dev", device, "root", "tbf", *rate])
 
 
 def write_names(namespace: str, names: Sequence[tuple[str, str]]) -> None:
-    """`ip netns exec` shows this file as /etc/hosts, so that hosts know each other by name."""
+    """Write the file that `ip netns exec` shows as /etc/hosts, so that hosts resolve each other's names."""
     folder = RESOLVER_FOLDER / namespace
     folder.mkdir(parents=True, exist_ok=True)
     lines = ["127.0.0.1 localhost", *(f"{address} {name}" for address, name in names)]
     (folder / "hosts").write_text("\n".join(lines) + "\n")
-    # There is no name server to ask, and nobody should wait for one.
+    # There is no name server, and a query would wait for a timeout.
     (folder / "nsswitch.conf").write_text("hosts: files\n")
 
 
 def remove(namespace: str) -> None:
-    """Take a namespace away with everything in it, whatever is left of it."""
+    """Remove a namespace and kill its processes; do nothing if it is gone."""
     for pid in _quietly(["ip", "netns", "pids", namespace]).split():
         try:
             os.kill(int(pid), signal.SIGKILL)

@@ -1,9 +1,9 @@
-"""Rings of plain sockets in labs with a slow link, a slow host or neither: what the decision says of each.
+"""Rings of plain sockets in labs with a slow link, a slow host or neither, and the slow-link detector's decision.
 
     python -m tests.lab.ring_trials --times 10
 
-What the kernel counts and what is made of it, without torch: a trial takes about ten seconds and hardly any processor,
-so that there can be many. `slow_link_trials` trains real jobs. Exits 1 where anything is wrong. Needs root.
+Kernel counters and the analysis of them, without torch: a trial takes about ten seconds and little CPU time, so there
+can be many. `slow_link_trials` trains real jobs. Exits with 1 if a decision is wrong. Needs root.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tests.helpers.commands import BIN, environment
 from tests.lab.lab import Ended, make_lab
 
 JOB = Path(__file__).parents[1] / "jobs" / "plain_ring.py"
-# Megabits a second of every sound cable: so little that the processors are no matter.
+# Mbit/s of every normal link: so low that the CPU does not matter.
 USUAL = 100.0
-ODD, SECONDS, BYTES, PACE = 2, 8.0, 1 << 20, 0.03
+FAULTY, SECONDS, BYTES, PACE = 2, 8.0, 1 << 20, 0.03
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Megabits a second of the odd host's cable, or seconds by which it is late."""
+    """Mbit/s of the faulty host's link, or seconds by which that host is late."""
 
     hosts: int
     slow: float = 0.0
@@ -40,7 +40,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        return f"slow{self.slow:g}" if self.slow else f"late{1000 * self.late:g}" if self.late else "sound"
+        return f"slow{self.slow:g}" if self.slow else f"late{1000 * self.late:g}" if self.late else "healthy"
 
     @property
     def steps(self) -> int:
@@ -50,14 +50,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was found, what each link gave in Mbit/s, and the milliseconds of a step."""
+    """The slow link that was found, Mbit/s of each link, and milliseconds per step."""
 
     slow: SlowLink | None
     rates: Sequence[float]
     step: float
 
 
-# Sound ones twice as often: a false alarm costs more than a miss.
+# Healthy labs twice as often: a false alarm is worse than a miss.
 TRIALS = (
     *(Trial(hosts, times=2) for hosts in (3, 4)),
     *(Trial(hosts, slow=USUAL / factor) for hosts in (3, 4) for factor in (2, 4, 10)),
@@ -70,15 +70,15 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=1)
     options = parser.parse_args()
     print(
-        "| hosts | odd host | trials | right | it gave, Mbit/s | others gave | factor | cost, ms | really |"
+        "| hosts | fault | trials | right | throughput, Mbit/s | of others | factor | cost, ms | measured cost |"
     )
     print("|---|---|---:|---:|---|---|---|---|---:|")
-    wrong, sound = 0, {}
+    wrong, healthy = 0, {}
     for trial in TRIALS:
         outcomes = [_run(trial) for _ in range(trial.times * options.times)]
-        sound.setdefault(trial.hosts, median(outcome.step for outcome in outcomes))
+        healthy.setdefault(trial.hosts, median(outcome.step for outcome in outcomes))
         wrong += sum(not _is_right(trial, outcome) for outcome in outcomes)
-        print(_row(trial, outcomes, sound[trial.hosts]), flush=True)
+        print(_row(trial, outcomes, healthy[trial.hosts]), flush=True)
     return int(wrong > 0)
 
 
@@ -87,7 +87,7 @@ def _run(trial: Trial) -> Outcome:
         for host in lab.hosts:
             host.limit_link(USUAL)
         if trial.slow:
-            lab[ODD].limit_link(trial.slow)
+            lab[FAULTY].limit_link(trial.slow)
         ended = lab.run_all(
             lambda number, host: _command(trial, number), env=lambda *_: environment(), seconds=120
         )
@@ -97,18 +97,18 @@ def _run(trial: Trial) -> Outcome:
 
 
 def _command(trial: Trial, number: int) -> list[object]:
-    late = trial.late if number == ODD else 0.0
+    late = trial.late if number == FAULTY else 0.0
     own = ["--hosts", trial.hosts, "--number", number, "--late", late, "--pace", PACE]
     return [BIN / "python", JOB, *own, "--bytes", BYTES, "--steps", trial.steps]
 
 
 def _links(trial: Trial, number: int, ended: Ended) -> list[NodeLink]:
-    """From the second reading on, as in a job from its second step."""
+    """From the second reading on, as in a job after its first step."""
     if ended.status:
         sys.exit(str(ended))
-    told = json.loads(ended.stdout)
+    readings = json.loads(ended.stdout)
     tallies = RouteCounterTable()
-    for time, routes in told["readings"][1:]:
+    for time, routes in readings["readings"][1:]:
         tallies.add(NodeSample(time, connections={name: tuple(row) for name, row in routes.items()}))
     source, target = f"node{number}", f"node{(number - 1) % trial.hosts}"
     return [
@@ -119,7 +119,7 @@ def _links(trial: Trial, number: int, ended: Ended) -> list[NodeLink]:
             tally.busy_seconds,
             tally.ended - tally.began,
             tuple(tally.intervals),
-            steps=1000 * (tally.ended - tally.began) / told["step"],
+            steps=1000 * (tally.ended - tally.began) / readings["step"],
         )
         for tally in tallies.values()
     ]
@@ -127,12 +127,12 @@ def _links(trial: Trial, number: int, ended: Ended) -> list[NodeLink]:
 
 def _is_right(trial: Trial, outcome: Outcome) -> bool:
     named = None if outcome.slow is None else outcome.slow.nodes
-    return named == ((f"node{ODD}",) if trial.slow else None)
+    return named == ((f"node{FAULTY}",) if trial.slow else None)
 
 
-def _row(trial: Trial, outcomes: Sequence[Outcome], sound: float) -> str:
+def _row(trial: Trial, outcomes: Sequence[Outcome], healthy: float) -> str:
     found = [outcome.slow for outcome in outcomes if outcome.slow is not None]
-    # Of links that are alike, how far the slowest is from the fastest.
+    # In a healthy lab, the ratio of the fastest to the slowest link.
     factors = [one.factor for one in found] or [max(each.rates) / min(each.rates) for each in outcomes]
     others = [one.usual * 8e-6 for one in found] or [rate for each in outcomes for rate in each.rates]
     costs = [1000 * (one.seconds_lost_a_step() or 0.0) for one in found]
@@ -145,7 +145,7 @@ def _row(trial: Trial, outcomes: Sequence[Outcome], sound: float) -> str:
         _range(others),
         _range(factors, 2),
         _range(costs),
-        f"{median(outcome.step for outcome in outcomes) - sound:.0f}" if found else "-",
+        f"{median(outcome.step for outcome in outcomes) - healthy:.0f}" if found else "-",
     )
     return f"| {' | '.join(map(str, cells))} |"
 

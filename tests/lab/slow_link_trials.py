@@ -1,10 +1,11 @@
-"""Training jobs on labs with a slow link, a host that is slow in computing, or neither, and what is said of them.
+"""Training jobs in labs with a slow link, a host that computes slowly, or neither, and the findings about them.
 
-    python -m tests.lab.slow_link_trials FOLDER                  all of them, which takes about 25 minutes
+    python -m tests.lab.slow_link_trials FOLDER                  all trials, about 25 minutes
     python -m tests.lab.slow_link_trials FOLDER --only '4x1 slow50*' --times 1
-    python -m tests.lab.slow_link_trials FOLDER --times 0        only judge again what is in FOLDER
+    python -m tests.lab.slow_link_trials FOLDER --times 0        only analyse the runs in FOLDER again
 
-One line a trial, then a table; exits 1 where anything was said but what should be. The run folders stay. Needs root.
+Prints one line per trial, then a table. Exits with 1 if a finding is wrong or missing. Keeps the run folders. Needs
+root.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ from tests.lab.host import Host
 from tests.lab.lab import Lab, make_lab
 
 WATCHED = ("DDP402", "DDP403")
-# Megabits a second of every sound cable: so little that the processors are no matter.
+# Mbit/s of every normal link: so low that the CPU does not matter.
 USUAL = 200.0
-ODD = 2
+FAULTY = 2
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What is done to one job. Rates in megabits a second, of the odd host's cable; times in seconds."""
+    """The fault of one job: Mbit/s of the faulty host's link, or seconds by which that host is late."""
 
     hosts: int
     per_node: int = 1
     slow: float = 0.0
     way: str = "both"
     late: float = 0.0
-    # How often it is to be run.
+    # How often to run it.
     times: int = 3
     width: int = 512
     pace: float = 0.03
@@ -51,29 +52,29 @@ class Trial:
 
     @property
     def name(self) -> str:
-        odd = f"slow{self.slow:g}{'' if self.way == 'both' else ' ' + self.way}" if self.slow else "sound"
-        return f"{self.hosts}x{self.per_node} {f'late{1000 * self.late:g}' if self.late else odd}"
+        fault = f"slow{self.slow:g}{'' if self.way == 'both' else ' ' + self.way}" if self.slow else "healthy"
+        return f"{self.hosts}x{self.per_node} {f'late{1000 * self.late:g}' if self.late else fault}"
 
     @property
     def steps(self) -> int:
-        """As many as take about that time."""
+        """As many steps as take about `seconds`."""
         ranks = self.hosts * self.per_node
         megabits = 4 * self.width**2 * 2 * (ranks - 1) / ranks * 8e-6
         return max(30, round(self.seconds / (megabits / (self.slow or USUAL) + self.pace + self.late)))
 
     @property
     def should(self) -> list[str]:
-        """Of two hosts it cannot be told whose link is slow."""
+        """The expected codes. With two hosts, the slow link cannot be attributed to one of them."""
         return ["DDP402"] if self.late else ["DDP403"] if self.slow and self.hosts > 2 else []
 
     def limit(self, lab: Lab) -> None:
         for host in lab.hosts:
             host.limit_link(USUAL)
-        odd = lab[min(ODD, self.hosts - 1)]
+        faulty = lab[min(FAULTY, self.hosts - 1)]
         if self.slow and self.way in ("both", "sending"):
-            odd.limit_sending(self.slow)
+            faulty.limit_sending(self.slow)
         if self.slow and self.way in ("both", "receiving"):
-            odd.limit_receiving(self.slow)
+            faulty.limit_receiving(self.slow)
 
 
 TRIALS = (
@@ -93,13 +94,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="*")
-    parser.add_argument("--times", type=int, help="instead of what each trial asks for")
+    parser.add_argument("--times", type=int, help="instead of each trial's own number")
     options = parser.parse_args()
     for trial in TRIALS:
         if fnmatch.fnmatch(trial.name, options.only):
             for _ in range(trial.times if options.times is None else options.times):
                 _run(trial, options.folder.absolute())
-    return _tell_all(options.folder)
+    return _print_table(options.folder)
 
 
 def _run(trial: Trial, kept: Path) -> None:
@@ -117,14 +118,14 @@ def _train(trial: Trial, lab: Lab, folder: Path, port: int) -> None:
     def launch(number: int, host: Host) -> list[object]:
         job = [BIN / "python", JOBS / "nodes.py", "--nnodes", trial.hosts, "--node-rank", number]
         job += ["--per-node", trial.per_node, "--width", trial.width, "--steps", trial.steps]
-        job += ["--pace", trial.pace, "--late-node", ODD, "--late", trial.late]
+        job += ["--pace", trial.pace, "--late-node", FAULTY, "--late", trial.late]
         watch = ["--quiet", "--out", folder / "run", "--run-id", "trial"]
         return [BIN / "ddpcheck", "run", *watch, "--", *job]
 
-    def told(number: int, host: Host) -> dict[str, str]:
+    def env(number: int, host: Host) -> dict[str, str]:
         return environment(MASTER_ADDR=lab[0].name, MASTER_PORT=str(port))
 
-    ended = lab.run_all(launch, env=told, seconds=300)
+    ended = lab.run_all(launch, env=env, seconds=300)
     if any(one.status for one in ended):
         sys.exit("\n".join(map(str, ended)))
 
@@ -138,11 +139,11 @@ def _is_right(trial: Trial, report: Report) -> bool:
     if [one.code for one in found] != trial.should:
         return False
     if trial.should == ["DDP402"]:
-        return found[0].ranks == (ODD,)
-    # Of one direction both ends may be named.
+        return found[0].ranks == (FAULTY,)
+    # With a limit in one direction, both ends may be reported.
     most = 1 if trial.way == "both" else 2
     named = [one.evidence["nodes"] for one in found]
-    return all(f"node{ODD}" in nodes and len(nodes) <= most for nodes in named)
+    return all(f"node{FAULTY}" in nodes and len(nodes) <= most for nodes in named)
 
 
 def _line(trial: Trial, report: Report) -> str:
@@ -154,18 +155,18 @@ def _step(report: Report) -> float:
     return report.time[0].step_us / 1000 if report.time else 0.0
 
 
-def _tell_all(folder: Path) -> int:
-    """A row for each kind of trial; 1 where one was wrong."""
+def _print_table(folder: Path) -> int:
+    """Print a row for each kind of trial; returns 1 if one was wrong."""
     done: dict[Trial, list[Report]] = {}
     for path in sorted(folder.glob("*/trial.json")):
         trial = Trial(**json.loads(path.read_text()))
         done.setdefault(trial, []).append(analyse_run(path.parent / "run"))
     print(
-        "| hosts x ranks | odd host | trials | right | it gave, Mbit/s | others gave | cost, ms a step | really |"
+        "| hosts x ranks | fault | trials | right | throughput, Mbit/s | of others | cost, ms per step | measured |"
     )
     print("|---|---|---:|---:|---|---|---|---:|")
     for trial, reports in done.items():
-        sound = [
+        healthy = [
             _step(report)
             for other, reports in done.items()
             for report in reports
@@ -173,25 +174,25 @@ def _tell_all(folder: Path) -> int:
             and not other.late
             and (other.hosts, other.per_node) == (trial.hosts, trial.per_node)
         ]
-        print(_row(trial, reports, sound))
+        print(_row(trial, reports, healthy))
     return int(not all(_is_right(trial, report) for trial, reports in done.items() for report in reports))
 
 
-def _row(trial: Trial, reports: Sequence[Report], sound: Sequence[float]) -> str:
+def _row(trial: Trial, reports: Sequence[Report], healthy: Sequence[float]) -> str:
     right = sum(_is_right(trial, report) for report in reports)
-    odd = trial.name.partition(" ")[2]
-    told = [_figures(report) for report in reports]
-    gave, others, cost = (
-        _range([one[place] for one in told if one[place] is not None]) for place in range(3)
+    fault = trial.name.partition(" ")[2]
+    figures = [_figures(report) for report in reports]
+    own, others, cost = (
+        _range([one[column] for one in figures if one[column] is not None]) for column in range(3)
     )
-    more = median(map(_step, reports)) - median(sound) if sound and (trial.slow or trial.late) else None
-    really = "-" if more is None else f"{more:.0f}"
-    cells = (f"{trial.hosts} x {trial.per_node}", odd, len(reports), right, gave, others, cost, really)
+    more = median(map(_step, reports)) - median(healthy) if healthy and (trial.slow or trial.late) else None
+    measured = "-" if more is None else f"{more:.0f}"
+    cells = (f"{trial.hosts} x {trial.per_node}", fault, len(reports), right, own, others, cost, measured)
     return f"| {' | '.join(map(str, cells))} |"
 
 
 def _figures(report: Report) -> tuple[float | None, ...]:
-    """What the slow link gave, what the others did, and the cost; of a sound job what all links gave."""
+    """Throughput of the slow link and of the others, and the cost; for a healthy job the throughput of all links."""
     slow: dict[str, Any] | None = report.links.get("slow")
     if slow is not None:
         cost = slow["cost_us"]

@@ -1,6 +1,6 @@
-"""Networks of taps: cards whose speed can be set, as that of a real card can be read.
+"""Networks of TAP interfaces, whose speed can be set and read like that of a real network card.
 
-A veth has no speed of its own. The frames between the taps of one network are carried by a thread, as a switch would.
+A veth has no speed of its own. A thread carries the frames between the TAPs of one network, like a switch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DEVICE = "/dev/net/tun"
 _TUNSETIFF, _SIOCETHTOOL = 0x400454CA, 0x8946
 _TAP, _NO_HEADER = 0x2, 0x1000
 _GSET, _SSET = 0x1, 0x2
-# Large frames: the fewer there are, the less the switch costs.
+# Large frames: fewer of them cost the switch less.
 _MTU = 60000
 _CLONE_NEWNET = 0x40000000
 
@@ -31,9 +31,9 @@ _CLONE_NEWNET = 0x40000000
 def tap_network(
     namespaces: Sequence[str], name: str, addresses: Sequence[str], megabits: int
 ) -> Iterator[None]:
-    """A card of that name and speed in every namespace, all on one network."""
+    """An interface of that name and speed in every namespace, all on one network."""
     if not os.path.exists(_DEVICE):
-        raise LabError(f"there is no {_DEVICE} to make cards of")
+        raise LabError(f"{_DEVICE} does not exist, so no interfaces can be made")
     taps: list[int] = []
     over = threading.Event()
     switch = threading.Thread(target=_carry, args=(taps, over), daemon=True)
@@ -53,7 +53,7 @@ def tap_network(
 
 
 def _carry(taps: Sequence[int], over: threading.Event) -> None:
-    """Every frame to all others: with few hosts a switch need not learn who is where."""
+    """Send every frame to all others: with few hosts a switch need not learn addresses."""
     while not over.is_set():
         ready, _, _ = select.select(taps, [], [], 0.1)
         for source in ready:
@@ -84,7 +84,7 @@ def _ethtool(asking: socket.socket, name: str, question: bytes) -> bytes:
 
 
 def _in_namespace(name: str, make: Callable[[], int]) -> int:
-    """Call `make` on a thread that has gone over to the namespace: a tap belongs to where it was made."""
+    """Call `make` in a thread that has entered the namespace: a TAP belongs to the namespace where it was made."""
     made: list[int] = []
 
     def over_there() -> None:
@@ -97,5 +97,5 @@ def _in_namespace(name: str, make: Callable[[], int]) -> int:
     thread.start()
     thread.join()
     if not made:
-        raise LabError(f"no card could be made in {name}")
+        raise LabError(f"no interface could be made in {name}")
     return made[0]

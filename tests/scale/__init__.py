@@ -1,1 +1,1 @@
-"""Run folders of many ranks, made from those of a few: nobody has 4,096 GPUs to test with."""
+"""Generates run folders of many ranks from a real run of a few, to test reports at scale."""

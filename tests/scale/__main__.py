@@ -1,4 +1,4 @@
-"""Makes a run folder of many ranks from that of a few.
+"""Generates a run folder of many ranks from a run of a few.
 
 ddpcheck run --out SEED -- python tests/scale/seed_job.py
 python -m tests.scale OUT --seed SEED --ranks 1024 --steps 1000 --odd-rank 777 --odd-step 600 --slow-node 31
@@ -21,16 +21,18 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     default = Plan()
-    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to make")
-    parser.add_argument("--seed", type=Path, default=STORED_SEED, help="a run of a few ranks [stored one]")
+    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to create")
+    parser.add_argument(
+        "--seed", type=Path, default=STORED_SEED, help="a run of a few ranks [the stored one]"
+    )
     parser.add_argument("--ranks", type=int, default=default.ranks)
     parser.add_argument("--per-node", type=int, default=default.per_node)
     parser.add_argument("--steps", type=int, default=default.steps)
-    parser.add_argument("--epoch", type=int, default=default.epoch, help="steps of an epoch")
-    parser.add_argument("--odd-rank", type=int, help="a rank whose parameters part from the others'")
-    parser.add_argument("--odd-step", type=int, default=default.odd_step, help="at this step")
+    parser.add_argument("--epoch", type=int, default=default.epoch, help="steps per epoch")
+    parser.add_argument("--odd-rank", type=int, help="a rank whose parameters diverge")
+    parser.add_argument("--odd-step", type=int, default=default.odd_step, help="from this step on")
     parser.add_argument("--slow-node", type=int, help="a node whose backward takes longer")
-    parser.add_argument("--slow-by", type=float, default=default.slow_by, help="by this share of a step")
+    parser.add_argument("--slow-by", type=float, default=default.slow_by, help="by this fraction of a step")
     options = vars(parser.parse_args())
     make_run(options.pop("out"), options.pop("seed"), Plan(**options))
 

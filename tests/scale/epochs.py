@@ -1,4 +1,4 @@
-"""How the samples of each epoch are dealt out to the ranks of a made run: each to one of them."""
+"""Splits the samples of each epoch over the ranks of a generated run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.scale.seed import Seed
 
 
 class Epochs:
-    """Of a loader like the seed's; without one, nothing."""
+    """Epoch records for a loader like the seed's; none if the seed has no loader."""
 
     def __init__(self, seed: Seed, plan: Plan) -> None:
         self._plan = plan
@@ -24,12 +24,17 @@ class Epochs:
         self._stride = stride_for(self._samples, plan.ranks)
 
     def loader(self, rank: int) -> Raw:
-        """What is other than in the seed's record of the loader."""
-        told = {"length": self._samples, "stride": self._stride, "replicas": self._plan.ranks, "share": rank}
-        return {name: value for name, value in told.items() if name != "stride" or value != 1}
+        """Fields that differ from the seed's record of the loader."""
+        fields = {
+            "length": self._samples,
+            "stride": self._stride,
+            "replicas": self._plan.ranks,
+            "share": rank,
+        }
+        return {name: value for name, value in fields.items() if name != "stride" or value != 1}
 
     def line(self, rank: int, step: int) -> str:
-        """Written when the last step of an epoch is over."""
+        """The record that a rank writes after the last step of an epoch."""
         if self._epoch is None or (step + 1) % self._plan.epoch:
             return ""
         epoch = step // self._plan.epoch
@@ -50,7 +55,7 @@ class Epochs:
         )
 
     def _map(self, rank: int, epoch: int) -> str:
-        """Samples go to the ranks in turn, in each epoch beginning with another one."""
+        """Ranks take samples in turn; each epoch starts with another rank."""
         marked = np.arange(0, self._samples, self._stride)
         bits = np.packbits((marked + epoch) % self._plan.ranks == rank, bitorder="little")
         return base64.b64encode(zlib.compress(bits.tobytes())).decode()

@@ -1,4 +1,4 @@
-"""From the folder of a run of a few ranks to one of many, marked as made up."""
+"""Generates a run folder of many ranks from one of a few, marked as synthetic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.scale.rank_files import RankFiles
 from tests.scale.seed import Seed
 
 STORED_SEED = Path(__file__).parent / "seed_run"
-# 2026-01-31 10:15 UTC; no clock is asked, so that the same plan makes the same run.
+# 2026-01-31 10:15 UTC. A constant, so that the same plan gives the same run.
 BEGIN = 1_769_854_500.0
 
 
@@ -31,6 +31,6 @@ def make_run(out: Path, seed_path: Path, plan: Plan) -> None:
         "started": "2026-01-31T10:15:00+00:00",
         "ended": "2026-01-31T10:15:00+00:00",
         "seconds": round(seconds, 3),
-        "synthetic": plan.told(seed_path.name),
+        "synthetic": plan.description(seed_path.name),
     }
     (out / "run.json").write_text(json.dumps(run, indent=1) + "\n")

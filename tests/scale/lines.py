@@ -1,4 +1,4 @@
-"""Lines of records as forms to be filled in: a million of them are written, and few of their fields change."""
+"""Templates of record lines: a million lines are written, and few of their fields change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 Raw = dict[str, Any]
-# Fields that are other ones in each step or on each rank, by kind, and how they are written.
+# Fields that change with step or rank, by kind of record, and their formats.
 _FILLED = {
     "backward": {"number": "%d", "step": "%d", "local": "%s", "reduced": "%s", "root": "%s", "time": "%.6f"},
     "applied": {"step": "%d", "root": "%s"},
@@ -18,7 +18,7 @@ _FILLED = {
 
 
 def form_of(raw: Raw) -> str:
-    """A line with a `%(name)…` wherever something is to be filled in."""
+    """A line with `%(name)…` in place of each field that changes."""
     filled = {name: how for name, how in _FILLED[raw["kind"]].items() if name in raw}
     marked = {**raw, **{name: f"@{name}@" for name in filled}}
     text = line_of(marked).replace("%", "%%")
@@ -33,5 +33,5 @@ def line_of(raw: Raw) -> str:
 
 
 def digits(size: int, *what: object) -> str:
-    """So many hexadecimal digits, the same for the same things and for no others."""
+    """`size` hexadecimal digits that depend only on `what`."""
     return hashlib.blake2b(repr(what).encode(), digest_size=(size + 1) // 2).hexdigest()[:size]

@@ -1,4 +1,4 @@
-"""Writes the logs of all nodes of a made run, from that of the one node of its seed."""
+"""Writes the node logs of a generated run, from the log of the seed's node."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.scale.seed import Seed
 
 Raw = dict[str, Any]
 _LAUNCHER = 9000
-# Samples a second, and how many are written at most, as the launcher does.
+# Samples per second, and the maximum number of samples, as in the launcher.
 _HZ, _MOST = 1.0, 1200
 _INTERFACE = "eth0"
 _SPEED = 100_000
 
 
 class NodeFiles:
-    """What moves between nodes is what a ring of AllReduce over all ranks has to move."""
+    """Traffic between nodes is that of a ring AllReduce over all ranks."""
 
     def __init__(self, seed: Seed, plan: Plan, folder: Path, ranks: RankFiles, begin: float) -> None:
         self._seed, self._plan, self._folder, self._ranks, self._begin = seed, plan, folder, ranks, begin

@@ -1,4 +1,4 @@
-"""What a made run is to be like: how many ranks on how many hosts, and what is wrong with it."""
+"""Describes a generated run: its ranks and hosts, and its faults."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps and ranks count from 0; None: nothing of the kind."""
+    """Steps and ranks count from 0; None: no such fault."""
 
     ranks: int = 64
     per_node: int = 8
     steps: int = 50
-    # Steps of an epoch: samples are dealt out anew after so many.
+    # Steps per epoch.
     epoch: int = 250
-    # The parameters of one rank are others than everybody's, from one step on.
+    # The parameters of this rank differ from those of the others, from this step on.
     odd_rank: int | None = None
     odd_step: int = 0
-    # All ranks of one node take longer for their backward, in each step, by this share of the seed's step.
+    # All ranks of this node take longer in each backward, by this fraction of the seed's step.
     slow_node: int | None = None
     slow_by: float = 0.3
     seed: int = 1
@@ -42,6 +42,6 @@ class Plan:
     def is_slow(self, rank: int) -> bool:
         return self.slow_node is not None and self.node_of(rank) == self.slow_node
 
-    def told(self, source: str) -> dict[str, Any]:
-        """For run.json: that no job wrote these records."""
+    def description(self, source: str) -> dict[str, Any]:
+        """For run.json: these records are synthetic."""
         return {"made_from": source, **asdict(self)}

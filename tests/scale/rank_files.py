@@ -1,4 +1,4 @@
-"""Writes the record files of all ranks, some steps of all of them at a time."""
+"""Writes the record files of all ranks, in blocks of steps."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.scale.plan import Plan
 from tests.scale.seed import CLOCKS, Seed
 from tests.scale.sketches import Sketches, mean_of, spread
 
-# Steps of all ranks that are made before they are written.
+# Steps that are generated for all ranks before they are written.
 _BLOCK = 40
 _SECONDS_BEFORE = 3.0
 
 
 @dataclass(frozen=True)
 class Step:
-    """What all ranks have in common at a step, and their own sketches."""
+    """What all ranks share at a step, and the sketches of each rank."""
 
     number: int
     seed_step: int
@@ -39,14 +39,14 @@ class Step:
 
 
 class RankFiles:
-    """Makes them all; `begin` is the time of the first step."""
+    """Generates all files; `begin` is the time of the first step."""
 
     def __init__(self, seed: Seed, plan: Plan, folder: Path, begin: float) -> None:
         self._seed, self._plan, self._folder, self._begin = seed, plan, folder, begin
         self._longer = round(plan.slow_by * seed.step_us) if plan.slow_node is not None else 0
         self.step_seconds = (seed.step_us + self._longer) / 1e6
         self._draw = np.random.default_rng(plan.seed)
-        # Hosts' clocks are off by some milliseconds, and each rank wakes up a little late.
+        # The clocks of hosts differ by some milliseconds, and each rank has some jitter.
         self.offsets = [0.0, *self._draw.normal(0, 0.003, plan.nodes - 1)]
         self._epochs = Epochs(seed, plan)
         self._dealt = _places(seed, plan.ranks)
@@ -121,7 +121,7 @@ class RankFiles:
         mean = mean_of(local, seed.reduced_codes(seed_step, shares(seed.module), columns))
         width = self._widths[seed_step]
         leaves = _leaves(plan.seed, number, columns, width)
-        # At first one tensor is another one; a step later all are.
+        # At first one tensor differs; a step later all of them do.
         others = _leaves(plan.seed, -1 - number, columns, width)
         odd = others[:width] + leaves[width:] if number == plan.odd_step else others
         return Step(
@@ -179,7 +179,7 @@ class RankFiles:
         return "".join([*lines, self._clocks(rank, number), self._epochs.line(rank, number)])
 
     def _clocks(self, rank: int, number: int) -> str:
-        """Written once for some steps, when the last of them is over."""
+        """One record for several steps, written after the last of them."""
         every = self._seed.ranks[0].at_a_time
         last = number == self._plan.steps - 1
         if number == 0 or ((number + 1) % every and not last):
@@ -190,7 +190,7 @@ class RankFiles:
         return line_of({"kind": "clocks", "step": first, **columns})
 
     def _clock(self, rank: int, number: int) -> list[int]:
-        """In turn like those of all ranks of the seed: none of them is late for good."""
+        """Takes the times of the seed's ranks in turn, so that no rank is a straggler."""
         seed = self._seed
         source = seed.ranks[(rank + number) % len(seed.ranks)]
         row = dict(zip(CLOCKS, source.clocks[seed.steps[number % len(seed.steps)]], strict=True))

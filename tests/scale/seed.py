@@ -1,4 +1,4 @@
-"""The records of a real run of a few ranks, sorted by what becomes of them in a larger one."""
+"""The records of a real run of a few ranks, grouped by their use in a generated run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.scale.sketches import Array, Sketches
 
 Raw = dict[str, Any]
 
-# Written once by each rank, before it trains or with its first steps.
+# Written once by each rank, before training or with the first steps.
 _ONCE = ("rank", "module", "startup", "optimizer", "hyper", "loader", "memory_parts")
-# Written with every step; the first steps of a job are not like the others.
+# Written at every step; the first steps of a job are not typical.
 _EACH_STEP = ("backward", "applied", "digest", "batch", "memory")
 _ALWAYS = {"backward", "applied", "digest", "batch"}
 _WARM_UP = 3
@@ -25,11 +25,11 @@ CLOCKS = ("total", "data", "forward", "backward", "wait", "optimizer", "watching
 
 @dataclass
 class SeedRank:
-    """One rank's."""
+    """The records of one rank."""
 
     once: list[Raw] = field(default_factory=list)
     steps: dict[int, list[Raw]] = field(default_factory=dict)
-    # By step, in the order of CLOCKS; and how many steps were told at a time.
+    # By step, in the order of CLOCKS; and the number of steps per record.
     clocks: dict[int, list[int]] = field(default_factory=dict)
     at_a_time: int = 1
     epoch: Raw | None = None
@@ -51,7 +51,7 @@ class SeedRank:
             self.last.append(raw)
 
     def whole_steps(self) -> set[int]:
-        """Not, for one, those that were profiled: there gradients are not sketched."""
+        """Steps with all records. Profiled steps, for example, have no sketches."""
         kinds = {step: {raw["kind"] for raw in raws} for step, raws in self.steps.items()}
         return {step for step in self.clocks if kinds.get(step, set()) >= _ALWAYS}
 
@@ -60,7 +60,7 @@ class SeedRank:
 
 
 class Seed:
-    """All ranks of a sound run of one module and one optimizer."""
+    """All ranks of a healthy run of one module and one optimizer."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,7 +70,7 @@ class Seed:
 
     @cached_property
     def steps(self) -> list[int]:
-        """Those that all ranks told everything of."""
+        """Steps for which every rank has all records."""
         common = set.intersection(*(rank.whole_steps() for rank in self.ranks))
         return [step for step in sorted(common) if step >= _WARM_UP]
 
@@ -85,17 +85,17 @@ class Seed:
         return [Sketches.read(rank.find(step, "backward")["local"]) for rank in self.ranks]
 
     def reduced_codes(self, step: int, shares: dict[int, tuple[int, ...]], columns: int) -> Array:
-        """The norms of all reduced gradients: each rank told some."""
+        """The norms of all reduced gradients, of which each rank recorded some."""
         codes = self.local(step)[0].codes.copy()
         assert len(codes) == columns
         for number, rank in enumerate(self.ranks):
-            told = Sketches.read(rank.find(step, "backward")["reduced"]).codes
-            codes[list(shares[number])] = told
+            recorded = Sketches.read(rank.find(step, "backward")["reduced"]).codes
+            codes[list(shares[number])] = recorded
         return codes
 
     @cached_property
     def step_us(self) -> float:
-        """What a step took, with what ddpcheck itself took."""
+        """Median duration of a step, including ddpcheck's own work."""
         took = sorted(
             rank.clocks[step][0] + max(0, rank.clocks[step][6]) for rank in self.ranks for step in self.steps
         )

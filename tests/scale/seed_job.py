@@ -1,4 +1,4 @@
-"""A small GPT on shared data, forked ranks: its records are what larger runs are made from.
+"""A small GPT on forked ranks; larger runs are generated from its records.
 
 ddpcheck run --out SEED -- python tests/scale/seed_job.py --blocks 2
 """
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import torch
-import torch._dynamo  # DDP's constructor would, once in every rank
+import torch._dynamo  # imported by DDP's constructor: once here instead of once in each rank
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from torch import nn
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from step_job import SmallGpt
 
 VOCABULARY, LENGTH, BATCH = 256, 32, 4
-# Kept until the process is gone: see tests/jobs/nodes.py.
+# References held until the process is gone: see `keep` in tests/jobs/forking.py.
 KEPT: list[DistributedDataParallel] = []
 
 
@@ -47,7 +47,7 @@ def train(local: int, options: argparse.Namespace) -> None:
         logits = ddp(batch[:, :-1])
         nn.functional.cross_entropy(logits.flatten(0, -2), batch[:, 1:].flatten()).backward()
         optimizer.step()
-        # Not until a moment of each rank's own: see tests/jobs/nodes.py.
+        # A pause of fixed length: see tests/jobs/nodes.py.
         time.sleep(options.pace)
     KEPT.append(ddp)
     dist.destroy_process_group()
@@ -58,7 +58,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--width", type=int, default=32)
-    parser.add_argument("--blocks", type=int, default=12, help="of 12 tensors each; four more beside them")
+    parser.add_argument(
+        "--blocks", type=int, default=12, help="blocks of 12 tensors each, besides four more tensors"
+    )
     parser.add_argument("--pace", type=float, default=0.02, help="seconds between steps")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Sketches for any number of ranks, whose mean is the sketch of the reduced gradient, as DDP would have made it."""
+"""Sketches for any number of ranks, whose mean is the sketch of the reduced gradient, as with DDP."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNITS = np.array([code.unit for code in OF_CODE])
 
 @dataclass(frozen=True)
 class Sketches:
-    """Codes of norms and values in their steps, one row a rank or one alone, one column a parameter."""
+    """Codes of norms and quantised values; one row per rank, one column per parameter."""
 
     codes: Array
     steps: Array
@@ -30,7 +30,7 @@ class Sketches:
         return cls(items["code"].copy(), items["steps"].copy())
 
     def texts(self) -> list[str]:
-        """As records hold them, one for each row."""
+        """The encoded text of each row, as in records."""
         rows, columns = self.codes.shape
         items = np.zeros((rows, columns), dtype=np.dtype([("code", "u1"), ("steps", "<i4")]))
         items["code"], items["steps"] = self.codes, self.steps
@@ -38,7 +38,7 @@ class Sketches:
 
 
 def spread(seed: list[Sketches], ranks: int, draw: np.random.Generator) -> Sketches:
-    """Sketches of `ranks` ranks, in turn like those of the seed, each a little smaller in a way of its own."""
+    """Sketches of `ranks` ranks: those of the seed in turn, each scaled down randomly."""
     turn = np.arange(ranks) % len(seed)
     codes = np.stack([one.codes for one in seed])[turn]
     steps = np.stack([one.steps for one in seed])[turn]
@@ -46,7 +46,7 @@ def spread(seed: list[Sketches], ranks: int, draw: np.random.Generator) -> Sketc
 
 
 def mean_of(local: Sketches, codes: Array) -> Sketches:
-    """The sketch of the mean; `codes` tell the norms that it has."""
+    """The sketch of the mean; `codes` are the codes of its norms."""
     mean = (local.steps * _UNITS[local.codes]).mean(axis=0)
     units = _UNITS[codes]
     steps = np.divide(mean, units, out=np.zeros_like(mean), where=units > 0)
@@ -54,7 +54,7 @@ def mean_of(local: Sketches, codes: Array) -> Sketches:
 
 
 def _encode(data: Array) -> list[str]:
-    """Base 85, all rows at once."""
+    """Base 85 of all rows at once."""
     missing = -data.shape[1] % 4
     padded = np.pad(data, ((0, 0), (0, missing)))
     words = np.ascontiguousarray(padded).view(">u4").astype(np.uint64)

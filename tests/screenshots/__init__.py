@@ -1,1 +1,1 @@
-"""The pictures in README and docs, from real runs: `make screenshots` makes all of them anew."""
+"""The images in README and docs, from real runs; `make screenshots` creates all of them."""

@@ -1,4 +1,4 @@
-"""`python -m tests.screenshots`: runs the jobs and draws every picture into docs/images."""
+"""`python -m tests.screenshots`: runs the jobs and writes every image to docs/images."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.helpers.chromium import browser, opened
-from tests.lab.lab import missing
+from tests.helpers.chromium import opened
+from tests.helpers.requirements import missing
 from tests.screenshots import jobs
 from tests.screenshots.page import draw_page
 from tests.screenshots.terminal import draw_report, draw_text
 
 IMAGES = jobs.ROOT / "docs" / "images"
-# Above this a picture makes a page of documentation slow to load.
+# Larger images make a page slow to load.
 MOST_BYTES = 300_000
 _RUN = "ddpcheck run -- torchrun --nproc-per-node 4 train.py"
 _ON_HOSTS = "ddpcheck run -- torchrun --nnodes 4 --node-rank 0 --master-addr node0 train.py"
@@ -28,14 +28,13 @@ _BUCKETS = "section[aria-labelledby=overlap] figure"
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.screenshots", description=__doc__)
-    parser.add_argument(
-        "--runs", type=Path, help="Keep the runs here; those that are there are not made again."
-    )
+    parser.add_argument("--runs", type=Path, help="keep the runs in this folder and use those that exist")
     runs = parser.parse_args().runs
-    if browser() is None or missing():
-        sys.exit(f"pictures cannot be made here: {missing() or 'there is no Chromium'}")
-    with tempfile.TemporaryDirectory(prefix="ddpcheck-") as passing:
-        folder = (runs or Path(passing)).absolute()
+    for need in ("chromium", "lab"):
+        if reason := missing(need):
+            sys.exit(f"make screenshots {reason}")
+    with tempfile.TemporaryDirectory(prefix="ddpcheck-") as temporary:
+        folder = (runs or Path(temporary)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         draw(folder)
     large = [path.name for path in IMAGES.iterdir() if path.stat().st_size > MOST_BYTES]
@@ -46,7 +45,7 @@ def main() -> None:
 
 
 def draw(folder: Path) -> None:
-    """All pictures, from runs in `folder`."""
+    """All images, from runs in `folder`."""
     healthy, profiled = jobs.healthy(folder / "healthy"), jobs.profiled(folder / "profiled")
     diverging, straggling = jobs.diverging(folder / "diverging"), jobs.straggling(folder / "straggling")
     draw_text(jobs.slow_link(folder / "lab"), _LINKS, IMAGES / "slow-link.svg")

@@ -1,4 +1,4 @@
-"""The jobs that are pictured: each runs for real, on this machine's processor."""
+"""The jobs in the images; each runs on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.lab.lab import Ended, make_lab
 
 ROOT = Path(__file__).parents[2]
 RANKS = 4
-# What every host of the lab may send and receive, and the one that is in trouble.
+# Mbit/s of the links of the lab, and of the slow one.
 USUAL, SLOW = 400, 100
 
 
@@ -22,7 +22,7 @@ def healthy(folder: Path) -> Path:
 
 
 def profiled(folder: Path) -> Path:
-    """A model with several buckets, whose backward is long enough to hide some of them."""
+    """A model with several buckets, some of which overlap with its backward."""
     return _watched(folder, 0, ["--profile"], ["--width", "768", "--layers", "8"])
 
 
@@ -35,22 +35,22 @@ def straggling(folder: Path) -> Path:
 
 
 def slow_link(folder: Path) -> str:
-    """What `ddpcheck links` says on the first of four hosts, of which one has a slow cable."""
-    said = folder / "said.txt"
-    if said.exists():
-        return said.read_text()
+    """Output of `ddpcheck links` on the first of four hosts, of which one has a slow link."""
+    output = folder / "links.txt"
+    if output.exists():
+        return output.read_text()
     ended = _on_hosts(folder, 10, ["links"], [])
-    said.write_text(ended[0].stdout)
+    output.write_text(ended[0].stdout)
     return ended[0].stdout
 
 
 def held_up(folder: Path) -> Path:
-    """The same hosts under a job of their own, whose nodes meet in one run folder."""
+    """A training job on the same hosts, in one shared run folder."""
     run = folder / "run"
     if not (run / "report.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / "examples" / "train.py", folder)
-        # Each host works in a folder of its own in there.
+        # Each host runs in its own subfolder.
         _on_hosts(
             folder,
             0,
@@ -61,7 +61,7 @@ def held_up(folder: Path) -> Path:
 
 
 def _on_hosts(folder: Path, status: int, watched: Sequence[object], script: Sequence[object]) -> list[Ended]:
-    """A command of ddpcheck's around torchrun on each of four hosts, of which one has a slow cable."""
+    """A ddpcheck command with torchrun on each of four hosts, of which one has a slow link."""
     with make_lab(4, folder) as lab:
         for host in lab.hosts:
             host.limit_link(USUAL)
@@ -87,9 +87,9 @@ def _on_hosts(folder: Path, status: int, watched: Sequence[object], script: Sequ
 
 
 def _watched(folder: Path, status: int, options: Sequence[str], arguments: Sequence[str]) -> Path:
-    """The run folder of the example, which must have ended as expected; one that is there is taken as it is.
+    """The run folder of the example, which must exit with `status`; an existing one is used as it is.
 
-    It runs as a script of the folder around it, so that no path of this checkout is pictured.
+    The script is copied next to the run folder, so that no path of this checkout appears in an image.
     """
     if (folder / "report.json").exists():
         return folder

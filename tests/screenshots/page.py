@@ -10,11 +10,11 @@ from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.reports.html.page import to_html
 from tests.helpers.chromium import Tab
 
-# Dots a pixel: sharp on most screens, and still small.
+# Pixels per CSS pixel: sharp on most screens, and still small.
 SCALE = 1.4
 _WIDTH = 900
 _MARGIN = 12
-# The least box around all that is asked for.
+# The bounding box of all given elements.
 _BOX = """
 (() => {
   const boxes = %s.map((one) => document.querySelector(one).getBoundingClientRect());
@@ -26,10 +26,10 @@ _BOX = """
 
 
 def draw_page(tab: Tab, run: Path, picture: Path, parts: Sequence[str], dark: bool = False) -> None:
-    """The box around `parts`, which are selectors of CSS."""
+    """An image of the bounding box of `parts`, which are CSS selectors."""
     page = run / "report.html"
     page.write_text(to_html(analyse_run(run)), encoding="utf-8")
-    # A picture beyond the window has no scroll bar, and more room than a window with one.
+    # An image larger than the window has no scroll bar, so its layout is wider than with one.
     tab.call("Emulation.setScrollbarsHidden", hidden=True)
     tab.open(page, width=_WIDTH, dark=dark, scale=SCALE)
     left, top, wide, tall = tab.run(_BOX % list(parts))

@@ -1,4 +1,4 @@
-"""What a terminal shows, as an SVG that fetches nothing."""
+"""Terminal output as an SVG that loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def _console() -> Console:
 
 def _save(console: Console, title: str, picture: Path) -> None:
     drawn = console.export_svg(title=title)
-    # The picture must not fetch anything when it is looked at: any monospaced font will do.
+    # The image must not load a font from the network: any monospaced font will do.
     drawn = re.sub(r"@font-face\s*{.*?}\s*", "", drawn, flags=re.DOTALL).replace("Fira Code", "ui-monospace")
     picture.write_text("\n".join(line.rstrip() for line in drawn.splitlines()) + "\n", encoding="utf-8")

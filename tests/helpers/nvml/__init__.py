@@ -1,4 +1,4 @@
-"""NVML without a GPU: the library of `libnvidia-ml.c`, compiled for a test and scripted by it."""
+"""NVML without a GPU: compiles `libnvidia-ml.c`, whose GPUs are described by a script of the test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SOURCE = Path(__file__).with_name("libnvidia-ml.c")
 
 
 def compiled_into(folder: Path) -> Path:
-    """Make libnvidia-ml.so.1 in a folder that goes on LD_LIBRARY_PATH."""
+    """Build libnvidia-ml.so.1 in a folder for LD_LIBRARY_PATH."""
     library = folder / "libnvidia-ml.so.1"
     flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"]
     subprocess.run(["gcc", *flags, "-o", library, SOURCE], check=True)
@@ -17,7 +17,7 @@ def compiled_into(folder: Path) -> Path:
 
 
 def environment(folder: Path, script: str) -> dict[str, str]:
-    """What a process needs to meet the GPUs that the script tells of."""
+    """Variables that make a process use the library, with the GPUs that `script` describes."""
     path = folder / "script"
     path.write_text(script)
     return {"LD_LIBRARY_PATH": str(folder), "DDPCHECK_TEST_NVML": str(path)}

@@ -1,23 +1,23 @@
-/* NVML's ABI without a GPU, for tests: answers as the script in the file $DDPCHECK_TEST_NVML says.
+/* NVML's ABI without a GPU, for tests: its GPUs are described by the script in the file $DDPCHECK_TEST_NVML.
  *
- * One directive a line, numbers in decimal; what is not said has a quiet default.
+ * One directive per line, decimal numbers. A directive that is missing has a neutral default.
  *
  *   devices N             GPUs of the node
- *   links N               active NVLinks of each; GPU 0 and 1 face each other, the rest go to a switch
- *   nvlink START RATE     each link's counters begin at START and grow by RATE KiB a second
- *   bytes_fields 1        the fields of NVLink 5, which count bytes, are there too
+ *   links N               active NVLinks of each GPU; GPU 0 and 1 are connected directly, the others to a switch
+ *   nvlink START RATE     the counters of each link start at START and grow by RATE KiB per second
+ *   bytes_fields 1        provides the fields of NVLink 5, which count bytes, too
  *   pcie START RATE BITS  PCIe counters in bytes; BITS 32 wraps; RATE 0 with BITS 0: not supported
- *   throttle MASK         reasons
- *   throttle_gpu GPU MASK MHZ   those of one GPU, and its clock
- *   ecc GPU RATE          uncorrected memory errors a second
- *   mig GPU SLICES        a GPU that is cut in slices
- *   lost GPU SECONDS      the GPU falls off the bus so long after nvmlInit
+ *   throttle MASK         reasons for throttling, of all GPUs
+ *   throttle_gpu GPU MASK MHZ   reasons of one GPU, and its clock
+ *   ecc GPU RATE          uncorrected memory errors per second
+ *   mig GPU SLICES        a GPU with MIG slices
+ *   lost GPU SECONDS      the GPU is lost SECONDS after nvmlInit
  *   fail FUNCTION CODE    the function returns CODE
- *   fail_until FUNCTION CODE CALLS   only in its first calls
- *   hang FUNCTION AFTER SECONDS   so long after nvmlInit the function does not answer for so long
+ *   fail_until FUNCTION CODE CALLS   only its first CALLS calls fail
+ *   hang FUNCTION AFTER SECONDS   the function blocks for SECONDS, from AFTER seconds after nvmlInit on
  *   process GPU PID BYTES a process with memory on a GPU
- *   processes FILE        the same, a line each, read anew whenever it is asked for
- *   log FILE              every call that fails is appended there
+ *   processes FILE        the same, one per line, read at every call
+ *   log FILE              appends every call that fails
  */
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -132,7 +132,7 @@ static int checked(const char *function, Device device) {
     return scripted(function);
 }
 
-/* Opens a function on a device: what the script, or the state of the device, says against it is returned. */
+/* The first check of each function: the error that the script or the state of the device calls for. */
 #define ON(device) do { int code = checked(__func__, device); if (code) return answer(__func__, code); } while (0)
 #define NOT_ON_SLICES(device) do { if (is_slice(device)) return answer(__func__, NOT_SUPPORTED); } while (0)
 
@@ -204,7 +204,7 @@ int nvmlDeviceGetMemoryInfo(Device device, Memory *memory) {
 
 int nvmlDeviceGetUtilizationRates(Device device, Utilization *used) {
     ON(device);
-    /* A GPU that is cut in slices does not tell how busy it is as a whole. */
+    /* A GPU with MIG slices does not report its utilization as a whole. */
     if (script.slices[gpu_of(device)]) return answer(__func__, NOT_SUPPORTED);
     used->gpu = 50 + gpu_of(device);
     used->memory = 20;

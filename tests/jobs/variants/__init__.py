@@ -1,14 +1,14 @@
 """Healthy DDP training loops, one small function each: ddpcheck must change no bit and raise nothing.
 
-Each function runs inside a rank whose process group is made, and returns what is to be hashed: modules,
-optimizers, tensors, plain values. SyncBatchNorm is not among them: torch refuses it on CPU.
+Each function runs in a rank that has a process group, and returns what is hashed: modules, optimizers, tensors, plain
+values. SyncBatchNorm is missing: torch does not support it on CPU.
 
-One family a file. A new function goes into its family, and its name into `order.py`.
+One file per family. Add a new function to its family, and its name to `order.py`.
 """
 
 from __future__ import annotations
 
-# The families are imported for what they register.
+# Importing a family registers its functions.
 from . import (  # noqa: F401
     autograd,
     buffers,

@@ -1,4 +1,4 @@
-"""More than one forward and one backward: activations computed again, a gradient penalty."""
+"""More than one forward and one backward per step: activation checkpointing, a gradient penalty."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def activation_checkpointing_reentrant(rank: int, world_size: int) -> list[Any]:
 
 @variant()
 def second_order(rank: int, world_size: int) -> list[Any]:
-    """A gradient penalty by way of autograd.grad on the inputs."""
+    """A gradient penalty with autograd.grad on the inputs."""
     ddp = DDP(net())
     optimizer = sgd(ddp)
     for batch in batches(rank):

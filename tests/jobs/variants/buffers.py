@@ -21,14 +21,14 @@ def batch_norm(rank: int, world_size: int) -> list[Any]:
 
 @variant()
 def batch_norm_unsynced(rank: int, world_size: int) -> list[Any]:
-    """Statistics stay local by choice."""
+    """Statistics stay local on purpose."""
     ddp = DDP(normed(), broadcast_buffers=False)
     return fit(ddp, sgd(ddp), rank)
 
 
 @variant()
 def buffer_made_late(rank: int, world_size: int) -> list[Any]:
-    """A cache that grows with the longest sequence seen, as rotary embeddings keep it."""
+    """A cache that grows with the longest sequence, as in rotary embeddings."""
 
     class Cached(nn.Module):
         def __init__(self) -> None:
@@ -53,7 +53,7 @@ def buffer_made_late(rank: int, world_size: int) -> list[Any]:
 
 @variant()
 def codebook(rank: int, world_size: int) -> list[Any]:
-    """A buffer updated in forward from statistics that were reduced first."""
+    """A buffer that forward updates from reduced statistics."""
 
     class Quantised(nn.Module):
         def __init__(self) -> None:

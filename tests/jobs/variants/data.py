@@ -1,4 +1,4 @@
-"""Data and random numbers, which every rank draws for itself."""
+"""Data and random numbers that every rank draws for itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def seed_per_rank(rank: int, world_size: int) -> list[Any]:
 
 
 class Split(IterableDataset[torch.Tensor]):
-    """Every rank takes its own share of one stream."""
+    """Every rank takes its share of one stream."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
@@ -46,7 +46,7 @@ def iterable(rank: int, world_size: int) -> list[Any]:
 
 @variant()
 def loader_workers(rank: int, world_size: int) -> list[Any]:
-    """Workers, shuffling and dropout: all draw random numbers that watching must not disturb."""
+    """Workers, shuffling and dropout draw random numbers, which ddpcheck must not change."""
     torch.manual_seed(11 + rank)
     ddp = DDP(nn.Sequential(nn.Linear(WIDTH, 12), nn.Dropout(0.5), nn.Linear(12, 4)))
     optimizer = sgd(ddp)

@@ -1,4 +1,4 @@
-"""Evaluation: between epochs, on rank 0 alone, and nothing but that."""
+"""Evaluation: between epochs, on rank 0 alone, and without training."""
 
 from __future__ import annotations
 

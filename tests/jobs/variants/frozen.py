@@ -1,4 +1,4 @@
-"""Layers that are not trained, for a while or at all, and parameters that DDP leaves alone."""
+"""Layers that are frozen, for a while or always, and parameters that DDP ignores."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def frozen_layers(rank: int, world_size: int) -> list[Any]:
 
 @variant()
 def wrapped_again(rank: int, world_size: int) -> list[Any]:
-    """A layer is unfrozen the right way: wrap anew, with a new optimizer."""
+    """A layer is unfrozen correctly: the model is wrapped again, with a new optimizer."""
     model = net()
     model[0].requires_grad_(False)
     ddp = DDP(model)
@@ -45,7 +45,7 @@ def wrapped_again(rank: int, world_size: int) -> list[Any]:
 
 @variant()
 def ignored_parameters(rank: int, world_size: int) -> list[Any]:
-    """What DDP is told to leave alone may differ, and is trained locally."""
+    """Parameters that DDP ignores may differ and are trained locally."""
     torch.manual_seed(17)
     model = nn.Sequential(nn.Linear(WIDTH, 12), nn.Linear(12, 4))
     with torch.no_grad():

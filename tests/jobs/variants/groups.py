@@ -1,4 +1,4 @@
-"""Process groups: of some ranks, made again, and one in which nothing is wrapped."""
+"""Process groups: of some ranks, destroyed and made again, and one without a DDP module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .small_jobs import WIDTH, fit, make_group, net, sgd
 
 @variant(least=2)
 def subgroup(rank: int, world_size: int) -> list[Any]:
-    """Only the first ranks train, in a group of their own."""
+    """Only the first ranks train, in a subgroup."""
     members = list(range(max(1, world_size - 1)))
     group = dist.new_group(members)
     if rank not in members:
@@ -26,7 +26,7 @@ def subgroup(rank: int, world_size: int) -> list[Any]:
 
 @variant(least=4)
 def two_subgroups(rank: int, world_size: int) -> list[Any]:
-    """Two groups train two models that have nothing to do with each other."""
+    """Two subgroups train two independent models."""
     groups = [dist.new_group([0, 1]), dist.new_group(list(range(2, world_size)))]
     torch.manual_seed(rank // 2)
     ddp = DDP(nn.Linear(WIDTH, 4), process_group=groups[rank >= 2])
@@ -48,7 +48,7 @@ def group_made_again(rank: int, world_size: int) -> list[Any]:
 
 @variant()
 def no_module(rank: int, world_size: int) -> list[Any]:
-    """A process group and collectives, but nothing wrapped."""
+    """A process group and collectives, but no DDP module."""
     total = torch.tensor(float(rank))
     dist.all_reduce(total)
     return [total]

@@ -1,4 +1,4 @@
-"""Communication hooks, torch's own and the user's, in place of DDP's reduction or broadcast."""
+"""Communication hooks, torch's own and custom ones, in place of DDP's reduction or broadcast."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .small_jobs import WIDTH, batches, fit, fit_once, net, sgd
 
 @variant()
 def buffers_by_hook(rank: int, world_size: int) -> list[Any]:
-    """A hook of the user's own synchronises the buffers, and is not done before the backward is."""
+    """A custom hook synchronises the buffers and completes only during the backward."""
 
     def add_up(state: Any, buffers: dict[str, torch.Tensor]) -> list[Any]:
         return [dist.all_reduce(buffer, async_op=True).get_future() for buffer in buffers.values()]
@@ -36,7 +36,7 @@ def fp16_hook(rank: int, world_size: int) -> list[Any]:
 
 @variant()
 def bf16_hook(rank: int, world_size: int) -> list[Any]:
-    # Under another name, since by its own torch refuses it without NCCL.
+    # Under another name: torch rejects the original without NCCL.
     def squeezed(state, bucket):  # type: ignore[no-untyped-def]
         return default_hooks.bf16_compress_hook(state, bucket)
 
@@ -64,7 +64,7 @@ def power_sgd(rank: int, world_size: int) -> list[Any]:
 
 @variant(least=2)
 def post_local_sgd(rank: int, world_size: int) -> list[Any]:
-    """Parameters rightly differ between two averagings."""
+    """Parameters differ between two averagings on purpose."""
     from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
     from torch.distributed.optim import PostLocalSGDOptimizer

@@ -1,4 +1,4 @@
-"""How gradients become updates: optimizers of every kind, clipping, schedules, and by hand."""
+"""Optimizers of every kind, clipping, schedules, and updates without an optimizer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def optimizer_in_backward(rank: int, world_size: int) -> list[Any]:
         def wait_stream(self, other: Any) -> None:
             pass
 
-    # torch asks for the stream of an accelerator here even where there is none.
+    # torch asks for the stream of an accelerator here even if there is none.
     torch.accelerator.current_stream = NoStream
     model = net()
     _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
@@ -79,7 +79,7 @@ def hand_written(rank: int, world_size: int) -> list[Any]:
 
 @variant()
 def several_optimizers(rank: int, world_size: int) -> list[Any]:
-    """Two optimizers on one module, one of them stepping every other time."""
+    """Two optimizers on one module, one of them with a step every second time."""
     ddp = DDP(net())
     often = torch.optim.Adam(ddp.module[0].parameters(), lr=0.01)
     seldom = torch.optim.SGD([*ddp.module[2].parameters(), *ddp.module[4].parameters()], lr=0.1)
@@ -94,7 +94,7 @@ def several_optimizers(rank: int, world_size: int) -> list[Any]:
 
 @variant()
 def optimizer_made_anew(rank: int, world_size: int) -> list[Any]:
-    """A new optimizer for every phase, the old one let go."""
+    """A new optimizer for each phase of training."""
     ddp = DDP(net())
     optimizer = sgd(ddp)
     for phase in range(3):
@@ -113,7 +113,7 @@ def lbfgs(rank: int, world_size: int) -> list[Any]:
             optimizer.zero_grad()
             loss = ddp(batch).square().mean()
             loss.backward()
-            # What steers the line search must be the same on all ranks.
+            # The line search needs the same value on all ranks.
             shared = loss.detach().clone()
             dist.all_reduce(shared)
             return shared

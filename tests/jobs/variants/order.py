@@ -1,4 +1,4 @@
-"""The names of all variants in the order in which they run; imports nothing, so that tests can read it alone."""
+"""The names of all variants in the order in which they run; imports nothing, so that tests can read it."""
 
 from __future__ import annotations
 

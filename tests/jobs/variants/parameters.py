@@ -37,7 +37,7 @@ class Sparse(nn.Module):
 
 @variant()
 def wrapped_gradients(rank: int, world_size: int) -> list[Any]:
-    """A tensor subclass that wraps others has an address, and nothing is there: so have gradients made of it."""
+    """A wrapper tensor subclass, whose data pointer refers to no memory; its gradients are like that too."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(WIDTH, WIDTH), Doubled())
     DDP._set_params_and_buffers_to_ignore_for_model(module, ["1.weight"])
@@ -100,7 +100,7 @@ def complex_parameters(rank: int, world_size: int) -> list[Any]:
 
 @variant()
 def odd_shapes(rank: int, world_size: int) -> list[Any]:
-    """A part without parameters, an empty parameter, one without dimensions."""
+    """A submodule without parameters, an empty parameter, a scalar parameter."""
 
     class Odd(nn.Module):
         def __init__(self) -> None:

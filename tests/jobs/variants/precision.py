@@ -27,7 +27,7 @@ def bf16_autocast(rank: int, world_size: int) -> list[Any]:
 
 @variant()
 def grad_scaler(rank: int, world_size: int) -> list[Any]:
-    """One overflow, which the reduction spreads to all ranks: every rank skips that step."""
+    """One overflow, which the reduction spreads to all ranks, so every rank skips that step."""
     ddp = DDP(net())
     optimizer = sgd(ddp)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)

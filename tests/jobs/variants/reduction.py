@@ -1,4 +1,4 @@
-"""When gradients are reduced, and which: accumulation, unused parameters, buckets, ranks that end early."""
+"""When and which gradients are reduced: accumulation, unused parameters, buckets, ranks that end early."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def accumulation_uneven(rank: int, world_size: int) -> list[Any]:
 
 
 class Branches(nn.Module):
-    """Takes one of two ways; the other's parameters go unused."""
+    """Uses one of two branches; the parameters of the other are unused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def find_unused(rank: int, world_size: int) -> list[Any]:
     optimizer = sgd(ddp)
     for number, batch in enumerate(batches(rank)):
         optimizer.zero_grad()
-        # Everybody the same way, then each rank its own.
+        # The same branch on all ranks, then a different one on each.
         ddp(batch, 0 if number < 2 else (rank + number) % 2).square().mean().backward()
         optimizer.step()
     return [ddp, optimizer]
@@ -76,7 +76,7 @@ def find_unused(rank: int, world_size: int) -> list[Any]:
 
 @variant()
 def find_unused_accumulated(rank: int, world_size: int) -> list[Any]:
-    """The last micro-batch leaves out what the first one used: DDP reduces the gradients left from then."""
+    """The last micro-batch does not use a branch of the first one: DDP reduces the gradients that are left."""
     torch.manual_seed(1)
     ddp = DDP(Branches(), find_unused_parameters=True)
     optimizer = sgd(ddp)
@@ -91,7 +91,7 @@ def find_unused_accumulated(rank: int, world_size: int) -> list[Any]:
 
 @variant()
 def gradients_never_cleared(rank: int, world_size: int) -> list[Any]:
-    """A running sum of gradients, with layers that some backwards leave out on some ranks, or on all."""
+    """A running sum of gradients; some backwards do not use a layer on some or all ranks."""
     torch.manual_seed(1)
     ddp = DDP(Branches(), find_unused_parameters=True, gradient_as_bucket_view=True)
     optimizer = sgd(ddp, lr=0.001)

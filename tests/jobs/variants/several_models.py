@@ -34,7 +34,7 @@ def gan(rank: int, world_size: int) -> list[Any]:
 
 @variant()
 def module_let_go(rank: int, world_size: int) -> list[Any]:
-    """Models come and go in one process, as in a search over settings."""
+    """Several models one after the other in one process, as in a hyperparameter search."""
     losses = []
     for width in (4, 6):
         torch.manual_seed(width)

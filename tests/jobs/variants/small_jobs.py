@@ -1,4 +1,4 @@
-"""What the jobs are made of: a process group, small models, batches and loops."""
+"""Parts of the jobs: a process group, small models, batches and loops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STORES = iter(range(1_000_000))
 
 
 def make_group(rank: int, world_size: int) -> None:
-    """Each call meets in a file of its own below JOB_STORE; all ranks call it equally often."""
+    """Each call uses a new store file, named after JOB_STORE; all ranks must call it equally often."""
     path = f"{os.environ['JOB_STORE']}-{next(_STORES)}"
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world_size)
 

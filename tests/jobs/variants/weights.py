@@ -1,4 +1,4 @@
-"""Weights beside the trained ones, or written into them: averages, clamping, checkpoints."""
+"""Copies of the weights and writes to them: averages, clamping, checkpoints."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ema_aside(rank: int, world_size: int) -> list[Any]:
 
 @variant()
 def ema_swapped(rank: int, world_size: int) -> list[Any]:
-    """Averaged weights go in for evaluation and the trained ones come back."""
+    """Averaged weights are used for evaluation, then the trained ones are restored."""
     ddp = DDP(net())
     optimizer = sgd(ddp)
     shadow = [p.detach().clone() for p in ddp.parameters()]
@@ -54,7 +54,7 @@ def ema_swapped(rank: int, world_size: int) -> list[Any]:
 
 @variant()
 def ema_swapped_on_rank_0(rank: int, world_size: int) -> list[Any]:
-    """Only rank 0 evaluates with averaged weights, and puts the trained ones back before the next forward."""
+    """Only rank 0 evaluates with averaged weights, and restores the trained ones before the next forward."""
     ddp = DDP(net())
     optimizer = sgd(ddp)
     shadow = copy.deepcopy(ddp.module)
@@ -81,7 +81,7 @@ def weights_clamped(rank: int, world_size: int) -> list[Any]:
 
 
 def saved_by_rank_0(rank: int, state: Any) -> Any:
-    """What all ranks load after rank 0 has saved it."""
+    """Rank 0 saves `state`, and all ranks load it."""
     path = Path(tempfile.gettempdir()) / f"{os.path.basename(os.environ['JOB_STORE'])}.pt"
     if rank == 0:
         torch.save(state, path)
