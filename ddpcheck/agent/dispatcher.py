@@ -191,8 +191,12 @@ class Dispatcher:
         self._steps_before = self._step_count
         tracked = self._tracked(optimizer)
         if tracked is not None:
-            tracked.scaled = isinstance(torch_compat.read(torch_compat.SCALE, scaler), torch.Tensor)
-            tracked.scale = _scale(scaler, optimizer)
+            # A scaler that is switched off has no scale.
+            enabled = scaler.is_enabled()
+            tracked.scaled = enabled and isinstance(
+                torch_compat.read(torch_compat.SCALE, scaler), torch.Tensor
+            )
+            tracked.scale = _scale(scaler, optimizer) if enabled else None
 
     def scaler_after(self, scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         tracked = self._optimizers.get(optimizer)
