@@ -25,7 +25,7 @@ sys.path.insert(0, {str(ROOT)!r})
 from ddpcheck.launcher.live.pane import LivePane
 from ddpcheck.records.node_log import NodeLog
 from ddpcheck.launcher.process.supervise import supervise
-from ddpcheck.launcher.live.terminal import Terminal
+from ddpcheck.launcher.live.pane import Terminal
 turns = 0
 def tick():
     global turns

@@ -16,7 +16,7 @@ from ddpcheck import torch_compat
 from ddpcheck.probes.digest import combine
 from ddpcheck.probes.digest.submit import incremental_hash, submit, submit_rest
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, has_memory
-from ddpcheck.probes.live_compare.snapshot import Snapshot, SnapshotKey
+from ddpcheck.probes.live_compare.node import Snapshot, SnapshotKey
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.sketches.batch import SketchBatch, can_add
 from ddpcheck.probes.sketches.sketch import Sketch

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ddpcheck.probes.probe import Probe, ProbeContext
-from ddpcheck.records.kinds.optimizers import LossRecord
+from ddpcheck.records.kinds.modules import LossRecord
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule

@@ -14,7 +14,7 @@ from ddpcheck.probes.digest.submit import submit
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.process.callsite import user_callsite
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
-from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord, SkipRecord
+from ddpcheck.records.kinds.modules import HyperRecord, OptimizerRecord, SkipRecord
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ddpcheck.probes.digest import combine
 from ddpcheck.probes.digest.submit import submit
-from ddpcheck.probes.live_compare.snapshot import Snapshot, SnapshotKey
+from ddpcheck.probes.live_compare.node import Snapshot, SnapshotKey
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.write_detection import TensorSampler, TensorSamples, WriteDetector
 from ddpcheck.records.kinds.digests import NORM_STATISTICS, DigestRecord, Stage, TensorKind

@@ -18,7 +18,7 @@ from ddpcheck.step_ranges import StepRanges, parse_steps
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
-    from ddpcheck.probes.live_compare.snapshot import SnapshotKey
+    from ddpcheck.probes.live_compare.node import SnapshotKey
     from ddpcheck.probes.probe import ProbeContext
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ddpcheck.errors import RunNotFound
-from ddpcheck.records.run_folder import RUNS_FOLDER
+from ddpcheck.records.reader import RUNS_FOLDER
 
 # Version of what --json prints. 1 (2026-11): first version.
 LIST_SCHEMA = 1

@@ -100,7 +100,7 @@ def _show_gradients(path: Path, step: int) -> None:
     from rich.console import Console
 
     from ddpcheck.analysis.allreduce.saved_gradients import saved_gradients
-    from ddpcheck.reports.terminal.saved_gradients import render_gradients
+    from ddpcheck.reports.terminal.evidence import render_gradients
 
     render_gradients(saved_gradients(path, step), Console())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddpcheck.errors import RunNotFound, UsageError
-from ddpcheck.records.run_folder import RUNS_FOLDER, is_run_folder
+from ddpcheck.records.reader import RUNS_FOLDER, is_run_folder
 
 _MAX_LISTED = 5
 

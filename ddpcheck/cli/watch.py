@@ -11,7 +11,7 @@ from ddpcheck.cli.run_lookup import find_run
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ddpcheck.analysis.live.state import LiveState
+    from ddpcheck.analysis.live.tracker import LiveState
     from ddpcheck.launcher.multi_node.remote_follow import RunFollower
 
 _INTERRUPTED_STATUS = 130

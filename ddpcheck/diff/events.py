@@ -10,8 +10,7 @@ from ddpcheck.records.codecs import shares
 from ddpcheck.records.kinds.data import BatchRecord
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
-from ddpcheck.records.kinds.modules import ModuleRecord
-from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord, SkipRecord
+from ddpcheck.records.kinds.modules import HyperRecord, ModuleRecord, OptimizerRecord, SkipRecord
 from ddpcheck.records.registry import Record
 
 Comparable = DigestRecord | AppliedRecord | BackwardRecord | BatchRecord | SkipRecord

@@ -11,7 +11,7 @@ from ddpcheck.diff.model import FOLLOWING_STEPS, ORDER, DiffSource, FirstDiffere
 from ddpcheck.diff.record_diff import ComparedRank, RecordDiff, compare, written
 from ddpcheck.diff.run_input import RunInput
 from ddpcheck.records.kinds.digests import DigestRecord, Stage
-from ddpcheck.records.kinds.optimizers import SkipRecord
+from ddpcheck.records.kinds.modules import SkipRecord
 
 # Steps by which one run may be read ahead of the other before an event counts as missing there.
 MOST_AHEAD = 64

@@ -12,8 +12,7 @@ from ddpcheck.errors import NotComparable
 from ddpcheck.records.kinds.data import BatchRecord, LoaderRecord
 from ddpcheck.records.kinds.digests import DigestRecord, Stage
 from ddpcheck.records.kinds.gradients import BackwardRecord
-from ddpcheck.records.kinds.modules import CommHookRecord, ModuleRecord
-from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord
+from ddpcheck.records.kinds.modules import CommHookRecord, HyperRecord, ModuleRecord, OptimizerRecord
 from ddpcheck.records.kinds.rank import RankHeader
 from ddpcheck.records.reader import RecordFile
 from ddpcheck.records.registry import RANK_FILES, Record

@@ -12,8 +12,7 @@ from ddpcheck.records.codecs import Packed, shares
 from ddpcheck.records.kinds.data import BatchRecord
 from ddpcheck.records.kinds.digests import DigestRecord, Stage
 from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
-from ddpcheck.records.kinds.modules import ModuleRecord
-from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord
+from ddpcheck.records.kinds.modules import HyperRecord, ModuleRecord, OptimizerRecord
 
 # Records of a step may be written up to this many steps later.
 LATE = 16

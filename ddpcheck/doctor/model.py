@@ -1,17 +1,62 @@
-"""The report of `ddpcheck doctor`, as `--json` prints it and as ranks send it to the launcher."""
+"""The checks of `ddpcheck doctor` and its report, as `--json` prints it and as ranks send it to the launcher.
+
+A check is a function with the decorator `check` in a module of `doctor/checks`.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Iterable
+import pkgutil
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 
 from ddpcheck.analysis.finding import Severity
+from ddpcheck.doctor import checks
 from ddpcheck.doctor.context import ConnectionAttempt, DoctorContext, HostClockOffset
 from ddpcheck.doctor.diagnosis import Diagnosis
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.registry import all_checks
 from ddpcheck.version import VERSION
+
+_Find = Callable[[DoctorContext], Iterable[Diagnosis]]
+
+
+@dataclass(frozen=True)
+class DoctorCheck:
+    """One check. `order` is its position among the checks that passed."""
+
+    name: str
+    order: int
+    find: _Find
+
+    def run(self, context: DoctorContext) -> list[Diagnosis]:
+        """Diagnoses of all hosts and ranks. Empty if there is nothing to check."""
+        return [replace(each, code=self.name, title=self.name) for each in self.find(context)]
+
+
+_REGISTERED: dict[str, DoctorCheck] = {}
+
+
+def check(name: str, *, order: int) -> Callable[[_Find], _Find]:
+    """Register a function as the check `name`, the name that reports and `--json` show."""
+
+    def register(find: _Find) -> _Find:
+        if name in _REGISTERED:
+            raise ValueError(f"two checks are called {name}")
+        _REGISTERED[name] = DoctorCheck(name, order, find)
+        return find
+
+    return register
+
+
+@cache
+def all_checks() -> tuple[DoctorCheck, ...]:
+    """Every registered check, after importing all modules of `doctor/checks`."""
+    for module in pkgutil.iter_modules(checks.__path__, f"{checks.__name__}."):
+        importlib.import_module(module.name)
+    return tuple(sorted(_REGISTERED.values(), key=lambda each: each.order))
+
 
 # Version of the document. 1 (2026-11): first version.
 DOCTOR_SCHEMA = 1

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from ddpcheck.launcher.multi_node.remote_follow import launcher_has_ended
+from ddpcheck.records.reader import REPORT_FILE, RUN_FILE, read_run_file
 from ddpcheck.records.registry import RANK_FILES
-from ddpcheck.records.run_folder import REPORT_FILE, RUN_FILE, read_run_file
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from ddpcheck.launcher.process.command import ExitStatus, command_environment, e
 from ddpcheck.launcher.process.supervise import supervise
 from ddpcheck.launcher.run_folder import RunFolder, begin_run, finish_run, make_run_folder, write_report
 from ddpcheck.records.node_log import NodeLog
-from ddpcheck.records.run_folder import REPORT_FILE
+from ddpcheck.records.reader import REPORT_FILE
 from ddpcheck.reports.outputs import Outputs, page_of, write_outputs
 from ddpcheck.sampling.sampler import Sampler
 

@@ -21,7 +21,7 @@ from ddpcheck.errors import OutputFolderError
 from ddpcheck.launcher.multi_node.shared_run import may_join
 from ddpcheck.launcher.process.process_table import process_start
 from ddpcheck.privacy import mask_arguments
-from ddpcheck.records.run_folder import REPORT_FILE, RUN_FILE, RUNS_FOLDER, is_run_folder, read_run_file
+from ddpcheck.records.reader import REPORT_FILE, RUN_FILE, RUNS_FOLDER, is_run_folder, read_run_file
 from ddpcheck.version import VERSION
 
 # Version of run.json. 1 (2026-11): first version.

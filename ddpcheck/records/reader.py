@@ -1,4 +1,4 @@
-"""Reads record files while they grow. Lines that cannot be decoded are counted and skipped."""
+"""Reads a run folder: file names, run.json, and record files while they grow. Undecodable lines are counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,27 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from ddpcheck.records.registry import Record, from_mapping, record_kinds
+from ddpcheck.records.registry import RANK_FILES, Record, from_mapping, record_kinds
+
+# Where `ddpcheck run` creates run folders by default.
+RUNS_FOLDER = "ddpcheck-runs"
+RUN_FILE = "run.json"
+REPORT_FILE = "report.json"
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether the folder contains run.json or records of at least one rank."""
+    return path.is_dir() and ((path / RUN_FILE).exists() or any(path.glob(RANK_FILES)))
+
+
+def read_run_file(path: Path) -> dict[str, Any]:
+    """run.json of the run folder `path`; empty if the file is missing or damaged."""
+    try:
+        record = json.loads((path / RUN_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
 
 TypeCheck = Callable[[Any], bool]
 # The Python types that JSON gives for each annotation. An int is accepted as a float, a bool never as a number.

@@ -1,4 +1,4 @@
-"""Counters and properties of all network interfaces."""
+"""Counters and properties of all network interfaces and InfiniBand ports."""
 
 from __future__ import annotations
 
@@ -8,9 +8,97 @@ import fcntl
 import ipaddress
 import socket
 import struct
+from collections.abc import Hashable
+from pathlib import Path
 from typing import Any
 
-from ddpcheck.sampling.counters import CounterTotals
+BITS = 64
+
+
+class CounterTotals:
+    """Totals of many counters since their first readings."""
+
+    def __init__(self) -> None:
+        self._last: dict[Hashable, int] = {}
+        self._total: dict[Hashable, int] = {}
+
+    def add(self, key: Hashable, reading: int, bits: int = BITS) -> int:
+        """Add a reading of a counter with `bits` bits; the total so far, 0 at the first reading."""
+        last = self._last.get(key)
+        self._last[key] = reading
+        self._total[key] = self._total.get(key, 0) + (0 if last is None else increase(last, reading, bits))
+        return self._total[key]
+
+    def total(self, key: Hashable) -> int:
+        return self._total.get(key, 0)
+
+
+def increase(last: int, reading: int, bits: int = BITS) -> int:
+    """The increase of a counter between two readings.
+
+    A smaller reading means a wrap-around, or a reset of the device to 0. If a wrap-around would mean an increase of
+    less than half the range, it is one. Otherwise it is a reset, and the reading is the increase since then.
+    """
+    if reading >= last:
+        return reading - last
+    wrapped = reading - last + (1 << bits)
+    return wrapped if 0 <= wrapped < 1 << (bits - 1) else reading
+
+
+ROOT = Path("/sys/class/infiniband")
+# The data counters count 4-byte words.
+_WORD = 4
+_ERRORS = ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "port_xmit_discards")
+# Many drivers provide only 32 bits of this counter.
+_WAIT, _WAIT_BITS = "port_xmit_wait", 32
+
+
+class InfinibandPorts:
+    """Totals since the first reading, by "device/port": received and sent bytes, errors, ticks waited."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self._ports = {f"{port.parents[1].name}/{port.name}": port for port in sorted(root.glob("*/ports/*"))}
+        self._totals = CounterTotals()
+
+    def describe(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": name,
+                "speed": _infiniband_speed(_text(port / "rate")),
+                "state": _text(port / "state").partition(":")[2].strip(),
+                "layer": _text(port / "link_layer"),
+            }
+            for name, port in self._ports.items()
+        ]
+
+    def read(self) -> dict[str, list[int]]:
+        return {name: self._read(name, port / "counters") for name, port in self._ports.items()}
+
+    def _read(self, name: str, counters: Path) -> list[int]:
+        received = self._totals.add((name, "received"), _number(counters / "port_rcv_data"))
+        sent = self._totals.add((name, "sent"), _number(counters / "port_xmit_data"))
+        errors = sum(self._totals.add((name, error), _number(counters / error)) for error in _ERRORS)
+        waited = self._totals.add((name, _WAIT), _number(counters / _WAIT), _WAIT_BITS)
+        return [received * _WORD, sent * _WORD, errors, waited]
+
+
+def _infiniband_speed(rate: str) -> int | None:
+    """In Mbit/s, from "100 Gb/sec (4X EDR)"."""
+    number = rate.split(" ")[0]
+    return int(float(number) * 1000) if number.replace(".", "", 1).isdigit() else None
+
+
+def _number(path: Path) -> int:
+    text = _text(path)
+    return int(text) if text.isdigit() else 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
 
 # Shows the network namespace of this process.
 _COUNTERS = "/proc/self/net/dev"

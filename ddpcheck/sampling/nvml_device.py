@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from ddpcheck.sampling.counters import BITS, CounterTotals
+from ddpcheck.sampling.interfaces import BITS, CounterTotals
 
 # NVML error codes (part of its ABI) after which a call is not repeated.
 _INVALID_ARGUMENT, _NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND = 2, 3, 4, 13

@@ -10,8 +10,7 @@ from ddpcheck.sampling import host
 from ddpcheck.sampling import interfaces as interface_facts
 from ddpcheck.sampling.gpu_source import GpuSource
 from ddpcheck.sampling.host import RankProcesses, network_namespace
-from ddpcheck.sampling.infiniband import InfinibandPorts
-from ddpcheck.sampling.interfaces import Interfaces
+from ddpcheck.sampling.interfaces import InfinibandPorts, Interfaces
 from ddpcheck.sampling.tcp import Connections
 
 Value = TypeVar("Value")

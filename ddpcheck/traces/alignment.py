@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import median
 
 from ddpcheck.traces.collectives import Match
-from ddpcheck.traces.kernels import CollectiveKind
+from ddpcheck.traces.messages import CollectiveKind
 from ddpcheck.traces.model import RankClockOffset
 from ddpcheck.traces.rank_trace import Collective, RankTrace
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from ddpcheck.traces.event_filter import CollectiveWork, DeviceWork, EventFilter, Launch, Mark, Thread
 from ddpcheck.traces.intervals import Cover, Interval
-from ddpcheck.traces.kernels import CollectiveKind, kind_of, short_name
-from ddpcheck.traces.messages import Message
+from ddpcheck.traces.messages import CollectiveKind, Message, kind_of, short_name
 from ddpcheck.traces.rank_trace import Collective, RankTrace, StepWindow, Work
 
 # c10d's operation, its parameters and the backend's annotation enclose one launch; calls may nest once more.

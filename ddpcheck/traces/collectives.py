@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddpcheck.traces.intervals import Cover
-from ddpcheck.traces.kernels import CollectiveKind, algorithm_bandwidth, bus_bandwidth
-from ddpcheck.traces.messages import Message
+from ddpcheck.traces.messages import CollectiveKind, Message, algorithm_bandwidth, bus_bandwidth
 from ddpcheck.traces.model import CollectiveResult, Part
 from ddpcheck.traces.rank_trace import Collective, RankTrace
 

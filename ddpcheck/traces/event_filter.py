@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from ddpcheck.traces.events import NO_ARGS, Args, Event, EventPrefilter, nanoseconds
 from ddpcheck.traces.intervals import Interval
-from ddpcheck.traces.kernels import communicates
-from ddpcheck.traces.messages import Message, message_in
+from ddpcheck.traces.messages import Message, communicates, message_in
 
 Thread = tuple[Any, Any]
 # A kernel or a copy: start, end, and the correlation id of its launch. A tuple, because there are millions.

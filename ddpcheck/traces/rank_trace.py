@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddpcheck.traces.intervals import Interval
-from ddpcheck.traces.kernels import CollectiveKind
-from ddpcheck.traces.messages import Message
+from ddpcheck.traces.messages import CollectiveKind, Message
 
 # A piece of compute or a copy: start and end in nanoseconds since 1970, and the step that launched it.
 Work = tuple[int, int, int | None]

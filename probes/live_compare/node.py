@@ -1,20 +1,77 @@
-"""Compares snapshots of this rank with those of its peers on the node, and records the evidence of a mismatch."""
+"""Snapshots, the digests of one module at one stage of a step, and their comparison on a node.
+
+Compares snapshots of this rank with those of its peers on the node, and records the evidence of a mismatch."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import time
-from collections import Counter
-from typing import TYPE_CHECKING
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ddpcheck.probes.live_compare.snapshot import RecentSnapshots, Snapshot
 from ddpcheck.probes.tensor_dump import dump_tensors
 from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, Stage, TensorKind
 
 if TYPE_CHECKING:
     from ddpcheck.agent.shm_exchange import Entry, ShmExchange
+    from ddpcheck.agent.tracked_module import TrackedModule
     from ddpcheck.probes.live_compare.store import StoreCompare
     from ddpcheck.probes.probe import ProbeContext
+
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class SnapshotKey:
+    """Which tensors a snapshot covers, and when it was taken; all ranks make the same keys."""
+
+    tracked: TrackedModule
+    stage: Stage
+    of: TensorKind
+    step: int
+    optimizer: int | None = None
+
+    def hash(self, session: str) -> bytes:
+        """Eight bytes that identify the key on all ranks of a session."""
+        text = f"{session}|{self.tracked.key}|{self.stage}|{self.of}|{self.optimizer}|{self.step}"
+        return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+
+@dataclass(eq=False)
+class Snapshot:
+    """The digests of the tensors that `key` describes."""
+
+    key: SnapshotKey
+    key_hash: bytes
+    root: bytes
+    leaves: list[bytes]
+    samples: bytes
+    # Sequence number in the exchange; -1: not published.
+    number: int = -1
+    # Whether the tensors still have the values of the snapshot.
+    current: bool = True
+    detailed: bool = False
+    captured: bool = False
+
+
+class RecentSnapshots(Generic[Value]):
+    """A dict by key hash that drops its oldest entries: memory does not grow with steps."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._items: OrderedDict[bytes, Value] = OrderedDict()
+
+    def get(self, key_hash: bytes) -> Value | None:
+        return self._items.get(key_hash)
+
+    def put(self, key_hash: bytes, value: Value) -> None:
+        self._items[key_hash] = value
+        if len(self._items) > self._limit:
+            self._items.popitem(last=False)
+
 
 # Bytes of each leaf that ranks exchange.
 LEAF = 8

@@ -9,9 +9,8 @@ from functools import cache
 from importlib.resources import files
 
 from ddpcheck.analysis.report import Report
-from ddpcheck.reports.html.markup import Html, joined, tag
+from ddpcheck.reports.html.components import Html, folded, joined, tag, view
 from ddpcheck.reports.html.sections import findings, memory, nodes, overlap, replicas, startup, step_time
-from ddpcheck.reports.html.table import folded, view
 from ddpcheck.reports.views.coverage import check_table, environment_tables
 from ddpcheck.reports.views.data import data_table
 from ddpcheck.reports.views.ranks import MOST_GROUPS, host_table, rank_tables

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from ddpcheck.analysis.live.state import LiveRank, LiveState, LiveStepTime
+from ddpcheck.analysis.live.tracker import LiveRank, LiveState, LiveStepTime
 from ddpcheck.formatting import name_ranks, size_text, time_text
-from ddpcheck.reports.terminal.bars import step_bar, step_legend
+from ddpcheck.reports.terminal.charts import STYLE, sparkline, step_bar, step_legend
 from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole, indented
-from ddpcheck.reports.terminal.sparkline import STYLE, sparkline
 from ddpcheck.reports.verdict import counted
 
 # Lines of the panel.

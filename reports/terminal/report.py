@@ -13,10 +13,9 @@ from rich.text import Text
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.reports.finding_text import finding_location
-from ddpcheck.reports.terminal.bars import overlap_bar, overlap_legend, step_bar, step_legend
+from ddpcheck.reports.terminal.charts import overlap_bar, overlap_legend, print_series, step_bar, step_legend
 from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole
 from ddpcheck.reports.terminal.evidence import print_evidence
-from ddpcheck.reports.terminal.sparkline import print_series
 from ddpcheck.reports.verdict import counted, in_order, verdict_sentence
 from ddpcheck.reports.views import coverage, data, hardware, links, memory, overlap, ranks, startup, timing
 from ddpcheck.reports.views.table import Table

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ddpcheck.formatting import name_ranks, optional_size_text, percent_text, rate_text, time_text
-from ddpcheck.reports.terminal.bars import overlap_bar, overlap_legend
+from ddpcheck.reports.terminal.charts import overlap_bar, overlap_legend
 from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole
 from ddpcheck.traces.model import RankResult, TraceResult
 

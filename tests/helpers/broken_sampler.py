@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddpcheck.__main__ import main
-from ddpcheck.sampling import host, infiniband, interfaces, tcp
+from ddpcheck.sampling import host, interfaces, tcp
 
 # By name in DDP605: owner and name of the function, and the number of calls that still work.
 SOURCES: dict[str, tuple[Any, str, int]] = {
@@ -15,7 +15,7 @@ SOURCES: dict[str, tuple[Any, str, int]] = {
     "memory": (host, "memory_used", 2),
     "ranks": (host.RankProcesses, "read", 2),
     "connections": (tcp.Connections, "read", 2),
-    "infiniband": (infiniband.InfinibandPorts, "read", 2),
+    "infiniband": (interfaces.InfinibandPorts, "read", 2),
     "interfaces described": (interfaces, "describe", 0),
 }
 

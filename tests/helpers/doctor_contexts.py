@@ -9,7 +9,7 @@ from typing import Any
 from ddpcheck.doctor.context import ConnectionAttempt, DoctorContext, HostClockOffset
 from ddpcheck.doctor.diagnosis import Diagnosis
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.registry import all_checks
+from ddpcheck.doctor.model import all_checks
 
 GIB = 1 << 30
 

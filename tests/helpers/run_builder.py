@@ -17,8 +17,7 @@ from ddpcheck.probes.sketches.sketch import Sketch
 from ddpcheck.records.codecs import distribute, pack
 from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
-from ddpcheck.records.kinds.modules import ModuleRecord
-from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord
+from ddpcheck.records.kinds.modules import HyperRecord, ModuleRecord, OptimizerRecord
 from ddpcheck.records.kinds.rank import EndRecord, RankHeader
 from ddpcheck.records.registry import Record, to_line
 

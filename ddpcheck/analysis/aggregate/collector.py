@@ -13,11 +13,13 @@ from ddpcheck.records.kinds.gradients import AppliedRecord
 from ddpcheck.records.kinds.modules import (
     LOCAL_SGD_HOOK,
     CommHookRecord,
+    HyperRecord,
     JoinRecord,
     ModuleRecord,
+    OptimizerRecord,
+    SkipRecord,
     StructureRecord,
 )
-from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord, SkipRecord
 from ddpcheck.records.kinds.rank import EndRecord, FaultRecord, NodeMismatchRecord, NodesRecord, StackRecord
 
 if TYPE_CHECKING:

@@ -9,8 +9,13 @@ from typing import Any
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, DigestRecord
 from ddpcheck.records.kinds.gradients import AppliedRecord
-from ddpcheck.records.kinds.modules import ModuleRecord, StructureRecord
-from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord, SkipRecord
+from ddpcheck.records.kinds.modules import (
+    HyperRecord,
+    ModuleRecord,
+    OptimizerRecord,
+    SkipRecord,
+    StructureRecord,
+)
 from ddpcheck.records.kinds.rank import EndRecord, FaultRecord, NodeMismatchRecord, RankHeader, StackRecord
 
 MOST_HYPER_CHANGES = 10_000

@@ -6,8 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from ddpcheck.analysis.aggregate.agreement import comparable
-from ddpcheck.analysis.aggregate.pending import PendingValues
+from ddpcheck.analysis.aggregate.agreement import PendingValues, comparable
 from ddpcheck.analysis.allreduce.mean_check import (
     Compared,
     MeanCheckResult,

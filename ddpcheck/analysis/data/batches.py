@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ddpcheck.analysis.aggregate.pending import PendingValues
+from ddpcheck.analysis.aggregate.agreement import PendingValues
 from ddpcheck.analysis.data.loss_by_count import LossByCount
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.records.kinds.data import BatchRecord

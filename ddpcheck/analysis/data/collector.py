@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpcheck.analysis.aggregate.pending import PendingValues
+from ddpcheck.analysis.aggregate.agreement import PendingValues
 from ddpcheck.analysis.aggregate.rank_data import RankData
 from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
 from ddpcheck.analysis.data.batches import Batches, ModuleBatches

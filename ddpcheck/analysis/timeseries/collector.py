@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpcheck.analysis.aggregate.rank_data import RankData
 from ddpcheck.analysis.aggregate.registry import Collector, collects
 from ddpcheck.analysis.timeseries.recorded import LossSeries
-from ddpcheck.records.kinds.optimizers import LossRecord
+from ddpcheck.records.kinds.modules import LossRecord
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.aggregate.launch import Attempt

@@ -8,7 +8,7 @@ from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.timeseries.model import AgreementHistory, GradientHistory
 from ddpcheck.analysis.timeseries.recorded import OFF_MEAN, REDUCED, GradientSeries
-from ddpcheck.records.kinds.optimizers import OptimizerRecord
+from ddpcheck.records.kinds.modules import OptimizerRecord
 
 MOST_MODULES = 8
 

@@ -13,7 +13,7 @@ from ddpcheck.analysis.timeseries.model import AgreementInterval
 from ddpcheck.analysis.timeseries.series import AggregatedSeries, BoundedSeries
 from ddpcheck.records.codecs import unpack_leaves
 from ddpcheck.records.kinds.digests import DigestRecord
-from ddpcheck.records.kinds.optimizers import LossRecord
+from ddpcheck.records.kinds.modules import LossRecord
 
 # Numbers kept for all ranks together, and points of each series within that.
 MOST_NUMBERS = 24_000

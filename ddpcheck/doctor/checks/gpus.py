@@ -11,7 +11,7 @@ from ddpcheck.analysis.hardware.statistics import THROTTLING
 from ddpcheck.doctor.context import DoctorContext, Host
 from ddpcheck.doctor.diagnosis import Diagnosis, note, ok, problem, warning
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.registry import check
+from ddpcheck.doctor.model import check
 from ddpcheck.formatting import name_ranks, size_text
 
 _VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"

@@ -9,7 +9,7 @@ from ddpcheck.analysis.finding import Severity
 from ddpcheck.doctor.context import DoctorContext, Host
 from ddpcheck.doctor.diagnosis import Diagnosis, diagnosis, note, ok, problem, warning
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.registry import check
+from ddpcheck.doctor.model import check
 from ddpcheck.formatting import size_text
 
 _MIN_DISK = 64 << 20

@@ -18,7 +18,7 @@ from ddpcheck.doctor.interface_selection import (
     nccl_choice,
     speed_text,
 )
-from ddpcheck.doctor.registry import check
+from ddpcheck.doctor.model import check
 
 # Report an interface that is at least this much faster.
 _FASTER_RATIO = 2.0

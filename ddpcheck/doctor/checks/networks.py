@@ -15,7 +15,7 @@ from ddpcheck.doctor.interface_selection import (
     gloo_choice,
     speed_text,
 )
-from ddpcheck.doctor.registry import check
+from ddpcheck.doctor.model import check
 from ddpcheck.formatting import seconds_text
 
 _FASTER_RATIO = 2.0

@@ -11,7 +11,7 @@ from ddpcheck.analysis.finding import Severity
 from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Diagnosis, diagnosis, note, ok, problem
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.registry import check
+from ddpcheck.doctor.model import check
 from ddpcheck.formatting import name_ranks
 
 _MAX_LISTED = 4

@@ -8,7 +8,7 @@ from ddpcheck.analysis.finding import Severity
 from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.diagnosis import Diagnosis, diagnosis, ok, warning
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.registry import check
+from ddpcheck.doctor.model import check
 
 _OFF = frozenset({"", "0", "false", "off", "no", "n", "f"})
 _UNSET_UNLESS_DEBUGGING = "Unset it unless you are debugging."

@@ -15,7 +15,7 @@ from ddpcheck.doctor.facts.interpreter import interpreter_facts
 from ddpcheck.doctor.facts.record import Facts, machine_id, rank_numbers
 from ddpcheck.privacy import allowed_environment
 from ddpcheck.sampling import host, interfaces
-from ddpcheck.sampling.infiniband import InfinibandPorts
+from ddpcheck.sampling.interfaces import InfinibandPorts
 from ddpcheck.sampling.nvml import Gpus
 
 Section = dict[str, Any]

@@ -6,11 +6,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ddpcheck.analysis.live.state import LiveState
-from ddpcheck.analysis.live.tracker import LiveTracker
+from ddpcheck.analysis.live.tracker import LiveState, LiveTracker
 from ddpcheck.analysis.run_reader import RunReader
-from ddpcheck.launcher.live.pane import LivePane
-from ddpcheck.launcher.live.terminal import Terminal, live_view_enabled
+from ddpcheck.launcher.live.pane import LivePane, Terminal, live_view_enabled
 
 REFRESH_SECONDS = 0.5
 # Maximum share of one core for computing the state. With a thousand ranks, the interval grows up to the maximum.

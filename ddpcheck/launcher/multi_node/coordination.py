@@ -18,7 +18,7 @@ from typing import Any
 
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.records.node_log import NodeLog
-from ddpcheck.records.run_folder import REPORT_FILE
+from ddpcheck.records.reader import REPORT_FILE
 
 # Rewritten regularly by the node that reports.
 HEARTBEAT_FILE = "reporting"

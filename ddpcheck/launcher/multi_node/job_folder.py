@@ -14,7 +14,7 @@ from pathlib import Path
 from ddpcheck.launcher.multi_node.shared_run import spans_nodes
 from ddpcheck.launcher.process.process_table import process_start
 from ddpcheck.launcher.run_folder import RunFolder, run_name
-from ddpcheck.records.run_folder import RUNS_FOLDER
+from ddpcheck.records.reader import RUNS_FOLDER
 
 _RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", *_RANK_VARIABLES)

@@ -14,9 +14,8 @@ from ddpcheck.analysis.run_reader import by_start
 from ddpcheck.errors import NotOneJob, OutputFolderError, RunNotFound
 from ddpcheck.launcher.run_folder import make_folder
 from ddpcheck.records.kinds.rank import RankHeader, is_same_job
-from ddpcheck.records.reader import RecordFile
+from ddpcheck.records.reader import REPORT_FILE, RUN_FILE, RUNS_FOLDER, RecordFile, read_run_file
 from ddpcheck.records.registry import RANK_FILES
-from ddpcheck.records.run_folder import REPORT_FILE, RUN_FILE, RUNS_FOLDER, read_run_file
 
 # Written again for the merged run.
 _NOT_COPIED = {RUN_FILE, REPORT_FILE}

@@ -10,11 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.analysis.live.state import LiveRank, LiveState
-from ddpcheck.analysis.live.tracker import LiveTracker
+from ddpcheck.analysis.live.tracker import LiveRank, LiveState, LiveTracker
 from ddpcheck.analysis.run_reader import RunReader, read_description
 from ddpcheck.launcher.process.process_table import process_start
-from ddpcheck.records.run_folder import read_run_file
+from ddpcheck.records.reader import read_run_file
 
 POLL_SECONDS = 0.5
 

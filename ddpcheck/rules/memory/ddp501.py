@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.memory.checks import has_sharded_state, uneven_ranks
 from ddpcheck.analysis.memory.collector import MemoryGrowth, RankMemory
+from ddpcheck.analysis.memory.table import has_sharded_state, uneven_ranks
 from ddpcheck.formatting import name_ranks, size_text
 from ddpcheck.rules.rule import Need, Rule, first_sentence
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.memory.checks import has_sharded_state, savings_of
+from ddpcheck.analysis.memory.table import has_sharded_state, savings_of
 from ddpcheck.formatting import size_text
 from ddpcheck.rules.rule import Need, Rule
 

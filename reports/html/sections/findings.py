@@ -10,8 +10,7 @@ from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.report import Report
 from ddpcheck.formatting import name_ranks, rank_ranges
 from ddpcheck.reports.finding_text import script_line
-from ddpcheck.reports.html.markup import Html, joined, table, tag
-from ddpcheck.reports.html.table import rows_table
+from ddpcheck.reports.html.components import Html, joined, rows_table, table, tag
 from ddpcheck.reports.safe_text import shortened
 from ddpcheck.reports.verdict import counted, in_order, verdict_sentence
 from ddpcheck.reports.views.evidence import (

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.report import Report
-from ddpcheck.reports.html.chart import chart, chosen_ranks
-from ddpcheck.reports.html.markup import Html, joined
-from ddpcheck.reports.html.table import rows_table, view
+from ddpcheck.reports.html.components import Html, chart, chosen_ranks, joined, rows_table, view
 from ddpcheck.reports.verdict import counted
 from ddpcheck.reports.views.memory import memory_location, memory_rows, memory_table
 from ddpcheck.reports.views.timeseries import series_table

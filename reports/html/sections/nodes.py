@@ -7,9 +7,7 @@ from typing import Any
 
 from ddpcheck.analysis.report import Report
 from ddpcheck.formatting import megabits_text
-from ddpcheck.reports.html.chart import chart
-from ddpcheck.reports.html.markup import Html, joined, tag
-from ddpcheck.reports.html.table import folded, rows_table, view
+from ddpcheck.reports.html.components import Html, chart, folded, joined, rows_table, tag, view
 from ddpcheck.reports.views.hardware import (
     gpu_process_table,
     gpu_table,

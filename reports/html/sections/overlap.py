@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from ddpcheck.analysis.overlap.model import BucketOverlap, BucketPart, Overlap
 from ddpcheck.analysis.report import Report
 from ddpcheck.formatting import optional_size_text
-from ddpcheck.reports.html.chart import chart
-from ddpcheck.reports.html.markup import Html, joined
-from ddpcheck.reports.html.table import MOST_CHART_ROWS, pages, rows_table, view
+from ddpcheck.reports.html.components import MOST_CHART_ROWS, Html, chart, joined, pages, rows_table, view
 from ddpcheck.reports.views.overlap import profiled_overlap
 from ddpcheck.reports.views.table import Table
 

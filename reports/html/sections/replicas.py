@@ -6,10 +6,16 @@ from dataclasses import asdict
 
 from ddpcheck.analysis.report import Report
 from ddpcheck.analysis.timeseries.model import AgreementHistory, GradientHistory
-from ddpcheck.reports.html.chart import chart, chosen_ranks
-from ddpcheck.reports.html.markup import Html, joined, tag
-from ddpcheck.reports.html.table import MOST_CHART_ROWS, rows_table
-from ddpcheck.reports.views.agreement import agreement_summary, agreement_table
+from ddpcheck.reports.html.components import (
+    MOST_CHART_ROWS,
+    Html,
+    chart,
+    chosen_ranks,
+    joined,
+    rows_table,
+    tag,
+)
+from ddpcheck.reports.views.ranks import agreement_summary, agreement_table
 from ddpcheck.reports.views.timeseries import Values, error_summary, norm_summary, series_table
 
 _MOST_INTERVALS = 200

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpcheck.analysis.report import Report
-from ddpcheck.reports.html.chart import chart
-from ddpcheck.reports.html.markup import Html, joined
-from ddpcheck.reports.html.table import pages, rows_table
+from ddpcheck.reports.html.components import Html, chart, joined, pages, rows_table
 from ddpcheck.reports.views.startup import STAGES, node_reads_table, startup_summary, startup_table
 
 _COLOURS = ("absent", "line-6", "line-2", "line-5", "line-4", "line-8", "line-1", "line-7", "line-3")

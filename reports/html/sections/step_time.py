@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpcheck.analysis.report import Report
-from ddpcheck.reports.html.chart import chart
-from ddpcheck.reports.html.markup import Html, joined, table, tag
-from ddpcheck.reports.html.table import pages, rows_table
+from ddpcheck.reports.html.components import Html, chart, joined, pages, rows_table, table, tag
 from ddpcheck.reports.views.timing import PHASES, StepTimeView, step_times, work_phases
 
 # A delay of this share of a step, or more, has the darkest colour.

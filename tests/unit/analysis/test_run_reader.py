@@ -10,8 +10,7 @@ import pytest
 
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
-from ddpcheck.records.kinds.modules import ModuleRecord
-from ddpcheck.records.kinds.optimizers import HyperRecord
+from ddpcheck.records.kinds.modules import HyperRecord, ModuleRecord
 from ddpcheck.records.kinds.rank import EndRecord, RankHeader
 from ddpcheck.records.registry import to_line
 from tests.helpers.run_builder import leaves_of, packed

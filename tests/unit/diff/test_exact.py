@@ -18,7 +18,7 @@ from ddpcheck.diff.run_input import read_run
 from ddpcheck.errors import NotComparable
 from ddpcheck.records.kinds.data import BatchRecord
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
-from ddpcheck.records.kinds.optimizers import OptimizerRecord, SkipRecord
+from ddpcheck.records.kinds.modules import OptimizerRecord, SkipRecord
 from ddpcheck.records.kinds.rank import RankHeader
 from tests.helpers.run_builder import NAMES, RunBuilder
 

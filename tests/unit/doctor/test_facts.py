@@ -170,7 +170,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # The library is found when a process starts.
 _GPUS = """
 import json
-from ddpcheck.doctor.registry import all_checks
+from ddpcheck.doctor.model import all_checks
 from ddpcheck.doctor.facts.machine import gpu_facts
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.context import DoctorContext

@@ -9,8 +9,7 @@ import pytest
 from ddpcheck.analysis.finding import Severity
 from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.model import diagnose
-from ddpcheck.doctor.registry import all_checks
+from ddpcheck.doctor.model import all_checks, diagnose
 from tests.helpers.doctor_contexts import (
     job,
     machine,

@@ -14,7 +14,7 @@ from ddpcheck.errors import OutputFolderError
 from ddpcheck.launcher.multi_node import shared_run
 from ddpcheck.launcher.multi_node.shared_run import spans_nodes
 from ddpcheck.launcher.run_folder import begin_run, find_job_id, finish_run, make_run_folder, run_name
-from ddpcheck.records.run_folder import read_run_file
+from ddpcheck.records.reader import read_run_file
 
 COMMAND = ["torchrun", "--nproc", "4", "train.py", "--token", "abc"]
 

@@ -9,7 +9,7 @@ import torch
 
 from ddpcheck.probes.loss import MAX_PENDING, STEPS_PER_RECORD, LossProbe, read_scalar
 from ddpcheck.probes.probe import Probe
-from ddpcheck.records.kinds.optimizers import LossRecord
+from ddpcheck.records.kinds.modules import LossRecord
 from tests.helpers.fake_context import FakeContext, Job
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from ddpcheck.records.codecs import unpack_leaves
 from ddpcheck.records.kinds.digests import Stage
-from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord, SkipRecord
+from ddpcheck.records.kinds.modules import HyperRecord, OptimizerRecord, SkipRecord
 from ddpcheck.records.registry import to_line
 from tests.helpers.fake_context import FakeContext, Job
 

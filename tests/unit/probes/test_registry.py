@@ -13,7 +13,7 @@ from torch import nn
 
 from ddpcheck.probes.probe import EVENTS, Phase, Probe
 from ddpcheck.probes.registry import PROBES
-from ddpcheck.records.kinds.optimizers import LossRecord
+from ddpcheck.records.kinds.modules import LossRecord
 from ddpcheck.records.kinds.timing import ClockRecord
 from ddpcheck.records.registry import Record
 from tests.helpers.fake_context import FakeContext, Job

@@ -14,7 +14,7 @@ from torch import nn
 
 from ddpcheck.analysis.tensor_values import CapturedTensors
 from ddpcheck.probes import tensor_dump
-from ddpcheck.probes.live_compare.snapshot import SnapshotKey
+from ddpcheck.probes.live_compare.node import SnapshotKey
 from ddpcheck.probes.tensor_dump import dump_tensors
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from tests.helpers.fake_context import FakeContext, watch

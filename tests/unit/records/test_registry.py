@@ -11,8 +11,15 @@ import pytest
 
 from ddpcheck.records import kinds, registry
 from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, DigestRecord
-from ddpcheck.records.kinds.modules import CommHookRecord, JoinRecord, ModuleRecord, StructureRecord
-from ddpcheck.records.kinds.optimizers import HyperRecord, OptimizerRecord, SkipRecord
+from ddpcheck.records.kinds.modules import (
+    CommHookRecord,
+    HyperRecord,
+    JoinRecord,
+    ModuleRecord,
+    OptimizerRecord,
+    SkipRecord,
+    StructureRecord,
+)
 from ddpcheck.records.kinds.rank import EndRecord, FaultRecord, RankHeader
 from ddpcheck.records.reader import parse
 from ddpcheck.records.registry import SCHEMA, Record, from_mapping, record, record_kinds, to_line

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpcheck.sampling.counters import CounterTotals, increase
+from ddpcheck.sampling.interfaces import CounterTotals, increase
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from ddpcheck.sampling import host, interfaces
 from ddpcheck.sampling import interfaces as interface_facts
 from ddpcheck.sampling.host import RankProcesses, network_namespace
-from ddpcheck.sampling.infiniband import InfinibandPorts
+from ddpcheck.sampling.interfaces import InfinibandPorts
 
 DEV = """\
 Inter-|   Receive                                                |  Transmit

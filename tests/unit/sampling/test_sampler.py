@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.records.node_log import NodeLog
-from ddpcheck.sampling import gpu_source, host, infiniband, interfaces, nvml
+from ddpcheck.sampling import gpu_source, host, interfaces, nvml
 from ddpcheck.sampling import host as cpu
 from ddpcheck.sampling import interfaces as interface_facts
 from ddpcheck.sampling import sampler as module
@@ -99,7 +99,7 @@ SOURCES: dict[str, tuple[object, str]] = {
     "cpu": (cpu.Cpu, "read"),
     "memory": (cpu, "memory_used"),
     "ranks": (host.RankProcesses, "read"),
-    "infiniband": (infiniband.InfinibandPorts, "read"),
+    "infiniband": (interfaces.InfinibandPorts, "read"),
     "gpus": (nvml.Gpus, "read"),
 }
 
@@ -148,7 +148,7 @@ KNOWN = {
     ("place", "name", "source"),
     [
         (interface_facts, "describe", "interfaces described"),
-        (infiniband.InfinibandPorts, "__init__", "infiniband"),
+        (interfaces.InfinibandPorts, "__init__", "infiniband"),
         (nvml.Gpus, "open", "gpus"),
         (nvml.Gpus, "describe", "gpus"),
         (cpu.Cpu, "__init__", "cpu"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcheck.traces.kernels import CollectiveKind, communicates, kind_of, short_name
+from ddpcheck.traces.messages import CollectiveKind, communicates, kind_of, short_name
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.aggregate.pending import PendingValues
+from ddpcheck.analysis.aggregate.agreement import PendingValues
 
 GROUP = (0, 1, 2)
 

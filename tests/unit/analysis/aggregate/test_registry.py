@@ -11,8 +11,7 @@ from ddpcheck import analysis
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.aggregate.registry import subscriptions
 from ddpcheck.records.kinds.digests import DigestRecord
-from ddpcheck.records.kinds.modules import JoinRecord, ModuleRecord
-from ddpcheck.records.kinds.optimizers import LossRecord
+from ddpcheck.records.kinds.modules import JoinRecord, LossRecord, ModuleRecord
 from ddpcheck.records.kinds.rank import EndRecord, RankHeader
 from ddpcheck.records.registry import Record, record_kinds
 
@@ -21,7 +20,7 @@ PACKAGE = "added_by_a_test"
 SOURCE = """
 from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
 from ddpcheck.records.kinds.modules import JoinRecord
-from ddpcheck.records.kinds.optimizers import LossRecord
+from ddpcheck.records.kinds.modules import LossRecord
 
 
 class AddedCollector(Collector):

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.analysis.live.state import LiveState
-from ddpcheck.analysis.live.tracker import LATEST, LiveTracker
+from ddpcheck.analysis.live.tracker import LATEST, LiveState, LiveTracker
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.records.kinds.digests import Stage
 from ddpcheck.records.kinds.memory import MemoryRecord

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.analysis.memory.checks import savings_of
 from ddpcheck.analysis.memory.collector import RankMemory, growth_of
-from ddpcheck.analysis.memory.table import curve
+from ddpcheck.analysis.memory.table import curve, savings_of
 from ddpcheck.analysis.timeseries.series import MOST_POINTS, Series
 from ddpcheck.records.kinds.memory import MemoryPartsRecord, MemoryRecord
-from ddpcheck.records.kinds.modules import CommHookRecord
-from ddpcheck.records.kinds.optimizers import OptimizerRecord
+from ddpcheck.records.kinds.modules import CommHookRecord, OptimizerRecord
 from tests.helpers.run_builder import RunBuilder
 
 MIB = 1 << 20

@@ -17,7 +17,7 @@ from ddpcheck.analysis.timeseries.recorded import MOST_POINTS as MOST_DIFFERING
 from ddpcheck.analysis.timeseries.recorded import MOST_STEPS, DifferingSeries, LossSeries, differing
 from ddpcheck.analysis.timeseries.series import MAX_REPORT_POINTS, named_series
 from ddpcheck.records.kinds.digests import DigestRecord
-from ddpcheck.records.kinds.optimizers import LossRecord
+from ddpcheck.records.kinds.modules import LossRecord
 from tests.helpers.cluster import BYTES, START, Cluster, Interface
 from tests.helpers.run_builder import NAMES, RunBuilder
 from tests.helpers.tensorboard_run import DIVERGENCE_STEP, LOCAL, STEPS, WAITS, build

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpcheck.launcher.live import terminal
-from ddpcheck.launcher.live.terminal import live_view_enabled
+from ddpcheck.launcher.live import pane
+from ddpcheck.launcher.live.pane import live_view_enabled
 
 FIT = {"TERM": "xterm-256color"}
 
@@ -18,8 +18,8 @@ FIT = {"TERM": "xterm-256color"}
 def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Replaces standard output and standard error by a terminal."""
     master, slave = pty.openpty()
-    monkeypatch.setattr(terminal, "_STDOUT", slave)
-    monkeypatch.setattr(terminal, "_STDERR", slave)
+    monkeypatch.setattr(pane, "_STDOUT", slave)
+    monkeypatch.setattr(pane, "_STDERR", slave)
     yield slave
     os.close(master)
     os.close(slave)
@@ -51,10 +51,10 @@ def test_no_color_does_not_disable_the_view(on_terminal: int) -> None:
 
 def test_not_into_a_pipe_which_may_lead_to_a_pager(on_terminal: int, monkeypatch: pytest.MonkeyPatch) -> None:
     read_end, write_end = os.pipe()
-    monkeypatch.setattr(terminal, "_STDOUT", write_end)
+    monkeypatch.setattr(pane, "_STDOUT", write_end)
     assert not live_view_enabled(None, False, FIT)
     assert live_view_enabled(True, False, FIT)
-    monkeypatch.setattr(terminal, "_STDERR", write_end)
+    monkeypatch.setattr(pane, "_STDERR", write_end)
     assert not live_view_enabled(True, False, FIT)
     os.close(read_end)
     os.close(write_end)

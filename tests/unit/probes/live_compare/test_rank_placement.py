@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddpcheck.probes.live_compare.rank_placement import RankPlacement
+from ddpcheck.probes.live_compare.store import RankPlacement
 
 RANKS = 6
 

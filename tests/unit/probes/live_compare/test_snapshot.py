@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ddpcheck.probes.live_compare.snapshot import RecentSnapshots, SnapshotKey
+from ddpcheck.probes.live_compare.node import RecentSnapshots, SnapshotKey
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from tests.helpers.fake_context import watch
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from ddpcheck.agent.shm_exchange import ShmExchange, create_exchange
 from ddpcheck.probes.live_compare import store
-from ddpcheck.probes.live_compare.snapshot import Snapshot, SnapshotKey
+from ddpcheck.probes.live_compare.node import Snapshot, SnapshotKey
 from ddpcheck.probes.live_compare.store import StoreCompare
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.kinds.rank import NodeMismatchRecord, NodesRecord

@@ -12,7 +12,7 @@ import pytest
 
 from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.analysis.timeseries.model import AgreementHistory, AgreementInterval, GradientHistory
-from ddpcheck.reports.html.markup import embedded, tag
+from ddpcheck.reports.html.components import embedded, tag
 from ddpcheck.reports.html.page import to_html
 from tests.helpers.sample_reports import ATTACK, attacking, of_many_ranks, stored
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.live.state import LiveAgreement, LiveRank, LiveState, LiveStepTime
+from ddpcheck.analysis.live.tracker import LiveAgreement, LiveRank, LiveState, LiveStepTime
 from ddpcheck.reports.terminal.console import ReportConsole
 from ddpcheck.reports.terminal.live import HEIGHT, clock_text, live_view, notable_ranks, panel_lines
 

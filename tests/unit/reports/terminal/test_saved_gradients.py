@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from rich.console import Console
 
 from ddpcheck.analysis.allreduce.saved_gradients import SavedGradients, SavedParameter, SavedStage
-from ddpcheck.reports.terminal.saved_gradients import render_gradients
+from ddpcheck.reports.terminal.evidence import render_gradients
 
 
 def side(*values: float | str) -> SavedStage:

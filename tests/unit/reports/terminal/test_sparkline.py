@@ -11,8 +11,8 @@ from rich.console import Console
 
 from ddpcheck.analysis.report import Report
 from ddpcheck.analysis.timeseries.model import GradientHistory
+from ddpcheck.reports.terminal.charts import print_series, sparkline
 from ddpcheck.reports.terminal.console import ReportConsole
-from ddpcheck.reports.terminal.sparkline import print_series, sparkline
 from tests.helpers.sample_measurements import measurements
 from tests.helpers.sample_reports import stored, with_parts
 

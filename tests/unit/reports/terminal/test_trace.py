@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from ddpcheck.formatting import optional_size_text, rate_text, time_text
-from ddpcheck.reports.terminal.bars import overlap_bar
+from ddpcheck.reports.terminal.charts import overlap_bar
 from ddpcheck.reports.terminal.trace import render
 from ddpcheck.reports.trace_json import to_json
 from ddpcheck.traces.analyse import analyse

@@ -10,8 +10,7 @@ import pytest
 
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.records.kinds.data import BatchRecord, EpochRecord, LoaderRecord
-from ddpcheck.records.kinds.modules import JoinRecord
-from ddpcheck.records.kinds.optimizers import LossRecord
+from ddpcheck.records.kinds.modules import JoinRecord, LossRecord
 from tests.helpers.run_builder import RunBuilder
 from tests.unit.analysis.data.test_split import packed
 
