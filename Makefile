@@ -40,7 +40,7 @@ screenshots: $(READY) ## run the jobs of the images in README and docs, and crea
 	$(BIN)/python -m tests.screenshots
 
 # torch is installed first: with its exact version, pip takes the build that this machine is configured for.
-$(READY): pyproject.toml setup.py probes/sketches/native.c constraints.txt
+$(READY): pyproject.toml setup.py probes/scan/kernels.c probes/scan/scan.c constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("ddpcheck needs Python 3.10 or later" if sys.version_info < (3, 10) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"

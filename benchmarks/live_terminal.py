@@ -22,10 +22,10 @@ SIZES = ((80, 40), (80, 16), (120, 30), (50, 24))
 DRIVER = f"""
 import os, sys
 sys.path.insert(0, {str(ROOT)!r})
-from ddpcheck.launcher.live.pane import LivePane
+from ddpcheck.launcher.live_view import LivePane
 from ddpcheck.records.node_log import NodeLog
 from ddpcheck.launcher.process.supervise import supervise
-from ddpcheck.launcher.live.pane import Terminal
+from ddpcheck.launcher.live_view import Terminal
 turns = 0
 def tick():
     global turns

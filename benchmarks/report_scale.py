@@ -47,8 +47,8 @@ def plan_of(ranks: int, steps: int) -> Plan:
     return Plan(
         ranks=ranks,
         steps=steps,
-        odd_rank=3 * ranks // 4 + 1,
-        odd_step=3 * steps // 5,
+        outlier_rank=3 * ranks // 4 + 1,
+        outlier_step=3 * steps // 5,
         slow_node=ranks // 8 // 4,
     )
 
@@ -69,7 +69,7 @@ def is_right(report: Path, plan: Plan) -> bool:
     """Whether the findings are the two that were put in, and no others."""
     found = [(row["code"], row["step"], row["ranks"]) for row in json.loads(report.read_text())["findings"]]
     slow = list(plan.ranks_of(plan.slow_node or 0))
-    wanted = [("DDP201", plan.odd_step, [plan.odd_rank]), ("DDP402", None, slow)]
+    wanted = [("DDP201", plan.outlier_step, [plan.outlier_rank]), ("DDP402", None, slow)]
     kept = [row for row in found if row[0] in ("DDP201", "DDP402") or row[0] < "DDP300"]
     if kept != wanted:
         print(f"found {found}, and {wanted} were put in")

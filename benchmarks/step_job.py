@@ -1,4 +1,4 @@
-"""The job that step_time.py measures: two ranks that train a block of steps on request.
+"""The job that step_time.py and cost_per_parameter.py measure: ranks that train a block of steps on request.
 
 Not meant to be started by hand.
 """
@@ -9,6 +9,8 @@ import argparse
 import os
 import resource
 import time
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,8 +19,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-class Block(nn.Module):
-    """One transformer block."""
+class TransformerBlock(nn.Module):
+    """Attention and a feed-forward network, each behind a LayerNorm."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -43,7 +45,7 @@ class SmallGpt(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(length, width)
-        self.blocks = nn.Sequential(*(Block(width, 8) for _ in range(blocks)))
+        self.blocks = nn.Sequential(*(TransformerBlock(width, 8) for _ in range(blocks)))
         self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -51,24 +53,10 @@ class SmallGpt(nn.Module):
         return self.norm(self.blocks(x)) @ self.tokens.weight.T
 
 
-def gpt() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    tokens = torch.randint(0, 2048, (8, 129))  # 1,024 tokens predicted a step
-    return SmallGpt(), tokens[:, :-1], tokens[:, 1:].reshape(-1)
+class TinyParameters(nn.Module):
+    """Parameters of 1 KB each: what a parameter costs however small it is."""
 
-
-def mlp() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """As many parameters, next to no arithmetic: the worst case for anything that reads parameters."""
-    width = 1826
-    layers: list[nn.Module] = []
-    for _ in range(3):
-        layers += [nn.Linear(width, width), nn.ReLU()]
-    return nn.Sequential(*layers), torch.randn(4, width), torch.randint(0, width, (4,))
-
-
-class ManySmall(nn.Module):
-    """Two thousand parameters that hold next to nothing: what each costs however small it is."""
-
-    def __init__(self, count: int = 2000, width: int = 16) -> None:
+    def __init__(self, count: int, width: int = 16) -> None:
         super().__init__()
         self.factors = nn.ParameterList([nn.Parameter(torch.randn(width, width)) for _ in range(count)])
 
@@ -76,11 +64,112 @@ class ManySmall(nn.Module):
         return x @ torch.stack(list(self.factors)).sum(0)
 
 
-def many() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    return ManySmall(), torch.randn(4, 16), torch.randint(0, 16, (4,))
+class Bottleneck(nn.Module):
+    """The residual block of ResNet-50."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = 4 * width
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, outputs, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if inputs != outputs or stride > 1:
+            convolution = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(convolution, nn.BatchNorm2d(outputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.relu(self.body(x) + self.shortcut(x))
 
 
-MODELS = {"gpt": gpt, "mlp": mlp, "many": many}
+class ResNet50(nn.Module):
+    """161 parameters with 25.6 million values, as in torchvision."""
+
+    def __init__(self, classes: int = 1000) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2, 1),
+        )
+        blocks: list[nn.Module] = []
+        inputs = 64
+        for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+            for number in range(count):
+                blocks.append(Bottleneck(inputs, width, stride if number == 0 else 1))
+                inputs = 4 * width
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(inputs, classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.stem(images)).mean((2, 3)))
+
+
+class Training(NamedTuple):
+    """A model, one batch, and the optimizer."""
+
+    model: nn.Module
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    optimizer: torch.optim.Optimizer
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
+def gpt(count: int) -> Training:
+    tokens = torch.randint(0, 2048, (8, 129))  # 1,024 predicted tokens per step
+    model = SmallGpt()
+    return Training(model, tokens[:, :-1], tokens[:, 1:].reshape(-1), adamw(model))
+
+
+def mlp(count: int) -> Training:
+    """As many parameters, with very little arithmetic: the worst case for reading parameters."""
+    width = 1826
+    layers: list[nn.Module] = []
+    for _ in range(3):
+        layers += [nn.Linear(width, width), nn.ReLU()]
+    model = nn.Sequential(*layers)
+    return Training(model, torch.randn(4, width), torch.randint(0, width, (4,)), adamw(model))
+
+
+def tiny(count: int) -> Training:
+    model = TinyParameters(count)
+    return Training(model, torch.randn(4, 16), torch.randint(0, 16, (4,)), adamw(model))
+
+
+def resnet(count: int) -> Training:
+    model = ResNet50().to(memory_format=torch.channels_last)
+    images = torch.randn(2, 3, 96, 96).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    return Training(model, images, torch.randint(0, 1000, (2,)), optimizer)
+
+
+def large(count: int) -> Training:
+    """403 million parameters in bf16. SGD keeps no state: a rank holds weights, gradients and buckets."""
+    width, layers = 4096, 24
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False, dtype=torch.bfloat16) for _ in range(layers)))
+    inputs = torch.randn(8, width, dtype=torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    return Training(model, inputs, torch.randint(0, width, (8,)), optimizer)
+
+
+MODELS: dict[str, Callable[[int], Training]] = {
+    "gpt": gpt,
+    "mlp": mlp,
+    "tiny": tiny,
+    "resnet": resnet,
+    "large": large,
+}
 
 
 def page_faults() -> int:
@@ -91,25 +180,31 @@ def train(rank: int, options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=options.store, rank=rank, world_size=options.ranks)
     torch.manual_seed(0)
-    model, inputs, targets = MODELS[options.model]()
-    ddp = DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    training = MODELS[options.model](options.parameters)
+    ddp = DistributedDataParallel(training.model)
     with open(f"{options.pipes}.in.{rank}") as orders, open(f"{options.pipes}.out.{rank}", "w") as answers:
         for order in orders:
-            start, worked, faults = time.perf_counter(), time.process_time(), page_faults()
+            start, processor, faults = time.perf_counter(), time.process_time(), page_faults()
             for _ in range(int(order)):
-                optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(ddp(inputs).flatten(0, -2), targets)
-                loss.backward()
-                optimizer.step()
-            told = (time.perf_counter() - start, time.process_time() - worked, page_faults() - faults)
-            print(*told, file=answers, flush=True)
+                training.optimizer.zero_grad()
+                output = ddp(training.inputs).flatten(0, -2).float()
+                nn.functional.cross_entropy(output, training.targets).backward()
+                training.optimizer.step()
+            measured = (
+                time.perf_counter() - start,
+                time.process_time() - processor,
+                page_faults() - faults,
+            )
+            print(*measured, file=answers, flush=True)
     dist.destroy_process_group()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=MODELS, required=True)
+    parser.add_argument(
+        "--parameters", type=int, default=2000, help="number of parameters of the model `tiny`"
+    )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--store", required=True)
     parser.add_argument("--pipes", required=True)

@@ -1,11 +1,14 @@
-"""Step time with and without ddpcheck, side by side: two identical jobs that train in interleaved blocks.
+"""Step time with and without ddpcheck: pairs of identical jobs that train in interleaved blocks.
 
-python benchmarks/step_time.py [--pairs N] [--rounds N] [--model gpt|mlp|many]
+python benchmarks/step_time.py [--pairs N] [--rounds N] [--case NAME]...
 
-Two processes that do the same thing may differ by a tenth for as long as they live, mostly by how much of their memory
-glibc gives back to the system, to be faulted in again at the next step. So several pairs of jobs are started, and for
-comparison pairs of which neither is watched, and pairs in which glibc keeps what it has: there a step is shorter, and
-what ddpcheck takes is a larger part of it.
+Each case prints the ratio of wall time and of processor time (all threads of all ranks), as medians over pairs, and the
+limit that one of the two has to meet. Two processes that do the same work may differ by a tenth for as long as they
+live, mostly by how much memory glibc returns to the system. So several pairs are started; cases in which neither job is
+watched show what the measurement itself is worth.
+
+The budget of ddpcheck decides for the first time after 64 steps. Jobs train more steps than that before they are
+measured, and jobs with short steps train until the budget has settled. DDPCHECK_BENCH_WARM_UP=N sets another number.
 """
 
 from __future__ import annotations
@@ -22,162 +25,184 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 JOB = Path(__file__).with_name("step_job.py")
-RANKS = 2
-# Buckets are rebuilt, memory is touched, and gradients have been sketched at each of the first steps.
-WARM_UP = 10
-STEPS_A_BLOCK = {"gpt": 2, "mlp": 10, "many": 10}
+# Steps before the first decision of the budget, and until it has settled.
+FIRST_DECISION, SETTLED = 66, 140
 # Without these, glibc picks its thresholds in each process, depending on what is freed first.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(8 << 30)}
+WALL, PROCESSOR = "wall", "processor"
 
 
 @dataclass(frozen=True)
 class Case:
-    """Options of `ddpcheck run`, None where neither job is watched; the highest ratio that is acceptable."""
+    """A job, the options of `ddpcheck run` (None: neither job is watched), and the highest acceptable ratio."""
 
+    name: str
     model: str
-    options: list[str] | None
+    options: tuple[str, ...] | None = ()
     limit: float | None = None
+    # Which of the two ratios the limit is for.
+    measure: str = WALL
+    ranks: int = 2
+    parameters: int = 2000
+    steps: int = 10
+    warm_up: int = SETTLED
     environment: dict[str, str] = field(default_factory=dict)
 
-    def __str__(self) -> str:
-        what = "neither watched" if self.options is None else " ".join(self.options) or "at defaults"
-        return f"{self.model}, {what}{', glibc keeps memory' if self.environment else ''}"
+    @property
+    def warm_up_steps(self) -> int:
+        return int(os.environ.get("DDPCHECK_BENCH_WARM_UP") or self.warm_up)
 
 
 CASES = [
-    Case("gpt", None),
-    Case("gpt", [], 1.03),
-    Case("gpt", ["--gradients", "off"], 1.03),
-    Case("mlp", None),
-    # With glibc defaults two unwatched jobs differ by up to 10 %: many pairs are needed.
-    Case("mlp", [], 1.10),
-    Case("mlp", ["--sketch-every", "20"]),
-    Case("mlp", ["--gradients", "off"], 1.10),
-    Case("mlp", None, environment=KEEP_MEMORY),
-    Case("mlp", [], environment=KEEP_MEMORY),
-    Case("many", []),
-    Case("many", ["--gradients", "off"]),
+    Case("gpt", "gpt", (), 1.01, steps=2, warm_up=FIRST_DECISION),
+    Case("gpt-budget-off", "gpt", ("--budget", "off"), 1.02, steps=2, warm_up=FIRST_DECISION),
+    Case("gpt-unwatched", "gpt", None, steps=2, warm_up=FIRST_DECISION),
+    # With glibc's defaults two unwatched MLP jobs differ by up to 10 %: many pairs are needed.
+    Case("mlp", "mlp", (), 1.05),
+    Case("mlp-budget-off", "mlp", ("--budget", "off"), 1.08),
+    Case("mlp-unwatched", "mlp", None),
+    Case("mlp-glibc-keeps-memory", "mlp", (), environment=KEEP_MEMORY),
+    Case("tiny-2000", "tiny", (), 1.25),
+    Case("tiny-2000-budget-off", "tiny", ("--budget", "off"), 1.5),
+    Case("tiny-1000-one-rank", "tiny", (), 1.3, PROCESSOR, ranks=1, parameters=1000, steps=20),
+    Case("tiny-10", "tiny", (), 1.15, PROCESSOR, parameters=10, steps=100, warm_up=500),
+    Case("resnet", "resnet", (), 1.02, steps=2, warm_up=FIRST_DECISION),
+    Case("large-bf16", "large", (), 1.03, steps=1, warm_up=FIRST_DECISION),
 ]
 
 
 class Block(NamedTuple):
-    """Seconds on the slower rank; processor time and page faults of all ranks."""
+    """Wall time of the slowest rank; processor time and page faults of all ranks."""
 
     wall: float
-    work: float
+    processor: float
     faults: float
 
 
+class PairResult(NamedTuple):
+    """Medians over the blocks of a pair: ratios, and figures per step of both jobs."""
+
+    wall: float
+    processor: float
+    plain_wall: float
+    plain_processor: float
+    watched_processor: float
+    plain_faults: float
+    watched_faults: float
+
+
 class Job:
-    """One of the two jobs, trained by orders through named pipes."""
+    """A job that trains on request, through named pipes."""
 
     def __init__(self, folder: Path, case: Case, watched: bool) -> None:
-        self.pipes = folder / "pipe"
-        for rank in range(RANKS):
-            os.mkfifo(f"{self.pipes}.in.{rank}")
-            os.mkfifo(f"{self.pipes}.out.{rank}")
-        store = f"file://{folder / 'store'}"
-        command = [
-            sys.executable,
-            str(JOB),
-            "--model",
-            case.model,
+        pipes = folder / "pipe"
+        for rank in range(case.ranks):
+            os.mkfifo(f"{pipes}.in.{rank}")
+            os.mkfifo(f"{pipes}.out.{rank}")
+        command = [sys.executable, str(JOB), "--model", case.model, "--parameters", str(case.parameters)]
+        command += [
+            "--ranks",
+            str(case.ranks),
             "--store",
-            store,
+            f"file://{folder / 'store'}",
             "--pipes",
-            str(self.pipes),
+            str(pipes),
         ]
         if watched and case.options is not None:
-            command = [
-                sys.executable,
-                "-m",
-                "ddpcheck",
-                "run",
-                "-q",
-                *case.options,
-                "--out",
-                str(folder / "run"),
-                "--",
-                *command,
-            ]
+            run = [sys.executable, "-m", "ddpcheck", "run", "-q", *case.options, "--out", str(folder / "run")]
+            command = [*run, "--", *command]
         self.process = subprocess.Popen(command, env={**os.environ, **case.environment})
-        self.open_pipes = contextlib.ExitStack()
-        self.orders = [self._open(f"{self.pipes}.in.{rank}", "w") for rank in range(RANKS)]
-        self.answers = [self._open(f"{self.pipes}.out.{rank}", "r") for rank in range(RANKS)]
+        self._pipes = contextlib.ExitStack()
+        self._orders = [self._open(f"{pipes}.in.{rank}", "w") for rank in range(case.ranks)]
+        self._answers = [self._open(f"{pipes}.out.{rank}", "r") for rank in range(case.ranks)]
 
     def _open(self, path: str, mode: str) -> IO[str]:
-        return self.open_pipes.enter_context(open(path, mode))
+        return self._pipes.enter_context(open(path, mode))
 
     def train(self, steps: int) -> Block:
-        for order in self.orders:
+        for order in self._orders:
             print(steps, file=order, flush=True)
-        told = [Block(*map(float, answer.readline().split())) for answer in self.answers]
-        wall, work, faults = zip(*told, strict=True)
-        return Block(max(wall), sum(work), sum(faults))
+        measured = [Block(*map(float, answer.readline().split())) for answer in self._answers]
+        wall, processor, faults = zip(*measured, strict=True)
+        return Block(max(wall), sum(processor), sum(faults))
 
     def end(self) -> int:
-        self.open_pipes.close()
+        self._pipes.close()
         return self.process.wait()
 
 
-def measure(case: Case, pairs: int, rounds: int) -> float:
-    """The median over pairs of jobs of how much longer the second takes."""
-    found = [ratios_of_a_pair(case, rounds, number % 2 == 1) for number in range(pairs)]
-    wall, work = (statistics.median(each[of] for each in found) for of in (0, 1))
-    each = ", ".join(f"{wall:.3f}" for wall, *_ in sorted(found))
-    step, plain_faults, faults = (sorted(each[of] for each in found) for of in (2, 3, 4))
-    print(
-        f"{case}: ratio {wall:.3f} of {pairs} pairs ({each}), processor time {work:.3f}; the other one's step "
-        f"{step[0] * 1000:.0f}-{step[-1] * 1000:.0f} ms; page faults a rank and step {faults[0]:.0f}-{faults[-1]:.0f}, "
-        f"of the other one {plain_faults[0]:.0f}-{plain_faults[-1]:.0f}",
-        flush=True,
-    )
-    return wall
-
-
-def ratios_of_a_pair(case: Case, rounds: int, watched_first: bool) -> tuple[float, ...]:
-    """Of time by the clock and of the processor; the step of the one that is not watched; page faults of both."""
-    steps = STEPS_A_BLOCK[case.model]
+def measure_pair(case: Case, rounds: int, watched_first: bool) -> PairResult:
+    """One plain and one watched job, whose blocks of steps alternate."""
     with tempfile.TemporaryDirectory() as plain_folder, tempfile.TemporaryDirectory() as watched_folder:
         folders = {False: Path(plain_folder), True: Path(watched_folder)}
         order = (watched_first, not watched_first)
         jobs = {watched: Job(folders[watched], case, watched) for watched in order}
         for job in jobs.values():
-            job.train(WARM_UP)
+            job.train(case.warm_up_steps)
         blocks = []
         for number in range(rounds):
-            # The order alternates, so that neither job always runs in the state the other left.
+            # The order alternates, so that neither job always runs in the state that the other left.
             turn = order if number % 2 else order[::-1]
-            blocks.append({watched: jobs[watched].train(steps) for watched in turn})
-        ended = [job.end() for job in jobs.values()]
-        if any(ended):
-            sys.exit("a job failed")
-    return (
-        statistics.median(block[True].wall / block[False].wall for block in blocks),
-        statistics.median(block[True].work / block[False].work for block in blocks),
-        statistics.median(block[False].wall for block in blocks) / steps,
-        statistics.median(block[False].faults for block in blocks) / steps / RANKS,
-        statistics.median(block[True].faults for block in blocks) / steps / RANKS,
+            blocks.append({watched: jobs[watched].train(case.steps) for watched in turn})
+        statuses = [job.end() for job in jobs.values()]
+        if any(statuses):
+            sys.exit(f"{case.name}: a job failed")
+
+    def per_step(watched: bool, figure: str) -> float:
+        return statistics.median(getattr(block[watched], figure) for block in blocks) / case.steps
+
+    def ratio(figure: str) -> float:
+        return statistics.median(
+            getattr(block[True], figure) / getattr(block[False], figure) for block in blocks
+        )
+
+    return PairResult(
+        wall=ratio("wall"),
+        processor=ratio("processor"),
+        plain_wall=per_step(False, "wall"),
+        plain_processor=per_step(False, "processor"),
+        watched_processor=per_step(True, "processor"),
+        plain_faults=per_step(False, "faults") / case.ranks,
+        watched_faults=per_step(True, "faults") / case.ranks,
     )
 
 
+def measure(case: Case, pairs: int, rounds: int) -> bool:
+    """Print the result of a case. False if it exceeds its limit."""
+    results = [measure_pair(case, rounds, number % 2 == 1) for number in range(pairs)]
+    medians = {
+        figure: statistics.median(getattr(result, figure) for result in results)
+        for figure in PairResult._fields
+    }
+    met = case.limit is None or medians[case.measure] <= case.limit
+    limit = "no limit" if case.limit is None else f"limit {case.limit} for {case.measure} time"
+    options = "neither job watched" if case.options is None else " ".join(case.options) or "defaults"
+    each = ", ".join(f"{result.wall:.3f}/{result.processor:.3f}" for result in results)
+    print(
+        f"{case.name} ({options}, {case.ranks} rank{'s' * (case.ranks > 1)}): "
+        f"wall {medians[WALL]:.3f}, processor {medians[PROCESSOR]:.3f} ({limit}{'' if met else ': EXCEEDED'}); "
+        f"pairs {each}; a plain step takes {medians['plain_wall'] * 1000:.1f} ms and "
+        f"{medians['plain_processor'] * 1000:.1f} ms of processor time; page faults per rank and step "
+        f"{medians['plain_faults']:.0f} plain, {medians['watched_faults']:.0f} watched",
+        flush=True,
+    )
+    return met
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument(
         "--rounds", type=int, default=6, help="blocks of steps that each job of a pair trains"
     )
-    parser.add_argument("--model", choices=STEPS_A_BLOCK, action="append")
+    parser.add_argument("--case", choices=[case.name for case in CASES], action="append", help="only these")
     chosen = parser.parse_args()
-    missed = []
-    for case in CASES:
-        if chosen.model and case.model not in chosen.model:
-            continue
-        ratio = measure(case, chosen.pairs, chosen.rounds)
-        if case.limit is not None and ratio > case.limit:
-            missed.append(f"{case} is over {case.limit}")
-    if missed:
-        sys.exit("step time: " + "; ".join(missed))
+    cases = [case for case in CASES if not chosen.case or case.name in chosen.case]
+    exceeded = [case.name for case in cases if not measure(case, chosen.pairs, chosen.rounds)]
+    if exceeded:
+        sys.exit("step time: above the limit: " + ", ".join(exceeded))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from ddpcheck.config import ENV_CONFIG, Config
 from ddpcheck.injection import arm
-from ddpcheck.launcher.multi_node.job_folder import find_job_folder, local_rank
-from ddpcheck.launcher.run_folder import begin_run
+from ddpcheck.launcher.run_folder import begin_run, find_job_folder, local_rank
 
 
 def _begin() -> None:

@@ -19,6 +19,8 @@ from ddpcheck.step_ranges import parse_steps
 ENV_CONFIG = "DDPCHECK_CONFIG"
 # Three steps, after buckets are rebuilt and caches are warm.
 DEFAULT_PROFILE_STEPS = "5:8"
+# Steps that are checked completely, whatever --budget allows.
+FIRST_STEPS_OF_BUDGET = 64
 _OPTION = "option"
 
 
@@ -69,6 +71,23 @@ def _check_sample_hz(rate: float) -> None:
 
 def _check_steps(steps: str) -> None:
     parse_steps(steps)
+
+
+def _check_budget(budget: str) -> None:
+    parse_budget(budget)
+
+
+def parse_budget(budget: str) -> float | None:
+    """The share of a step that ddpcheck may take, from a percentage; None: everything is checked at every step."""
+    if budget == "off":
+        return None
+    try:
+        percent = float(budget)
+    except ValueError:
+        percent = 0.0
+    if not 0 < percent <= 100:
+        raise ValueError("give a percentage above 0, such as 2, or `off` to check everything at every step")
+    return percent / 100
 
 
 def _check_profile_steps(steps: str) -> None:
@@ -156,6 +175,17 @@ class Config:
             metavar="N",
             min=1,
             for_ranks=True,
+        ),
+    )
+    budget: str = field(
+        default="2",
+        metadata=option(
+            f"Share of a step that ddpcheck may take. Above it, after the first {FIRST_STEPS_OF_BUDGET} steps, the "
+            "AllReduce is verified at fewer steps, then applied gradients and last parameters are compared at fewer "
+            "steps. `off`: check everything at every step.",
+            metavar="PERCENT",
+            for_ranks=True,
+            check=_check_budget,
         ),
     )
     profile_default_steps: bool = field(

@@ -45,13 +45,18 @@ class Guard:
             reporter(*fault)
         self._unreported.clear()
 
+    def register(self, probe: str, name: str, body: Callable[..., Any]) -> EntryPoint:
+        """An entry point whose caller catches its exceptions and reports them to `switch_off`."""
+        entry = EntryPoint(probe, name, body)
+        self.entry_points[f"{probe}.{name}"] = entry
+        return entry
+
     def protect(self, probe: str, name: str, body: Callable[..., T]) -> Callable[..., T | None]:
         """`body` for calls from the user's program: raises no Exception, and does nothing once switched off.
 
         KeyboardInterrupt and SystemExit are not caught: they belong to the user's program.
         """
-        entry = EntryPoint(probe, name, body)
-        self.entry_points[f"{probe}.{name}"] = entry
+        entry = self.register(probe, name, body)
 
         @functools.wraps(body)
         def protected(*args: Any, **kwargs: Any) -> T | None:
@@ -61,13 +66,14 @@ class Guard:
                 with self.surroundings():
                     result: T = entry.body(*args, **kwargs)
             except Exception as error:
-                self._switch_off(entry, error)
+                self.switch_off(entry, error)
                 return None
             return result
 
         return protected
 
-    def _switch_off(self, entry: EntryPoint, error: Exception) -> None:
+    def switch_off(self, entry: EntryPoint, error: Exception) -> None:
+        """Switch off all entry points of the probe, and report why."""
         self.off.add(entry.probe)
         frames = traceback.extract_tb(error.__traceback__)
         where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

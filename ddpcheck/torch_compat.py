@@ -7,7 +7,7 @@ checked, and the code that needs the name works without it. No module is importe
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
@@ -60,6 +60,9 @@ JOIN_CONFIG = PrivateName(_DDP, "_join_config", "training inside join() is not r
 COMM_HOOKS = PrivateName(_DDP, "_comm_hooks", "communication hooks are not recognised", on_instances=True)
 DIVIDE_BY_INITIAL = PrivateName(
     _DDP, "_divide_by_initial_world_size", "the divisor of join() is taken as the world size", True, True
+)
+PYTHON_REDUCER = PrivateName(
+    _DDP, "_use_python_reducer", "gradients of a reducer in Python are read after their reduction", True, True
 )
 IGNORED_NAMES = PrivateName(
     "torch.nn:Module", "_ddp_params_and_buffers_to_ignore", "ignored tensors are compared", True, True
@@ -139,6 +142,15 @@ PUSH_MODE = PrivateName(
     "torch.utils._python_dispatch", "_push_mode", "dispatch modes of the program see ddpcheck's calls"
 )
 DYNAMO_DISABLE = PrivateName("torch._dynamo", "disable", "torch.compile traces ddpcheck's hooks")
+COMPILED_AUTOGRAD = PrivateName(
+    "torch._dynamo.compiled_autograd",
+    "compiled_autograd_enabled",
+    "compiled backwards trace hooks",
+    optional=True,
+)
+COMPILED_AUTOGRAD_OPTION = PrivateName(
+    "torch._dynamo.config", "compiled_autograd", "compiled backwards trace hooks", optional=True
+)
 DYNAMO_SKIP = PrivateName("torch._dynamo.eval_frame", "skip_code", "torch.compile traces ddpcheck's wrappers")
 
 # Data loaders.
@@ -330,6 +342,19 @@ def tensor_version(tensor: torch.Tensor) -> int:
     return version
 
 
+def tensor_versions(tensors: Sequence[torch.Tensor | None]) -> list[int]:
+    """The version of each tensor, 0 for None; one call into C where that is possible."""
+    try:
+        return list(map(_version, tensors))
+    except (RuntimeError, AttributeError):
+        return [0 if tensor is None else tensor_version(tensor) for tensor in tensors]
+
+
+def compiles_autograd() -> bool:
+    """Whether torch would compile a backward that started now, and trace the hooks of parameters."""
+    return bool(lookup(COMPILED_AUTOGRAD) or lookup(COMPILED_AUTOGRAD_OPTION))
+
+
 def gives_sparse_parts() -> bool:
     """Whether this version of torch gives access to the stored entries of a COO tensor."""
     return lookup(SPARSE_INDICES) is not None and lookup(SPARSE_VALUES) is not None
@@ -344,18 +369,23 @@ def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | No
 _FRAMES = {STEP_WRAPPER: "wrapper", FUNCTION_APPLY: "apply"}
 
 
-def frame_test(private: PrivateName) -> Callable[[FrameType], bool]:
-    """A function that tests whether a frame belongs to `private`, by file and function name."""
+def frames_of(private: PrivateName) -> Callable[[FrameType | None, int], int]:
+    """A function that counts the frames of `private` on a stack, by file and function name, up to a limit."""
     module = sys.modules.get(private.owner.partition(":")[0])
     if lookup(private) is None or module is None:
-        return lambda frame: False
+        return lambda frame, limit: 0
     file, name = module.__file__, _FRAMES[private]
 
-    def test(frame: FrameType) -> bool:
-        code = frame.f_code
-        return code.co_name == name and code.co_filename == file
+    def count(frame: FrameType | None, limit: int) -> int:
+        counted = 0
+        while frame is not None and counted < limit:
+            code = frame.f_code
+            if code.co_name == name and code.co_filename == file:
+                counted += 1
+            frame = frame.f_back
+        return counted
 
-    return test
+    return count
 
 
 bind()

@@ -7,8 +7,9 @@ import ctypes
 import hashlib
 from array import array
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeGuard
 
 import torch
 
@@ -20,7 +21,7 @@ from ddpcheck.probes.batch_fingerprint import (
     FingerprintFuture,
     fingerprint_batch,
 )
-from ddpcheck.probes.probe import Probe, ProbeContext
+from ddpcheck.probes.probe import BudgetItem, Probe, ProbeContext
 from ddpcheck.probes.sample_draws import MOST_EPOCHS, MOST_MAPS, LoaderRegistry, SampleDraws, TrackedLoader
 from ddpcheck.records.kinds.data import BatchRecord
 
@@ -57,6 +58,11 @@ class DataProbe(Probe):
     """Reads a bounded part of each batch; draws no random number and changes no order."""
 
     name = "data"
+    budget_items: ClassVar[Mapping[str, BudgetItem]] = {
+        "forward_inputs": BudgetItem.SKETCH,
+        "before_step": BudgetItem.SKETCH,
+        "after_step": BudgetItem.SKETCH,
+    }
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
@@ -80,6 +86,9 @@ class DataProbe(Probe):
         self._feed(tracked)
         self._close()
         after, self._after = self._after, None
+        self._before = None
+        if not self.context.budget.runs(BudgetItem.SKETCH, tracked.steps):
+            return
         now = rng_states()
         self._before = (tracked.index, now)
         if tracked.forwards % self.context.config.every == 0:
@@ -98,7 +107,9 @@ class DataProbe(Probe):
                 self._open = self._open._replace(record=replace(self._open.record, drew=drew))
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
-        self._after = rng_states()
+        # Compared with the state at the next forward, if that is recorded.
+        due = self.context.budget.schedule.runs(BudgetItem.SKETCH, optimizer.steps + 1)
+        self._after = rng_states() if due else None
         self._close()
         self._drain()
         for loader in self._loaders.all:

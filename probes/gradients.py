@@ -2,88 +2,117 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ddpcheck import torch_compat
-from ddpcheck.probes.digest import combine
-from ddpcheck.probes.digest.submit import incremental_hash, submit, submit_rest
-from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, has_memory
 from ddpcheck.probes.live_compare.node import Snapshot, SnapshotKey
-from ddpcheck.probes.probe import Probe, ProbeContext
-from ddpcheck.probes.sketches.batch import SketchBatch, can_add
-from ddpcheck.probes.sketches.sketch import Sketch
+from ddpcheck.probes.probe import BudgetItem, Probe, ProbeContext
+from ddpcheck.probes.scan.scanner import Scan, TensorScanner, sketch_text
+from ddpcheck.probes.scan.table import NUMBERS
 from ddpcheck.probes.tensor_dump import GradientFiles
-from ddpcheck.probes.write_detection import FIRST, sample_gradient
-from ddpcheck.records.codecs import pack, share_of
+from ddpcheck.probes.write_detection import FIRST
+from ddpcheck.records.codecs import share_of
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
 from ddpcheck.step_ranges import parse_steps
 
 if TYPE_CHECKING:
+    import torch
+
+    from ddpcheck.agent.backward_tracker import BackwardWindow
     from ddpcheck.agent.tracked_module import TrackedModule
     from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
-    from ddpcheck.probes.digest import DigestFuture
+    from ddpcheck.probes.digest import Leaves
 
-NO_GRADIENT = bytes(16)
-EMPTY_SKETCH = Sketch(0.0, 0.0, 0, 0)
 LIVE_RANKS = -1
-# A sketch costs more than a digest, so --sketch-every may reduce their number. Most faults appear in the first steps,
-# which are always sketched; the steps between sketches are checked for non-finite values.
+# A sketch costs more than a digest, so --sketch-every and the budget may reduce their number. Most faults appear in the
+# first steps, which are always sketched.
 FIRST_STEPS = 8
-# The dtypes that torch can sum directly; fp8 is not among them.
-_SUMMABLE = frozenset(
-    {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
-)
+
+
+class LocalScans:
+    """The scans of this rank's own gradients: one per backward, or several with `gradient_as_bucket_view`."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Sequence[int], Scan]] = []
+
+    def add(self, indices: Sequence[int], scan: Scan) -> None:
+        self._parts.append((indices, scan))
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def ready(self) -> bool:
+        return all(scan.ready() for _, scan in self._parts)
+
+    def holds_nonfinite(self) -> bool:
+        """Whether a result that is complete counts non-finite values."""
+        return any(scan.holds_nonfinite() for _, scan in self._parts)
+
+    def may_hold_nonfinite(self) -> bool:
+        return any(scan.may_hold_nonfinite() for _, scan in self._parts)
+
+    def numbers(self, count: int, left_over: Scan | None) -> array[float]:
+        """The sketches of `count` parameters.
+
+        A parameter without a gradient of this backward contributes what it had before, or zeros.
+        """
+        if left_over is None and len(self._parts) == 1 and len(self._parts[0][0]) == count:
+            return self._parts[0][1].numbers()
+        numbers = array("d", bytes(8 * NUMBERS * count)) if left_over is None else left_over.numbers()[:]
+        for indices, scan in self._parts:
+            part = scan.numbers()
+            for row, index in enumerate(indices):
+                numbers[NUMBERS * index : NUMBERS * (index + 1)] = part[NUMBERS * row : NUMBERS * (row + 1)]
+        return numbers
+
+    def nonfinite(self, order: Sequence[int]) -> dict[str, int]:
+        """Number of non-finite values by parameter index, in the order of the backward."""
+        counts = {
+            indices[row]: count for indices, scan in self._parts for row, count in scan.nonfinite().items()
+        }
+        return {str(index): counts[index] for index in order if index in counts}
+
+
+class GradientState(NamedTuple):
+    """Addresses and versions of the gradients: they show writes that autograd sees."""
+
+    identities: list[int]
+    versions: list[int]
 
 
 @dataclass
 class Backward:
     """Sketches and digests of one backward that DDP reduces."""
 
+    tracked: TrackedModule
     number: int
     step: int
     sketched: bool
-    local: SketchBatch = field(default_factory=SketchBatch)
-    # Gradients from before this backward. DDP reduces them again for parameters that the backward does not use. So a
-    # micro-batch under no_sync is counted even if the last micro-batch does not use the same layers.
-    left_over: SketchBatch = field(default_factory=SketchBatch)
-    # This rank's share of the reduced gradients.
-    reduced: SketchBatch = field(default_factory=SketchBatch)
-    # Digests of all reduced gradients and their parameter indices: whether all ranks got the same result.
-    digests: DigestFuture | None = None
-    digested: list[int] = field(default_factory=list)
-    # Indices of parameters without a reduced gradient that could be sketched.
-    absent: set[int] = field(default_factory=set)
-    # Address and version of each gradient after its reduction: they show later writes.
-    versions: list[tuple[int, int]] = field(default_factory=list)
+    local: LocalScans = field(default_factory=LocalScans)
+    # Gradients from before this backward, if they cannot be read at its end. DDP reduces them again for parameters
+    # that the backward does not use. So a micro-batch under no_sync counts, whatever layers the last one uses.
+    left_over: Scan | None = None
+    # Digests of all reduced gradients: whether all ranks got the same result. Sketches of this rank's share of them.
+    reduced: Scan | None = None
+    # Indices in the order in which their gradients became ready; only if a value may not be finite.
+    order: list[int] = field(default_factory=list)
+    # The gradients after their reduction.
+    state: GradientState | None = None
     # A few bytes of each large gradient: they show writes through .data, which do not change the version.
-    samples: list[bytes] = field(default_factory=list)
+    windows: bytes = b""
     # When DDP finished it: all ranks reach this point at the same time.
     finished: float = 0.0
     written: bool = False
 
-    def unchanged_leaves(self, gradients: list[torch.Tensor | None]) -> dict[int, bytes]:
-        """By index, digests of large gradients that are still valid, since no sample has changed."""
-        if self.digests is None or not self.digests.ready() or not any(self.samples):
-            return {}
-        pairs = zip(gradients, self.samples, strict=True)
-        if any(before and sample_gradient(now) != before for now, before in pairs):
-            return {}
-        leaves = zip(self.digested, self.digests.result(), strict=True)
-        return {index: leaf for index, leaf in leaves if self.samples[index]}
-
-    def matches(self, indices: Sequence[int], leaves: Sequence[bytes]) -> bool:
-        """Whether these leaves are those of the reduced gradients, as far as those were digested."""
-        before = {} if self.digests is None else dict(zip(self.digested, self.digests.result(), strict=True))
-        return all(leaf == before.get(index, leaf) for index, leaf in zip(indices, leaves, strict=True))
+    def ready(self) -> bool:
+        scans = [scan for scan in (self.left_over, self.reduced) if scan is not None]
+        return self.local.ready() and all(scan.ready() for scan in scans)
 
 
 @dataclass(frozen=True)
@@ -94,15 +123,33 @@ class DeferredRecord:
     write: Callable[[], None]
 
 
+class ModuleLayout(NamedTuple):
+    """What follows from a module's list of parameters, kept while it does not change."""
+
+    revision: int
+    # This rank's share of the reduced gradients: indices, and one byte per parameter.
+    share: tuple[int, ...]
+    share_mask: bytes
+    all_mask: bytes
+    # Indices of parameters that the reducer does not know.
+    unknown: frozenset[int]
+
+
 class GradientProbe(Probe):
     """Two passes over the gradients per step, as computed and as reduced; small ones get a third, as applied.
 
     A sketch takes longer than a digest. All computed gradients are sketched. Reduced gradients must be the same on
-    every rank, which digests show, so each rank sketches only its share of them and digests that share in the same
-    pass. If a backward may leave parameters unused, one more pass sketches the gradients from before it.
+    every rank, which digests show, so each rank sketches only its share of them, in the same pass. With
+    `gradient_as_bucket_view`, if parameters may be unused, one more pass sketches the gradients from before.
     """
 
     name = "gradients"
+    budget_items: ClassVar[Mapping[str, BudgetItem]] = {
+        "backward_begun": BudgetItem.SKETCH,
+        "gradients_ready": BudgetItem.SKETCH,
+        "gradients_reduced": BudgetItem.SKETCH,
+        "before_step": BudgetItem.APPLIED,
+    }
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
@@ -111,6 +158,13 @@ class GradientProbe(Probe):
         self._profiled = parse_steps(context.config.profile)
         self._snapshots: dict[int, Snapshot] = {}
         self._deferred: deque[DeferredRecord] = deque()
+        # Per module: its gradients as a whole, and the parts in which its local gradients become ready.
+        self._scanners: dict[int, TensorScanner] = {}
+        self._local_scanners: dict[int, list[TensorScanner]] = {}
+        self._layouts: dict[int, ModuleLayout] = {}
+        self._owned: dict[tuple[int, int], tuple[tuple[int, ...], bytes]] = {}
+        # By optimizer and module, the backwards of the last step that was written.
+        self._windows: dict[tuple[int, int], tuple[object, ...]] = {}
         # Steps so far: digests that arrive from a device after the next step are no longer current.
         self._generation = 0
 
@@ -122,64 +176,119 @@ class GradientProbe(Probe):
 
                 fused_kernel(device)
 
+    def wrapper_released(self, tracked: TrackedModule) -> None:
+        # A backward without a step after it.
+        self._write(tracked)
+        for by_module in (self._backwards, self._scanners, self._local_scanners, self._layouts):
+            by_module.pop(tracked.index, None)
+
     def backward_begun(self, tracked: TrackedModule) -> None:
         self._write(tracked)
         tracker = tracked.backward
         if tracker is None:
             return
-        backward = Backward(tracker.number, tracked.steps, self._is_sketched(tracked.steps))
+        backward = Backward(tracked, tracker.number, tracked.steps, self._is_sketched(tracked.steps))
         self._backwards[tracked.index] = backward
-        if backward.sketched and tracker.finds_unused:
-            for index, gradient in enumerate(_gradients(tracked)):
-                if gradient is not None:
-                    backward.left_over.add(index, gradient)
-            backward.left_over.send()
+        if backward.sketched and tracker.finds_unused and tracker.holds:
+            gradients = tracked.gradients()
+            if gradients.count(None) < len(gradients):
+                backward.left_over = self._scan(tracked, gradients, b"", self._layout(tracked).all_mask)
 
-    def gradient_ready(self, tracked: TrackedModule, index: int, gradient: torch.Tensor) -> None:
+    def gradients_ready(
+        self, tracked: TrackedModule, indices: Sequence[int], gradients: Sequence[torch.Tensor | None]
+    ) -> None:
         backward = self._backwards[tracked.index]
-        if backward.sketched or (self._is_checked(backward.step) and _has_nonfinite(gradient)):
-            backward.local.add(index, gradient)
-        self._files.keep_local(tracked, backward.step, index, gradient)
+        if backward.sketched or self._counts_nonfinite(backward.step):
+            scanner = self._local_scanner(tracked, len(gradients), len(backward.local))
+            scanner.update(gradients)
+            all_rows = _ones(len(gradients))
+            if backward.sketched:
+                backward.local.add(indices, scanner.scan(gradients, sketch=all_rows))
+            else:
+                backward.local.add(indices, scanner.scan(gradients, count=all_rows))
+        if self._files.wants(backward.step):
+            for index, gradient in zip(indices, gradients, strict=True):
+                if gradient is not None:
+                    self._files.keep_local(tracked, backward.step, index, gradient)
 
     def gradients_reduced(self, tracked: TrackedModule) -> None:
-        finished = time.time()
         backward = self._backwards[tracked.index]
-        backward.finished = finished
-        gradients = _gradients(tracked)
-        if backward.sketched or backward.local:
-            self._take_reduced(tracked, backward, gradients)
-        backward.versions = _versions(gradients)
-        backward.samples = list(map(sample_gradient, gradients)) if backward.digests is not None else []
-        self._files.write(tracked, backward.step, gradients)
+        backward.finished = time.time()
+        if not self._reads_reduced(backward):
+            return
+        gradients = tracked.gradients()
+        if backward.local.may_hold_nonfinite() and tracked.backward is not None:
+            backward.order = tracked.backward.fired_order()
+        if backward.sketched or backward.local.holds_nonfinite():
+            layout = self._layout(tracked)
+            # Between sketches only this rank does this, because its own gradients have non-finite values.
+            share = layout.share_mask if backward.sketched else layout.all_mask
+            backward.reduced = self._scan(tracked, gradients, layout.all_mask, share, only_sketchable=True)
+            backward.windows = self._scanner(tracked).windows(gradients)
+        else:
+            self._scanner(tracked).update(gradients)
+        backward.state = self._state(tracked, gradients)
+        if self._files.wants(backward.step):
+            self._files.write(tracked, backward.step, gradients)
 
-    def _take_reduced(
-        self, tracked: TrackedModule, backward: Backward, gradients: list[torch.Tensor | None]
-    ) -> None:
-        # Between sketches only this rank does this, because its own gradients have non-finite values.
-        share = frozenset(self._share(tracked) if backward.sketched else range(len(gradients)))
-        present: list[torch.Tensor] = []
-        leaves: dict[int, bytes] = {}
-        for index, gradient in enumerate(gradients):
-            if gradient is None:
-                backward.absent.add(index)
-                continue
-            # Hashed in the same pass as it is sketched.
-            hasher = incremental_hash(gradient) if index in share else None
-            added = backward.reduced.add(index, gradient, hasher) if index in share else can_add(gradient)
-            if not added:
-                backward.absent.add(index)
-                continue
-            if hasher is not None:
-                leaves[len(present)] = hasher.leaf()
-            backward.digested.append(index)
-            present.append(gradient)
-        backward.local.send()
-        backward.reduced.send()
-        backward.digests = submit_rest(present, leaves)
+    def _reads_reduced(self, backward: Backward) -> bool:
+        return (
+            len(backward.local) > 0
+            or self._files.wants(backward.step)
+            or self.context.budget.runs(BudgetItem.APPLIED, backward.step)
+        )
 
-    def _share(self, tracked: TrackedModule) -> tuple[int, ...]:
-        sizes = [tensor.numel() for tensor in tracked.tensors(tracked.parameters)]
-        return share_of(sizes, tracked.group.index(self.context.rank), len(tracked.group))
+    def _scanner(self, tracked: TrackedModule) -> TensorScanner:
+        scanner = self._scanners.get(tracked.index)
+        if scanner is None:
+            scanner = self._scanners[tracked.index] = TensorScanner()
+        return scanner
+
+    def _local_scanner(self, tracked: TrackedModule, count: int, number: int) -> TensorScanner:
+        """The scanner of the `number`-th part of the local gradients: that of all gradients, if it has all of them."""
+        if number == 0 and count == len(tracked.parameters):
+            return self._scanner(tracked)
+        parts = self._local_scanners.setdefault(tracked.index, [])
+        while number >= len(parts):
+            parts.append(TensorScanner())
+        return parts[number]
+
+    def _scan(
+        self,
+        tracked: TrackedModule,
+        gradients: Sequence[torch.Tensor | None],
+        digest: bytes,
+        sketch: bytes,
+        only_sketchable: bool = False,
+    ) -> Scan:
+        scanner = self._scanner(tracked)
+        scanner.update(gradients)
+        return scanner.scan(gradients, digest, sketch, only_sketchable=only_sketchable)
+
+    def _state(self, tracked: TrackedModule, gradients: Sequence[torch.Tensor | None]) -> GradientState:
+        return GradientState(
+            self._scanner(tracked).identities(gradients), torch_compat.tensor_versions(gradients)
+        )
+
+    def _layout(self, tracked: TrackedModule) -> ModuleLayout:
+        layout = self._layouts.get(tracked.index)
+        if layout is None or layout.revision != tracked.revision:
+            tensors = tracked.parameter_tensors()
+            share = share_of(
+                [tensor.numel() for tensor in tensors],
+                tracked.group.index(self.context.rank),
+                len(tracked.group),
+            )
+            mask = bytearray(len(tensors))
+            for index in share:
+                mask[index] = 1
+            known = tracked.backward.reducer_indices if tracked.backward is not None else set()
+            unknown = tracked.unknown_parameters() | (set(range(len(tensors))) - known)
+            layout = ModuleLayout(
+                tracked.revision, share, bytes(mask), _ones(len(tensors)), frozenset(unknown)
+            )
+            self._layouts[tracked.index] = layout
+        return layout
 
     def before_forward(self, tracked: TrackedModule) -> None:
         self._drain()
@@ -190,8 +299,12 @@ class GradientProbe(Probe):
         for tracked in optimizer.modules:
             self._write(tracked)
             self._files.keep_parameters(tracked, optimizer.steps)
-            if self._is_checked(optimizer.steps):
+            if not self._is_checked(optimizer.steps):
+                continue
+            if self.context.budget.runs(BudgetItem.APPLIED, optimizer.steps):
                 self._write_applied(optimizer, tracked)
+            else:
+                self._write_window(optimizer, tracked)
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
         """The user may clear the gradients from here on: they can no longer be dumped."""
@@ -202,6 +315,8 @@ class GradientProbe(Probe):
                 self._snapshots.pop(tracked.index).current = False
 
     def before_exit(self) -> None:
+        for backward in self._backwards.values():
+            self._write(backward.tracked)
         self._drain(wait=True)
         self._backwards.clear()
 
@@ -211,8 +326,13 @@ class GradientProbe(Probe):
     def _is_sketched(self, step: int) -> bool:
         """Depends on the step alone, so that all ranks sketch the same backwards."""
         often = step < FIRST_STEPS or step % self.context.config.sketch_every == 0
+        often = often and self.context.budget.runs(BudgetItem.SKETCH, step)
         # A sketch delays the backward and would hide communication in a profile.
         return often and self._is_checked(step) and step not in self._profiled
+
+    def _counts_nonfinite(self, step: int) -> bool:
+        """Between two sketches that the user set apart, one fast pass still counts values that are not finite."""
+        return self._is_checked(step) and self.context.budget.runs(BudgetItem.SKETCH, step)
 
     def _defer(self, deferred: DeferredRecord) -> None:
         """Write the record when it is complete; records keep their order."""
@@ -227,80 +347,60 @@ class GradientProbe(Probe):
     def _write(self, tracked: TrackedModule) -> None:
         """One record per reduced backward, written when nothing more can be added to it."""
         backward = self._backwards.get(tracked.index)
-        tracker = tracked.backward
-        if tracker is None or backward is None or backward.written or backward.digests is None:
+        if tracked.backward is None or backward is None or backward.written or backward.reduced is None:
             return
         backward.written = True
-        share = self._share(tracked)
-        count = len(tracked.parameters)
-        digests, indices = backward.digests, backward.digested
-        known, divisor = tracker.reducer_indices - tracked.unknown_parameters(), _divisor(tracked)
-        absent = [index for index in range(count) if index in backward.absent or index not in known]
+        layout, divisor = self._layout(tracked), _divisor(tracked)
+        reduced = backward.reduced
 
         def write() -> None:
-            local_sketches, reduced_sketches = backward.local.sketches(), backward.reduced.sketches()
-            # A parameter that this rank did not use, and that had no gradient, contributes zeros to the sum.
-            contributed = {**backward.left_over.sketches(), **local_sketches}
-            local = [contributed.get(index, EMPTY_SKETCH) for index in range(count)]
-            reduced = [reduced_sketches.get(index, EMPTY_SKETCH) for index in range(count)]
+            local = backward.local.numbers(len(layout.all_mask), backward.left_over)
             self.context.write(
                 BackwardRecord(
                     module=tracked.index,
                     number=backward.number,
                     step=backward.step,
-                    local=pack(local) if backward.sketched else "",
-                    reduced=pack([reduced[index] for index in share]) if backward.sketched else "",
-                    root=combine(_leaves(count, indices, digests))[:8].hex(),
+                    local=sketch_text(local) if backward.sketched else "",
+                    reduced=sketch_text(reduced.numbers(), layout.share) if backward.sketched else "",
+                    root=reduced.leaves().root()[:8].hex(),
                     # In the order of arrival: the first is the closest to the cause.
-                    local_nonfinite=_nonfinite(local_sketches),
-                    reduced_nonfinite=_nonfinite(reduced_sketches),
-                    absent=absent,
+                    local_nonfinite=backward.local.nonfinite(backward.order),
+                    reduced_nonfinite={str(index): count for index, count in reduced.nonfinite().items()},
+                    absent=sorted(reduced.absent | layout.unknown),
                     divisor=divisor,
                     time=round(backward.finished, 6) if _is_timed(backward.number) else 0.0,
                 )
             )
 
-        batches = (backward.local, backward.left_over, backward.reduced)
-        self._defer(
-            DeferredRecord(lambda: digests.ready() and all(batch.ready() for batch in batches), write)
-        )
+        self._defer(DeferredRecord(backward.ready, write))
 
     def _write_applied(self, optimizer: TrackedOptimizer, tracked: TrackedModule) -> None:
         tracker = tracked.backward
         if tracker is None:
             return
-        owned = optimizer.owned(tracked)
-        gradients = _gradients(tracked)
-        indices = [index for index in sorted(owned) if gradients[index] is not None]
+        gradients = tracked.gradients()
+        scanner = self._scanner(tracked)
+        scanner.update(gradients)
         backward, window = self._backwards.get(tracked.index), tracker.window
-        moved = backward is None or not backward.versions or _versions(gradients) != backward.versions
-        future = _digests_of_applied(None if moved else backward, indices, gradients)
-        nonfinite = _nonfinite_applied(backward, moved, indices, gradients)
-        record = AppliedRecord(
-            module=tracked.index,
-            optimizer=optimizer.index,
-            step=optimizer.steps,
-            root="",
-            last=window.last.value,
-            moved=moved,
-            # A step directly after another one has no backward of its own.
-            synced=0 if window.closed else window.synced,
-            unsynced=window.unsynced,
-            reason=window.reason.value if window.reason is not None else "",
-            waiting=list(window.waiting)[:100],
+        moved = (
+            backward is None or backward.state is None or self._state(tracked, gradients) != backward.state
         )
+        owned = self._owned_mask(optimizer, tracked)
+        applied, nonfinite = self._scan_applied(scanner, gradients, owned, backward, moved)
+        record = replace(_window_record(optimizer, tracked, window), moved=moved)
+        self._windows[optimizer.index, tracked.index] = _window_of(record)
         live = self.context.node_compare is not None and not tracked.uses_local_sgd
-        samples = b"".join(map(_first_values, gradients)) if live else b""
+        samples = scanner.samples(gradients, FIRST, 0)[0] if live else b""
         snapshot_key = SnapshotKey(
             tracked, Stage.APPLIED, TensorKind.GRADIENTS, optimizer.steps, optimizer.index
         )
-        count, generation = len(gradients), self._generation
+        generation = self._generation
 
         def write() -> None:
-            leaves = _leaves(count, indices, future)
-            root = combine(leaves)
-            counts = _nonfinite(nonfinite.sketches())
-            applied_nonfinite = {str(index): counts[str(index)] for index in indices if str(index) in counts}
+            leaves = applied.leaves()
+            root = leaves.root()
+            counts = nonfinite.nonfinite() if nonfinite is not None else {}
+            applied_nonfinite = {str(index): count for index, count in counts.items() if owned[index]}
             self.context.write(replace(record, root=root.hex(), nonfinite=applied_nonfinite))
             if live and self.context.node_compare is not None:
                 current = generation == self._generation
@@ -310,101 +410,121 @@ class GradientProbe(Probe):
                     self._snapshots[tracked.index] = snapshot
                 self.context.node_compare.publish(snapshot)
 
-        self._defer(DeferredRecord(lambda: future.ready() and nonfinite.ready(), write))
+        self._defer(
+            DeferredRecord(lambda: applied.ready() and (nonfinite is None or nonfinite.ready()), write)
+        )
+
+    def _write_window(self, optimizer: TrackedOptimizer, tracked: TrackedModule) -> None:
+        """Without digests: only if the backwards of this step are not like those of the last one that was written."""
+        if tracked.backward is None:
+            return
+        record = _window_record(optimizer, tracked, tracked.backward.window)
+        key = (optimizer.index, tracked.index)
+        if self._windows.get(key) != _window_of(record):
+            self._windows[key] = _window_of(record)
+            self._defer(DeferredRecord(lambda: True, lambda: self.context.write(record)))
+
+    def _owned_mask(self, optimizer: TrackedOptimizer, tracked: TrackedModule) -> bytes:
+        """One byte per parameter: 1 if this optimizer steps it."""
+        key = (optimizer.index, tracked.index)
+        signature, mask = self._owned.get(key, ((), b""))
+        if signature != optimizer.signature:
+            owned = optimizer.owned(tracked)
+            mask = bytes(index in owned for index in range(len(tracked.parameters)))
+            self._owned[key] = optimizer.signature, mask
+        return mask
+
+    def _scan_applied(
+        self,
+        scanner: TensorScanner,
+        gradients: Sequence[torch.Tensor | None],
+        owned: bytes,
+        backward: Backward | None,
+        moved: bool,
+    ) -> tuple[Scan, Scan | None]:
+        """Digests of the applied gradients, and the scan that counts their non-finite values; None: there are none.
+
+        Values that were not finite after the reduction still are, unless the gradients were written since.
+        """
+        count, nonfinite = b"", None
+        if backward is not None:
+            # This rank's share may be finite although its own gradients are not.
+            local = backward.local.holds_nonfinite()
+            if local or (backward.reduced is not None and backward.reduced.may_hold_nonfinite()):
+                if moved or local:
+                    count = owned
+                else:
+                    nonfinite = backward.reduced
+        scan = None if moved or count or backward is None else _reuse(scanner, gradients, owned, backward)
+        if scan is None:
+            scan = scanner.scan(gradients, owned, count=count)
+        return scan, scan if count else nonfinite
+
+
+def _window_record(
+    optimizer: TrackedOptimizer, tracked: TrackedModule, window: BackwardWindow
+) -> AppliedRecord:
+    """The backwards that led to this step; without a digest yet."""
+    return AppliedRecord(
+        module=tracked.index,
+        optimizer=optimizer.index,
+        step=optimizer.steps,
+        root="",
+        last=window.last.value,
+        # A step directly after another one has no backward of its own.
+        synced=0 if window.closed else window.synced,
+        unsynced=window.unsynced,
+        reason=window.reason.value if window.reason is not None else "",
+        waiting=list(window.waiting)[:100],
+    )
+
+
+def _window_of(record: AppliedRecord) -> tuple[object, ...]:
+    return record.last, record.synced, record.unsynced, record.reason, record.waiting
+
+
+def _reuse(
+    scanner: TensorScanner, gradients: Sequence[torch.Tensor | None], owned: bytes, backward: Backward
+) -> Scan | None:
+    """The digests of applied gradients, with those of large ones taken from the reduction; None: read all of them.
+
+    Writes through .data do not change the version. To find them, all gradients are hashed again in the first steps, in
+    which most faults appear, and small ones always. If a small one or a sample of a large one has changed, all are.
+    """
+    reduced = backward.reduced
+    if reduced is None or not reduced.ready() or not backward.windows or backward.step < FIRST_STEPS:
+        return None
+    if scanner.windows(gradients) != backward.windows:
+        return None
+    large = scanner.large(gradients)
+    small = bytearray(owned)
+    for row in large:
+        small[row] = 0
+    scan = scanner.scan(gradients, bytes(small))
+    if not scan.ready():
+        return None
+    before, now = reduced.leaves(), scan.leaves()
+    if not _match(before, now, small, reduced.absent):
+        return None
+    scan.add_leaves({row: before[row] for row in large if owned[row]})
+    return scan
+
+
+def _match(before: Leaves, now: Leaves, mask: bytes | bytearray, absent: frozenset[int]) -> bool:
+    """Whether the leaves in `mask` are equal, as far as there were any before."""
+    if all(mask) and before == now:
+        return True
+    rows = (row for row, included in enumerate(mask) if included and row not in absent)
+    return all(before[row] == now[row] for row in rows)
+
+
+def _ones(count: int) -> bytes:
+    return b"\1" * count
 
 
 def _is_timed(number: int) -> bool:
     """Host clocks drift slowly: in a long job a part of the timestamps is enough. The same on all ranks."""
     return number <= FIRST_STEPS or number % 4 == 0
-
-
-def _digests_of_applied(
-    backward: Backward | None, indices: Sequence[int], gradients: list[torch.Tensor | None]
-) -> DigestFuture:
-    """Digests of the applied gradients; those of large ones are reused from the reduction unless a write shows.
-
-    `backward`: the reduced backward if addresses and versions are unchanged, else None.
-
-    Writes through .data do not change the version. To find them, all gradients are hashed again in the first steps, in
-    which most faults appear, and small ones always. If a small one or a sample of a large one has changed, all are.
-    """
-    present = [gradient for index in indices if (gradient := gradients[index]) is not None]
-    known = {} if backward is None or backward.step < FIRST_STEPS else backward.unchanged_leaves(gradients)
-    if backward is None or not known:
-        return submit(present)
-    future = submit_rest(present, {n: known[index] for n, index in enumerate(indices) if index in known})
-    # Does not wait for a device.
-    return future if future.ready() and backward.matches(indices, future.result()) else submit(present)
-
-
-def _leaves(count: int, indices: Sequence[int], future: DigestFuture) -> list[bytes]:
-    """One per parameter; `future` has the leaves of those at `indices`."""
-    leaves = [NO_GRADIENT] * count
-    for index, leaf in zip(indices, future.result(), strict=True):
-        leaves[index] = leaf
-    return leaves
-
-
-def _nonfinite_applied(
-    backward: Backward | None, moved: bool, indices: list[int], gradients: list[torch.Tensor | None]
-) -> SketchBatch:
-    """Sketches that count the non-finite values of the applied gradients.
-
-    Values that were not finite after the reduction still are, unless the gradients were written since.
-    """
-    if backward is None:
-        return SketchBatch()
-    # This rank's share may be finite although its own gradients are not.
-    local = backward.local.holds_nonfinite()
-    if not local and not backward.reduced.may_hold_nonfinite():
-        return SketchBatch()
-    if not moved and not local:
-        return backward.reduced
-    batch = SketchBatch()
-    for index in indices:
-        gradient = gradients[index]
-        if gradient is not None:
-            batch.add(index, gradient)
-    batch.send()
-    return batch
-
-
-def _gradients(tracked: TrackedModule) -> list[torch.Tensor | None]:
-    return [tensor.grad for tensor in tracked.tensors(tracked.parameters)]
-
-
-def _versions(gradients: list[torch.Tensor | None]) -> list[tuple[int, int]]:
-    return [(0, 0) if g is None else (_address(g), torch_compat.tensor_version(g)) for g in gradients]
-
-
-def _address(gradient: torch.Tensor) -> int:
-    # Sparse gradients have no address, and that of a wrapper must not be read; each backward makes a new object.
-    return gradient.data_ptr() if _is_plain(gradient) else id(gradient)
-
-
-def _is_plain(gradient: torch.Tensor) -> bool:
-    return type(gradient) in PLAIN_TYPES and gradient.layout == torch.strided
-
-
-def _first_values(gradient: torch.Tensor | None) -> bytes:
-    """The first values, preceded by one byte with their size in bytes, to show values of a step in the past."""
-    if gradient is None or not gradient.is_cpu or not _is_plain(gradient) or not gradient.is_contiguous():
-        return bytes(1)
-    size = min(FIRST, gradient.nbytes)
-    if not size or not has_memory(gradient, size, gradient.element_size()):
-        return bytes(1)
-    return bytes((size,)) + ctypes.string_at(gradient.data_ptr(), size)
-
-
-def _has_nonfinite(gradient: torch.Tensor) -> bool:
-    """One fast sum; if it is not finite, the gradient is sketched. Not on a device, where it would wait."""
-    if not gradient.is_cpu or not _is_plain(gradient) or gradient.dtype not in _SUMMABLE:
-        return False
-    return not isfinite(abs(gradient.sum().item()))
-
-
-def _nonfinite(sketches: Mapping[int, Sketch]) -> dict[str, int]:
-    return {str(index): one.nonfinite for index, one in sketches.items() if one.nonfinite}
 
 
 def _divisor(tracked: TrackedModule) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 FIRST = 16
 CHANGE = 1 << 20
 AT_LEAST_EVERY = 32
+# After them, steps that follow each other faster are not all measured.
+SECONDS_BETWEEN = 0.02
 # Parts are measured rarely: state appears with the first step, and buckets are rebuilt in the second. It takes about
 # six microseconds per parameter.
 PARTS_AT = frozenset({1, 2, 16, 256, 4096, 65536})
@@ -42,7 +46,10 @@ class MemoryProbe(Probe):
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
         self._high = 0
-        self._last = MemoryRecord(-1)
+        self._read_at = 0.0
+        # The last step, the last measurement, and the last one that was written.
+        self._step = -1
+        self._measured = self._last = MemoryRecord(-1)
         self._base: dict[int, int] = {}
         self._kept: dict[int, int] = {}
         self._parts: dict[tuple[int, int], MemoryPartsRecord] = {}
@@ -60,7 +67,8 @@ class MemoryProbe(Probe):
 
     def backward_begun(self, tracked: TrackedModule) -> None:
         """All activations are allocated: about the peak of a step."""
-        self._high = max(self._high, resident().own)
+        if self._is_due(tracked.steps):
+            self._high = max(self._high, resident().own)
         first = tracked.backward is not None and not tracked.backward.window.synced
         if first and tracked.steps in PARTS_AT:
             self._kept[tracked.index] = gradient_bytes(tracked)
@@ -81,12 +89,26 @@ class MemoryProbe(Probe):
             self._counting = optimizer.index
         if optimizer.index != self._counting or optimizer.steps % self.context.config.every:
             return
+        self._step = optimizer.steps
+        if not self._is_due(optimizer.steps):
+            return
+        self._read_at = monotonic()
         device = device_memory() if is_initialized() else DeviceMemory()
         now = MemoryRecord(optimizer.steps, resident().own, self._high, *device)
         self._high = 0
+        self._measured = now
         if self._is_written(now):
             self._last = now
             self.context.write(now)
+
+    def before_exit(self) -> None:
+        """The last measurement is also that of the steps after it."""
+        if self._measured.step >= 0 and self._step > self._last.step:
+            self.context.write(replace(self._measured, step=self._step))
+
+    def _is_due(self, step: int) -> bool:
+        """Reading the counters takes ten microseconds: steps of a millisecond are not all read."""
+        return step < FIRST or monotonic() - self._read_at > SECONDS_BETWEEN
 
     def _is_written(self, now: MemoryRecord) -> bool:
         last = self._last

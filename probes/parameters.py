@@ -5,22 +5,24 @@ from __future__ import annotations
 import base64
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from ddpcheck.probes.digest import combine
-from ddpcheck.probes.digest.submit import submit
+from ddpcheck.probes.digest import Leaves
 from ddpcheck.probes.live_compare.node import Snapshot, SnapshotKey
-from ddpcheck.probes.probe import Probe, ProbeContext
-from ddpcheck.probes.write_detection import TensorSampler, TensorSamples, WriteDetector
+from ddpcheck.probes.probe import BudgetItem, Probe, ProbeContext
+from ddpcheck.probes.scan.scanner import Scan, TensorScanner
+from ddpcheck.probes.write_detection import TensorSamples, WriteDetector, take_samples
 from ddpcheck.records.kinds.digests import NORM_STATISTICS, DigestRecord, Stage, TensorKind
 from ddpcheck.records.reasons import BufferState
-from ddpcheck.torch_compat import tensor_version
+from ddpcheck.torch_compat import tensor_versions
 
 if TYPE_CHECKING:
+    import torch
+
     from ddpcheck.agent.tracked_module import TrackedModule
     from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
-    from ddpcheck.probes.digest import DigestFuture
 
 # Bytes of each leaf in a step's record: the root shows whether ranks agree, leaves only show where. Two bytes miss a
 # differing parameter once in 65,536 cases; buffers are many and small, and usually differ together.
@@ -34,7 +36,7 @@ SHORT_WAIT_SECONDS = 0.3
 class PendingDigest(NamedTuple):
     """Digests that may still be computed on a device."""
 
-    future: DigestFuture
+    scan: Scan
     key: SnapshotKey
     indices: list[int] | None
     samples: bytes
@@ -50,7 +52,7 @@ class ParameterWrite(NamedTuple):
 
     pending: PendingDigest
     root: bytes
-    leaves: list[bytes]
+    leaves: Leaves
     current: bool
 
 
@@ -58,12 +60,13 @@ class ParameterProbe(Probe):
     """Runs in the training thread: another thread could read a tensor while it is written (see docs)."""
 
     name = "parameters"
+    budget_items: ClassVar[Mapping[str, BudgetItem]] = {"after_step": BudgetItem.PARAMS}
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
         self._pending: deque[PendingDigest] = deque()
         self._last: dict[tuple[int, TensorKind], Snapshot] = {}
-        self._samplers: dict[tuple[int, TensorKind], TensorSampler] = {}
+        self._scanners: dict[tuple[int, TensorKind], TensorScanner] = {}
         # Samples of each module's parameters after the last step.
         self._samples: dict[int, TensorSamples] = {}
         self._writes = WriteDetector()
@@ -130,7 +133,8 @@ class ParameterProbe(Probe):
         for tracked in optimizer.modules:
             self._first_writes.pop(tracked.index, None)
             samples = self._samples[tracked.index] = self._sample(tracked)
-            if optimizer.steps % self.context.config.every == 0:
+            due = optimizer.steps % self.context.config.every == 0
+            if due and self.context.budget.runs(BudgetItem.PARAMS, optimizer.steps):
                 key = SnapshotKey(
                     tracked, Stage.PARAMS, TensorKind.PARAMETERS, optimizer.steps, optimizer.index
                 )
@@ -227,40 +231,43 @@ class ParameterProbe(Probe):
         how: str = "",
     ) -> None:
         tracked = key.tracked
-        slots = tracked.buffers if key.of is TensorKind.BUFFERS else tracked.parameters
-        tensors = tracked.tensors(slots)
+        tensors = _tensors(tracked, key.of)
         if not tensors:
             return
-        future = submit(tensors if indices is None else [tensors[index] for index in indices])
-        packed = (samples or self._sample(tracked, key.of)).packed()
-        pending = PendingDigest(future, key, indices, packed, only_changes, hyper, how, tracked.forwards)
-        if self._pending or not future.ready():
+        # Brings the scanner up to date; given samples were taken from the same tensors.
+        samples = samples or self._sample(tracked, key.of)
+        mask = b"\1" * len(tensors) if indices is None else _mask(indices, len(tensors))
+        scan = self._scanners[tracked.index, key.of].scan(tensors, mask)
+        pending = PendingDigest(scan, key, indices, samples.first, only_changes, hyper, how, tracked.forwards)
+        if self._pending or not scan.ready():
             self._pending.append(pending)
         else:
             self._finish(pending, current=True)
 
     def _sample(self, tracked: TrackedModule, of: TensorKind = TensorKind.PARAMETERS) -> TensorSamples:
-        sampler = self._samplers.setdefault((tracked.index, of), TensorSampler())
-        return sampler.take(
-            tracked.tensors(tracked.buffers if of is TensorKind.BUFFERS else tracked.parameters)
-        )
+        scanner = self._scanners.get((tracked.index, of))
+        if scanner is None:
+            scanner = self._scanners[tracked.index, of] = TensorScanner()
+        tensors = _tensors(tracked, of)
+        scanner.update(tensors)
+        return take_samples(scanner, tensors)
 
     def _drain(self, wait: bool = False) -> None:
         """Process digests that have arrived from a device; never waits in the training loop."""
-        while self._pending and (wait or self._pending[0].future.ready()):
+        while self._pending and (wait or self._pending[0].scan.ready()):
             self._finish(self._pending.popleft(), current=False)
 
     def _finish(self, pending: PendingDigest, current: bool) -> None:
         key = pending.key
         slot = (key.tracked.index, key.of)
         last = self._last.get(slot)
-        leaves = pending.future.result()
-        if pending.indices is not None and last is not None:
-            merged = list(last.leaves)
-            for index, leaf in zip(pending.indices, leaves, strict=True):
-                merged[index] = leaf
-            leaves = merged
-        now = ParameterWrite(pending, combine(leaves), leaves, current)
+        leaves = pending.scan.leaves()
+        if pending.indices is not None:
+            if last is not None and len(last.leaves) == len(leaves):
+                leaves = last.leaves.updated({index: leaves[index] for index in pending.indices})
+            else:
+                leaves = Leaves.of(leaves[index] for index in pending.indices)
+        now = ParameterWrite(pending, leaves.root(), leaves, current)
         if not pending.only_changes or self._is_update(now, last):
             self._keep(now)
 
@@ -309,7 +316,7 @@ class ParameterProbe(Probe):
                 step=key.step,
                 of=key.of.value,
                 root=snapshot.root.hex(),
-                leaves=base64.b64encode(b"".join(leaf[:width] for leaf in snapshot.leaves)).decode(),
+                leaves=base64.b64encode(snapshot.leaves.narrow(width)).decode(),
                 width=width,
                 time=round(time.time(), 4),
                 optimizer=key.optimizer,
@@ -331,6 +338,17 @@ class ParameterProbe(Probe):
             snapshot.current = False
 
 
+def _tensors(tracked: TrackedModule, of: TensorKind) -> list[torch.Tensor]:
+    return tracked.tensors(tracked.buffers) if of is TensorKind.BUFFERS else tracked.parameter_tensors()
+
+
+def _mask(indices: list[int], count: int) -> bytes:
+    mask = bytearray(count)
+    for index in indices:
+        mask[index] = 1
+    return bytes(mask)
+
+
 def _syncs_no_buffers(tracked: TrackedModule) -> bool:
     """Whether DDP does not synchronise buffers in the forward."""
     return any(tracked.options.get(name) is False for name in ("broadcast_buffers", "forward_sync_buffers"))
@@ -339,4 +357,4 @@ def _syncs_no_buffers(tracked: TrackedModule) -> bool:
 def _versions(tracked: TrackedModule) -> tuple[int, list[tuple[int, int]]]:
     """Changes with every write to a buffer that autograd sees, and with every training forward."""
     tensors = tracked.tensors(tracked.buffers)
-    return tracked.forwards, [(id(tensor), tensor_version(tensor)) for tensor in tensors]
+    return tracked.forwards, list(zip(map(id, tensors), tensor_versions(tensors), strict=True))

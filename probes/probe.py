@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import TypeVarTuple, Unpack
 
+    from ddpcheck.agent.budget import Budget
     from ddpcheck.agent.shm_exchange import ShmExchange
     from ddpcheck.agent.tracked_module import ParamSetChange, TrackedModule
     from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
@@ -29,6 +30,17 @@ class Phase(IntEnum):
     # Ends a profiler step before other probes do their work for it.
     PROFILER = 1
     DEFAULT = 2
+
+
+class BudgetItem(IntEnum):
+    """What the budget can do less often, in the order in which it does."""
+
+    # Verify the AllReduce by sketches of local and reduced gradients, and fingerprint batches.
+    SKETCH = 0
+    # Digest the gradients that the optimizer applies.
+    APPLIED = 1
+    # Digest the parameters after the step.
+    PARAMS = 2
 
 
 Method = TypeVar("Method", bound=Callable[..., None])
@@ -62,8 +74,14 @@ class ProbeContext(Protocol):
     node_compare: NodeCompare | None
     # Whether the record file is closed.
     over: bool
-    # Nanoseconds that probes have spent on the training thread so far.
+    # Decides which budget_items are part of which step.
+    budget: Budget
+    # Nanoseconds that ddpcheck has spent on the training thread so far: in all, and by probe.
     own_ns: int
+    probe_ns: dict[str, int]
+
+    def job_ns(self) -> int:
+        """A clock that does not advance while ddpcheck runs."""
 
     def write(self, record: Record) -> None: ...
 
@@ -77,6 +95,8 @@ class Probe:
 
     name: ClassVar[str] = ""
     phase: ClassVar[Phase] = Phase.DEFAULT
+    # Events whose time belongs to something that the budget can do less often.
+    budget_items: ClassVar[Mapping[str, BudgetItem]] = {}
 
     def __init__(self, context: ProbeContext) -> None:
         self.context = context
@@ -127,8 +147,14 @@ class Probe:
         """The first gradient of a backward that DDP will not reduce is accumulated."""
 
     @event
-    def gradient_ready(self, tracked: TrackedModule, place: int, gradient: torch.Tensor) -> None:
-        """This rank's own gradient of one parameter, accumulated and not yet reduced."""
+    def gradients_ready(
+        self, tracked: TrackedModule, indices: Sequence[int], gradients: Sequence[torch.Tensor | None]
+    ) -> None:
+        """This rank's own gradients, accumulated and not yet reduced, in ascending order of their indices.
+
+        Emitted once for a whole backward, with the gradients of all parameters, unless DDP changes gradients before its
+        end. A later call replaces the gradient of a parameter that an earlier one had.
+        """
 
     @event
     def gradients_computed(self, tracked: TrackedModule) -> None:

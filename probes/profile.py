@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.autograd.profiler import record_function
 
 from ddpcheck import torch_compat
@@ -52,8 +51,6 @@ class ProfileProbe(Probe):
         self._first, self._end = steps.ranges[0] if steps else (0, 0)
         self._step = -1
         self._recording: ProfilerSession | None = None
-        # By module, when the gradients of the current backward were ready.
-        self._ready: dict[int, list[tuple[int, int]]] = {}
         self._exports = 0
         if steps:
             self._patches = Patches()
@@ -63,6 +60,8 @@ class ProfileProbe(Probe):
     def before_forward(self, tracked: TrackedModule) -> None:
         if self._step < 0:
             self._enter(tracked.steps)
+        if tracked.backward is not None:
+            tracked.backward.time_gradients = self._recording is not None
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
         self._enter(optimizer.steps + 1)
@@ -122,25 +121,17 @@ class ProfileProbe(Probe):
         if self._exports <= MAX_EXPORTS:
             self.context.write(TraceRecord(file=path, own=False))
 
-    def backward_begun(self, tracked: TrackedModule) -> None:
-        if self._recording is not None:
-            self._ready[tracked.index] = []
-
-    def gradient_ready(self, tracked: TrackedModule, index: int, gradient: torch.Tensor) -> None:
-        ready = self._ready.get(tracked.index)
-        if ready is not None:
-            ready.append((index, time.time_ns()))
-
     def gradients_reduced(self, tracked: TrackedModule) -> None:
         done = time.time_ns()
-        ready = self._ready.pop(tracked.index, None)
-        if not ready or self._recording is None or tracked.backward is None:
+        backward = tracked.backward
+        if backward is None or not backward.ready_times or self._recording is None:
             return
+        ready = backward.ready_times
         begin = ready[0][1]
         self.context.write(
             ReadyRecord(
                 module=tracked.index,
-                number=tracked.backward.number,
+                number=backward.number,
                 step=self._step,
                 begin_ns=begin,
                 order=[index for index, _ in ready],

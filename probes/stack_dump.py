@@ -43,7 +43,7 @@ class StackDumpProbe(Probe):
         self._exchange = context.exchange if context.config.hang_timeout else None
         self._beats = 0
         self._step = 0
-        self._last_event = ""
+        self._last_event: LastEvent | None = None
         self._left = False
         self._answered = 0
         self._introduced = False
@@ -93,11 +93,12 @@ class StackDumpProbe(Probe):
         self._beat()
 
     def _record_event(self, event: LastEvent) -> None:
-        self._last_event = event.value
+        self._last_event = event
         # Backwards on a device run in other threads.
-        if event not in (LastEvent.BACKWARD_BEGUN, LastEvent.GRADIENTS_REDUCED):
-            self._thread = threading.get_ident()
-            self._native = threading.get_native_id()
+        if event is not LastEvent.BACKWARD_BEGUN and event is not LastEvent.GRADIENTS_REDUCED:
+            thread = threading.get_ident()
+            if thread != self._thread:
+                self._thread, self._native = thread, threading.get_native_id()
         self._beat()
 
     def _beat(self) -> None:
@@ -123,7 +124,7 @@ class StackDumpProbe(Probe):
             time=time.time(),
             frames=frames_of(self._thread),
             step=self._step,
-            moment=self._last_event,
+            moment=self._last_event.value if self._last_event is not None else "",
             thread=self._native,
             collectives=collectives_issued(),
             left=self._left,

@@ -70,7 +70,7 @@ class StepTimingProbe(Probe):
         self._faults = PageFaults()
 
     def _now(self) -> int:
-        return perf_counter_ns() - self.context.own_ns
+        return self.context.job_ns()
 
     def _begin(self, phase: int) -> None:
         self._host.begin(phase, self._now())

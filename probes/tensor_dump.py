@@ -136,14 +136,18 @@ class GradientFiles:
         self._local: dict[int, dict[int, torch.Tensor]] = {}
         self._before: dict[int, dict[str, torch.Tensor]] = {}
 
+    def wants(self, step: int) -> bool:
+        """Whether the gradients of this step are saved."""
+        return bool(self._steps) and step in self._steps
+
     def keep_local(self, tracked: TrackedModule, step: int, index: int, gradient: torch.Tensor) -> None:
         """A copy: the reducer is about to overwrite it with the mean."""
-        if self._steps and step in self._steps:
+        if self.wants(step):
             self._local.setdefault(tracked.index, {})[index] = gradient.detach().clone()
 
     def write(self, tracked: TrackedModule, step: int, gradients: list[torch.Tensor | None]) -> None:
         local = self._local.pop(tracked.index, {})
-        if not self._steps or step not in self._steps:
+        if not self.wants(step):
             return
         tensors: dict[str, torch.Tensor] = {}
         for index, slot in enumerate(tracked.parameters):

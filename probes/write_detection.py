@@ -6,110 +6,35 @@ change the sampled bytes.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
-from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, direct_span, has_memory
+from ddpcheck import torch_compat
+from ddpcheck.probes.scan.scanner import TensorScanner
 from ddpcheck.records.reasons import WriteWindow
-from ddpcheck.torch_compat import tensor_version
 
 if TYPE_CHECKING:
+    import torch
+
     from ddpcheck.agent.tracked_module import TrackedModule
 
 # Sampled bytes of parameters and buffers: eight float32 values from the start, four from the middle.
 FIRST = 32
 MIDDLE = 16
 
-# Gradients up to this size are hashed again instead: most loops over gradients write to a small one as well, and no
-# write to it is missed.
-READ_AGAIN = 1 << 18
-# Sampled bytes of larger gradients.
-WINDOWS = 16
-WINDOW = 64
-# No element has more bytes: a quick test for small tensors needs only the number of elements.
-LARGEST_ELEMENT = 16
-
-_EMPTY = (ctypes.c_char * 0)()
-
 
 class TensorSamples(NamedTuple):
     """Version counters and sampled bytes of a list of tensors at one time."""
 
     versions: list[int]
-    first: list[bytes]
-    middle: list[bytes]
-
-    def packed(self) -> bytes:
-        """The first values of every tensor, each preceded by one byte with their size in bytes."""
-        return b"".join([bytes((len(data),)) + data for data in self.first])
+    # The first values of every tensor, each preceded by one byte with their size in bytes.
+    first: bytes
+    middle: bytes
 
 
-class SampleWindow(NamedTuple):
-    """Views of the sampled bytes of a tensor, valid while its memory has this address and size."""
-
-    span: tuple[int, int]
-    first: ctypes.Array[ctypes.c_char]
-    middle: ctypes.Array[ctypes.c_char]
-
-
-class TensorSampler:
-    """Samples one list of tensors repeatedly; the cached addresses are verified each time."""
-
-    def __init__(self) -> None:
-        self._windows: list[SampleWindow] = []
-
-    def take(self, tensors: Sequence[torch.Tensor]) -> TensorSamples:
-        if len(self._windows) != len(tensors):
-            self._windows = [_window(tensor) for tensor in tensors]
-        windows = self._windows
-        for index, tensor in enumerate(tensors):
-            if _span(tensor) != windows[index].span:
-                windows[index] = _window(tensor)
-        return TensorSamples(
-            [tensor_version(tensor) for tensor in tensors],
-            [window.first.raw for window in windows],
-            [window.middle.raw for window in windows],
-        )
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Address and size, since a smaller tensor may get the address of a larger one; 0: not readable."""
-    if type(tensor) not in PLAIN_TYPES or not tensor.is_cpu:
-        return 0, 0
-    try:
-        # The first bytes are the first values only if memory order is logical order.
-        size = tensor.nbytes if tensor.is_contiguous() else 0
-        return (tensor.data_ptr(), size) if has_memory(tensor, size, tensor.element_size()) else (0, 0)
-    except RuntimeError:
-        return 0, 0  # sparse and similar layouts
-
-
-def _window(tensor: torch.Tensor) -> SampleWindow:
-    address, size = span = _span(tensor)
-    if address == 0 or size == 0:
-        return SampleWindow(span, _EMPTY, _EMPTY)
-    first = (ctypes.c_char * min(FIRST, size)).from_address(address)
-    if size < 2 * FIRST:
-        return SampleWindow(span, first, _EMPTY)
-    middle = (ctypes.c_char * MIDDLE).from_address(address + size // 2)
-    return SampleWindow(span, first, middle)
-
-
-def sample_gradient(gradient: torch.Tensor | None) -> bytes:
-    """Bytes of a large gradient, evenly spaced; empty for those to hash again: small, on a device, or not plain."""
-    if gradient is None or type(gradient) not in PLAIN_TYPES or not gradient.is_cpu:
-        return b""
-    span = direct_span(gradient) if gradient.numel() > READ_AGAIN // LARGEST_ELEMENT else None
-    if span is None or span[0].nbytes <= READ_AGAIN:
-        return b""
-    layout, address = span
-    # The first and the last bytes are included.
-    last = layout.nbytes - WINDOW
-    starts = [address + last * number // (WINDOWS - 1) for number in range(WINDOWS)]
-    return b"".join([ctypes.string_at(start, WINDOW) for start in starts])
+def take_samples(scanner: TensorScanner, tensors: Sequence[torch.Tensor]) -> TensorSamples:
+    """Samples of `tensors`, with which `scanner` was updated."""
+    return TensorSamples(torch_compat.tensor_versions(tensors), *scanner.samples(tensors, FIRST, MIDDLE))
 
 
 class ForwardSamples(NamedTuple):

@@ -15,8 +15,7 @@ from ddpcheck.formatting import name_ranks
 from ddpcheck.reports.safe_text import safe_line
 from ddpcheck.reports.terminal.console import ReportConsole
 from ddpcheck.reports.terminal.evidence import print_evidence
-from ddpcheck.rules.registry import rule_of
-from ddpcheck.rules.rule import Location
+from ddpcheck.rules.rule import Location, rule_of
 
 _WIDTH = 100
 

@@ -1,21 +1,24 @@
-"""report.json: the finished analysis as strict JSON, and back."""
+"""Finished results as strict JSON: report.json and back, comparisons of two runs, analyses of traces."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from ddpcheck.analysis.cost.model import CostTable
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.overlap.model import Overlap
 from ddpcheck.analysis.report import REPORT_SCHEMA, AttemptSummary, Check, DataEpoch, Report, Verdict
 from ddpcheck.analysis.timeseries.model import AgreementHistory, EnvironmentRow, GradientHistory
-from ddpcheck.analysis.timing.clock_offsets import HostClock
+from ddpcheck.analysis.timing.collector import HostClock
 from ddpcheck.analysis.timing.model import TimeTable
+from ddpcheck.diff.model import Comparison
 from ddpcheck.errors import RunUnreadable
+from ddpcheck.traces.model import TRACE_SCHEMA, CollectiveResult, RankResult, Shares, TraceResult
 
 # The order of the keys: the verdict and the findings first, the bulk last.
 _TOP_LEVEL = (
@@ -33,6 +36,7 @@ _TOP_LEVEL = (
     "traffic",
     "links",
     "time",
+    "cost",
     "memory",
     "startup",
     "overlap",
@@ -74,6 +78,7 @@ class _Document:
     traffic: dict[str, Any] = field(default_factory=dict)
     links: dict[str, Any] = field(default_factory=dict)
     time: tuple[TimeTable, ...] = ()
+    cost: CostTable | None = None
     memory: dict[str, Any] | None = None
     startup: dict[str, Any] | None = None
     overlap: Overlap | None = None
@@ -123,3 +128,71 @@ def plain(value: Any) -> Any:
 def _well_formed(text: str) -> str:
     # A file name that is not UTF-8 has lone surrogates, which strict readers refuse.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+# The order of the keys: the verdict and the first difference first, the bulk last.
+_DIFF_TOP_LEVEL = (
+    "schema",
+    "verdict",
+    "method",
+    "first",
+    "cause",
+    "suspects",
+    "then",
+    "notes",
+    "a",
+    "b",
+    "compared",
+    "growth",
+)
+
+
+def diff_to_json(comparison: Comparison) -> str:
+    """One document, ending in a newline."""
+    fields = asdict(comparison)
+    document = {name: plain(fields[name]) for name in _DIFF_TOP_LEVEL}
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def trace_to_json(result: TraceResult, left_out: Sequence[str] = ()) -> str:
+    """The text of the document, ending in a newline."""
+    document = {
+        "schema": TRACE_SCHEMA,
+        "world_size": result.world_size,
+        "origin_ns": result.origin_ns,
+        "headline": asdict(result.headline),
+        "ranks": [_rank(rank) for rank in result.ranks],
+        "transfer_ns": result.transfer_ns,
+        "matched": result.matched,
+        "unmatched": result.unmatched,
+        "operations": [asdict(each) for each in result.operations],
+        "buckets": [asdict(each) for each in result.buckets],
+        "collectives": [_collective(each) for each in result.collectives],
+        "left_out": list(left_out),
+    }
+    text = json.dumps(document, indent=2, allow_nan=False)
+    return text.encode("utf-8", "backslashreplace").decode("utf-8") + "\n"
+
+
+def _rank(rank: RankResult) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "file": rank.file,
+        "source": rank.source,
+        "collectives": rank.collectives,
+        **_shares(rank.shares),
+        "wait_ns": rank.wait_ns,
+        "last_arrivals": rank.last_arrivals,
+        "clock": None if rank.clock is None else asdict(rank.clock),
+        "steps": [
+            {"step": each.step, "start_ns": each.start_ns, **_shares(each.shares)} for each in rank.steps
+        ],
+    }
+
+
+def _shares(shares: Shares) -> dict[str, Any]:
+    return {**asdict(shares), "overlap_pct": shares.overlap_pct}
+
+
+def _collective(each: CollectiveResult) -> dict[str, Any]:
+    return asdict(each)

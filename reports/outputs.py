@@ -8,12 +8,24 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TextIO
 
 from ddpcheck.analysis.report import Report
-from ddpcheck.errors import UserError
+from ddpcheck.errors import PackageMissing, UserError
 from ddpcheck.reports.safe_text import safe_line
+
+INSTALL = "pip install 'ddpcheck[tensorboard]'"
+
+
+def require_tensorboard() -> None:
+    if find_spec("tensorboard") is None:
+        raise PackageMissing(f"TensorBoard is not installed: install it with `{INSTALL}`")
+
+
+def has_profiler_plugin() -> bool:
+    return find_spec("torch_tb_profiler") is not None
 
 
 def write_whole(path: Path, content: str, mode: int = 0o666) -> None:
@@ -103,7 +115,6 @@ def _write_file(path: Path, make: Callable[[], str]) -> None:
 
 
 def _write_events(report: Report, folder: Path, out: Path) -> None:
-    from ddpcheck.reports.tensorboard.presence import require_tensorboard
 
     require_tensorboard()
     from ddpcheck.reports.tensorboard.folder import write_tensorboard

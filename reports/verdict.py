@@ -7,8 +7,8 @@ import signal
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.formatting import name_ranks
-from ddpcheck.rules.registry import rule_of
-from ddpcheck.rules.rule import Location
+from ddpcheck.reports.views.cost import left_out_text, parameters_interval
+from ddpcheck.rules.rule import Location, rule_of
 
 
 def verdict_sentence(report: Report) -> str:
@@ -19,7 +19,7 @@ def verdict_sentence(report: Report) -> str:
 
 def _sentence(report: Report) -> str:
     lead = leading_finding(report)
-    if lead is not None and _is_parting(lead):
+    if lead is not None and _is_divergence(lead):
         return _diverged(report, lead)
     if report.verdict is Verdict.FAILED:
         return _failed(report, lead)
@@ -38,10 +38,10 @@ def in_order(report: Report) -> list[Finding]:
 def leading_finding(report: Report) -> Finding | None:
     """The finding the verdict is about: the first divergence, else the most severe one."""
     ordered = in_order(report)
-    return next(iter([item for item in ordered if _is_parting(item)] or ordered), None)
+    return next(iter([item for item in ordered if _is_divergence(item)] or ordered), None)
 
 
-def _is_parting(finding: Finding) -> bool:
+def _is_divergence(finding: Finding) -> bool:
     rule = rule_of(finding.code)
     return rule is not None and rule.replicas_diverge and finding.severity is Severity.ERROR
 
@@ -57,6 +57,9 @@ def _diverged(report: Report, lead: Finding) -> str:
     where = " at wrapping" if at_wrapping else ""
     if lead.step is not None:
         where = f" at step {lead.step}"
+        last_equal = lead.evidence.get("last_equal_step")
+        if isinstance(last_equal, int) and last_equal + 1 < lead.step:
+            where = f" between steps {last_equal + 1} and {lead.step}"
     parameter = f" in {lead.parameter}" if lead.parameter else ""
     after = f"; the command {_ending(report.exit_code)}" if report.verdict is Verdict.FAILED else ""
     return f"Replicas diverge{where}{parameter} ({lead.code}){after}"
@@ -108,7 +111,8 @@ def _thoroughness(report: Report) -> str:
         return ""
     every = report.run.get("every", 1)
     how_often = "after every step" if every == 1 else f"after every {every} steps"
-    return f", {counted(parameters, 'parameter')} compared {how_often}"
+    how_often = parameters_interval(report) or how_often
+    return f", {counted(parameters, 'parameter')} compared {how_often}{left_out_text(report)}"
 
 
 def _ending(exit_code: int | None) -> str:

@@ -7,7 +7,8 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from types import FrameType
+from operator import itemgetter
+from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,20 @@ if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
 
 
-_is_function_apply = torch_compat.frame_test(torch_compat.FUNCTION_APPLY)
+# No backward has a negative id.
+NO_TASK = -2
+# Gradients that hooks hold are read at this size, which is that of a bucket.
+MAX_HELD_BYTES = 25 << 20
+
+# Makes an entry point count its time as ddpcheck's own.
+Timed = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def untimed(entry: Callable[..., Any]) -> Callable[..., Any]:
+    return entry
+
+
+_function_applies = torch_compat.frames_of(torch_compat.FUNCTION_APPLY)
 
 
 class BackwardState(str, Enum):
@@ -49,30 +63,63 @@ class BackwardWindow:
     closed: bool = False
 
 
+class HookKind(Enum):
+    """How a parameter's hook reports its gradient."""
+
+    # Appends the parameter's index to a list: a third of a microsecond.
+    LIST = 0
+    # Calls the tracker, which reads the clock or the gradient at once. Hidden from compilers.
+    CALL = 1
+
+
 class BackwardTracker:
     """Hooks that run when a gradient has been accumulated, before DDP's reducer copies it into a bucket.
 
     DDP prepares its reducer in a forward with gradients outside no_sync, and the reducer finishes when all buckets are
-    reduced. DDP queues its end-of-backward callback during the backward. A callback that is queued from inside another
-    callback runs after it, so it reads reduced gradients.
+    reduced. DDP queues its end-of-backward callback when its last bucket is ready, after our first hook has queued one.
+    So our callback runs before it and reads all local gradients together. A callback that is queued from inside
+    another callback runs after it and reads reduced ones.
+
+    With `gradient_as_bucket_view`, DDP replaces or divides each gradient directly after our hook. The hook holds such
+    gradients until there are enough to read; those that DDP divides in place are read by the hook itself.
     """
 
-    def __init__(self, tracked: TrackedModule, emit: Emit) -> None:
+    def __init__(self, tracked: TrackedModule, emit: Emit, timed: Timed = untimed) -> None:
         self.window = BackwardWindow()
         self.number = 0
+        # If set before a forward: when each gradient was ready, as pairs of index and nanoseconds since 1970.
+        self.time_gradients = False
+        self.ready_times: list[tuple[int, int]] = []
         self._tracked = tracked
         self._emit = emit
         self._armed = False
         self._synced = False
         self._tasks: set[int] = set()
         self._nested: set[int] = set()
-        self._fired: set[int] = set()
-        # Indices of the parameters that the reducer was built with.
+        # The id of the backward that the last hook ran in. A list, since hooks share it.
+        self._current_task = [NO_TASK]
+        # Indices of the parameters whose gradients were accumulated, in order, and how many of these were read.
+        self._fired: list[int] = []
+        self._read = 0
+        # Whether hooks hold the gradients, which ones they hold now, and at how many bytes those are read.
+        self._holds = False
+        self._held: list[tuple[int, torch.Tensor | None]] = []
+        self._held_bytes = 0
+        self._max_held_bytes = 0
+        # Indices of the parameters that the reducer was built with, and of those with sparse gradients: DDP divides
+        # such a gradient in place, directly after our hook.
         self.reducer_indices: set[int] = set()
+        self._divided_in_place: set[int] = set()
+        # Whether backwards of this module have been nested in others.
+        self._has_nested = False
         self._handles: list[Any] = []
-        self._ready = hide_from_compiler(GUARD.protect("backward", "ready", self._on_ready))
-        self._first = hide_from_compiler(GUARD.protect("backward", "queued", self._on_first))
-        self._second = hide_from_compiler(GUARD.protect("backward", "done", self._on_done))
+        # The hooks of each parameter as torch keeps them, the key of ours, and our hooks by kind.
+        self._hooks: list[tuple[dict[int, Any], int, dict[HookKind, Callable[..., None]]]] = []
+        self._hook_kind = HookKind.LIST
+        self._ready = hide_from_compiler(GUARD.protect("backward", "ready", timed(self._on_ready)))
+        self._task_begun = hide_from_compiler(GUARD.protect("backward", "begun", timed(self._on_task)))
+        self._first = hide_from_compiler(GUARD.protect("backward", "queued", timed(self._on_first)))
+        self._second = hide_from_compiler(GUARD.protect("backward", "done", timed(self._on_done)))
 
     @property
     def finds_unused(self) -> bool:
@@ -80,28 +127,60 @@ class BackwardTracker:
         ddp: Any = self._tracked.ddp()
         return bool(getattr(ddp, "find_unused_parameters", False) or getattr(ddp, "static_graph", False))
 
+    @property
+    def holds(self) -> bool:
+        """Whether local gradients are read in parts. Otherwise those of all parameters are read together."""
+        return self._holds or self._has_nested
+
     def attach(self) -> None:
         """Hook every parameter of the reducer. The hooks hold only weak references to objects of the program."""
         if torch_compat.lookup(torch_compat.ENGINE) is None:
             return
-        tracker_ref = weakref.ref(self)
+        sparse = self._tracked.sparse_parameters()
         for index, tensor in enumerate(self._tracked.tensors(self._tracked.parameters)):
             if not tensor.requires_grad:
                 continue
             self.reducer_indices.add(index)
-
-            def hook(parameter: torch.Tensor, index: int = index) -> None:
-                tracker = tracker_ref()
-                if tracker is not None:
-                    tracker._ready(parameter, index)
-
+            hooks = self._make_hooks(index)
+            if index in sparse:
+                self._divided_in_place.add(index)
+                hooks[HookKind.LIST] = hooks[HookKind.CALL]
             register: Any = tensor.register_post_accumulate_grad_hook
-            self._handles.append(register(hook))
+            handle = register(hooks[self._hook_kind])
+            self._handles.append(handle)
+            self._hooks.append((handle.hooks_dict_ref(), handle.id, hooks))
+
+    def _make_hooks(self, index: int) -> dict[HookKind, Callable[..., None]]:
+        tracker_ref = weakref.ref(self)
+        current_task, append = self._current_task, self._fired.append
+
+        def begun() -> bool:
+            tracker = tracker_ref()
+            # None if the guard has switched the tracker off.
+            return tracker is not None and tracker._task_begun() is True
+
+        def list_hook(parameter: torch.Tensor) -> None:
+            if _graph_task() == current_task[0] or begun():
+                append(index)
+
+        def call_hook(parameter: torch.Tensor) -> None:
+            tracker = tracker_ref()
+            if tracker is not None:
+                tracker._ready(parameter, index)
+
+        return {HookKind.LIST: list_hook, HookKind.CALL: call_hook}
 
     def detach(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._hooks.clear()
+        self._clear()
+
+    def backward_called(self) -> None:
+        """Called when the program calls `backward`. A compiled backward traces hooks unless they are hidden from it."""
+        if self._hook_kind is not HookKind.CALL and torch_compat.compiles_autograd():
+            self._set_hook_kind(HookKind.CALL)
 
     def forward(self, armed: bool) -> None:
         """Called at a training forward through the wrapper. `armed`: it runs outside no_sync."""
@@ -109,22 +188,72 @@ class BackwardTracker:
         self._open_window()
         self._tasks.clear()
         self._nested.clear()
+        self._clear()
         if armed:
             self.window.armed += 1
             self._armed = True
-            self._move_hooks_last()
+            self._order_hooks()
         else:
             self.window.unarmed += 1
+        self._holds = self._must_hold()
+        calls = (
+            self._holds or self.time_gradients or _graph_task_id is None or torch_compat.compiles_autograd()
+        )
+        self._set_hook_kind(HookKind.CALL if calls else HookKind.LIST)
 
-    def _move_hooks_last(self) -> None:
-        """Move our hooks behind hooks that the program registered later, since those may change the gradient."""
-        for handle in self._handles:
-            hooks = handle.hooks_dict_ref()
-            if hooks is None or len(hooks) == 1 or handle.id not in hooks:
-                continue
-            if next(reversed(hooks)) != handle.id:
+    def _must_hold(self) -> bool:
+        """Whether gradients may change between their hook and the end of the backward."""
+        ddp: Any = self._tracked.ddp()
+        if self._tracked.comm_hook_may_write or self._reduces_early(ddp):
+            self._max_held_bytes = 0
+            return True
+        if not getattr(ddp, "gradient_as_bucket_view", False):
+            return False
+        # A gradient from before this backward is part of its bucket: DDP divides it in place.
+        gradients = self._tracked.gradients()
+        self._max_held_bytes = MAX_HELD_BYTES if gradients.count(None) == len(gradients) else 0
+        return True
+
+    def _reduces_early(self, ddp: Any) -> bool:
+        """Whether DDP reduces gradients before the callbacks of this backward run."""
+        if torch_compat.read(torch_compat.PYTHON_REDUCER, ddp, False):
+            return True
+        # The first backward of a static graph is reduced by a callback that DDP queues before ours. An optimizer in the
+        # backward steps in a communication hook that DDP registers in the first forward.
+        return self.number == 0 and (
+            bool(getattr(ddp, "static_graph", False))
+            or any(
+                torch_compat.read(torch_compat.IN_BACKWARD, parameter) is not None
+                for parameter in self._tracked.parameter_tensors()
+            )
+        )
+
+    def _set_hook_kind(self, kind: HookKind) -> None:
+        if kind is not self._hook_kind:
+            self._hook_kind = kind
+            for hooks, key, ours in self._hooks:
+                if key in hooks:
+                    hooks[key] = ours[kind]
+
+    def _order_hooks(self) -> None:
+        """Move our hooks behind hooks that the program registered later, since those may change the gradient.
+
+        A reducer in Python reduces in such a hook itself: there ours come first.
+        """
+        if not self._hooks or max(map(len, map(_hooks_of, self._hooks))) == 1:
+            return
+        if torch_compat.read(torch_compat.PYTHON_REDUCER, self._tracked.ddp(), False):
+            for hooks, key, _ in self._hooks:
+                if key in hooks and next(iter(hooks)) != key:
+                    ours, others = hooks.pop(key), dict(hooks)
+                    hooks.clear()
+                    hooks[key] = ours
+                    hooks.update(others)
+            return
+        for hooks, key, _ in self._hooks:
+            if len(hooks) > 1 and key in hooks and next(reversed(hooks)) != key:
                 # Removed and inserted again: torch uses the order of insertion, which `move_to_end` does not change.
-                hooks[handle.id] = hooks.pop(handle.id)
+                hooks[key] = hooks.pop(key)
 
     def drain(self) -> None:
         """Called when the current backward has ended: records whether its reduction finished."""
@@ -154,20 +283,39 @@ class BackwardTracker:
 
     def _on_ready(self, parameter: torch.Tensor, index: int) -> None:
         task = _graph_task()
+        if task != self._current_task[0]:
+            self._on_task()
+        self._fired.append(index)
+        if not self._synced:
+            return
+        if self.time_gradients:
+            self.ready_times.append((index, time_ns()))
+        if self._holds:
+            self._held.append((index, parameter.grad))
+            # A sparse gradient has no size of its own.
+            self._held_bytes += parameter.nbytes
+            if self._held_bytes > self._max_held_bytes:
+                self._emit_held()
+        elif index in self._divided_in_place:
+            self._emit(Probe.gradients_ready, self._tracked, [index], [parameter.grad])
+
+    def _on_task(self) -> bool:
+        """Called at the first gradient of a backward, or when a nested backward inside a checkpoint begins or ends."""
+        task = _graph_task()
         if task not in self._tasks:
             self._begin(task)
-        self._fired.add(index)
-        if self._synced and parameter.grad is not None:
-            self._emit(Probe.gradient_ready, self._tracked, index, parameter.grad)
+        # Without ids, every hook asks whether the backward is new.
+        self._current_task[0] = task if _graph_task_id is not None else NO_TASK
+        return True
 
     def _begin(self, task: int) -> None:
-        """Called at the first gradient of a backward, or of a nested backward inside a checkpoint."""
         self._open_window()
         self._tasks.add(task)
         if _is_nested():
             self._nested.add(task)
+            self._has_nested = True
         if not self._synced:
-            self._fired.clear()
+            self._clear()
             self._synced = self._armed
             if self._synced:
                 self.number += 1
@@ -179,9 +327,35 @@ class BackwardTracker:
                 self._open_window()
         _queue(lambda: self._first(task))
 
+    def _emit_held(self) -> None:
+        """Hand the gradients that hooks hold to the probes."""
+        held, self._held, self._held_bytes = dict(self._held), [], 0
+        if held:
+            indices = sorted(held)
+            gradients = [held[index] for index in indices]
+            self._emit(Probe.gradients_ready, self._tracked, indices, gradients)
+
+    def _emit_local(self) -> None:
+        """Hand the local gradients to the probes that hooks did not hold."""
+        fired, self._read = self._fired[self._read :], len(self._fired)
+        gradients = self._tracked.gradients()
+        if not self._nested and not self._divided_in_place:
+            # Also those of unused parameters: DDP reduces what they had before.
+            self._emit(Probe.gradients_ready, self._tracked, range(len(gradients)), gradients)
+            return
+        # DDP may finish in a nested backward: then what was computed before it is reduced by now.
+        wanted = set(fired) if self._nested else set(range(len(gradients)))
+        indices = sorted(wanted - self._divided_in_place)
+        if indices:
+            self._emit(Probe.gradients_ready, self._tracked, indices, [gradients[index] for index in indices])
+
     def _on_first(self, task: int) -> None:
-        if self._synced and task not in self._nested:
-            self._emit(Probe.gradients_computed, self._tracked)
+        if self._synced:
+            self._emit_held()
+            if not self._holds:
+                self._emit_local()
+            if task not in self._nested:
+                self._emit(Probe.gradients_computed, self._tracked)
         _queue(lambda: self._second(task))
 
     def _on_done(self, task: int) -> None:
@@ -195,6 +369,19 @@ class BackwardTracker:
             self._synced = False
             self._reduced()
             self._emit(Probe.gradients_reduced, self._tracked)
+        # Another backward before the next forward adds to these gradients, which are in the buckets now.
+        self._max_held_bytes = 0
+
+    def fired_order(self) -> list[int]:
+        """Indices of the parameters with a gradient of this backward, in the order in which it was accumulated."""
+        return list(dict.fromkeys(self._fired))
+
+    def _clear(self) -> None:
+        # The hooks share this list.
+        self._fired.clear()
+        self._read = 0
+        self._held, self._held_bytes = [], 0
+        self.ready_times = []
 
     def _reduced(self) -> None:
         self._armed = False
@@ -203,7 +390,10 @@ class BackwardTracker:
 
     def _waiting(self) -> tuple[int, ...]:
         """Indices of parameters that the reducer still waits for; empty if it detects unused parameters."""
-        return () if self.finds_unused else tuple(sorted(self.reducer_indices - self._fired))
+        if self.finds_unused:
+            return ()
+        waiting = self.reducer_indices.difference(self._fired)
+        return tuple(sorted(waiting)) if waiting else ()
 
     def _why_unsynced(self) -> UnsyncedReason:
         window = self.window
@@ -225,18 +415,11 @@ def _is_nested() -> bool:
 
     The inner backward ends before DDP has finished.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if _is_function_apply(frame):
-            return True
-        frame = frame.f_back
-    return False
+    return _function_applies(sys._getframe(1), 1) > 0
 
 
-def _graph_task() -> int:
-    """The id of the running backward; 0 for all backwards if torch does not provide it."""
-    current = _graph_task_id
-    return int(current()) if current is not None else 0
-
-
+# The id of the running backward; 0 for all backwards if torch does not provide it.
 _graph_task_id = torch_compat.lookup(torch_compat.GRAPH_TASK)
+# Called by every hook: without a function of ours in between.
+_graph_task: Callable[[], int] = _graph_task_id if _graph_task_id is not None else lambda: 0
+_hooks_of = itemgetter(0)

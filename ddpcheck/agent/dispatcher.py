@@ -43,6 +43,8 @@ class Dispatcher:
         self.context = context
         self._signature = inspect.signature(ddp_init)
         self._modules: weakref.WeakKeyDictionary[torch.nn.Module, TrackedModule] = weakref.WeakKeyDictionary()
+        # The same modules: iterating over a dict of weak references takes microseconds.
+        self._in_order: list[TrackedModule] = []
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, TrackedOptimizer | None]
         self._optimizers = weakref.WeakKeyDictionary()
         # Optimizers that stepped no DDP module when they had this signature.
@@ -57,6 +59,8 @@ class Dispatcher:
         self._count = 0
         self._optimizer_count = 0
         self._step_count = 0
+        # The id of the optimizer whose step began last, outside the step of another one.
+        self._stepping = 0
 
     def before_wrap(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         """Called before DDP's constructor: the instance has no attributes yet."""
@@ -81,12 +85,15 @@ class Dispatcher:
         self._count += 1
         weakref.finalize(ddp, self._on_released, tracked).atexit = False
         self._modules[ddp] = tracked
+        self._in_order.append(tracked)
         self.context.emit(Probe.before_wrap, tracked)
 
     def _release(self, tracked: TrackedModule) -> None:
         """Called when the wrapper was deleted. The wrapped module may still exist and can be read one last time."""
         self.context.emit(Probe.wrapper_released, tracked)
         tracked.forget()
+        if tracked in self._in_order:
+            self._in_order.remove(tracked)
 
     def after_wrap(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         tracked = self._modules.get(ddp)
@@ -95,7 +102,7 @@ class Dispatcher:
         self._refresh(tracked)
         self.context.emit(Probe.after_wrap, tracked)
         if self.context.config.gradients != "off":
-            tracked.backward = BackwardTracker(tracked, self.context.emit)
+            tracked.backward = BackwardTracker(tracked, self.context.emit, self.context.timed)
             tracked.backward.attach()
 
     def _refresh(self, tracked: TrackedModule) -> None:
@@ -135,6 +142,9 @@ class Dispatcher:
             self.context.emit(Probe.after_forward, tracked)
 
     def backward_called(self, tensors: Any = None, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
+        for tracked in self._in_order:
+            if tracked.backward is not None:
+                tracked.backward.backward_called()
         # With weights of the user, the sum is not the loss.
         self.context.emit(Probe.backward_called, tensors if grad_tensors is None else None)
 
@@ -144,6 +154,7 @@ class Dispatcher:
     def before_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         if inside_another_step():
             return
+        self._stepping = id(optimizer)
         tracked = self._tracked(optimizer)
         if tracked is None:
             return
@@ -156,14 +167,17 @@ class Dispatcher:
             module.commit()
 
     def after_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
-        if inside_another_step():
+        # The end of an inner step, or of a step that began before ddpcheck did.
+        if id(optimizer) != self._stepping:
             return
+        self._stepping = 0
         self._step_count += 1
         tracked = self._optimizers.get(optimizer)
         if tracked is None:
             return
         self._read_hyperparameters(tracked)
         self.context.emit(Probe.after_step, tracked)
+        self.context.budget.step_done(tracked.index, tracked.steps)
         tracked.steps += 1
         tracked.scaled, tracked.scale = False, None
         for module in tracked.modules:
@@ -208,7 +222,7 @@ class Dispatcher:
 
     def _tracked(self, optimizer: torch.optim.Optimizer) -> TrackedOptimizer | None:
         """The entry of the optimizer, updated if its parameters or those of a module have changed."""
-        modules = list(self._modules.values())
+        modules = list(self._in_order)
         now = signature(optimizer, modules)
         known = self._optimizers.get(optimizer)
         if known is not None and known.signature == now:

@@ -175,8 +175,14 @@ class Agent:
         """A guarded call of the current dispatcher's `method`; its result never reaches the caller."""
 
         def call(*args: Any, **kwargs: Any) -> None:
-            if self._dispatcher is not None:
-                method(self._dispatcher, *args, **kwargs)
+            dispatcher = self._dispatcher
+            if dispatcher is not None:
+                context = dispatcher.context
+                entered = context.enter()
+                try:
+                    method(dispatcher, *args, **kwargs)
+                finally:
+                    context.leave(entered)
 
         return hide_from_compiler(GUARD.protect("agent", method.__name__, call))
 

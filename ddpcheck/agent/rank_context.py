@@ -13,15 +13,16 @@ import torch
 from torch.autograd import profiler
 
 from ddpcheck import torch_compat
+from ddpcheck.agent.budget import Budget
 from ddpcheck.agent.identity import header, job_store, session_id
 from ddpcheck.agent.shm_exchange import ShmExchange, own_slot
 from ddpcheck.agent.writer import RecordWriter
 from ddpcheck.config import Config
-from ddpcheck.guard import GUARD
+from ddpcheck.guard import GUARD, EntryPoint
 from ddpcheck.probes.digest import make_digester
 from ddpcheck.probes.live_compare.node import NodeCompare
 from ddpcheck.probes.live_compare.store import StoreCompare
-from ddpcheck.probes.probe import EVENTS, Phase, Probe
+from ddpcheck.probes.probe import EVENTS, BudgetItem, Phase, Probe
 from ddpcheck.probes.registry import PROBES
 from ddpcheck.records.kinds.rank import EndRecord, FaultRecord
 from ddpcheck.records.registry import Record
@@ -62,8 +63,11 @@ class RankContext:
         self._closed = False
         self._ended = False
         self.over = False
-        # Time that probes have taken from the training thread so far.
         self.own_ns = 0
+        # By probe; the rest of `own_ns` is the agent's.
+        self.probe_ns: dict[str, int] = {}
+        # When the current entry from the program began; 0: the program itself runs.
+        self._entered = 0
         self._writer = _open_writer(Path(config.run_dir), self.rank)
         algorithm = make_digester("cpu").algorithm
         self.write(header(self.session, algorithm))
@@ -77,22 +81,27 @@ class RankContext:
                 config, algorithm
             )
             self.node_compare = NodeCompare(self, self.exchange, store_compare)
-        self._handlers: dict[Callable[..., None], list[Callable[..., None]]] = {event: [] for event in EVENTS}
+        self.budget = Budget(config, self.exchange, self.write, lambda: self.own_ns, self.probe_ns)
+        self._handlers: dict[Callable[..., None], list[tuple[str, int, EntryPoint]]]
+        self._handlers = {event: [] for event in EVENTS}
         for kind in sorted(PROBES, key=lambda probe: probe.phase):
             if kind.wanted(config):
                 self._register(kind(self))
 
     def _register(self, probe: Probe) -> None:
         """Register the events that the probe overrides; others are not called."""
+        self.probe_ns.setdefault(probe.name, 0)
         for event in EVENTS:
             name = event.__name__
             if getattr(type(probe), name) is event:
                 continue
-            handler = GUARD.protect(probe.name, name, getattr(probe, name))
+            handler = getattr(probe, name)
             # The probe that starts and stops the profiler cannot run inside a span of that profiler.
             if self.config.profile and probe.phase is not Phase.PROFILER:
                 handler = in_profiler_span(handler)
-            self._handlers[event].append(handler)
+            item = probe.budget_items.get(name, len(BudgetItem))
+            entry = GUARD.register(probe.name, name, handler)
+            self._handlers[event].append((probe.name, item, entry))
 
     def _open_exchange(self, config: Config) -> ShmExchange | None:
         try:
@@ -110,24 +119,73 @@ class RankContext:
         return None if store is None else StoreCompare(self, store, config.exchange_file, algorithm)
 
     def guarded(self, probe: str, name: str, body: Callable[[T], R]) -> Callable[[T], R | None]:
-        """`body` for the dispatcher: an error switches off `probe`, and its time counts as time of the probes."""
+        """`body` for the dispatcher: an error switches off `probe`, and its time counts as time of that probe."""
         entry = GUARD.protect(probe, name, body)
         call = in_profiler_span(entry) if self.config.profile else entry
+        spent = self.probe_ns
+        spent.setdefault(probe, 0)
 
         def timed(argument: T) -> R | None:
             began = perf_counter_ns()
             result = call(argument)
-            self.own_ns += perf_counter_ns() - began
+            spent[probe] += perf_counter_ns() - began
             return result
 
         return timed
 
+    def enter(self) -> int:
+        """The program has called ddpcheck: from here on, time is ddpcheck's own. Returns 0 inside another entry."""
+        if self._entered:
+            return 0
+        self._entered = perf_counter_ns()
+        return self._entered
+
+    def leave(self, entered: int) -> None:
+        """`entered`: what `enter` has returned. If threads enter at the same time, only the first is counted."""
+        if entered:
+            self.own_ns += perf_counter_ns() - entered
+            self._entered = 0
+
+    def timed(self, entry: Callable[..., R]) -> Callable[..., R]:
+        """`entry` between `enter` and `leave`."""
+
+        def call(*args: Any) -> R:
+            entered = self.enter()
+            try:
+                return entry(*args)
+            finally:
+                self.leave(entered)
+
+        return call
+
+    def job_ns(self) -> int:
+        """The time that the job has taken, without ddpcheck's own: it does not advance during an entry."""
+        return (self._entered or perf_counter_ns()) - self.own_ns
+
     def emit(self, event: Callable[[Probe, Unpack[Args]], None], *args: Unpack[Args]) -> None:
-        """Call the handlers of `event`, and count the time that they take."""
-        began = perf_counter_ns()
-        for handler in self._handlers[event]:
-            handler(*args)
-        self.own_ns += perf_counter_ns() - began
+        """Call the handlers of `event`, and count the time that each of them takes.
+
+        About 40 handlers run in a step, so the guard is part of this loop instead of a call around each of them.
+        """
+        entered = self.enter()
+        began = entered or perf_counter_ns()
+        spent, busy, off = self.probe_ns, self.budget.item_ns, GUARD.off
+        handlers = iter(self._handlers[event])
+        while True:
+            try:
+                for name, item, entry in handlers:
+                    if name in off:
+                        continue
+                    entry.body(*args)
+                    now = perf_counter_ns()
+                    spent[name] += now - began
+                    busy[item] += now - began
+                    began = now
+                break
+            except Exception as error:
+                # Continues with the handler after this one.
+                GUARD.switch_off(entry, error)
+        self.leave(entered)
 
     def write(self, record: Record) -> None:
         self._writer.write(record)
@@ -147,6 +205,7 @@ class RankContext:
         if not self._ended:
             self._ended = True
             self.emit(Probe.before_exit)
+            self.budget.close()
 
     def close(self, reason: str, error: str = "", where: str = "") -> None:
         if self._closed or os.getpid() != self._pid:

@@ -36,6 +36,9 @@ _WRITE_ERROR_AT = 28
 _BEAT_AT = 152
 _OWN_THREADS_AT = 160
 _OWN_THREADS = struct.Struct("<4I")
+# Behind them: the epoch for which this rank needs a schedule of the budget, and its level.
+_BUDGET_AT = 176
+_BUDGET = struct.Struct("<II")
 # Behind the last slot: the number of the launcher's latest request for stacks.
 _REQUEST_AT = SLOTS * _SLOT + 64
 _NUMBER = struct.Struct("<Q")
@@ -125,15 +128,14 @@ class ShmExchange:
         """Uses pread, since the file may be shorter than the mapping."""
         return os.pread(self._file, 1, slot * _SLOT + _WRITE_ERROR_AT) not in (b"", b"\0")
 
-    def publish(self, key: bytes, root: bytes, leaves: Sequence[bytes], flags: int = 0) -> int:
-        """Publish a digest of this rank; returns the number of the entry."""
-        if len(leaves) <= MOST_LEAVES:
+    def publish(self, key: bytes, root: bytes, leaves: bytes, flags: int = 0) -> int:
+        """Publish a digest of this rank, with LEAF bytes of each leaf; returns the number of the entry."""
+        if len(leaves) <= MOST_LEAVES * LEAF:
             offset = self._base + _LEAVES_AT
-            data = b"".join(leaf[:LEAF] for leaf in leaves)
             # The key is cleared first, so that incomplete leaves match no key.
             self._map[self._base + _KEY_AT : self._base + _KEY_AT + 8] = bytes(8)
-            self._map[offset : offset + len(data)] = data
-            struct.pack_into("<8sI", self._map, self._base + _KEY_AT, key, len(leaves))
+            self._map[offset : offset + len(leaves)] = leaves
+            struct.pack_into("<8sI", self._map, self._base + _KEY_AT, key, len(leaves) // LEAF)
         number = self._count
         self._write_entry(number, key, root, flags)
         self._count += 1
@@ -158,6 +160,22 @@ class ShmExchange:
         """Publish the ids of ddpcheck's own threads in this rank."""
         ids = [*threads, 0, 0, 0, 0][:4]
         _OWN_THREADS.pack_into(self._map, self._base + _OWN_THREADS_AT, *ids)
+
+    def publish_budget_level(self, epoch: int, level: int) -> None:
+        """Publish how sparse the schedule of an epoch has to be for this rank."""
+        _BUDGET.pack_into(self._map, self._base + _BUDGET_AT, epoch, level)
+
+    def budget_levels(self, epoch: int) -> list[int]:
+        """The levels that the ranks of this node, this one included, have published for `epoch`."""
+        levels: list[int] = []
+        for slot in range(SLOTS):
+            base = slot * _SLOT
+            if _HEADER.unpack_from(self._map, base)[0] == 0:
+                break
+            published, level = _BUDGET.unpack_from(self._map, base + _BUDGET_AT)
+            if published == epoch:
+                levels.append(level)
+        return levels
 
     def ranks(self) -> set[int]:
         """The ranks in this exchange whose processes are alive."""

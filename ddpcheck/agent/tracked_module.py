@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import is_not
+from operator import attrgetter, getitem, is_not
 from typing import Any
 
 import torch
@@ -15,6 +15,11 @@ from ddpcheck import torch_compat
 from ddpcheck.agent.backward_tracker import BackwardTracker
 from ddpcheck.records.kinds.modules import LOCAL_SGD_HOOK, ModuleRecord
 from ddpcheck.torch_compat import PrivateName
+
+_HOOKS_OF_TORCH = "torch.distributed.algorithms.ddp_comm_hooks."
+_HOOKS_THAT_WRITE = {_HOOKS_OF_TORCH + name for name in ("optimizer_overlap_hooks", "mixed_precision_hooks")}
+_grad = attrgetter("grad")
+_requires_grad = attrgetter("requires_grad")
 
 Holder = dict[str, Any]  # a submodule's own dict of parameters or buffers
 
@@ -76,6 +81,8 @@ class TrackedModule:
     joined: bool = False
     # Names of the communication hooks, in the order of registration.
     comm_hooks: list[str] = field(default_factory=list)
+    # Whether a communication hook may write to gradients before the backward ends, as one with an optimizer does.
+    comm_hook_may_write: bool = False
     # Post-localSGD: replicas differ between averagings, so they are not compared at each step.
     uses_local_sgd: bool = False
     # None until the module is wrapped, and with --gradients off.
@@ -93,6 +100,8 @@ class TrackedModule:
         self._holder_values: list[Any] = []
         self._buffer_holders = Holders([])
         self._absent: list[bool] = []
+        self._parameter_holders: list[Holder] = []
+        self._parameter_keys: list[str] = []
         self._tensors: list[torch.Tensor] = []
         self._trainable: list[bool] = []
         self.revision = 0
@@ -122,6 +131,8 @@ class TrackedModule:
             torch_compat.read(torch_compat.BUFFERS, child, {}) for child in children
         )
         self._absent = [buffer is None for buffer in self._buffer_holders.values()]
+        self._parameter_holders = [slot.holder for slot in self.parameters]
+        self._parameter_keys = [slot.key for slot in self.parameters]
         self._tensors = self.tensors(self.parameters)
         self._trainable = [tensor.requires_grad for tensor in self._tensors]
         self.revision += 1
@@ -152,6 +163,7 @@ class TrackedModule:
             name = getattr(hook, "__qualname__", type(hook).__name__)
             self.comm_hooks.append(name)
             self.uses_local_sgd |= LOCAL_SGD_HOOK in name
+            self.comm_hook_may_write |= not _writes_buckets_only(hook)
 
     @property
     def next_step(self) -> int:
@@ -181,7 +193,7 @@ class TrackedModule:
             or self._buffer_holders.renamed()
             # Replaced buffers do not matter: buffers are looked up at each use.
             or [buffer is None for buffer in self._buffer_holders.values()] != self._absent
-            or [tensor.requires_grad for tensor in self._tensors] != self._trainable
+            or list(map(_requires_grad, self._tensors)) != self._trainable
         )
 
     def _compare(self, before: dict[str, Any], trainable: dict[str, bool]) -> Iterable[ParamSetChange]:
@@ -212,6 +224,7 @@ class TrackedModule:
         if self.backward is not None:
             self.backward.detach()
         self.parameters, self.buffers, self._tensors, self._trainable = [], [], [], []
+        self._parameter_holders, self._parameter_keys = [], []
         self._holders, self._buffer_holders, self._holder_values, self._absent = (
             Holders([]),
             Holders([]),
@@ -221,6 +234,22 @@ class TrackedModule:
 
     def tensors(self, slots: list[Slot]) -> list[torch.Tensor]:
         return [slot.holder[slot.key] for slot in slots]
+
+    def parameter_tensors(self) -> list[torch.Tensor]:
+        """The parameters as they are now, with one call into C."""
+        return list(map(getitem, self._parameter_holders, self._parameter_keys))
+
+    def gradients(self) -> list[torch.Tensor | None]:
+        """The gradient of each parameter, with one call into C."""
+        return list(map(_grad, self.parameter_tensors()))
+
+    def sparse_parameters(self) -> set[int]:
+        """Indices of the parameters whose gradients DDP expects to be sparse: weights of sparse embeddings."""
+        module = self.module()
+        embeddings = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+        children = module.modules() if module is not None else ()
+        sparse = {id(child.weight) for child in children if isinstance(child, embeddings) and child.sparse}
+        return {index for index, tensor in enumerate(self._tensors) if id(tensor) in sparse}
 
     def checkpointed_buffers(self) -> list[int]:
         """Indices of floating-point buffers that a checkpoint contains, without caches and counters."""
@@ -250,6 +279,13 @@ class TrackedModule:
             options=self.options,
             where=self.where,
         )
+
+
+def _writes_buckets_only(hook: Any) -> bool:
+    """Whether this is a communication hook of torch that does not touch the gradients themselves."""
+    module, name = getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "<locals>")
+    # One that wraps another hook is a local function.
+    return module.startswith(_HOOKS_OF_TORCH) and module not in _HOOKS_THAT_WRITE and "<locals>" not in name
 
 
 def _slots(module: torch.nn.Module, attribute: PrivateName, ignored: frozenset[str]) -> Iterable[Slot]:

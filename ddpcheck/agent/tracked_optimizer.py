@@ -8,7 +8,6 @@ import sys
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ import torch
 from ddpcheck import torch_compat
 from ddpcheck.agent.tracked_module import TrackedModule
 
-_is_step = torch_compat.frame_test(torch_compat.STEP_WRAPPER)
+_step_wrappers = torch_compat.frames_of(torch_compat.STEP_WRAPPER)
 
 
 @dataclass(eq=False)
@@ -92,12 +91,7 @@ def inside_another_step() -> bool:
     Only the outermost step counts: after the inner one, parameters differ between ranks by design. This is read from
     the stack, since a counter would stay wrong after a step that raises.
     """
-    frame: FrameType | None = sys._getframe(1)
-    steps = 0
-    while frame is not None and steps < 2:
-        steps += _is_step(frame)
-        frame = frame.f_back
-    return steps > 1
+    return _step_wrappers(sys._getframe(1), 2) > 1
 
 
 def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

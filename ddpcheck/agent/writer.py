@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
+from ddpcheck.records.kinds.rank import FaultRecord
 from ddpcheck.records.registry import Record, to_line
 
-# Bytes that may be pending while the disk stalls; further records are dropped and counted.
-MOST_PENDING = 8 << 20
+# Records that may be pending while the disk stalls; further ones are dropped and counted.
+MAX_PENDING = 4096
+# The first record after a pause is written at once, those that follow it after this time.
+INTERVAL_SECONDS = 0.2
 
 
 class RecordWriter:
-    """One append-only file with one record per line."""
+    """One append-only file with one record per line. Records are encoded by the thread that writes them."""
 
     def __init__(self, path: Path) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -24,34 +27,32 @@ class RecordWriter:
         self.path = path
         self.failed = ""
         self.dropped = 0
-        self._pending = 0
         self._closed = False
-        self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._pending: deque[Record] = deque()
+        self._writing = False
+        self._wake = threading.Event()
+        # Set while somebody waits for the records to be written.
+        self._urgent = threading.Event()
         # A daemon thread: the exit of the process never waits for it.
-        self._thread = threading.Thread(target=self._drain, name="ddpcheck-writer", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="ddpcheck-writer", daemon=True)
         self._thread.start()
 
     def write(self, record: Record) -> None:
         if self.failed or self._closed:
             return
-        line = to_line(record)
-        with self._lock:
-            if self._pending > MOST_PENDING:
-                self.dropped += 1
-                return
-            self._pending += len(line)
-        self._queue.put(line)
+        if len(self._pending) >= MAX_PENDING:
+            self.dropped += 1
+            return
+        self._pending.append(record)
+        if not self._wake.is_set():
+            self._wake.set()
 
     def close(self, last: Record, seconds: float = 5.0) -> None:
         """Write `last` after all pending records and close; give up after `seconds`."""
+        self._pending.append(last)
         self._closed = True
-        if not self.failed:
-            line = to_line(last)
-            with self._lock:
-                self._pending += len(line)
-            self._queue.put(line)
-        self._queue.put(None)
+        self._urgent.set()
+        self._wake.set()
         self._thread.join(seconds)
         if not self._thread.is_alive():
             self._close_file()
@@ -59,8 +60,11 @@ class RecordWriter:
     def flush(self, seconds: float = 1.0) -> None:
         """Wait until all pending records are written."""
         deadline = time.monotonic() + seconds
-        while self._pending and not self.failed and time.monotonic() < deadline:
+        self._urgent.set()
+        self._wake.set()
+        while (self._pending or self._writing) and not self.failed and time.monotonic() < deadline:
             time.sleep(0.001)
+        self._urgent.clear()
 
     def abandon(self) -> None:
         """In a forked child, leave the file to the parent; the thread does not exist there."""
@@ -73,29 +77,24 @@ class RecordWriter:
         with contextlib.suppress(OSError):
             os.close(descriptor)
 
-    def _drain(self) -> None:
-        while True:
-            lines, last = self._take()
-            if lines and not self.failed:
-                self._append(b"".join(lines))
-            with self._lock:
-                self._pending -= sum(map(len, lines))
-            if last:
-                return
+    def _run(self) -> None:
+        while not self._closed or self._pending:
+            self._wake.wait()
+            self._wake.clear()
+            self._write_pending()
+            # A fast job gets one system call for many records, and its threads rarely wait for this one.
+            self._urgent.wait(INTERVAL_SECONDS)
 
-    def _take(self) -> tuple[list[bytes], bool]:
-        """Wait for a line, then take all queued ones: one system call for many records."""
+    def _write_pending(self) -> None:
+        self._writing = True
         lines: list[bytes] = []
-        line = self._queue.get()
-        while line is not None:
-            lines.append(line)
-            try:
-                line = self._queue.get_nowait()
-            except queue.Empty:
-                return lines, False
-        return lines, True
+        while self._pending:
+            lines.append(_line_of(self._pending.popleft()))
+        if lines and not self.failed:
+            self._write_bytes(b"".join(lines))
+        self._writing = False
 
-    def _append(self, data: bytes) -> None:
+    def _write_bytes(self, data: bytes) -> None:
         view = memoryview(data)
         try:
             while view:
@@ -103,3 +102,13 @@ class RecordWriter:
         except OSError as error:
             # For example a full disk. Complete lines stay readable; readers skip an incomplete last line.
             self.failed = f"{error.strerror} ({self.path})"
+
+
+def _line_of(record: Record) -> bytes:
+    """The line of `record`; a record that cannot be encoded is replaced by a report of that fault."""
+    try:
+        return to_line(record)
+    except (TypeError, ValueError) as error:
+        return to_line(
+            FaultRecord("writer", record.kind, f"{type(error).__name__}: {error}"[:500], "", os.getpid())
+        )

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement
 from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.divergence.explain import Divergence, ModuleDivergence, explain_module
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.hardware.samples import NodeSamples
 from ddpcheck.analysis.hardware.traffic import Traffic
-from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.network.connections import NodeLinks
 from ddpcheck.analysis.node_notes import NodeNotes
 from ddpcheck.analysis.overlap.model import Overlap
@@ -64,7 +64,7 @@ class RuleContext:
         """Where the replicas of `module` diverge and which rule explains it; worked out once."""
         if module not in self._divergences:
             # Rules import this module.
-            from ddpcheck.rules.registry import rules
+            from ddpcheck.rules.rule import rules
 
             self._divergences[module] = explain_module(self.attempt, module, rules())
         return self._divergences[module]

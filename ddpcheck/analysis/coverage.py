@@ -1,10 +1,15 @@
-"""Coverage: what was compared in an attempt, how often, and why something was not compared."""
+"""Coverage: what was compared in an attempt, how often, and why not; and the environments of the ranks."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ddpcheck.analysis.aggregate.agreement import groups_of
 from ddpcheck.analysis.aggregate.collector import NodesCollector
 from ddpcheck.analysis.aggregate.launch import Attempt, first_node_mismatch
+from ddpcheck.analysis.cost.collector import CostCollector
 from ddpcheck.analysis.report import Check
+from ddpcheck.analysis.timeseries.model import EnvironmentRow, EnvironmentValue
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 
 _COMPARISONS = (
@@ -15,6 +20,8 @@ _COMPARISONS = (
     ("gradients as applied", Stage.APPLIED, TensorKind.GRADIENTS),
     ("optimizer state", Stage.STATE, TensorKind.STATE),
 )
+_MEANS = "reduced gradients against the mean"
+_HYPER = "optimizer hyperparameters, scale and step counts"
 
 
 def checks_of(attempt: Attempt) -> tuple[Check, ...]:
@@ -22,7 +29,18 @@ def checks_of(attempt: Attempt) -> tuple[Check, ...]:
     if not attempt.ranks:
         return ()
     checks = [_check(attempt, name, stage, of) for name, stage, of in _COMPARISONS]
-    return (*checks, _means(attempt), _hyper(attempt), *_across_nodes(attempt))
+    left_out = attempt.collector(CostCollector).left_out()
+    by_name = {
+        _COMPARISONS[3][0]: left_out.params,
+        _COMPARISONS[4][0]: left_out.applied,
+        _MEANS: left_out.allreduce,
+        _HYPER: left_out.params,
+    }
+    every = (*checks, _means(attempt), _hyper(attempt))
+    return (
+        *(replace(check, steps_left_out=by_name.get(check.name, 0)) for check in every),
+        *_across_nodes(attempt),
+    )
 
 
 def _across_nodes(attempt: Attempt) -> list[Check]:
@@ -83,7 +101,7 @@ def _why_not(attempt: Attempt, stage: Stage) -> str:
 
 
 def _means(attempt: Attempt) -> Check:
-    name = "reduced gradients against the mean"
+    name = _MEANS
     results = attempt.gradients.stats
     checked = sum(stats.checked for stats in results.values())
     if not checked:
@@ -105,8 +123,36 @@ def _hyper(attempt: Attempt) -> Check:
         for (_, stage, _), stats in attempt.agreement.stats.items()
         if stage == Stage.PARAMS.value
     )
-    name = "optimizer hyperparameters, scale and step counts"
+    name = _HYPER
     if not compared:
         return Check(name, 0, "not checked", _why_not(attempt, Stage.PARAMS))
     differ = bool(attempt.agreement.hyper)
     return Check(name, compared, "differ" if differ else "agree", f"{compared} x {attempt.world_size} ranks")
+
+
+_FIELDS = {"python": "Python", "torch": "torch", "backend": "backend", "algorithm": "digests"}
+# These differ on every rank.
+PER_RANK = frozenset({"RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK"})
+MOST_VALUES = 8
+
+
+def environment_rows(attempt: Attempt) -> tuple[EnvironmentRow, ...]:
+    """For each property, ranks grouped by value, the most common value first."""
+    headers = {rank: data.header for rank, data in attempt.ranks.items()}
+    values = {
+        title: {rank: str(getattr(header, field)) for rank, header in headers.items()}
+        for field, title in _FIELDS.items()
+    }
+    # Only the type of the device: cuda:0 to cuda:7 are equal.
+    values["device"] = {rank: header.device.partition(":")[0] for rank, header in headers.items()}
+    values["hosts"] = {rank: header.host for rank, header in headers.items()}
+    names = sorted({name for header in headers.values() for name in header.environment} - PER_RANK)
+    for name in names:
+        values[name] = {rank: header.environment.get(name, "") for rank, header in headers.items()}
+    return tuple(
+        EnvironmentRow(
+            name, tuple(EnvironmentValue(value, ranks) for value, ranks in groups_of(by_rank)[:MOST_VALUES])
+        )
+        for name, by_rank in values.items()
+        if by_rank
+    )

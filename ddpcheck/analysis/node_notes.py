@@ -48,7 +48,7 @@ class WriteError:
 
 @dataclass
 class Hang:
-    """A launcher found that all ranks wait for each other."""
+    """A launcher detected that all ranks wait for each other."""
 
     # Time without progress of any rank, and the state of each rank as its launcher classified it.
     seconds: float = 0.0

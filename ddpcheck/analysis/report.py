@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from ddpcheck.analysis.cost.model import CostTable
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.overlap.model import Overlap
 from ddpcheck.analysis.timeseries.model import AgreementHistory, EnvironmentRow, GradientHistory
-from ddpcheck.analysis.timing.clock_offsets import HostClock
+from ddpcheck.analysis.timing.collector import HostClock
 from ddpcheck.analysis.timing.model import TimeTable
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Check:
     compared: int  # number of comparisons across ranks
     outcome: str  # "agree", "differ", "not checked"
     detail: str = ""  # e.g. "120 steps x 4 ranks, 148 parameters", or the reason why it was not checked
+    # Steps that the budget left out.
+    steps_left_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,8 @@ class Report:
     links: Mapping[str, Any] = field(default_factory=dict)
     # Of the last attempt.
     time: tuple[TimeTable, ...] = ()
+    # What ddpcheck itself took in the last attempt; None if its records do not say.
+    cost: CostTable | None = None
     # Memory and start-up of each rank of the last attempt.
     memory: MemoryTable | None = None
     startup: StartupTable | None = None

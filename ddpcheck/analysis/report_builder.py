@@ -8,13 +8,12 @@ from typing import Any
 
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.coverage import checks_of
-from ddpcheck.analysis.data.table import data_table
-from ddpcheck.analysis.environment import environment_rows
+from ddpcheck.analysis.cost.collector import CostCollector, budget_setting
+from ddpcheck.analysis.coverage import checks_of, environment_rows
+from ddpcheck.analysis.data.collector import data_table
 from ddpcheck.analysis.exit_status import summaries
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.hardware.machine import machine_of, traffic_table
-from ddpcheck.analysis.hardware.table import hardware_table
+from ddpcheck.analysis.hardware.machine import hardware_table, machine_of, traffic_table
 from ddpcheck.analysis.memory.table import memory_table
 from ddpcheck.analysis.network.connections import links_table
 from ddpcheck.analysis.node_notes import read_notes, write_errors_by_attempt
@@ -24,12 +23,11 @@ from ddpcheck.analysis.report import RankStatus, RankSummary, Report, Verdict
 from ddpcheck.analysis.run_reader import RunReader, read_description
 from ddpcheck.analysis.startup.table import startup_table
 from ddpcheck.analysis.timeseries.build import build_timeseries
-from ddpcheck.analysis.timeseries.history import agreement_history, gradient_history
+from ddpcheck.analysis.timeseries.lines import agreement_history, gradient_history
 from ddpcheck.analysis.timing.table import time_tables
 from ddpcheck.records.kinds.rank import FaultRecord, is_same_job
 from ddpcheck.rules.job.ddp605 import failed_rule
-from ddpcheck.rules.registry import in_report_order, rule_of
-from ddpcheck.rules.rule import Rule
+from ddpcheck.rules.rule import Rule, in_report_order, rule_of
 
 _JOB = "TORCHELASTIC_RUN_ID"
 
@@ -141,6 +139,7 @@ def build_report(run: RunReader, description: dict[str, Any], *, course: bool = 
         traffic=traffic_table(machine.traffic),
         links=links_table(machine.links, times[-1]),
         time=times[-1],
+        cost=last.collector(CostCollector).table(budget_setting(description)),
         memory=memory_table(last),
         startup=startup_table(last),
         overlap=overlap,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ddpcheck.cli.run_lookup import find_run
+from ddpcheck.cli.options import find_run
 from ddpcheck.errors import RunNotFound, RunUnreadable, UsageError
 
 DIVERGED_STATUS = 10
@@ -63,9 +63,9 @@ def diff(
         # Status 2, not 1: scripts expect 0, 10, or 2 for runs that cannot be compared.
         raise UsageError(str(error)) from None
     if json:
-        from ddpcheck.reports.diff_json import to_json
+        from ddpcheck.reports.json_report import diff_to_json
 
-        typer.echo(to_json(comparison), nl=False)
+        typer.echo(diff_to_json(comparison), nl=False)
     else:
         from rich.console import Console
 

@@ -29,7 +29,7 @@ def list_runs(
       ddpcheck list
       ddpcheck list /shared/ddpcheck-runs --json
     """
-    from ddpcheck.launcher.past_runs import past_runs
+    from ddpcheck.launcher.runs import past_runs
 
     runs_folder = folder or Path(RUNS_FOLDER)
     if not runs_folder.is_dir():

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ddpcheck.cli.options import OUTPUT_OPTIONS, requested_outputs, with_options
-from ddpcheck.cli.run_lookup import find_run
+from ddpcheck.cli.options import OUTPUT_OPTIONS, find_run, requested_outputs, with_options
 from ddpcheck.config import Config
 from ddpcheck.errors import UsageError
 from ddpcheck.reports.outputs import page_of, write_outputs

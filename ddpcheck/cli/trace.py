@@ -52,9 +52,9 @@ def trace(
 
         write_merged(loaded.traces, result, merged)
     if json:
-        from ddpcheck.reports.trace_json import to_json
+        from ddpcheck.reports.json_report import trace_to_json
 
-        typer.echo(to_json(result, loaded.left_out), nl=False)
+        typer.echo(trace_to_json(result, loaded.left_out), nl=False)
     else:
         from rich.console import Console
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ddpcheck.cli.run_lookup import find_run
+from ddpcheck.cli.options import find_run
 
 
 def view(
@@ -35,7 +35,7 @@ def view(
       ddpcheck view ddpcheck-runs/20260131-101500-train --port 7007
     """
     path = find_run(run)
-    from ddpcheck.reports.tensorboard.presence import INSTALL, has_profiler_plugin, require_tensorboard
+    from ddpcheck.reports.outputs import INSTALL, has_profiler_plugin, require_tensorboard
 
     require_tensorboard()
     from ddpcheck.launcher.viewer import free_port, run_tensorboard

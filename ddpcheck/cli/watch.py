@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpcheck.cli.run_lookup import find_run
+from ddpcheck.cli.options import find_run
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ddpcheck.analysis.live.tracker import LiveState
-    from ddpcheck.launcher.multi_node.remote_follow import RunFollower
+    from ddpcheck.launcher.runs import RunFollower
 
 _INTERRUPTED_STATUS = 130
 
@@ -40,7 +40,7 @@ def watch(
     """
     from rich.console import Console
 
-    from ddpcheck.launcher.multi_node.remote_follow import RunFollower
+    from ddpcheck.launcher.runs import RunFollower
 
     console = Console()
     follower = RunFollower(find_run(run))

@@ -8,11 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ddpcheck.diff.events import DiffEvent, Key, Timeline
 from ddpcheck.diff.model import FOLLOWING_STEPS, ORDER, DifferenceGrowth, DiffSource, FirstDifference, Value
-from ddpcheck.diff.record_diff import ComparedRank, RecordDiff, approximate_norm, compare
-from ddpcheck.diff.run_input import RunInput, RunSummary
-from ddpcheck.diff.run_steps import RunStep, run_steps
+from ddpcheck.diff.record_diff import (
+    ComparedRank,
+    DiffEvent,
+    Key,
+    RecordDiff,
+    Timeline,
+    approximate_norm,
+    compare,
+)
+from ddpcheck.diff.run_input import RunInput, RunStep, RunSummary, run_steps
 from ddpcheck.records.codecs import Packed
 from ddpcheck.records.kinds.digests import DigestRecord, Stage
 from ddpcheck.records.kinds.modules import ModuleRecord

@@ -19,8 +19,7 @@ from ddpcheck.diff.model import (
     Method,
     RunInfo,
 )
-from ddpcheck.diff.run_input import RunInput, RunSummary, check_models, read_run, summarize
-from ddpcheck.diff.run_steps import run_steps
+from ddpcheck.diff.run_input import RunInput, RunSummary, check_models, read_run, run_steps, summarize
 from ddpcheck.errors import NotComparable
 from ddpcheck.formatting import name_ranks
 

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from ddpcheck.diff.events import DiffEvent, Key, Timeline
 from ddpcheck.diff.model import FOLLOWING_STEPS, ORDER, DiffSource, FirstDifference, Value
-from ddpcheck.diff.record_diff import ComparedRank, RecordDiff, compare, written
+from ddpcheck.diff.record_diff import ComparedRank, DiffEvent, Key, RecordDiff, Timeline, compare, written
 from ddpcheck.diff.run_input import RunInput
 from ddpcheck.records.kinds.digests import DigestRecord, Stage
 from ddpcheck.records.kinds.modules import SkipRecord

@@ -23,7 +23,7 @@ def main() -> int:
     # Both must run before torch is imported.
     injection = injection_in_this_rank()
     disable_recording()
-    from ddpcheck.doctor.rank import report_as_rank
+    from ddpcheck.doctor.rendezvous import report_as_rank
 
     report, first_here = report_as_rank(Path(options.folder), injection, options.wait)
     if options.result:

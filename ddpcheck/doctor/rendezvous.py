@@ -1,4 +1,4 @@
-"""The ranks of a job exchange facts over its store, connect to each other, and compare clocks."""
+"""The doctor in one rank: the ranks of a job exchange facts over its store, connect, and compare clocks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
-from ddpcheck.doctor.context import ConnectionAttempt, DoctorContext, HostClockOffset
+from ddpcheck.doctor.facts.machine import collect
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.model import DoctorReport
+from ddpcheck.doctor.facts.torch_build import torch_facts
+from ddpcheck.doctor.interface_selection import gloo_choice
+from ddpcheck.doctor.model import ConnectionAttempt, DoctorContext, DoctorReport, HostClockOffset
 
 _TIMEOUT_SECONDS = 3.0
 _MAX_PARALLEL = 16
@@ -254,3 +257,47 @@ def _wait_for_all_to_finish(client: StoreClient, rank: int, expected: int) -> No
     while rank == 0 and finished < expected and time.monotonic() < until:
         time.sleep(0.05)
         finished = client.add("finished", 0)
+
+
+def report_as_rank(folder: Path, injection: dict[str, Any], seconds: float) -> tuple[DoctorReport, bool]:
+    """The report, and whether this rank is the first of its machine."""
+    facts = collect(folder, torch_facts, lambda: injection)
+    if facts.rank is None or facts.world_size is None:
+        return DoctorReport.of(DoctorContext((facts,))), True
+    listener = _open_listener(facts)
+    if listener is not None:
+        facts = replace(facts, listener=listener.described())
+    try:
+        return _report_of_job(facts, seconds)
+    except RendezvousFailed as error:
+        return _report_of_this_rank(facts, str(error))
+    finally:
+        if listener is not None:
+            listener.close()
+
+
+def _report_of_job(facts: Facts, seconds: float) -> tuple[DoctorReport, bool]:
+    if facts.torch.get("error"):
+        raise RendezvousFailed("torch cannot be imported")
+    client = open_store(facts.rank or 0, seconds)
+    try:
+        report = exchange(client, facts, seconds)
+    except RuntimeError as error:  # the store is gone, usually because rank 0 ended
+        raise RendezvousFailed(f"the store stopped answering: {str(error).partition(chr(10))[0]}") from error
+    if report is None:
+        raise RendezvousFailed("rank 0 created no report")
+    first = {host.first.rank for host in report.context.hosts}
+    return report, facts.rank in first
+
+
+def _report_of_this_rank(facts: Facts, reason: str) -> tuple[DoctorReport, bool]:
+    context = DoctorContext((facts,), facts.world_size, rendezvous_error=reason)
+    return DoctorReport.of(context), not facts.local_rank
+
+
+def _open_listener(facts: Facts) -> Listener | None:
+    chosen = gloo_choice(facts)
+    try:
+        return None if chosen is None else Listener(chosen.address)
+    except OSError:
+        return None

@@ -11,14 +11,12 @@ from contextlib import ExitStack
 from pathlib import Path, PurePath
 
 from ddpcheck.config import Config
-from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.facts.injection import ENV_TRIAL, injection_in_child, run_in_child
 from ddpcheck.doctor.facts.machine import collect
-from ddpcheck.doctor.model import DoctorReport
+from ddpcheck.doctor.model import DoctorContext, DoctorReport
 from ddpcheck.errors import CommandNotStarted, LauncherFailed
 from ddpcheck.launcher.process.command import BOOTSTRAP, command_environment
-from ddpcheck.links.heat_map import render_links
-from ddpcheck.links.model import LinksReport
+from ddpcheck.links.model import LinksReport, render_links
 
 SLOW_LINK_STATUS = 10
 # Launchers that start Python themselves.

@@ -20,7 +20,7 @@ from ddpcheck.analysis.report_builder import build_report
 from ddpcheck.analysis.run_reader import RunReader, read_description
 from ddpcheck.config import Config
 from ddpcheck.errors import RunNotFound
-from ddpcheck.launcher.live.view import live_view
+from ddpcheck.launcher.live_view import live_view
 from ddpcheck.launcher.monitor import RunMonitor
 from ddpcheck.launcher.multi_node.coordination import (
     claim_reporting,

@@ -1,8 +1,14 @@
-"""Creates the folder of a run and writes run.json and report.json."""
+"""Creates, joins or finds the folder of a run, and writes run.json and report.json.
+
+On shared storage, `ddpcheck run --out DIR` on all nodes uses one folder: the first node creates the run, the others
+join it. For a job that was not started by `ddpcheck run`, no launcher passes the ranks a folder, so each rank derives
+the same one from its environment.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -18,11 +24,57 @@ from typing import Any
 from ddpcheck.analysis.report import Report
 from ddpcheck.config import Config
 from ddpcheck.errors import OutputFolderError
-from ddpcheck.launcher.multi_node.shared_run import may_join
 from ddpcheck.launcher.process.process_table import process_start
 from ddpcheck.privacy import mask_arguments
 from ddpcheck.records.reader import REPORT_FILE, RUN_FILE, RUNS_FOLDER, is_run_folder, read_run_file
 from ddpcheck.version import VERSION
+
+# The nodes of one job start within this time, or the records of the others have grown within it.
+_RECENT_SECONDS = 600.0
+_NODE_COUNT_OPTIONS = {"--nnodes", "--num_machines", "--num-machines", "--num_nodes", "--num-nodes"}
+_NODE_COUNT_VARIABLES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "NNODES", "PET_NNODES", "GROUP_WORLD_SIZE")
+
+
+def may_join(folder: Path, run: Mapping[str, Any], name: str, job: str, command: Sequence[str]) -> bool:
+    """Whether the run in `folder` has not ended and is the same job on another node.
+
+    Jobs with an id are compared by it. Without an id, the command or the scheduler must request several nodes.
+    """
+    if "ended" in run or run.get("name") != name or run.get("job", "") != job:
+        return False
+    if not job and not (spans_nodes(command, os.environ) or _is_single_rank_of_job(os.environ)):
+        return False
+    if run.get("host") == os.uname().nodename:
+        # Several launchers on one host, as in a test setup: the launcher that created the run must still exist.
+        pid = run.get("pid")
+        return isinstance(pid, int) and process_start(pid) == run.get("pid_start")
+    return _was_modified_recently(folder)
+
+
+def spans_nodes(command: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether the command line or the scheduler requests more than one node."""
+    counts = [environ.get(name, "") for name in _NODE_COUNT_VARIABLES]
+    for option, value in pairwise([*command, ""]):
+        name, _, attached = option.partition("=")
+        if name in _NODE_COUNT_OPTIONS:
+            counts.append(attached or value)
+    # "4", or "1:4" for an elastic job.
+    return any(int(number) > 1 for count in counts for number in re.findall(r"\d+", count))
+
+
+def _is_single_rank_of_job(environ: Mapping[str, str]) -> bool:
+    """Whether this command is one rank of several, each started separately."""
+    size = environ.get("WORLD_SIZE", "")
+    return size.isdecimal() and int(size) > 1
+
+
+def _was_modified_recently(folder: Path) -> bool:
+    try:
+        newest = max(path.stat().st_mtime for path in folder.iterdir())
+    except (OSError, ValueError):
+        return False
+    return time.time() - newest < _RECENT_SECONDS
+
 
 # Version of run.json. 1 (2026-11): first version.
 RUN_SCHEMA = 1
@@ -233,3 +285,89 @@ def _reason(error: OSError) -> str:
 
 def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+_RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", *_RANK_VARIABLES)
+_JOB_VARIABLES = (
+    "TORCHELASTIC_RUN_ID",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_RESTART_COUNT",
+)
+_MAX_RUNS = 1000
+
+
+def find_job_folder(base: Path, command: Sequence[str], environ: Mapping[str, str] = os.environ) -> RunFolder:
+    """The job's folder under `base`/ddpcheck-runs. The first rank creates it."""
+    name = run_name(command[1:] or command)
+    parent = base / RUNS_FOLDER
+    parent.mkdir(parents=True, exist_ok=True)
+    key = "\n".join(environ.get(variable, "") for variable in _JOB_VARIABLES)
+    if spans_nodes((), environ):
+        return _claim(parent, f"job-{_short_hash(key)}-{name}", name, environ)
+    pid = os.getppid() if rank(environ) is not None else os.getpid()
+    started = process_start(pid) or 0
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(_unix_time(started)))
+    path = parent / f"{stamp}-{name}-{_short_hash(f'{key} {pid} {started}')}"
+    _make(path)
+    return RunFolder(path, path.name, name)
+
+
+def rank(environ: Mapping[str, str]) -> int | None:
+    """The rank that the launcher assigned to this process; None in a process that starts ranks itself."""
+    return _first_number(environ, _RANK_VARIABLES)
+
+
+def local_rank(environ: Mapping[str, str]) -> int:
+    return _first_number(environ, _LOCAL_RANK_VARIABLES) or 0
+
+
+def _claim(parent: Path, stem: str, name: str, environ: Mapping[str, str]) -> RunFolder:
+    """Across nodes, ranks have no common parent process, so a second run of a job looks like the first.
+
+    Each rank therefore creates a claim file in a folder, and uses the next folder if the claim exists.
+    """
+    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    claim = f".claim-{rank(environ) or 0}-{attempt}"
+    for number in range(1, _MAX_RUNS):
+        path = parent / (stem if number == 1 else f"{stem}-{number}")
+        next_path = parent / f"{stem}-{number + 1}"
+        if attempt != "0" and next_path.exists():
+            continue  # a restart belongs to the latest run
+        _make(path)
+        try:
+            os.close(os.open(path / claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            continue
+        return RunFolder(path, path.name, name)
+    raise OSError(f"{parent} contains too many runs of {stem}; remove some of them")
+
+
+def _make(path: Path) -> None:
+    path.mkdir(mode=0o700, exist_ok=True)
+    path.chmod(0o700)
+
+
+def _short_hash(key: str) -> str:
+    return hashlib.blake2s(key.encode(errors="surrogateescape"), digest_size=4).hexdigest()
+
+
+def _unix_time(ticks: int) -> float:
+    """Ticks since boot as seconds since 1970; the same second in all processes of a node."""
+    try:
+        with open("/proc/stat") as file:
+            boot = next(int(line.split()[1]) for line in file if line.startswith("btime"))
+    except (OSError, StopIteration, ValueError):
+        return 0.0
+    return boot + ticks // os.sysconf("SC_CLK_TCK")
+
+
+def _first_number(environ: Mapping[str, str], variables: Sequence[str]) -> int | None:
+    for variable in variables:
+        value = environ.get(variable, "")
+        if value.isdigit():
+            return int(value)
+    return None

@@ -19,8 +19,8 @@ def main() -> int:
     options = _options()
     import torch
 
-    from ddpcheck.links.heat_map import render_links
-    from ddpcheck.links.survey import SurveyOptions, survey
+    from ddpcheck.links.measure import SurveyOptions, survey
+    from ddpcheck.links.model import render_links
 
     distributed: Any = torch.distributed
     device = _begin(options.backend)

@@ -71,15 +71,15 @@ def share_of(sizes: Sequence[int], rank: int, ranks: int) -> tuple[int, ...]:
     return distribute(tuple(sizes), ranks)[rank]
 
 
+# The digits of base 85 in the order of their values: the last character of a small number is the digit itself.
+ALPHABET_85 = base64.b85encode(b"".join(number.to_bytes(4, "big") for number in range(85)))[4::5]
 _NO_DIGIT = 255
 
 
 def _digits() -> bytes:
     table = bytearray([_NO_DIGIT]) * 256
-    words = base64.b85encode(b"".join(number.to_bytes(4, "big") for number in range(85)))
-    # The last of the five characters of a small number is the digit itself.
-    for number in range(85):
-        table[words[5 * number + 4]] = number
+    for number, digit in enumerate(ALPHABET_85):
+        table[digit] = number
     return bytes(table)
 
 
@@ -123,19 +123,19 @@ _HALF_OCTAVES = (
     *range(2 * 30, 2 * 130, 2 * 5),
     *range(2 * 130, 2 * 1024, 2 * 80),
 )
-_SCALES = (0.0, *(math.ldexp((1.0, math.sqrt(2.0))[half % 2], half // 2) for half in _HALF_OCTAVES))
+SCALES = (0.0, *(math.ldexp((1.0, math.sqrt(2.0))[half % 2], half // 2) for half in _HALF_OCTAVES))
 # Relative error of a sketched norm.
-_NORM_SLACK = 1 + 2.0**-12
+NORM_SLACK = 1 + 2.0**-12
 
 # A signed sum is at most a few norms: the probability of a larger ratio is below 1e-12 under the weakest bound.
 LARGEST_RATIO = 32
-_STEPS = 2**31 // LARGEST_RATIO
+STEPS = 2**31 // LARGEST_RATIO
 
 _ITEM = struct.Struct("<BI")
 _SIGNED_ITEM = struct.Struct("<Bi")
 ITEM_BYTES = _ITEM.size
 _NO_NUMBER = 255
-_CODES = bytes(range(len(_SCALES))) + bytes([_NO_NUMBER])
+_CODES = bytes(range(len(SCALES))) + bytes([_NO_NUMBER])
 
 
 class Packed(NamedTuple):
@@ -165,11 +165,11 @@ class SketchOfCode(NamedTuple):
 def _of_code(code: int) -> SketchOfCode:
     if not code:
         return SketchOfCode(0.0, 0.0, 0.0, 0.0)
-    scale, low = _SCALES[code], _SCALES[code - 1] / _NORM_SLACK**2
-    return SketchOfCode(scale, scale / _STEPS / 2 + _SCALES[1], low, scale / _STEPS)
+    scale, low = SCALES[code], SCALES[code - 1] / NORM_SLACK**2
+    return SketchOfCode(scale, scale / STEPS / 2 + SCALES[1], low, scale / STEPS)
 
 
-OF_CODE = tuple(map(_of_code, range(len(_SCALES))))
+OF_CODE = tuple(map(_of_code, range(len(SCALES))))
 
 
 def pack(sketches: Iterable[Sketch]) -> str:
@@ -198,11 +198,11 @@ def _pack_one(sketch: Sketch) -> bytes:
         return _ITEM.pack(_NO_NUMBER, min(sketch.nonfinite, 2**32 - 1))
     # The square of a tiny float64 underflows to 0, and so does the norm.
     norm = max(sketch.norm, abs(sketch.value)) if sketch.norm < 1e-150 else sketch.norm
-    code = bisect_left(_SCALES, norm * _NORM_SLACK)
-    if code >= len(_SCALES):
+    code = bisect_left(SCALES, norm * NORM_SLACK)
+    if code >= len(SCALES):
         return _ITEM.pack(_NO_NUMBER, 0)
-    scale = _SCALES[code]
-    steps = round(sketch.value / scale * _STEPS) if scale else 0
+    scale = SCALES[code]
+    steps = round(sketch.value / scale * STEPS) if scale else 0
     if abs(steps) >= 2**31:
         return _ITEM.pack(_NO_NUMBER, 0)
     return _SIGNED_ITEM.pack(code, steps)
@@ -214,4 +214,4 @@ def unpack_one(item: bytes) -> Packed:
     if code == _NO_NUMBER:
         return Packed(math.nan, math.inf, math.inf, 0.0, _ITEM.unpack(item)[1])
     scale, error, low, _ = OF_CODE[code]
-    return Packed(steps / _STEPS * scale, error, scale, low, 0)
+    return Packed(steps / STEPS * scale, error, scale, low, 0)

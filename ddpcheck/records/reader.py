@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import Callable
 from functools import cache
@@ -44,6 +45,8 @@ _JSON_TYPES: dict[Any, set[type]] = {
 # Larger than any record: a longer line is damaged, and is dropped instead of buffered.
 LONGEST_LINE = 64 << 20
 CHUNK = 1 << 20
+# The beginning of every line that a rank writes.
+_KIND = re.compile(rb'\{"kind":"(\w+)"')
 
 
 class RecordFile:
@@ -115,9 +118,22 @@ def parse(line: bytes) -> Record | None:
 def _fast_decoder() -> Callable[[bytes], Record | None]:
     """Decodes nearly all lines, if msgspec is installed: the environment of a rank may lack it."""
     try:
-        from ddpcheck.records.decoding_msgspec import decode
+        import msgspec
     except ImportError:
         return lambda line: None
+    decoders = {kind.encode(): msgspec.json.Decoder(cls) for kind, cls in record_kinds().items()}
+
+    def decode(line: bytes) -> Record | None:
+        """None for a line that this fast path does not understand: it is damaged, or only formatted differently."""
+        match = _KIND.match(line)
+        decoder = decoders.get(match[1]) if match else None
+        if decoder is None:
+            return None
+        try:
+            return decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            return None
+
     return decode
 
 

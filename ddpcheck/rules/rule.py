@@ -1,13 +1,17 @@
-"""The metadata of a rule, which the registry, the reports and the documentation read."""
+"""A rule's metadata, and the registry: every module `ddpNNN` in a package below `ddpcheck.rules`."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cache
 from typing import TYPE_CHECKING
 
+from ddpcheck import rules as package
 from ddpcheck.analysis.divergence.explain import Cause, Explain
 from ddpcheck.analysis.finding import Finding, Severity
 
@@ -104,3 +108,36 @@ class Rule:
             return explain
 
         return register
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """All rules, sorted by code."""
+    return tuple(sorted(_discovered(), key=lambda rule: rule.code))
+
+
+def in_report_order() -> tuple[Rule, ...]:
+    """All rules, causes before their effects."""
+    return tuple(sorted(rules(), key=lambda rule: rule.position))
+
+
+def rule_of(code: str) -> Rule | None:
+    """None for a code of another version of ddpcheck."""
+    return next((rule for rule in rules() if rule.code == code), None)
+
+
+def is_about(code: str, need: Need) -> bool:
+    """Whether the findings of `code` are based on `need`, for example on the memory section of a report."""
+    rule = rule_of(code)
+    return rule is not None and need in rule.needs
+
+
+def _discovered() -> Iterator[Rule]:
+    for group in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if not group.ispkg:
+            continue
+        folder = importlib.import_module(group.name)
+        for file in pkgutil.iter_modules(folder.__path__, f"{group.name}."):
+            if file.name.rpartition(".")[2].startswith("ddp"):
+                module = importlib.import_module(file.name)
+                yield replace(module.RULE, find=module.find)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ddpcheck.rules.registry import rules
+from ddpcheck.rules.rule import rules
 
 BEGIN, END = "<!-- findings: generated -->", "<!-- /findings -->"
 _ROOT = Path(__file__).resolve().parents[2]

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from ddpcheck.traces.alignment import clocks, on_one_clock
-from ddpcheck.traces.collectives import Match, compared, last_arrivals, matches, waits
-from ddpcheck.traces.intervals import Cover, Interval
+from ddpcheck.traces.collectives import Match, clocks, compared, last_arrivals, matches, on_one_clock, waits
 from ddpcheck.traces.model import (
     BucketSummary,
     CollectiveResult,
@@ -21,7 +19,7 @@ from ddpcheck.traces.model import (
     StepShares,
     TraceResult,
 )
-from ddpcheck.traces.rank_trace import RankTrace
+from ddpcheck.traces.rank_trace import Cover, Interval, RankTrace
 
 
 def analyse(traces: Sequence[RankTrace]) -> TraceResult:

@@ -1,15 +1,16 @@
-"""Collectives matched across ranks: waits, last arrival and transfer time."""
+"""Collectives matched across ranks: waits, last arrival, clock offsets, exposed communication."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
-from ddpcheck.traces.intervals import Cover
 from ddpcheck.traces.messages import CollectiveKind, Message, algorithm_bandwidth, bus_bandwidth
-from ddpcheck.traces.model import CollectiveResult, Part
-from ddpcheck.traces.rank_trace import Collective, RankTrace
+from ddpcheck.traces.model import CollectiveResult, Part, RankClockOffset, TraceResult
+from ddpcheck.traces.rank_trace import Collective, Cover, Interval, RankTrace
 
 # Between two ranks only: cannot be matched across all ranks.
 _PAIRWISE = (CollectiveKind.SEND, CollectiveKind.RECV)
@@ -130,3 +131,121 @@ def waits(collectives: Iterable[CollectiveResult]) -> dict[int, int]:
             if part.wait_ns is not None:
                 total[part.rank] = total.get(part.rank, 0) + part.wait_ns
     return total
+
+
+# No rank can leave these before all have arrived, so they end together. The root of a broadcast may leave early.
+_SYNCHRONIZING = (
+    CollectiveKind.ALL_REDUCE,
+    CollectiveKind.ALL_GATHER,
+    CollectiveKind.REDUCE_SCATTER,
+    CollectiveKind.ALL_TO_ALL,
+    CollectiveKind.BARRIER,
+)
+# Ends differ by a few microseconds even on one clock: a smaller correction would only add noise. A larger offset
+# must also exceed the residuals.
+_NOISE_NS = 50_000
+_MIN_RESIDUALS = 3
+
+
+def clocks(matched: Sequence[Match]) -> dict[int, RankClockOffset]:
+    """Each rank's offset: the median over collectives of its end minus the median end of all ranks."""
+    deviations: dict[int, list[float]] = {}
+    for match in _usable_for_clocks(matched):
+        # Relative to one of the ends: nanoseconds since 1970 do not fit a float.
+        base = min(each.end for each in match.values())
+        middle = median(each.end - base for each in match.values())
+        for rank, each in match.items():
+            deviations.setdefault(rank, []).append(each.end - base - middle)
+    return {rank: _clock(each) for rank, each in sorted(deviations.items())}
+
+
+def _usable_for_clocks(matched: Sequence[Match]) -> list[Match]:
+    """Only the largest groups: ranks of a small group may share a clock and bias the median."""
+    for kinds in ((CollectiveKind.ALL_REDUCE,), _SYNCHRONIZING):
+        usable = [match for match in matched if next(iter(match.values())).kind in kinds]
+        if usable:
+            most = max(map(len, usable))
+            return [match for match in usable if len(match) == most]
+    return []
+
+
+def _clock(deviations: Sequence[float]) -> RankClockOffset:
+    offset = median(deviations)
+    residual = median(abs(each - offset) for each in deviations)
+    significant = abs(offset) > max(_NOISE_NS, _MIN_RESIDUALS * residual)
+    return RankClockOffset(round(offset), round(residual), len(deviations), significant)
+
+
+def on_one_clock(
+    traces: Sequence[RankTrace], by_rank: Mapping[int, RankClockOffset | None]
+) -> list[RankTrace]:
+    """The traces with significant clock offsets subtracted."""
+    return [_corrected(trace, by_rank.get(trace.rank)) for trace in traces]
+
+
+def _corrected(trace: RankTrace, clock: RankClockOffset | None) -> RankTrace:
+    if clock is None or not clock.corrected:
+        return trace
+    by = clock.offset_ns
+    return replace(
+        trace,
+        collectives=tuple(_shifted(each, by) for each in trace.collectives),
+        compute=tuple((start - by, end - by, step) for start, end, step in trace.compute),
+        copies=tuple((start - by, end - by, step) for start, end, step in trace.copies),
+        steps=tuple(replace(step, start=step.start - by, end=step.end - by) for step in trace.steps),
+        own=tuple((start - by, end - by) for start, end in trace.own),
+    )
+
+
+def _shifted(each: Collective, by: int) -> Collective:
+    ready = None if each.ready is None else each.ready - by
+    return replace(each, start=each.start - by, end=each.end - by, ready=ready)
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """One step of one rank, from collectives matched across ranks."""
+
+    rank: int
+    step: int
+    # Duration of the step, without ddpcheck's own work.
+    took_ns: int
+    # Without concurrent compute: transfers, and waiting without concurrent transfer.
+    transfer_ns: int
+    wait_ns: int
+
+
+def exposures(traces: Sequence[RankTrace], result: TraceResult) -> list[Exposure]:
+    """Every marked step on every rank."""
+    aligned = on_one_clock(traces, {rank.rank: rank.clock for rank in result.ranks})
+    exposures: list[Exposure] = []
+    for trace in aligned:
+        compute = Cover((start, end) for start, end, _ in trace.compute)
+        own = Cover(trace.own)
+        parts = _by_step(trace.rank, result)
+        for step in trace.steps:
+            took = step.end - step.start - own.within(step.start, step.end)
+            shares = _exposed(parts.get(step.number, []), compute, result.origin_ns)
+            exposures.append(Exposure(trace.rank, step.number, took, *shares))
+    return exposures
+
+
+def _by_step(rank: int, result: TraceResult) -> dict[int | None, list[Part]]:
+    parts: dict[int | None, list[Part]] = {}
+    for collective in result.collectives:
+        for part in collective.parts:
+            if part.rank == rank and part.wait_ns is not None:
+                parts.setdefault(collective.step, []).append(part)
+    return parts
+
+
+def _exposed(parts: Iterable[Part], compute: Cover, origin: int) -> tuple[int, int]:
+    waits: list[Interval] = []
+    transfers: list[Interval] = []
+    for part in parts:
+        start, end = part.start_ns + origin, part.end_ns + origin
+        arrived = min(start + (part.wait_ns or 0), end)
+        waits.append((start, arrived))
+        transfers.append((arrived, end))
+    transfer = Cover(transfers)
+    return transfer.without(compute).length, Cover(waits).without(transfer).without(compute).length

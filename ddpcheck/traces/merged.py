@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.errors import UserError
-from ddpcheck.traces.alignment import on_one_clock
-from ddpcheck.traces.intervals import Cover
+from ddpcheck.traces.collectives import on_one_clock
 from ddpcheck.traces.model import TRACE_SCHEMA, CollectiveResult, Part, TraceResult
-from ddpcheck.traces.rank_trace import RankTrace
+from ddpcheck.traces.rank_trace import Cover, RankTrace
 
 JsonEvent = dict[str, Any]
 

@@ -15,8 +15,7 @@ from pathlib import Path, PurePath
 from typing import IO, Any, cast
 
 from ddpcheck.errors import TraceIsTimeline, TraceUnreadable, TraceWithoutCommunication, UserError
-from ddpcheck.traces.build import Identity, build
-from ddpcheck.traces.event_filter import EventFilter
+from ddpcheck.traces.build import EventFilter, Identity, build
 from ddpcheck.traces.events import EventReader
 from ddpcheck.traces.rank_trace import RankTrace
 

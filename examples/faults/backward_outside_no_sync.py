@@ -1,7 +1,7 @@
 """The forward runs inside `no_sync()`, the backward outside: still not reduced.
 
 Gradients are accumulated over two batches from the third step on. The condition is off by one, so the last forward runs
-inside `no_sync()` too. The backward stands outside and looks safe, but DDP decides at the forward.
+inside `no_sync()` too. The backward is outside and looks safe, but DDP decides at the forward.
 
 bug: 7
 seen in: accelerate#1726

@@ -1,7 +1,7 @@
 """BatchNorm's statistics recomputed after training, on each rank from its own share.
 
 The last step of many recipes: run some batches through the model in training mode without gradients, to get
-precise statistics. Nobody averages them, so every rank evaluates another model, and the checkpoint holds the
+precise statistics. Nothing averages them, so every rank evaluates another model, and the checkpoint holds the
 statistics of one share of the data.
 
 bug: 26

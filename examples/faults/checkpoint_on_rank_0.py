@@ -34,7 +34,7 @@ class Bag(nn.Module):
 
 
 def saved_checkpoint():
-    """Stands in for the file of an earlier run."""
+    """Replaces the file of an earlier run."""
     torch.manual_seed(1)
     file = io.BytesIO()
     torch.save(Bag().state_dict(), file)

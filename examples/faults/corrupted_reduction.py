@@ -1,6 +1,6 @@
 """One rank receives another result of the AllReduce than the rest.
 
-A bit is flipped in what rank 1 gets, as broken memory or a broken card would do. The hook only stands in for
+A bit is flipped in what rank 1 gets, as broken memory or a broken card would do. The hook only simulates
 the hardware.
 
 bug: 36
@@ -23,7 +23,7 @@ BROKEN_RANK, BROKEN_CALL = 1, 3
 
 
 class Network:
-    """Stands between the ranks; counts its calls."""
+    """Communication hook that counts its calls."""
 
     def __init__(self):
         self.calls = 0

@@ -1,6 +1,6 @@
 """The rank is read from a variable that this launcher does not set: for the sampler, every rank is number 0.
 
-All ranks take the first share and nobody the others: the same batches everywhere, and the rest of the data is
+All ranks take the first share and no rank the others: the same batches everywhere, and the rest of the data is
 never seen.
 
 bug: 31

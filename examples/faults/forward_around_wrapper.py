@@ -1,4 +1,4 @@
-"""Forward through `ddp.module`: the wrapper never hears of the backward.
+"""Forward through `ddp.module`: the wrapper does not see the backward.
 
 After two warm-up steps the loop calls a method of the model itself, which DDP does not pass on, so it goes through
 `.module`. The reducer is never armed, each rank applies the gradients of its own batch, and the loss still goes down.

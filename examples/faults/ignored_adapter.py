@@ -1,4 +1,4 @@
-"""An adapter is initialised from a seed of each rank's own, and DDP was told to ignore it.
+"""An adapter is initialised from a seed of each rank's own, and DDP is configured to ignore it.
 
 The trainer reduces the adapter's gradients by itself and takes it out of DDP. With that it also loses the broadcast at
 wrapping. Every rank applies the same gradients to another adapter, and they never meet.

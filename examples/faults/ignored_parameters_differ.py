@@ -1,4 +1,4 @@
-"""DDP is told to ignore an adapter that only some ranks train.
+"""DDP is configured to ignore an adapter that only some ranks train.
 
 Ranks then have different lists of parameters to reduce. DDP compares their number when it is wrapped, and refuses;
 its message does not name the parameter.

@@ -30,7 +30,7 @@ def build():
 
 
 def saved_checkpoint():
-    """Stands in for the file of an earlier run."""
+    """Replaces the file of an earlier run."""
     model, optimizer = build()
     model(torch.ones(2, 6)).square().mean().backward()
     optimizer.step()

@@ -42,7 +42,7 @@ def train():
     for step in range(4):
         inputs, wanted = torch.randn(5, 4, 7, generator=data), torch.randn(2, 5, generator=data)
         optimizer.zero_grad()
-        first, second = (F.mse_loss(said, want) for said, want in zip(ddp(inputs), wanted, strict=True))
+        first, second = (F.mse_loss(output, want) for output, want in zip(ddp(inputs), wanted, strict=True))
         if step == 0:
             (first + second).backward()
         else:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 
 class Lines(IterableDataset):
-    """Stands for a file that is read line by line."""
+    """Simulates a file that is read line by line."""
 
     def __iter__(self):
         numbers = torch.Generator().manual_seed(14)

@@ -1,4 +1,4 @@
-"""A hand-written update from gradients that nobody reduced.
+"""A hand-written update from gradients that were not reduced.
 
 The loop needs no optimizer: it takes gradients with `autograd.grad` and writes the new weights itself, as in
 meta-learning. No reduction takes part, and the ranks part with the first update.

@@ -38,7 +38,7 @@ def main() -> None:
             with model.no_sync() if quiet else contextlib.nullcontext():
                 micro_batch(parts)
         if case == "whole_batch_inside_no_sync":
-            # More micro-batches, on which the model is only looked at: no gradient comes of them.
+            # More micro-batches, which are only evaluated: they produce no gradient.
             with model.no_sync(), torch.no_grad():
                 model(torch.randn(6, 12, generator=drawn))
         optimizer.step()

@@ -75,7 +75,7 @@ class Annotated(Dataset):
 
 
 class MadeUp(Dataset):
-    """Random numbers that nobody has seeded, as in many an example and benchmark: each rank has its own."""
+    """Unseeded random numbers, as in many examples and benchmarks: each rank has its own."""
 
     def __init__(self, rows: int) -> None:
         anew = torch.Generator()
@@ -102,7 +102,7 @@ class Speaker(nn.Module):
 
 
 class Alternating(Sampler):
-    """Batches of neighbours, dealt out in turn."""
+    """Batches of neighbouring samples, assigned to ranks in turn."""
 
     def __init__(self, rows: int) -> None:
         starts = range(4 * dist.get_rank(), rows, 4 * dist.get_world_size())

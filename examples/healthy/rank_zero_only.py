@@ -22,7 +22,7 @@ LONG_SECONDS = 3.0
 
 
 def evaluate(network: nn.Module, seconds: float = 0.0) -> float:
-    """The accuracy on held-out data, of the module itself: nobody else takes part."""
+    """The accuracy on held-out data, of the module itself: no other rank takes part."""
     inputs = torch.randn(64, 12, generator=torch.Generator().manual_seed(5))
     network.eval()
     until = time.monotonic() + seconds

@@ -2,8 +2,14 @@
 
 from ddpcheck.probes.digest.digester import ENV_HASH, Digester, make_digester
 from ddpcheck.probes.digest.flatten import is_supported, plain_memory
-from ddpcheck.probes.digest.protocol import DIGEST_SIZE, UNSUPPORTED, DigestFuture, ReadyDigests, combine
-from ddpcheck.probes.digest.xxh3 import IncrementalHash
+from ddpcheck.probes.digest.protocol import (
+    DIGEST_SIZE,
+    UNSUPPORTED,
+    DigestFuture,
+    Leaves,
+    ReadyDigests,
+    combine,
+)
 
 __all__ = [
     "DIGEST_SIZE",
@@ -11,7 +17,7 @@ __all__ = [
     "UNSUPPORTED",
     "DigestFuture",
     "Digester",
-    "IncrementalHash",
+    "Leaves",
     "ReadyDigests",
     "combine",
     "is_supported",

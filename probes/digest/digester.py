@@ -11,7 +11,7 @@ import torch
 
 from ddpcheck.probes.digest.multilinear import MultilinearDigester
 from ddpcheck.probes.digest.protocol import DigestFuture
-from ddpcheck.probes.digest.xxh3 import IncrementalHash, Xxh3Digester
+from ddpcheck.probes.digest.xxh3 import Xxh3Digester
 
 # "multilinear" makes CPU ranks use the algorithm of GPUs, so that both can be compared in one job.
 ENV_HASH = "DDPCHECK_HASH"
@@ -25,9 +25,6 @@ class Digester(Protocol):
 
     def submit(self, tensors: Sequence[torch.Tensor]) -> DigestFuture:
         """Hash `tensors` as they are now, in the order of the current stream."""
-
-    def incremental_hash(self, tensor: torch.Tensor) -> IncrementalHash | None:
-        """Hashes a tensor while it is read for another purpose; None if that is not possible."""
 
 
 def make_digester(device_type: str) -> Digester:

@@ -87,9 +87,6 @@ class MultilinearDigester:
             lanes = {device: self._lanes(device, memories) for device, memories in batch.spans.items()}
             return MultilinearFuture(batch, {device: copy_to_host(rows) for device, rows in lanes.items()})
 
-    def incremental_hash(self, tensor: torch.Tensor) -> None:
-        """Not supported: the kernels read the tensors themselves."""
-
     def _lanes(self, device: torch.device, memories: list[torch.Tensor]) -> torch.Tensor:
         if device.type == "cuda":
             if device not in self._fused:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, Protocol
 
 import torch
 
 from ddpcheck.records.sketch_signs import LANES, MASK64
 
 DIGEST_SIZE = 16
+
+# Format characters of items with this many bytes.
+_ITEMS: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 # The leaf of a tensor whose bits cannot be read: the same on all ranks, and never the leaf of a readable tensor.
 UNSUPPORTED = b"\xff" * DIGEST_SIZE
@@ -48,6 +51,50 @@ def finish_leaf(header: bytes, lanes: Sequence[int]) -> bytes:
     return b"".join(((lane + start) & MASK64).to_bytes(8, "little") for lane, start in pairs)
 
 
+class Leaves:
+    """The leaves of a list of tensors, packed: the work on a whole model is a few calls into C."""
+
+    __slots__ = ("packed",)
+
+    def __init__(self, packed: bytes) -> None:
+        self.packed = packed
+
+    @staticmethod
+    def of(leaves: Iterable[bytes]) -> Leaves:
+        return Leaves(b"".join(leaves))
+
+    def __len__(self) -> int:
+        return len(self.packed) // DIGEST_SIZE
+
+    def __getitem__(self, index: int) -> bytes:
+        return self.packed[DIGEST_SIZE * index : DIGEST_SIZE * (index + 1)]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Leaves) and self.packed == other.packed
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def updated(self, leaves: Mapping[int, bytes]) -> Leaves:
+        """These leaves with some of them replaced, by index."""
+        packed = bytearray(self.packed)
+        for index, leaf in leaves.items():
+            packed[DIGEST_SIZE * index : DIGEST_SIZE * (index + 1)] = leaf
+        return Leaves(bytes(packed))
+
+    def root(self) -> bytes:
+        """Depends on each leaf, on their order and on their number."""
+        # All items have the same size: no two lists give the same input, so no separators are needed.
+        return hashlib.blake2b(self.packed, digest_size=DIGEST_SIZE, person=b"ddpcheck tree").digest()
+
+    def narrow(self, width: int) -> bytes:
+        """The first `width` bytes of each leaf; 1, 2, 4 or 8."""
+        items = memoryview(self.packed).cast(_ITEMS[width])
+        return items[:: DIGEST_SIZE // width].tobytes()
+
+
 class DigestFuture(Protocol):
     """Digests that may still be computed on a device."""
 
@@ -74,6 +121,5 @@ class ReadyDigests:
 
 
 def combine(leaves: Sequence[bytes]) -> bytes:
-    """The root of `leaves`; depends on each of them, on their order and on their number."""
-    # All items have the same size: no two lists give the same input, so no separators are needed.
-    return hashlib.blake2b(b"".join(leaves), digest_size=DIGEST_SIZE, person=b"ddpcheck tree").digest()
+    """The root of `leaves`."""
+    return Leaves.of(leaves).root()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from ddpcheck.probes.digest import ReadyDigests, make_digester
+from ddpcheck.probes.digest import make_digester
 
 if TYPE_CHECKING:
-    from ddpcheck.probes.digest import Digester, DigestFuture, IncrementalHash
+    from ddpcheck.probes.digest import Digester, DigestFuture
 
 
 @functools.cache
@@ -35,20 +35,6 @@ class MixedFuture:
             for index, leaf in zip(indices, future.result(), strict=True):
                 leaves[index] = leaf
         return leaves
-
-
-def incremental_hash(tensor: torch.Tensor) -> IncrementalHash | None:
-    """Hashes `tensor` while it is read for another purpose; None: use `submit`."""
-    return _digester(tensor.device.type).incremental_hash(tensor)
-
-
-def submit_rest(tensors: Sequence[torch.Tensor], known: Mapping[int, bytes]) -> DigestFuture:
-    """Submit all tensors except those whose leaves are known already (by index)."""
-    if not known:
-        return submit(tensors)
-    rest = [index for index in range(len(tensors)) if index not in known]
-    submitted = submit([tensors[index] for index in rest])
-    return MixedFuture([list(known), rest], [ReadyDigests(list(known.values())), submitted])
 
 
 def submit(tensors: Sequence[torch.Tensor]) -> DigestFuture:

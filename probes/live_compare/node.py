@@ -17,6 +17,7 @@ from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, Stage, T
 if TYPE_CHECKING:
     from ddpcheck.agent.shm_exchange import Entry, ShmExchange
     from ddpcheck.agent.tracked_module import TrackedModule
+    from ddpcheck.probes.digest import Leaves
     from ddpcheck.probes.live_compare.store import StoreCompare
     from ddpcheck.probes.probe import ProbeContext
 
@@ -47,7 +48,7 @@ class Snapshot:
     key: SnapshotKey
     key_hash: bytes
     root: bytes
-    leaves: list[bytes]
+    leaves: Leaves
     samples: bytes
     # Sequence number in the exchange; -1: not published.
     number: int = -1
@@ -105,7 +106,9 @@ class NodeCompare:
         self._held = False
 
     def publish(self, snapshot: Snapshot) -> None:
-        snapshot.number = self._exchange.publish(snapshot.key_hash, snapshot.root, snapshot.leaves)
+        snapshot.number = self._exchange.publish(
+            snapshot.key_hash, snapshot.root, snapshot.leaves.narrow(LEAF)
+        )
         self._own.put(snapshot.key_hash, snapshot)
         if _tensors(snapshot) in self._capture_next:
             self._capture(snapshot, None)
@@ -152,6 +155,7 @@ class NodeCompare:
 
     def _record(self, snapshot: Snapshot, entry: Entry | None) -> None:
         """Record the evidence of a mismatch; without an entry it is with another node."""
+        self._context.budget.check_everything()
         self._write_detail(snapshot)
         if snapshot.current:
             self._capture(snapshot, entry)
@@ -179,7 +183,7 @@ class NodeCompare:
                 step=key.step,
                 of=key.of.value,
                 optimizer=key.optimizer,
-                leaves=_base64(b"".join(leaf[:LEAF] for leaf in snapshot.leaves)),
+                leaves=_base64(snapshot.leaves.narrow(LEAF)),
                 width=LEAF,
                 samples=_base64(snapshot.samples),
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 
@@ -16,13 +16,8 @@ from ddpcheck.probes.sketches.sketch import (
     can_sketch,
     sign_table,
     sketch,
-    sketch_in_place,
 )
 from ddpcheck.records.sketch_signs import BLOCK, weight
-
-if TYPE_CHECKING:
-    from ddpcheck.probes.digest import IncrementalHash
-
 
 # Blocks per operation: enough to fill a device, with 17 MB of scratch memory.
 _BLOCKS = 8
@@ -132,14 +127,12 @@ class SketchBatch:
     def __bool__(self) -> bool:
         return bool(self._on_cpu or self._on_devices)
 
-    def add(self, index: int, tensor: torch.Tensor, hasher: IncrementalHash | None = None) -> bool:
-        """Sketch `tensor` as it is now, and update `hasher` in the same pass; False if it cannot be sketched."""
-        on_read = None if hasher is None else hasher.update
-        in_place = sketch_in_place(tensor, on_read)
-        if in_place is None and not can_add(tensor):
+    def add(self, index: int, tensor: torch.Tensor) -> bool:
+        """Sketch `tensor` as it is now; False if it cannot be sketched."""
+        if not can_add(tensor):
             return False
         if tensor.is_cpu:
-            self._on_cpu[index] = in_place or sketch(tensor, on_read)
+            self._on_cpu[index] = sketch(tensor)
             return True
         queued = self._on_devices.get(tensor.device)
         if queued is None:

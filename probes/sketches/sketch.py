@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -13,17 +13,11 @@ import torch
 from ddpcheck import torch_compat
 from ddpcheck.probes.digest.flatten import plain_memory
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, copy_serially, direct_span
-from ddpcheck.probes.sketches.native import MAX_PIECES, NativeKernel, NativeTotals, native_kernel
+from ddpcheck.probes.scan.library import MAX_PIECES, NativeKernel, NativeTotals, native_kernel
 from ddpcheck.records.sketch_signs import BLOCK, PIECE, signs, weight
 
 # Between these limits the norm is accurate to 1 in 10,000 in float32: no overflow, no relevant underflow.
 _NORM_MIN, _NORM_MAX = 1e-14, 1e17
-
-# Few enough that the callback finds them in the core's own cache.
-MAX_PIECES_WITH_CALLBACK = 2
-
-# Called with the first element and the number of elements of a piece that was read.
-ReadCallback = Callable[[int, int], None]
 
 _norm = torch.linalg.vector_norm
 
@@ -49,18 +43,18 @@ def can_sketch(tensor: torch.Tensor) -> bool:
         storage_bytes = tensor.untyped_storage().nbytes()
     except (RuntimeError, NotImplementedError):
         return False  # vmapped and similar tensors: no storage
-    return tensor.numel() == 0 or storage_bytes > tensor.storage_offset() * tensor.element_size()
+    if tensor.numel() == 0:
+        return True
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return storage_bytes >= (tensor.storage_offset() + last + 1) * tensor.element_size()
 
 
-def sketch(tensor: torch.Tensor, on_read: ReadCallback | None = None) -> Sketch:
-    """Sketch `tensor` as it is now, in row-major order whatever its strides; waits for a device.
-
-    On CPU, `on_read` is called for each piece (first element, number of elements) after it was read.
-    """
-    return sketch_in_place(tensor, on_read) or _sketch_any(tensor, on_read)
+def sketch(tensor: torch.Tensor) -> Sketch:
+    """Sketch `tensor` as it is now, in row-major order whatever its strides; waits for a device."""
+    return _sketch_in_place(tensor) or _sketch_any(tensor)
 
 
-def sketch_in_place(tensor: torch.Tensor, on_read: ReadCallback | None = None) -> Sketch | None:
+def _sketch_in_place(tensor: torch.Tensor) -> Sketch | None:
     """The fast path, which works for nearly all gradients on a CPU; None: use the general one."""
     span = direct_span(tensor) if tensor.is_cpu else None
     if span is None:
@@ -71,15 +65,13 @@ def sketch_in_place(tensor: torch.Tensor, on_read: ReadCallback | None = None) -
         return None
     count = layout.numel
     if count > PIECE:
-        return _sketch_native(kernel, tensor, count, on_read or _no_callback)
+        return _sketch_native(kernel, tensor, count)
     totals = NativeTotals()
     kernel.add(totals, address, 0, count)
-    if on_read is not None:
-        on_read(0, count)
     return _finished_native(tensor, count, totals)
 
 
-def _sketch_any(tensor: torch.Tensor, on_read: ReadCallback | None) -> Sketch:
+def _sketch_any(tensor: torch.Tensor) -> Sketch:
     tensor = bare(tensor)
     if tensor.requires_grad:
         tensor = tensor.detach()
@@ -91,7 +83,7 @@ def _sketch_any(tensor: torch.Tensor, on_read: ReadCallback | None) -> Sketch:
         queued = DeviceSketches(tensor.device)
         queued.add(0, tensor)
         return queued.sketches()[0]
-    return _sketch_cpu(as_real(tensor), tensor.numel(), on_read or _no_callback)
+    return _sketch_cpu(as_real(tensor), tensor.numel())
 
 
 def bare(tensor: torch.Tensor) -> torch.Tensor:
@@ -113,25 +105,20 @@ def as_real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def _no_callback(start: int, size: int) -> None:
-    pass
-
-
-def _sketch_cpu(tensor: torch.Tensor, numel: int, on_read: ReadCallback) -> Sketch:
+def _sketch_cpu(tensor: torch.Tensor, numel: int) -> Sketch:
     kernel = native_kernel(tensor.dtype)
     if kernel is None and tensor.dtype in _EXACT_IN_FLOAT32:
         kernel = native_kernel(torch.float32)
     if kernel is not None:
-        return _sketch_native(kernel, tensor, numel, on_read)
+        return _sketch_native(kernel, tensor, numel)
     # If torch uses one thread, fewer and larger pieces are faster.
     piece_size = BLOCK if torch.get_num_threads() == 1 else PIECE
     work = _workspace(tensor.dtype)
     count = tensor.numel()
     if count <= piece_size:
         value, norm = work.piece(tensor, 0, count) if count else (0.0, 0.0)
-        on_read(0, count)
     else:
-        value, norm = _sum_of_pieces(work, tensor, count, piece_size, on_read)
+        value, norm = _sum_of_pieces(work, tensor, count, piece_size)
     return _finished(tensor, numel, value, norm, piece_size)
 
 
@@ -144,12 +131,10 @@ def _finished(tensor: torch.Tensor, numel: int, value: float, norm: float, piece
     return Sketch(value, norm, nonfinite, numel)
 
 
-def _sketch_native(kernel: NativeKernel, tensor: torch.Tensor, numel: int, on_read: ReadCallback) -> Sketch:
+def _sketch_native(kernel: NativeKernel, tensor: torch.Tensor, numel: int) -> Sketch:
     totals = NativeTotals()
-    piece_size = (MAX_PIECES if on_read is _no_callback else MAX_PIECES_WITH_CALLBACK) * PIECE
-    for start, address, size in _readable_pieces(tensor, kernel, piece_size):
+    for start, address, size in _readable_pieces(tensor, kernel, MAX_PIECES * PIECE):
         kernel.add(totals, address, start, size)
-        on_read(start, size)
     return _finished_native(tensor, numel, totals)
 
 
@@ -174,13 +159,12 @@ def _readable_pieces(
 
 
 def _sum_of_pieces(
-    work: _Workspace, tensor: torch.Tensor, count: int, piece_size: int, on_read: ReadCallback
+    work: _Workspace, tensor: torch.Tensor, count: int, piece_size: int
 ) -> tuple[float, float]:
     terms, norms = [], []
     for start, piece, size in _pieces(tensor, count, piece_size):
         block, offset = divmod(start, BLOCK)
         value, norm = work.piece(piece, offset, size)
-        on_read(start, size)
         terms.append(value * weight(block))
         norms.append(norm)
     return _total(terms), math.hypot(*norms)

@@ -12,8 +12,7 @@ from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.reports.finding_text import finding_text
 from ddpcheck.reports.safe_text import safe_line
 from ddpcheck.reports.verdict import in_order, verdict_sentence
-from ddpcheck.rules.registry import rule_of, rules
-from ddpcheck.rules.rule import Need
+from ddpcheck.rules.rule import Need, rule_of, rules
 
 
 def why_not_looked_at(report: Report, code: str) -> str:

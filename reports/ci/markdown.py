@@ -11,8 +11,8 @@ from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.reports.finding_text import evidence_text, finding_location
 from ddpcheck.reports.safe_text import safe_line
 from ddpcheck.reports.verdict import counted, in_order, verdict_sentence
-from ddpcheck.reports.views.coverage import check_table
-from ddpcheck.reports.views.ranks import rank_tables
+from ddpcheck.reports.views.cost import cost_lines
+from ddpcheck.reports.views.ranks import check_table, rank_tables
 from ddpcheck.reports.views.table import Table
 
 _MOST_FINDINGS = 20
@@ -29,6 +29,7 @@ def to_markdown(report: Report) -> str:
     more = len(ordered) - _MOST_FINDINGS
     blocks += [f"and {counted(more, 'more finding')}, in report.json"] if more > 0 else []
     blocks += report_tables(report, plain_text)
+    blocks += [". ".join(map(plain_text, cost_lines(report)))]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 

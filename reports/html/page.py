@@ -10,10 +10,10 @@ from importlib.resources import files
 
 from ddpcheck.analysis.report import Report
 from ddpcheck.reports.html.components import Html, folded, joined, tag, view
-from ddpcheck.reports.html.sections import findings, memory, nodes, overlap, replicas, startup, step_time
-from ddpcheck.reports.views.coverage import check_table, environment_tables
+from ddpcheck.reports.html.sections import findings, nodes, replicas, step_time
+from ddpcheck.reports.views.cost import cost_table, schedule_table
 from ddpcheck.reports.views.data import data_table
-from ddpcheck.reports.views.ranks import MOST_GROUPS, host_table, rank_tables
+from ddpcheck.reports.views.ranks import MOST_GROUPS, check_table, environment_tables, host_table, rank_tables
 from ddpcheck.version import VERSION
 
 _MOST_CHECKS = 64
@@ -28,6 +28,10 @@ def _ranks(report: Report) -> Html | None:
 
 def _data(report: Report) -> Html | None:
     return view(data_table(report), most=_MOST_CHECKS)
+
+
+def _cost(report: Report) -> Html | None:
+    return _any([view(cost_table(report)), view(schedule_table(report), heading=True, most=_MOST_CHECKS)])
 
 
 def _checks(report: Report) -> Html | None:
@@ -52,13 +56,14 @@ _SECTIONS: tuple[tuple[str, Callable[[Report], Html | None]], ...] = (
     ("Findings", findings.section),
     ("Agreement", replicas.agreement),
     ("Gradients", replicas.gradients),
-    ("Step time", step_time.section),
-    ("Overlap", overlap.section),
-    ("Memory", memory.section),
+    ("Step time", step_time.step_time),
+    ("Cost", _cost),
+    ("Overlap", step_time.overlap),
+    ("Memory", nodes.memory),
     ("Traffic", nodes.traffic),
     ("Links", nodes.links),
     ("Hardware", nodes.hardware),
-    ("Start-up", startup.section),
+    ("Start-up", step_time.startup),
     ("Ranks", _ranks),
     ("Data", _data),
     ("Checked", _checks),

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ddpcheck.analysis.finding import Severity
-from ddpcheck.doctor.diagnosis import LEVELS, Diagnosis
-from ddpcheck.doctor.model import DoctorReport
+from ddpcheck.doctor.model import LEVELS, Diagnosis, DoctorReport
 from ddpcheck.formatting import rank_ranges
 from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole, indented
 

@@ -13,6 +13,7 @@ from ddpcheck.formatting import name_ranks, size_text, time_text
 from ddpcheck.reports.terminal.charts import STYLE, sparkline, step_bar, step_legend
 from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole, indented
 from ddpcheck.reports.verdict import counted
+from ddpcheck.reports.views.cost import share_text
 
 # Lines of the panel.
 HEIGHT = 4
@@ -113,6 +114,11 @@ def memory_text(state: LiveState) -> str:
     return f"memory {low.removesuffix(high[-3:])}-{high}" if low[-3:] == high[-3:] else f"memory {low}-{high}"
 
 
+def cost_text(state: LiveState) -> str:
+    """ddpcheck's own share of a step; empty before the first measurement."""
+    return "" if state.cost_share is None else f"ddpcheck {share_text(state.cost_share)}"
+
+
 def finding_text(state: LiveState) -> Styled:
     """The finding, else an exception or a stall, with a style."""
     finding = state.finding
@@ -176,7 +182,7 @@ def _panel_step_time(out: ReportConsole, state: LiveState, columns: int) -> Text
     if state.step_time is None:
         return out.text("no step measured yet", QUIET)
     step, *shares = step_time_texts(state.step_time)
-    figures = "".join(f"   {part}" for part in (*shares, memory_text(state)) if part)
+    figures = "".join(f"   {part}" for part in (*shares, memory_text(state), cost_text(state)) if part)
     # Figures have priority over bars.
     width = min(_MOST_PANEL_BARS, columns - 1 - len(step) - 1 - len(figures))
     latest = state.step_time.recent_us[-width:] if width >= _FEWEST_PANEL_BARS else ()
@@ -202,7 +208,7 @@ def _screen_step_time(out: ReportConsole, state: LiveState) -> list[RenderableTy
         return []
     step, *shares = step_time_texts(state.step_time)
     bars = sparkline(state.step_time.recent_us, _SCREEN_BARS, out.console.options.ascii_only)
-    figures = out.text("   ".join(filter(None, [*shares, memory_text(state)])))
+    figures = out.text("   ".join(filter(None, [*shares, memory_text(state), cost_text(state)])))
     return [Text.assemble(out.text(f"{step} "), out.text(bars, STYLE)), figures]
 
 

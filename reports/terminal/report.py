@@ -17,7 +17,7 @@ from ddpcheck.reports.terminal.charts import overlap_bar, overlap_legend, print_
 from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole
 from ddpcheck.reports.terminal.evidence import print_evidence
 from ddpcheck.reports.verdict import counted, in_order, verdict_sentence
-from ddpcheck.reports.views import coverage, data, hardware, links, memory, overlap, ranks, startup, timing
+from ddpcheck.reports.views import cost, data, hardware, memory, ranks, timing
 from ddpcheck.reports.views.table import Table
 
 _MOST_FINDINGS = 10
@@ -46,17 +46,17 @@ def render(report: Report, console: Console, page: Path | None = None) -> None:
         out.table(table, most=ranks.MOST_GROUPS)
     out.table(data.data_table(report))
     out.table(hardware.traffic_table(report))
-    out.table(links.link_table(report))
-    out.table(links.port_table(report))
+    out.table(hardware.link_table(report))
+    out.table(hardware.port_table(report))
     out.table(hardware.node_table(report))
     out.table(hardware.gpu_table(report), most=_MOST_GPUS)
     _print_step_times(out, report)
     print_series(out, report)
-    out.table(startup.startup_table(report))
+    out.table(timing.startup_table(report))
     out.table(memory.memory_table(report))
     _print_overlap(out, report)
     out.table(ranks.host_table(report))
-    out.table(coverage.check_table(report), most=_MOST_CHECKS)
+    out.table(ranks.check_table(report), most=_MOST_CHECKS)
     _print_next(out, report, page)
 
 
@@ -110,6 +110,10 @@ def _print_step_times(out: ReportConsole, report: Report) -> None:
             for rank, phases in times.phases_ms.items()
         }
         _print_with_bars(out, times.table, bars)
+    lines = cost.cost_lines(report)
+    if lines:
+        out.gap()
+        out.put(*map(out.text, lines))
 
 
 def _print_with_bars(out: ReportConsole, table: Table, bars: Mapping[int, Text]) -> None:
@@ -121,7 +125,7 @@ def _by_phase(phases: tuple[float, ...]) -> dict[str, float]:
 
 
 def _print_overlap(out: ReportConsole, report: Report) -> None:
-    profiled = overlap.profiled_overlap(report)
+    profiled = timing.profiled_overlap(report)
     if profiled is None:
         return
     longest, shares = profiled.longest_ns, profiled.shares

@@ -8,8 +8,7 @@ from ddpcheck.analysis.finding import Severity
 from ddpcheck.analysis.report import Report
 from ddpcheck.formatting import rank_ranges
 from ddpcheck.reports.views.table import Cell, Column, Row, Table, numbers, row
-from ddpcheck.rules.registry import is_about
-from ddpcheck.rules.rule import Need
+from ddpcheck.rules.rule import Need, is_about
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.memory.table import RankMemoryRow

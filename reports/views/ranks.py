@@ -1,12 +1,12 @@
-"""Ranks: which agreed over the steps, how each ended (alike ones in one row), and the hosts they ran on."""
+"""Ranks: which agreed over the steps, how each ended (alike ones in one row), their hosts, coverage and environment."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ddpcheck.analysis.report import AttemptSummary, RankStatus, RankSummary, Report
-from ddpcheck.analysis.timeseries.model import AgreementHistory, AgreementInterval
-from ddpcheck.analysis.timing.clock_offsets import HostClock
+from ddpcheck.analysis.report import AttemptSummary, Check, RankStatus, RankSummary, Report
+from ddpcheck.analysis.timeseries.model import AgreementHistory, AgreementInterval, EnvironmentRow
+from ddpcheck.analysis.timing.collector import HostClock
 from ddpcheck.formatting import name_ranks, rank_ranges
 from ddpcheck.reports.verdict import counted
 from ddpcheck.reports.views.table import Cell, CellMark, Column, Row, Table, row
@@ -178,3 +178,53 @@ def _clock_offset(host: HostClock) -> str:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.3f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+_CHECK_MARKS = {"agree": CellMark.OK, "differ": CellMark.ERROR}
+
+
+def check_table(report: Report) -> Table | None:
+    """What was compared, with or without a finding."""
+    if not report.checks:
+        return None
+    columns = (Column("check"), Column("outcome"), Column("detail"))
+    rows = tuple(
+        row(
+            [
+                check.name,
+                Cell("", _CHECK_MARKS.get(check.outcome, CellMark.WARNING), check.outcome),
+                _check_detail(check),
+            ]
+        )
+        for check in report.checks
+    )
+    return Table("Checked", columns, rows, noun="checks")
+
+
+def _check_detail(check: Check) -> str:
+    if not check.compared or not check.steps_left_out:
+        return check.detail
+    steps = f"{check.steps_left_out:,} {'step' if check.steps_left_out == 1 else 'steps'} left out (--budget)"
+    return ", ".join(filter(None, (check.detail, steps)))
+
+
+def environment_tables(report: Report) -> tuple[Table | None, Table | None]:
+    """Versions, hosts and whatever differs between ranks; then the variables that are equal on all ranks."""
+    first = [each for each in report.environment if not each.name.isupper() or len(each.values) > 1]
+    rest = [each for each in report.environment if each not in first]
+    return (
+        _environment("Environment", first) if first else None,
+        _environment(f"{len(rest)} variables with one value on all ranks", rest) if rest else None,
+    )
+
+
+def _environment(title: str, rows: list[EnvironmentRow]) -> Table:
+    columns = (Column("name"), Column("value", code=True))
+    return Table(title, columns, tuple(row([each.name, _value(each)]) for each in rows), noun="variables")
+
+
+def _value(each: EnvironmentRow) -> Cell:
+    if len(each.values) == 1:
+        return Cell(each.values[0].value or "-")
+    lines = [f"{name_ranks(value.ranks)}: {value.value or 'not set'}" for value in each.values]
+    return Cell("\n".join(lines), CellMark.WARNING)

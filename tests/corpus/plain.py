@@ -31,7 +31,7 @@ _OF_NO_MATTER = ("destroy_process_group", "Detected CPU only", "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True)
-class Said:
+class PlainResult:
     """The outcome of a job without ddpcheck."""
 
     kind: str  # "nothing", "a warning", "an error", "a hang"
@@ -43,27 +43,27 @@ class Said:
         return f"{self.kind}: {self.quote}" if self.quote else self.kind
 
 
-def run_plainly(jobs: Sequence[Job], env: Mapping[str, str]) -> dict[str, Said]:
+def run_plainly(jobs: Sequence[Job], env: Mapping[str, str]) -> dict[str, PlainResult]:
     """Outcomes by the names of the jobs, which share one launcher."""
     outcomes = run_batch(jobs, watched=False, seconds=WAIT_SECONDS, env=env)
     return {o.job.name: replace(classify(o), retried=o.retried) for o in outcomes}
 
 
-def classify(outcome: Outcome) -> Said:
+def classify(outcome: Outcome) -> PlainResult:
     """By the exit status first, then by the messages."""
     text = "\n".join(outcome.stderr)
     own_ends = [status for rank, status in enumerate(outcome.exits) if rank not in outcome.stopped]
     if any(own_ends) or outcome.status not in (0, None):
-        return Said("an error", _error(outcome, text))
+        return PlainResult("an error", _error(outcome, text))
     if outcome.stopped:
-        return Said("a hang")
+        return PlainResult("a hang")
     warnings = [
         match["text"]
         for pattern in (_PYTHON_WARNING, _CORE_WARNING)
         for match in pattern.finditer(text)
         if not any(word in match[0] for word in _OF_NO_MATTER)
     ]
-    return Said("a warning", _short(warnings[0])) if warnings else Said("nothing")
+    return PlainResult("a warning", _short(warnings[0])) if warnings else PlainResult("nothing")
 
 
 def _error(outcome: Outcome, text: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.corpus.header import Header
-from tests.corpus.plain import Said
+from tests.corpus.plain import PlainResult
 from tests.corpus.verdict import Verdict
 
 KINDS = ("nothing", "a warning", "an error", "a hang")
@@ -20,8 +20,8 @@ class Row:
     header: Header
     verdicts: tuple[Verdict, ...]
     # What PyTorch itself reports, by default and with TORCH_DISTRIBUTED_DEBUG=INFO; None: not run.
-    plain: Said | None = None
-    detailed: Said | None = None
+    plain: PlainResult | None = None
+    detailed: PlainResult | None = None
 
     @property
     def passed(self) -> bool:
@@ -81,8 +81,8 @@ class Results:
         for row in [*self.faults, *self.variants, *self.healthy]:
             for outcome in (verdict.outcome for verdict in row.verdicts):
                 counted[outcome.job.name] += outcome.retried
-            for said in (row.plain, row.detailed):
-                counted[f"{row.header.name} without ddpcheck"] += said.retried if said else 0
+            for outcomes in (row.plain, row.detailed):
+                counted[f"{row.header.name} without ddpcheck"] += outcomes.retried if outcomes else 0
         return +counted
 
     def totals(self) -> list[str]:
@@ -102,8 +102,8 @@ class Results:
             if kinds:
                 lines.append(f"{title}: {kinds}")
         if jobs or self.faults or self.variants:
-            told = ", ".join(f"{name} {count}" for name, count in sorted(self.retried.items()))
-            lines.append(f"run again after torch failed at its own exit: {told or 'none'}")
+            reruns = ", ".join(f"{name} {count}" for name, count in sorted(self.retried.items()))
+            lines.append(f"run again after torch failed at its own exit: {reruns or 'none'}")
         for program in self.programs or ():
             lines.append(f"{program.name}: {program.passed} of {program.total}")
         return lines
@@ -117,6 +117,6 @@ def _count(title: str, rows: Sequence[Row]) -> str:
     return f"{title}: {sum(row.passed for row in rows)} of {len(rows)} right ({points})"
 
 
-def _kinds(said: Sequence[Said | None]) -> str:
-    counted = Counter(one.kind for one in said if one is not None)
+def _kinds(outcomes: Sequence[PlainResult | None]) -> str:
+    counted = Counter(one.kind for one in outcomes if one is not None)
     return ", ".join(f"{kind} for {counted[kind]}" for kind in KINDS if counted[kind])

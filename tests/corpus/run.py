@@ -23,7 +23,7 @@ from rich.console import Console
 from tests.corpus import document, table
 from tests.corpus.header import Header, HeaderError, read_header
 from tests.corpus.jobs import Job, batches, end_all, jobs_of, run_batch
-from tests.corpus.plain import DETAIL, Said, run_plainly
+from tests.corpus.plain import DETAIL, PlainResult, run_plainly
 from tests.corpus.results import Program, Results, Row
 from tests.corpus.verdict import Verdict, judge
 
@@ -93,21 +93,25 @@ def run_corpus(headers: dict[str, list[Header]], options: argparse.Namespace, re
             report(f"time {time_number + 1} of {options.times}")
         for verdict in run_watched(jobs, options.jobs, report):
             verdicts.setdefault(verdict.outcome.job.header.path, []).append(verdict)
-    said: tuple[dict[str, Said], dict[str, Said]] = ({}, {})
+    plain_results: tuple[dict[str, PlainResult], dict[str, PlainResult]] = ({}, {})
     if not options.no_plain:
         of_faults = [job for header in headers[FAULTS] for job in jobs_of(header)]
-        said = run_all_plainly(of_faults, options.jobs, report)
+        plain_results = run_all_plainly(of_faults, options.jobs, report)
 
     def rows(folder: str) -> tuple[Row, ...]:
-        return tuple(_row(header, verdicts.get(header.path, []), said) for header in headers[folder])
+        return tuple(_row(header, verdicts.get(header.path, []), plain_results) for header in headers[folder])
 
     programs = None if options.no_real or options.only else real_programs(report)
     return Results(rows(FAULTS), rows(VARIANTS), rows(HEALTHY), programs)
 
 
-def _row(header: Header, verdicts: list[Verdict], said: tuple[dict[str, Said], dict[str, Said]]) -> Row:
+def _row(
+    header: Header,
+    verdicts: list[Verdict],
+    plain_results: tuple[dict[str, PlainResult], dict[str, PlainResult]],
+) -> Row:
     name = jobs_of(header)[0].name
-    return Row(header, tuple(verdicts), *(one.get(name) for one in said))
+    return Row(header, tuple(verdicts), *(one.get(name) for one in plain_results))
 
 
 def run_watched(jobs: Sequence[Job], workers: int, report: Report) -> list[Verdict]:
@@ -124,20 +128,20 @@ def run_watched(jobs: Sequence[Job], workers: int, report: Report) -> list[Verdi
 
 def run_all_plainly(
     jobs: Sequence[Job], workers: int, report: Report
-) -> tuple[dict[str, Said], dict[str, Said]]:
+) -> tuple[dict[str, PlainResult], dict[str, PlainResult]]:
     """What PyTorch itself reports about each job, by default and with its own debugging."""
-    said: tuple[dict[str, Said], dict[str, Said]] = ({}, {})
+    plain_results: tuple[dict[str, PlainResult], dict[str, PlainResult]] = ({}, {})
     asked = [(number, batch) for number in (0, 1) for batch in batches(jobs, MOST_IN_A_BATCH, watched=False)]
 
-    def ask(question: tuple[int, list[Job]]) -> tuple[int, dict[str, Said]]:
+    def ask(question: tuple[int, list[Job]]) -> tuple[int, dict[str, PlainResult]]:
         number, batch = question
         return number, run_plainly(batch, DETAIL if number else {})
 
     for number, answers in _all(ask, asked, workers):
-        said[number].update(answers)
+        plain_results[number].update(answers)
         for name, answer in answers.items():
             report(f"plainly{', INFO' if number else ''}: {name}: {answer}")
-    return said
+    return plain_results
 
 
 def real_programs(report: Report) -> tuple[Program, ...] | None:

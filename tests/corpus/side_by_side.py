@@ -36,7 +36,7 @@ class Ended(CommandResult):
 
 
 # A finished program and ddpcheck's report about it.
-Told = tuple[Ended, Mapping[str, Any]]
+WatchedResult = tuple[Ended, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def run_both(command: Sequence[object], **env: str) -> Pair:
     return Pair(plain, watched, report)
 
 
-def _run_well(command: Sequence[object], once: Callable[[str], Told]) -> Told:
+def _run_well(command: Sequence[object], once: Callable[[str], WatchedResult]) -> WatchedResult:
     """Run again only if torch failed a program after all its work: see `exit_flaw`."""
     [script] = [Path(str(word)) for word in command if str(word).endswith(".py")]
     for _ in range(MOST_TIMES):
@@ -88,7 +88,7 @@ def _run_well(command: Sequence[object], once: Callable[[str], Told]) -> Told:
     return ended, report
 
 
-def _run_watched(command: Sequence[object], folder: str, env: Mapping[str, str]) -> Told:
+def _run_watched(command: Sequence[object], folder: str, env: Mapping[str, str]) -> WatchedResult:
     out = Path(folder) / "run"
     ended = run([BIN / "ddpcheck", "run", "--fail-on", "never", "--out", out, "--", *command], folder, env)
     file = out / "report.json"

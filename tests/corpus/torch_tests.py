@@ -69,10 +69,10 @@ def run_test(case: type[unittest.TestCase], name: str) -> dict[str, Any]:
     test._start_processes = start_and_note
     test.run(outcome)
     wrong = [*outcome.errors, *outcome.failures]
-    said = wrong[0][1] if wrong else outcome.skipped[0][1] if outcome.skipped else ""
+    reason = wrong[0][1] if wrong else outcome.skipped[0][1] if outcome.skipped else ""
     return {
         "outcome": "failed" if wrong else "skipped" if outcome.skipped else "passed",
-        "said": said,
+        "reason": reason,
         "ranks": ranks,
         "seconds": round(time.monotonic() - began, 2),
     }

@@ -95,12 +95,14 @@ def _misses_of_the_job(outcome: Outcome) -> list[str]:
 
 def _points(header: Header, finding: Mapping[str, Any]) -> dict[str, str]:
     """What is wrong, by point; empty if right."""
-    said = f"{finding['cause']}\n{finding['message']}"
+    finding_text = f"{finding['cause']}\n{finding['message']}"
     step = -1 if finding["step"] is None else finding["step"]
     wanted = "note" if header.note else "warning or error"
     return {
         "severity": _unless(finding["severity"] in wanted, "severity", wanted, finding["severity"]),
-        "cause": _unless(header.cause.lower() in said.lower(), "cause", header.cause, finding["cause"]),
+        "cause": _unless(
+            header.cause.lower() in finding_text.lower(), "cause", header.cause, finding["cause"]
+        ),
         "stage": _unless(header.stage in ("", finding["stage"]), "stage", header.stage, finding["stage"]),
         "step": _unless(header.step in (None, step), "step", header.step, step),
         "ranks": _unless(

@@ -23,7 +23,7 @@ TIMEOUT_SECONDS = 60.0
 
 def browser() -> str | None:
     """The path of an installed Chromium."""
-    return next((found for name in NAMES if (found := shutil.which(name))), None)
+    return next((findings for name in NAMES if (findings := shutil.which(name))), None)
 
 
 class Tab:
@@ -114,15 +114,15 @@ class Tab:
 
     def errors(self) -> list[str]:
         """Errors of the page's script, and what its security policy blocked."""
-        found = []
+        findings = []
         for event in self.events:
             if event.get("method") == "Runtime.exceptionThrown":
-                found.append(str(event["params"]["exceptionDetails"]))
+                findings.append(str(event["params"]["exceptionDetails"]))
             if event.get("method") == "Runtime.consoleAPICalled" and event["params"]["type"] == "error":
-                found.append(str(event["params"]["args"]))
+                findings.append(str(event["params"]["args"]))
             if event.get("method") == "Log.entryAdded" and event["params"]["entry"]["level"] == "error":
-                found.append(str(event["params"]["entry"]["text"]))
-        return found
+                findings.append(str(event["params"]["entry"]["text"]))
+        return findings
 
     def screenshot(self, path: Path, whole_page: bool = True) -> None:
         data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole_page)["data"]

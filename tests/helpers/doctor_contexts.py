@@ -6,10 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ddpcheck.doctor.context import ConnectionAttempt, DoctorContext, HostClockOffset
-from ddpcheck.doctor.diagnosis import Diagnosis
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.model import all_checks
+from ddpcheck.doctor.model import ConnectionAttempt, Diagnosis, DoctorContext, HostClockOffset, all_checks
 
 GIB = 1 << 30
 
@@ -128,6 +126,6 @@ def problems(context: DoctorContext, name: str) -> list[Diagnosis]:
 
 
 def the_problem(context: DoctorContext, name: str) -> Diagnosis:
-    found = problems(context, name)
-    assert len({(one.severity, one.message) for one in found}) == 1, found
-    return found[0]
+    findings = problems(context, name)
+    assert len({(one.severity, one.message) for one in findings}) == 1, findings
+    return findings[0]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpcheck.agent.budget import Budget
 from ddpcheck.agent.dispatcher import Dispatcher
 from ddpcheck.agent.tracked_module import TrackedModule
 from ddpcheck.config import Config
@@ -28,17 +30,19 @@ Kind = TypeVar("Kind", bound=Record)
 
 
 class FakeContext:
-    """What a probe may know of its rank; also stands in for the session, without its guard."""
+    """What a probe may know of its rank; also replaces the session, without its guard."""
 
     def __init__(
         self, folder: Path = Path("/nonexistent"), rank: int = 0, exchange: Any = None, **config: Any
     ) -> None:
-        # Nobody asks where it stands, unless a test says so.
+        # No stack is requested, unless a test does so.
         self.config = Config(run_dir=str(folder), run_id="test", **{"hang_timeout": 0.0, **config})
         self.session = "0123456789abcdef"
         self.rank = rank
         self.world_size = 2
         self.own_ns = 0
+        self.probe_ns: dict[str, int] = {}
+        self.budget = Budget(self.config, exchange, self.write, lambda: self.own_ns, self.probe_ns)
         self.over = False
         self.records: list[Record] = []
         self.exchange = exchange
@@ -47,6 +51,12 @@ class FakeContext:
 
     def write(self, record: Record) -> None:
         self.records.append(record)
+
+    def job_ns(self) -> int:
+        return perf_counter_ns() - self.own_ns
+
+    def timed(self, entry: Callable[..., Any]) -> Callable[..., Any]:
+        return entry
 
     def guarded(self, probe: str, name: str, body: Callable[..., Any]) -> Callable[..., Any]:
         return body
@@ -76,18 +86,23 @@ def watch(module: torch.nn.Module, ignored: Sequence[str] = (), index: int = 0) 
 
 
 class Job:
-    """A module trained under the probes; the module stands in for its own DDP wrapper."""
+    """A module trained under the probes; the module replaces its own DDP wrapper."""
 
     def __init__(
-        self, module: torch.nn.Module, context: FakeContext, probes: Sequence[type[Probe]] = PROBES
+        self,
+        module: torch.nn.Module,
+        context: FakeContext,
+        probes: Sequence[type[Probe]] = PROBES,
+        index: int = 0,
     ) -> None:
         self.module = module
         self.context = context
         if not context.probes:
             context.probes = [probe(context) for probe in sorted(probes, key=lambda probe: probe.phase)]
         self.dispatcher = Dispatcher(context, DistributedDataParallel.__init__)  # type: ignore[arg-type]
-        self.tracked = watch(module)
+        self.tracked = watch(module, index=index)
         self.dispatcher._modules[module] = self.tracked
+        self.dispatcher._in_order.append(self.tracked)
         context.emit(Probe.before_wrap, self.tracked)
 
     def wrapped(self) -> Job:

@@ -39,9 +39,17 @@ def _tmpfs() -> str:
     return ""
 
 
+def _library() -> str:
+    from ddpcheck.probes.scan.library import scan_library
+
+    return "" if scan_library() else "needs the compiled part: apt-get install gcc; rm -r .venv; make test"
+
+
 _CHECKS: dict[str, Callable[[], str]] = {
     "chromium": _chromium,
     "gcc": _gcc,
+    # The compiled part of ddpcheck, which is optional for users.
+    "library": _library,
     # A file system of limited size.
     "tmpfs": _tmpfs,
     # Hosts made of network namespaces, by `ip` and `tc`.

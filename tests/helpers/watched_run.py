@@ -42,9 +42,9 @@ class WatchedRun(CommandResult):
 
     def finding(self, code: str) -> Mapping[str, Any]:
         """The only finding with that code."""
-        found = [finding for finding in self.report["findings"] if finding["code"] == code]
-        assert len(found) == 1, f"{code}: {len(found)} findings\n{self}"
-        return found[0]
+        results = [finding for finding in self.report["findings"] if finding["code"] == code]
+        assert len(results) == 1, f"{code}: {len(results)} findings\n{self}"
+        return results[0]
 
     def records(self, rank: int, attempt: int = 0) -> list[dict[str, Any]]:
         """All records of a rank's file, in order."""

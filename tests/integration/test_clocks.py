@@ -89,8 +89,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Jobs]:
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_stragglers_are_found_with_their_phase(jobs: Callable[[int], Jobs], world_size: int) -> None:
     done = jobs(world_size)
-    found = {name: [(f["ranks"], f["stage"]) for f in done.stragglers(name)] for name in [*LATE, EVEN]}
-    assert found == {**{name: [([1], phase)] for name, phase in LATE.items()}, EVEN: []}, str(done.run)
+    results = {name: [(f["ranks"], f["stage"]) for f in done.stragglers(name)] for name in [*LATE, EVEN]}
+    assert results == {**{name: [([1], phase)] for name, phase in LATE.items()}, EVEN: []}, str(done.run)
     check_even(done.run.report["time"], world_size)
     check_late(done.table("slow_forward"))
 

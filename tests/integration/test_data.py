@@ -102,10 +102,10 @@ def test_each_case_is_a_mistake_or_healthy() -> None:
 
 def test_every_mistake_is_found_under_its_code(jobs: Callable[[int], Jobs]) -> None:
     done = jobs(2)
-    found = {name: done.reported(name) for name in (*MISTAKES, "constant_input")}
+    results = {name: done.reported(name) for name in (*MISTAKES, "constant_input")}
     # Where all ranks have the same data, epochs in the same order are not reported as well.
     expected = {name: [(code, "error" if code in ERRORS else "warning")] for name, code in MISTAKES.items()}
-    assert found == {**expected, "constant_input": []}
+    assert results == {**expected, "constant_input": []}
     [note] = done.findings("constant_input")
     assert (note["code"], note["severity"]) == ("DDP301", "note")
 

@@ -54,8 +54,8 @@ def diff(cases: tuple[Path, list[str]]) -> Callable[..., CommandResult]:
 
 
 def test_the_same_job_twice(compared: Compare) -> None:
-    found = compared("plain", "again")
-    assert (found.verdict, found.method, found.notes) == (DiffVerdict.AGREE, Method.EXACT, ())
+    findings = compared("plain", "again")
+    assert (findings.verdict, findings.method, findings.notes) == (DiffVerdict.AGREE, Method.EXACT, ())
     ranks, steps = 2, 24
     for stage in (
         DiffSource.LOCAL,
@@ -65,15 +65,15 @@ def test_the_same_job_twice(compared: Compare) -> None:
         DiffSource.PARAMS,
         DiffSource.DATA,
     ):
-        assert found.compared[stage.value] == ranks * steps, stage
+        assert findings.compared[stage.value] == ranks * steps, stage
 
 
 def test_a_run_that_was_stopped_early(compared: Compare) -> None:
-    found = compared("plain", "stopped early")
-    assert found.verdict is DiffVerdict.AGREE
-    assert (found.a.steps, found.b.steps) == (24, 20)
-    assert found.compared[DiffSource.PARAMS.value] == 2 * 20
-    assert len(found.notes) == 1
+    findings = compared("plain", "stopped early")
+    assert findings.verdict is DiffVerdict.AGREE
+    assert (findings.a.steps, findings.b.steps) == (24, 20)
+    assert findings.compared[DiffSource.PARAMS.value] == 2 * 20
+    assert len(findings.notes) == 1
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,17 @@ def test_a_run_that_was_stopped_early(compared: Compare) -> None:
 def test_one_change_to_the_bit(
     compared: Compare, a: str, b: str, step: int, stage: DiffSource, parameter: str | None
 ) -> None:
-    for found in (compared(a, b), compared(b, a)):
-        assert (found.verdict, found.method) == (DiffVerdict.DIVERGED, Method.EXACT)
-        assert found.first is not None
-        assert (found.first.step, found.first.stage, found.first.parameter) == (step, stage, parameter)
-        assert found.first.ranks == (0, 1)
+    for findings in (compared(a, b), compared(b, a)):
+        assert (findings.verdict, findings.method) == (DiffVerdict.DIVERGED, Method.EXACT)
+        assert findings.first is not None
+        assert (findings.first.step, findings.first.stage, findings.first.parameter) == (
+            step,
+            stage,
+            parameter,
+        )
+        assert findings.first.ranks == (0, 1)
         # They are attempts of one run: command and environment are the same.
-        assert found.suspects == ()
+        assert findings.suspects == ()
 
 
 @pytest.mark.parametrize(
@@ -109,11 +113,11 @@ def test_one_change_to_the_bit(
     ],
 )
 def test_the_same_global_batch_on_more_ranks(compared: Compare, a: str, b: str) -> None:
-    found = compared(a, b)
-    assert (found.verdict, found.method) == (DiffVerdict.AGREE, Method.ROUNDING)
-    assert (found.compared["reduced"], found.compared["hyperparameters"]) == (24, 24)
+    findings = compared(a, b)
+    assert (findings.verdict, findings.method) == (DiffVerdict.AGREE, Method.ROUNDING)
+    assert (findings.compared["reduced"], findings.compared["hyperparameters"]) == (24, 24)
     # The runs round differently, by much less than the bound.
-    assert 0 < max(one.relative for one in found.growth) < 1e-5
+    assert 0 < max(one.relative for one in findings.growth) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -141,10 +145,10 @@ def test_a_wrongly_scaled_loss(compared: Compare, a: str, b: str, ratio: float) 
     ],
 )
 def test_one_change_on_more_ranks(compared: Compare, b: str, step: int, stage: DiffSource) -> None:
-    found = compared("one rank", b)
-    assert found.first is not None
-    assert (found.first.step, found.first.stage) == (step, stage)
-    assert set(found.first.ranks) <= set(EVERYWHERE)
+    findings = compared("one rank", b)
+    assert findings.first is not None
+    assert (findings.first.step, findings.first.stage) == (step, stage)
+    assert set(findings.first.ranks) <= set(EVERYWHERE)
 
 
 def test_differences_that_come_from_the_split(compared: Compare) -> None:

@@ -96,15 +96,15 @@ def test_a_name_that_resolves_to_loopback_and_another_mtu(lab: Lab) -> None:
     ended = run_doctor(lab, by_torchrun(lab))
 
     assert [one.status for one in ended] == [10, 10, 10], "\n".join(map(str, ended))
-    found = problems(ended[0])
+    findings = problems(ended[0])
     # Every host reports the same.
-    assert [problems(one) for one in ended] == [found] * 3
-    assert set(found) == {"host name", "connections", "networks"}
-    assert (found["host name"]["level"], found["host name"]["hosts"]) == ("problem", ["node1"])
-    assert "127.0.1.1" in found["host name"]["what"]
+    assert [problems(one) for one in ended] == [findings] * 3
+    assert set(findings) == {"host name", "connections", "networks"}
+    assert (findings["host name"]["level"], findings["host name"]["hosts"]) == ("problem", ["node1"])
+    assert "127.0.1.1" in findings["host name"]["what"]
     # The address that gloo uses, and that nobody else can connect to.
     assert json.loads(ended[0].stdout)["facts"][1]["torch"]["gloo_takes"] == {"addresses": ["127.0.1.1"]}
-    assert all(word in found["connections"]["what"] for word in ("node1", "127.0.1.1"))
-    assert found["networks"]["level"] == "warning"
-    assert all(word in found["networks"]["what"] for word in ("1500", "node0", "1400", "node2", "eth0"))
+    assert all(word in findings["connections"]["what"] for word in ("node1", "127.0.1.1"))
+    assert findings["networks"]["level"] == "warning"
+    assert all(word in findings["networks"]["what"] for word in ("1500", "node0", "1400", "node2", "eth0"))
     assert [list(host.folder.iterdir()) for host in lab.hosts] == [[], [], []]

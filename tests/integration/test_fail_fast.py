@@ -40,15 +40,15 @@ def _is_compared(record: dict[str, Any]) -> bool:
 
 def processes_with(mark: str) -> list[str]:
     """Processes that have this word in their command line."""
-    found = []
+    results = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
             try:
                 words = (folder / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            found += [folder.name] if mark.encode() in words else []
-    return found
+            results += [folder.name] if mark.encode() in words else []
+    return results
 
 
 @pytest.mark.parametrize(("fault", "fail_on"), [("--diverge-at", "never"), ("--alone-from", "error")])

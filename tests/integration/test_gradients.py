@@ -33,15 +33,15 @@ def test_each_broken_job_gets_its_finding_and_no_other(faults: tuple[WatchedRun,
     assert len(done.report["attempts"]) == len(expected) >= 19
     wrong = []
     for number, fault in enumerate(expected):
-        found = [
+        matches = [
             (finding["code"], finding["step"], tuple(finding["ranks"]), finding["cause"])
             for finding in done.report["findings"]
             if finding["attempt"] == number and finding["severity"] != "note"
         ]
         step = None if fault["step"] < 0 else fault["step"]
-        right = len(found) == 1 and found[0][:3] == (fault["code"], step, tuple(fault["ranks"]))
-        if not right or fault["cause"] not in found[0][3]:
-            wrong.append((fault, found))
+        right = len(matches) == 1 and matches[0][:3] == (fault["code"], step, tuple(fault["ranks"]))
+        if not right or fault["cause"] not in matches[0][3]:
+            wrong.append((fault, matches))
     assert not wrong
 
 

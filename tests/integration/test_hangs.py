@@ -83,8 +83,8 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 
 
 def stack_of(finding: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    [found] = [each for each in finding["evidence"]["standings"] if rank in each["ranks"]]
-    return dict(found)
+    [results] = [each for each in finding["evidence"]["standings"] if rank in each["ranks"]]
+    return dict(results)
 
 
 # Where each rank waits: in a barrier, or in DDP's own communication.

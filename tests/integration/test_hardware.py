@@ -155,10 +155,10 @@ def test_a_broken_sampler_does_not_affect_the_job(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     report = json.loads((folder / "report.json").read_text())
     assert report["verdict"] == "ok", report["findings"]
-    found = {each["evidence"]["entry"]: each for each in report["findings"]}
-    assert set(found) == {f"sampler.{source}" for source in (*broken_sampler.SOURCES, "gpus")}
+    results = {each["evidence"]["entry"]: each for each in report["findings"]}
+    assert set(results) == {f"sampler.{source}" for source in (*broken_sampler.SOURCES, "gpus")}
     assert {each["code"] for each in report["findings"]} == {"DDP605"}
-    assert "NVML" in found["sampler.gpus"]["evidence"]["error"]
+    assert "NVML" in results["sampler.gpus"]["evidence"]["error"]
     # Samples from before the failures are kept.
     [node] = report["hardware"]["nodes"]
     assert [gpu["power_watts"] for gpu in node["gpus"]] == [300.0, 300.0]

@@ -23,11 +23,11 @@ HEIGHT = 4
 DRIVER = """
 import sys
 sys.path.insert(0, {root!r})
-from ddpcheck.launcher.live import pane as live_pane
+from ddpcheck.launcher import live_view as live_pane
 from ddpcheck.records.node_log import NodeLog
 from ddpcheck.launcher.process.command import exit_like
 from ddpcheck.launcher.process.supervise import supervise
-from ddpcheck.launcher.live.pane import Terminal
+from ddpcheck.launcher.live_view import Terminal
 import os
 folder, *command = sys.argv[1:]
 open(folder + "/driver", "w").write(str(os.getpid()))
@@ -316,7 +316,7 @@ def test_a_terminal_has_one_view_at_most(tmp_path: Path) -> None:
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from ddpcheck.launcher.live.pane import Terminal
+from ddpcheck.launcher.live_view import Terminal
 first = Terminal()
 try:
     Terminal()

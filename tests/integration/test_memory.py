@@ -23,9 +23,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> WatchedRun:
 
 def test_growth_and_imbalance_are_found(watched: WatchedRun) -> None:
     assert watched.status == 0, str(watched)
-    found = {(CASES[f["attempt"]], f["code"]): f for f in watched.report["findings"]}
-    assert set(found) == {("leak", "DDP501"), ("uneven", "DDP501")}, str(watched)
-    leak, uneven = found["leak", "DDP501"], found["uneven", "DDP501"]
+    results = {(CASES[f["attempt"]], f["code"]): f for f in watched.report["findings"]}
+    assert set(results) == {("leak", "DDP501"), ("uneven", "DDP501")}, str(watched)
+    leak, uneven = results["leak", "DDP501"], results["uneven", "DDP501"]
     assert (leak["ranks"], leak["severity"], uneven["ranks"]) == ([1], "warning", [1])
     assert leak["evidence"]["bytes_a_step"]["1"] == pytest.approx(2 << 20, rel=0.1)
     held = uneven["evidence"]["bytes"]

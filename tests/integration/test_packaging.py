@@ -91,7 +91,7 @@ def test_an_installed_ddpcheck_is_complete(kind: str, wheel: Path, sdist: Path, 
     assert len(listed) == len(list((ROOT / "ddpcheck" / "explanations").glob("*.md")))
     script = (
         "import ddpcheck.probes.digest, ddpcheck.reports.terminal.report, ddpcheck.bootstrap, pathlib, torch\n"
-        "from ddpcheck.probes.sketches.native import native_kernel; assert native_kernel(torch.float32)\n"
+        "from ddpcheck.probes.scan.library import native_kernel; assert native_kernel(torch.float32)\n"
         "from ddpcheck.analysis.report import Report, Verdict; from ddpcheck.reports.html.page import to_html\n"
         "assert 'uPlot' in to_html(Report(Verdict.OK, 0, 0, (), 0, (), (), ()))\n"
         "print(*ddpcheck.bootstrap.__path__, ddpcheck.__file__, ddpcheck.reports.__file__, sep='\\n')"
@@ -124,6 +124,6 @@ def test_the_wheel_contains_every_source_and_nothing_else(wheel: Path) -> None:
     assets = (ROOT / "reports" / "html" / "assets").iterdir()
     in_tree |= {f"ddpcheck/{path.relative_to(ROOT).as_posix()}" for path in assets}
     in_wheel = {name for name in names_in_wheel(wheel) if ".dist-info/" not in name}
-    compiled = {name for name in in_wheel if name.startswith("ddpcheck/probes/sketches/_native.")}
+    compiled = {name for name in in_wheel if name.startswith("ddpcheck/probes/scan/_native.")}
     assert len(compiled) == 1
     assert in_wheel - compiled == in_tree

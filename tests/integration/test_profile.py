@@ -45,8 +45,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> WatchedRun:
 def seen(watched: WatchedRun) -> dict[str, Overlap]:
     run = RunReader(watched.folder)
     run.finish()
-    found = [overlap_of(attempt, run.path) for attempt in run.ordered()]
-    return {case: each for case, each in zip(CASES, found, strict=True) if each is not None}
+    findings = [overlap_of(attempt, run.path) for attempt in run.ordered()]
+    return {case: each for case, each in zip(CASES, findings, strict=True) if each is not None}
 
 
 def test_the_job_is_the_same(plain: CommandResult, watched: WatchedRun) -> None:
@@ -103,7 +103,7 @@ def test_when_gradients_were_ready(watched: WatchedRun) -> None:
     assert [each["step"] for each in ready] == [5, 6, 7]
     for each in ready:
         # The two of the second layer, then a pause of 150 ms, then the two of the first layer.
-        assert [place // 2 for place in each["order"]] == [1, 1, 0, 0]
+        assert [index // 2 for index in each["order"]] == [1, 1, 0, 0]
         assert each["after_us"][2] > 150_000
         assert each["limits"] == [1 << 20, 25 << 20]
 

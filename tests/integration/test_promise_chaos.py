@@ -58,8 +58,8 @@ def test_every_entry_point_may_fail(ddpcheck: RunWatched, unwatched: Run, tmp_pa
         jobs = results["jobs"]
         assert {entry for entry, result in jobs.items() if entry and not result["reached"]} == set()
         for number, (entry, result) in enumerate(jobs.items()):
-            if found := _wrong(entry, result, expected, done, number):
-                wrong[entry] = result, found
+            if matches := _wrong(entry, result, expected, done, number):
+                wrong[entry] = result, matches
         broken |= {*jobs} - {""}
     assert wrong == {}
     assert broken == set(parts[0][1]["entries"]) >= KNOWN
@@ -71,15 +71,15 @@ def _wrong(
     """What is not as expected in the job in which this entry point failed on rank 1."""
     # The job replaces a parameter after wrapping, with the same values on both ranks: a note.
     replaced = ("DDP104", "note")
-    found = [
+    matches = [
         f
         for f in done.report["findings"]
         if f["attempt"] == number and (f["code"], f["severity"]) != replaced
     ]
-    summary = [(f["code"], f["severity"], f["ranks"], f["evidence"].get("entry")) for f in found]
+    summary = [(f["code"], f["severity"], f["ranks"], f["evidence"].get("entry")) for f in matches]
     wrong: list[Any] = []
     if summary != ([("DDP605", "note", [1], entry)] if entry else []):
-        wrong.append(found)
+        wrong.append(matches)
     if result["ranks"] != expected:
         wrong.append("other bits")
     if result["exits"] != [0, 0] or result["late"]:
@@ -87,7 +87,7 @@ def _wrong(
     return wrong
 
 
-# Stands for an agent that cannot be imported, in the process that imports torch.
+# Simulates an agent that cannot be imported, in the process that imports torch.
 NO_AGENT = """
 import runpy, sys
 sys.modules["ddpcheck.agent.install"] = None

@@ -71,15 +71,15 @@ def test_trained_bits_are_the_same_and_nothing_is_found(
     done = ddpcheck(*command, watched)
     assert done.status == 0, str(done)
 
-    expected, found = json.loads(plain.read_text()), json.loads(watched.read_text())
-    assert {job: result.get("ranks") for job, result in found.items()} == {
+    expected, results = json.loads(plain.read_text()), json.loads(watched.read_text())
+    assert {job: result.get("ranks") for job, result in results.items()} == {
         job: result.get("ranks") for job, result in expected.items()
     }
     # Variants that need more ranks, and say so.
     assert {job for job, result in expected.items() if "skipped" in result} == skipped
     jobs = {job: result for job, result in expected.items() if job not in skipped}
     assert all(all(result["ranks"]) and not result["late"] for result in jobs.values())
-    assert not any(result.get("late") for result in found.values())
+    assert not any(result.get("late") for result in results.values())
     _assert_nothing_found(done, jobs)
 
 

@@ -82,12 +82,12 @@ def write_job(tmp_path: Path, *, diverge: bool = False) -> Path:
 
 
 def leaks(folder: Path) -> list[tuple[str, str]]:
-    found = []
+    findings = []
     for path in folder.rglob("*"):
         if path.is_file():
             content = path.read_bytes()
-            found += [(path.name, mark) for mark in MARKS if mark.encode() in content]
-    return found
+            findings += [(path.name, mark) for mark in MARKS if mark.encode() in content]
+    return findings
 
 
 def open_to_others(folder: Path) -> list[str]:

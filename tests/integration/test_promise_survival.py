@@ -51,19 +51,19 @@ def test_a_rank_killed_at_a_random_moment_is_reported(ddpcheck: RunWatched, tmp_
 
 def _wrong(done: WatchedRun, number: int, job: dict[str, Any]) -> Any:
     """What the report contains about this job, unless it is that its victim died."""
-    found = [(f["code"], f["ranks"]) for f in done.report["findings"] if f["attempt"] == number]
+    results = [(f["code"], f["ranks"]) for f in done.report["findings"] if f["attempt"] == number]
     rows = {row["rank"]: row["status"] for row in done.report["attempts"][number]["ranks"]}
     # The others may have been stopped before they opened their files, which is a finding too.
     missing = [rank for rank, status in rows.items() if status == "missing"]
     if job["victim"] in missing:
         # Killed before its first line was written: it counts as a rank that never reported.
-        return None if ("DDP601", missing) in found else (found, rows, set())
+        return None if ("DDP601", missing) in results else (results, rows, set())
     wanted = [("DDP602", [job["victim"]])] + ([("DDP601", missing)] if missing else [])
     # Among ranks that ended before the launcher watched them, the first to die is not known.
     unseen = _unseen(done, number)
     if job["victim"] in unseen:
-        found = [(code, sorted({*ranks} - (unseen - {job["victim"]}))) for code, ranks in found]
-    return None if found == wanted else (found, rows, unseen)
+        results = [(code, sorted({*ranks} - (unseen - {job["victim"]}))) for code, ranks in results]
+    return None if results == wanted else (results, rows, unseen)
 
 
 def _unseen(done: WatchedRun, number: int) -> set[int]:
@@ -134,9 +134,9 @@ def test_a_file_truncated_anywhere_is_read_up_to_there(stored: Path) -> None:
     assert codes(stored) == []
     for size in sorted({*range(0, len(whole), 97), *range(len(whole) - 200, len(whole))}):
         path.write_bytes(whole[:size])
-        found = codes(stored)
-        assert set(found) <= {"DDP601", "DDP602"}, (size, found)
-        assert len(found) == 1 or size == len(whole) - 1, (size, found)
+        results = codes(stored)
+        assert set(results) <= {"DDP601", "DDP602"}, (size, results)
+        assert len(results) == 1 or size == len(whole) - 1, (size, results)
 
 
 GARBAGE = [

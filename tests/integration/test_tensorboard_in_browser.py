@@ -19,7 +19,7 @@ import pytest
 from ddpcheck.analysis.network.connections import NodeLinks
 from ddpcheck.analysis.timeseries.nodes import link_matrices
 from ddpcheck.launcher.viewer import CHARTS_FRAGMENT
-from ddpcheck.reports.tensorboard.link_image import link_image
+from ddpcheck.reports.tensorboard.folder import link_image
 from tests.helpers.chromium import Tab, opened
 from tests.helpers.commands import BIN, environment
 from tests.helpers.paths import JOBS
@@ -108,10 +108,10 @@ def server(watched: WatchedRun) -> Iterator[str]:
     with process, process.stdout:
         try:
             line = process.stdout.readline()
-            found = re.search(rf"(http://\S+?){re.escape(CHARTS_FRAGMENT)}", line)
-            assert found, line
-            _wait_until_read(found[1])
-            yield found[1]
+            findings = re.search(rf"(http://\S+?){re.escape(CHARTS_FRAGMENT)}", line)
+            assert findings, line
+            _wait_until_read(findings[1])
+            yield findings[1]
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
@@ -138,9 +138,9 @@ def ask(server: str, path: str) -> Any:
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
         with urllib.request.urlopen(f"{server}data/plugin/{path}", timeout=30) as answer:
-            found = json.load(answer)
-        if found or time.monotonic() > deadline:
-            return found
+            findings = json.load(answer)
+        if findings or time.monotonic() > deadline:
+            return findings
         time.sleep(0.2)
 
 
@@ -180,7 +180,7 @@ def test_recorded_losses_are_those_that_the_job_printed(watched: WatchedRun) -> 
 def test_scalars_of_all_runs(watched: WatchedRun, tab: Tab, server: str) -> None:
     shows(tab, server, "scalars", *RUNS, "agreement/agree", "agreement/parameters_that_differ")
     assert tab.run(DRAWN) > 0
-    tags = {run: set(found) for run, found in ask(server, "scalars/tags").items()}
+    tags = {run: set(findings) for run, findings in ask(server, "scalars/tags").items()}
     assert {"agreement/agree", "gradients/mean_check_error", "communication/exposed_ms"} <= tags["job"]
     ranks = {"loss/loss", "step_time/step_ms", "memory/after_step_MiB", "profiled/overlap_percent"}
     assert ranks <= tags["rank-0000"] == tags["rank-0001"]
@@ -205,7 +205,7 @@ def test_custom_scalars_put_all_ranks_in_one_chart(tab: Tab, server: str) -> Non
     assert tab.run(SMOOTHING) == 0
     tag = "gradients%2Fnorm_(before|after)_allreduce"
     norms = {run: ask(server, f"custom_scalars/scalars?run={run}&tag={tag}")["tag_to_events"] for run in RUNS}
-    assert {run: list(found) for run, found in norms.items()} == {
+    assert {run: list(findings) for run, findings in norms.items()} == {
         "job": ["gradients/norm_after_allreduce"],
         "rank-0000": ["gradients/norm_before_allreduce"],
         "rank-0001": ["gradients/norm_before_allreduce"],
@@ -221,9 +221,9 @@ def test_histograms_of_the_saved_gradients(tab: Tab, server: str) -> None:
     tags = ask(server, "histograms/tags")
     assert set(tags["rank-0000"]) == set(tags["rank-0001"])
     assert "gradients/0.weight/after_allreduce" in tags["job"]
-    found = ask(server, "histograms/histograms?run=rank-0001&tag=gradients/0.weight/before_allreduce")
-    assert [step for _, step, _ in found] == [0, 10, 20, 30]
-    assert all(sum(row[2] for row in rows) == 256 * 256 for _, _, rows in found)
+    findings = ask(server, "histograms/histograms?run=rank-0001&tag=gradients/0.weight/before_allreduce")
+    assert [step for _, step, _ in findings] == [0, 10, 20, 30]
+    assert all(sum(row[2] for row in rows) == 256 * 256 for _, _, rows in findings)
 
 
 def test_the_map_of_links_is_an_image(watched: WatchedRun, tab: Tab, server: str) -> None:

@@ -31,9 +31,9 @@ from ddpcheck.launcher.process.command import command_environment
 from ddpcheck.records.node_log import NodeLog
 from ddpcheck.launcher.process.command import exit_like
 from ddpcheck.launcher.process.supervise import StopRequest, supervise
-from ddpcheck.launcher.process import orphans, supervise as supervision
+from ddpcheck.launcher.process import supervise as supervision
 if os.environ.get("TEST_HURRY"):
-    supervision.STOP_SECONDS = supervision.GRACE_SECONDS = orphans.TERM_SECONDS = 0.5
+    supervision.STOP_SECONDS = supervision.GRACE_SECONDS = supervision.TERM_SECONDS = 0.5
 run_dir, stop, *command = sys.argv[1:]
 def on_tick():
     if stop == "raise":

@@ -35,7 +35,11 @@ def everything(rank: int, world_size: int) -> list[Any]:
     with tempfile.NamedTemporaryFile() as file:
         torch.save({"weight": torch.ones(3)}, file.name)
         torch.load(file.name, mmap=True)
-    short_lived = DDP(variants.normed())
+    # Its gradients are read by their hooks.
+    short_lived = DDP(variants.normed(), gradient_as_bucket_view=True)
+    short_lived(
+        torch.randn(6, variants.WIDTH, generator=torch.Generator().manual_seed(rank))
+    ).sum().backward()
     del short_lived
     gc.collect()
     ddp = DDP(variants.normed())
@@ -78,19 +82,19 @@ def rank_main(rank: int, name: str, world_size: int, results: Any) -> None:
 def _break_entry_point(wanted: str) -> None:
     """Replace the body of the entry point, now or when it is registered."""
     guard = sys.modules["ddpcheck.guard"].GUARD
-    protect = guard.protect
+    register = guard.register
 
     def boom(*args: Any, **kwargs: Any) -> None:
         Path(os.environ["NOTES"], wanted).touch()
         raise RuntimeError(f"{wanted} was made to fail")
 
     def broken(probe: str, name: str, body: Any) -> Any:
-        protected = protect(probe, name, body)
+        entry = register(probe, name, body)
         if f"{probe}.{name}" == wanted:
-            guard.entry_points[wanted].body = boom
-        return protected
+            entry.body = boom
+        return entry
 
-    guard.protect = broken
+    guard.register = broken
     if wanted in guard.entry_points:
         guard.entry_points[wanted].body = boom
 

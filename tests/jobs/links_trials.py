@@ -6,7 +6,7 @@ import argparse
 
 import torch.distributed as dist
 
-from ddpcheck.links.survey import SurveyOptions, survey
+from ddpcheck.links.measure import SurveyOptions, survey
 
 
 def main() -> None:

@@ -21,6 +21,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 
+# With gloo, torch can hang when it frees a reducer that holds the last reference to its process group: the destructor
+# holds the GIL and waits for a thread that needs it. The process ends without freeing it.
+_KEPT: list[Any] = []
+
 
 def train(folder: Path) -> str:
     """Everything that needs a private name on a processor; the digest of the final weights."""
@@ -28,6 +32,7 @@ def train(folder: Path) -> str:
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     torch.manual_seed(0)
     ddp = DDP(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)))
+    _KEPT.append(ddp)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
     scaler: Any = torch.amp.GradScaler("cpu", init_scale=256.0)
     data = TensorDataset(torch.randn(30, 4, generator=torch.Generator().manual_seed(1)))

@@ -27,7 +27,7 @@ def main() -> None:
     options = parser.parse_args()
     faulty = socket.gethostname() == options.faulty_host
     if faulty and options.clock_ahead:
-        # Network namespaces share the machine's clock, so this stands for a host whose clock is wrong.
+        # Network namespaces share the machine's clock, so this simulates a host whose clock is wrong.
         right = time.time
         time.time = lambda: right() + options.clock_ahead
 

@@ -27,7 +27,7 @@ LATER = 0.08
 
 
 class Slow(torch.autograd.Function):
-    """Stands for computation, without load on the CPU."""
+    """Simulates computation, without load on the CPU."""
 
     @staticmethod
     def forward(ctx: Any, batch: torch.Tensor, seconds: float) -> torch.Tensor:

@@ -131,21 +131,21 @@ def _is_right(trial: Trial, outcome: Outcome) -> bool:
 
 
 def _row(trial: Trial, outcomes: Sequence[Outcome], healthy: float) -> str:
-    found = [outcome.slow for outcome in outcomes if outcome.slow is not None]
+    findings = [outcome.slow for outcome in outcomes if outcome.slow is not None]
     # In a healthy lab, the ratio of the fastest to the slowest link.
-    factors = [one.factor for one in found] or [max(each.rates) / min(each.rates) for each in outcomes]
-    others = [one.usual * 8e-6 for one in found] or [rate for each in outcomes for rate in each.rates]
-    costs = [1000 * (one.seconds_lost_a_step() or 0.0) for one in found]
+    factors = [one.factor for one in findings] or [max(each.rates) / min(each.rates) for each in outcomes]
+    others = [one.usual * 8e-6 for one in findings] or [rate for each in outcomes for rate in each.rates]
+    costs = [1000 * (one.seconds_lost_a_step() or 0.0) for one in findings]
     cells = (
         trial.hosts,
         trial.name,
         len(outcomes),
         sum(_is_right(trial, outcome) for outcome in outcomes),
-        _range([one.bandwidth * 8e-6 for one in found]),
+        _range([one.bandwidth * 8e-6 for one in findings]),
         _range(others),
         _range(factors, 2),
         _range(costs),
-        f"{median(outcome.step for outcome in outcomes) - healthy:.0f}" if found else "-",
+        f"{median(outcome.step for outcome in outcomes) - healthy:.0f}" if findings else "-",
     )
     return f"| {' | '.join(map(str, cells))} |"
 

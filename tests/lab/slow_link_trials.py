@@ -135,20 +135,20 @@ def _found(report: Report) -> list[Finding]:
 
 
 def _is_right(trial: Trial, report: Report) -> bool:
-    found = _found(report)
-    if [one.code for one in found] != trial.should:
+    results = _found(report)
+    if [one.code for one in results] != trial.should:
         return False
     if trial.should == ["DDP402"]:
-        return found[0].ranks == (FAULTY,)
+        return results[0].ranks == (FAULTY,)
     # With a limit in one direction, both ends may be reported.
     most = 1 if trial.way == "both" else 2
-    named = [one.evidence["nodes"] for one in found]
+    named = [one.evidence["nodes"] for one in results]
     return all(f"node{FAULTY}" in nodes and len(nodes) <= most for nodes in named)
 
 
 def _line(trial: Trial, report: Report) -> str:
-    said = "; ".join(f"{one.code} {one.message}" for one in _found(report)) or "nothing"
-    return f"step {_step(report):.0f} ms; {said}{'' if _is_right(trial, report) else '  WRONG'}"
+    output = "; ".join(f"{one.code} {one.message}" for one in _found(report)) or "nothing"
+    return f"step {_step(report):.0f} ms; {output}{'' if _is_right(trial, report) else '  WRONG'}"
 
 
 def _step(report: Report) -> float:

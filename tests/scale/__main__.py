@@ -1,7 +1,7 @@
 """Generates a run folder of many ranks from a run of a few.
 
 ddpcheck run --out SEED -- python tests/scale/seed_job.py
-python -m tests.scale OUT --seed SEED --ranks 1024 --steps 1000 --odd-rank 777 --odd-step 600 --slow-node 31
+python -m tests.scale OUT --seed SEED --ranks 1024 --steps 1000 --outlier-rank 777 --outlier-step 600 --slow-node 31
 ddpcheck report OUT
 """
 
@@ -29,8 +29,8 @@ def main() -> None:
     parser.add_argument("--per-node", type=int, default=default.per_node)
     parser.add_argument("--steps", type=int, default=default.steps)
     parser.add_argument("--epoch", type=int, default=default.epoch, help="steps per epoch")
-    parser.add_argument("--odd-rank", type=int, help="a rank whose parameters diverge")
-    parser.add_argument("--odd-step", type=int, default=default.odd_step, help="from this step on")
+    parser.add_argument("--outlier-rank", type=int, help="a rank whose parameters diverge")
+    parser.add_argument("--outlier-step", type=int, default=default.outlier_step, help="from this step on")
     parser.add_argument("--slow-node", type=int, help="a node whose backward takes longer")
     parser.add_argument("--slow-by", type=float, default=default.slow_by, help="by this fraction of a step")
     options = vars(parser.parse_args())

@@ -16,8 +16,8 @@ class Plan:
     # Steps per epoch.
     epoch: int = 250
     # The parameters of this rank differ from those of the others, from this step on.
-    odd_rank: int | None = None
-    odd_step: int = 0
+    outlier_rank: int | None = None
+    outlier_step: int = 0
     # All ranks of this node take longer in each backward, by this fraction of the seed's step.
     slow_node: int | None = None
     slow_by: float = 0.3

@@ -30,8 +30,8 @@ class Step:
     seed_step: int
     root: str
     leaves: str
-    odd_root: str
-    odd_leaves: str
+    outlier_root: str
+    outlier_leaves: str
     gradients: str
     buffers: str
     local: list[str]
@@ -49,7 +49,7 @@ class RankFiles:
         # The clocks of hosts differ by some milliseconds, and each rank has some jitter.
         self.offsets = [0.0, *self._draw.normal(0, 0.003, plan.nodes - 1)]
         self._epochs = Epochs(seed, plan)
-        self._dealt = _places(seed, plan.ranks)
+        self._dealt = _indices(seed, plan.ranks)
         self._forms = [
             {step: [form_of(raw) for raw in rank.steps[step]] for step in seed.steps} for rank in seed.ranks
         ]
@@ -63,7 +63,7 @@ class RankFiles:
             steps = [self._step(number) for number in range(first, min(self._plan.steps, first + _BLOCK))]
             jitter = self._draw.gamma(2.0, 0.0001, (self._plan.ranks, len(steps)))
             for rank in range(self._plan.ranks):
-                lines = [self._lines(rank, step, jitter[rank, place]) for place, step in enumerate(steps)]
+                lines = [self._lines(rank, step, jitter[rank, index]) for index, step in enumerate(steps)]
                 self._append(rank, "".join(lines))
         for rank in range(self._plan.ranks):
             self._append(rank, self._tail(rank))
@@ -123,27 +123,27 @@ class RankFiles:
         leaves = _leaves(plan.seed, number, columns, width)
         # At first one tensor differs; a step later all of them do.
         others = _leaves(plan.seed, -1 - number, columns, width)
-        odd = others[:width] + leaves[width:] if number == plan.odd_step else others
+        outlier = others[:width] + leaves[width:] if number == plan.outlier_step else others
         return Step(
             number,
             seed_step,
             root=digits(32, "params", number),
             leaves=_text(leaves),
-            odd_root=digits(32, "odd params", number),
-            odd_leaves=_text(odd),
+            outlier_root=digits(32, "outlier params", number),
+            outlier_leaves=_text(outlier),
             gradients=digits(32, "gradients", number),
             buffers=digits(32, "buffers", number),
             local=local.texts(),
             reduced={
-                rank: Sketches(mean.codes[None, places], mean.steps[None, places]).texts()[0]
-                for rank, places in self._dealt.items()
-                if places
+                rank: Sketches(mean.codes[None, indices], mean.steps[None, indices]).texts()[0]
+                for rank, indices in self._dealt.items()
+                if indices
             },
         )
 
     def _lines(self, rank: int, step: Step, jitter: float) -> str:
         plan, number = self._plan, step.number
-        odd = rank == plan.odd_rank and number >= plan.odd_step
+        outlier = rank == plan.outlier_rank and number >= plan.outlier_step
         fields: dict[str, object] = {
             "number": number + 1,
             "step": number,
@@ -155,8 +155,8 @@ class RankFiles:
         applied = {**fields, "root": step.gradients}
         params = {
             **fields,
-            "root": step.odd_root if odd else step.root,
-            "leaves": step.odd_leaves if odd else step.leaves,
+            "root": step.outlier_root if outlier else step.root,
+            "leaves": step.outlier_leaves if outlier else step.leaves,
             "time": self._time(rank, number + 1) + jitter,
             "forward": number + 1,
         }
@@ -204,9 +204,9 @@ class RankFiles:
         return "".join(line_of({**raw, "time": ended} if raw["kind"] == "end" else raw) for raw in last)
 
 
-def _places(seed: Seed, ranks: int) -> dict[int, list[int]]:
+def _indices(seed: Seed, ranks: int) -> dict[int, list[int]]:
     sizes = tuple(int(np.prod(row[2])) for row in seed.module.parameters)
-    return {rank: list(places) for rank, places in enumerate(distribute(sizes, ranks))}
+    return {rank: list(indices) for rank, indices in enumerate(distribute(sizes, ranks))}
 
 
 @lru_cache(maxsize=4)

@@ -43,8 +43,8 @@ class SeedRank:
             self.steps.setdefault(raw.get("step", raw.get("forward", 0)), []).append(raw)
         elif kind == "clocks" and raw.get("total"):
             self.at_a_time = max(self.at_a_time, len(raw["total"]))
-            for place in range(len(raw["total"])):
-                self.clocks[raw["step"] + place] = [raw[name][place] for name in CLOCKS]
+            for index in range(len(raw["total"])):
+                self.clocks[raw["step"] + index] = [raw[name][index] for name in CLOCKS]
         elif kind == "epoch":
             self.epoch = raw
         elif kind in ("clocks", "end"):

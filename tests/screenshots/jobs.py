@@ -96,7 +96,7 @@ def _watched(folder: Path, status: int, options: Sequence[str], arguments: Seque
     shutil.copy(ROOT / "examples" / "train.py", folder.parent)
     launcher = ["torchrun", "--standalone", "--nproc-per-node", str(RANKS), "train.py"]
     command = [BIN / "ddpcheck", "run", "--out", folder, *options, "--", *launcher, *arguments]
-    done = run_command(command, folder.parent, {}, most_seconds=300)
+    done = run_command(command, folder.parent, {}, timeout=300)
     if done.status != status:
         sys.exit(f"expected status {status}\n{done}")
     return folder

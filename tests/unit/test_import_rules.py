@@ -36,7 +36,7 @@ IN_RANK_MAY_IMPORT = {*IN_RANK, "errors", "version", ""}
 # a function, only where rich is installed.
 ALSO_BY = {"doctor": {"sampling", "analysis", "formatting", "reports"}}
 # Optional packages: imported inside a function, or at the top of a file that only a function imports
-# (`triton_kernel.py`, `decoding_msgspec.py`). `node_kinds.py` decodes node logs, which only the analysis reads.
+# (`triton_kernel.py`). `node_kinds.py` decodes node logs, which only the analysis reads.
 ACCELERATORS = {"xxhash", "triton", "pynvml", "msgspec"}
 
 FORBIDDEN = {
@@ -132,7 +132,7 @@ def test_ranks_need_only_the_standard_library_and_torch(package: str) -> None:
                 allowed = allowed or (name in ALSO_BY.get(package, ()) and not (top and name == "reports"))
             else:
                 allowed = name in sys.stdlib_module_names or name == "torch"
-                own_file = path.stem in ("triton_kernel", "decoding_msgspec", "node_kinds")
+                own_file = path.stem in ("triton_kernel", "node_kinds")
                 allowed = allowed or (name in ACCELERATORS and (own_file or not top))
             assert allowed, f"{path.relative_to(ROOT)} imports {module}"
 
@@ -199,7 +199,7 @@ def test_ranks_of_the_doctor_need_only_torch(tmp_path: Path) -> None:
     hidden = "rich", "typer", "msgspec", "xxhash", "pynvml"
     check = (
         f"import sys\nsys.modules.update(dict.fromkeys({hidden!r}))\n"
-        "import ddpcheck.doctor.__main__, ddpcheck.doctor.rank\nprint('torch' in sys.modules)"
+        "import ddpcheck.doctor.__main__, ddpcheck.doctor.rendezvous\nprint('torch' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

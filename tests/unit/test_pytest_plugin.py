@@ -59,10 +59,10 @@ def test_a_finding_fails_the_test_and_is_in_the_message(
     check, _ = checker(tmp_path, monkeypatch, stored("1-learning-rate"), 10)
     with pytest.raises(pytest.fail.Exception) as failed:
         check.run("train.py")
-    said = str(failed.value)
-    assert said.startswith("Replicas diverge at step 5 in 0.weight (DDP206)\n")
-    assert "group 0, lr  0.001   0.001   0.0001" in said
-    assert "last line" not in said  # the job itself did not fail
+    message = str(failed.value)
+    assert message.startswith("Replicas diverge at step 5 in 0.weight (DDP206)\n")
+    assert "group 0, lr  0.001   0.001   0.0001" in message
+    assert "last line" not in message  # the job itself did not fail
 
 
 def test_a_failed_job_shows_its_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,11 +80,11 @@ def test_a_missing_report_fails_the_test(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_ranks_import_the_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check, commands = checker(tmp_path, monkeypatch, stored("1-sound"), 0)
-    check.run(write_down, str(tmp_path / "said"), text="from a rank")
+    check.run(write_down, str(tmp_path / "message"), text="from a rank")
     assert commands[0][-3:-1] == ["-m", "ddpcheck.pytest_rank"]
     monkeypatch.setattr(sys, "path", list(sys.path))
     pytest_rank.main(json.loads(commands[0][-1]))
-    assert (tmp_path / "said").read_text() == "from a rank"
+    assert (tmp_path / "message").read_text() == "from a rank"
 
 
 def test_a_module_that_is_not_importable_is_loaded_from_its_file(
@@ -95,9 +95,9 @@ def test_a_module_that_is_not_importable_is_loaded_from_its_file(
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "no_such_name", raising=False)
     call = {"file": str(file), "module": "no_such_name", "function": "say", "path": []}
-    pytest_rank.main({**call, "arguments": [str(tmp_path / "said")], "keywords": {}})
+    pytest_rank.main({**call, "arguments": [str(tmp_path / "message")], "keywords": {}})
     monkeypatch.delitem(sys.modules, "no_such_name")
-    assert (tmp_path / "said").read_text() == "no_such_name"
+    assert (tmp_path / "message").read_text() == "no_such_name"
 
 
 def test_functions_that_ranks_cannot_import_are_refused(

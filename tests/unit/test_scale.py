@@ -17,7 +17,7 @@ from ddpcheck.reports.verdict import verdict_sentence
 from tests.scale.generate import STORED_SEED, make_run
 from tests.scale.plan import Plan
 
-BROKEN = Plan(ranks=64, steps=50, epoch=20, odd_rank=49, odd_step=30, slow_node=2)
+BROKEN = Plan(ranks=64, steps=50, epoch=20, outlier_rank=49, outlier_step=30, slow_node=2)
 # What a rank may take, and a rank's step: its clocks and what its memory held, where its records take ten times that.
 MOST_A_RANK = 400_000
 MOST_A_STEP = 500
@@ -53,9 +53,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 def test_one_divergent_rank_and_one_slow_node_are_named_and_nothing_else(report: Report) -> None:
-    odd, slow = (finding for finding in report.findings if finding.severity.value != "note")
-    assert (odd.code, odd.step, odd.ranks, odd.stage) == ("DDP201", 30, (49,), "params")
-    assert odd.parameter == "0.weight"
+    outlier, slow = (finding for finding in report.findings if finding.severity.value != "note")
+    assert (outlier.code, outlier.step, outlier.ranks, outlier.stage) == ("DDP201", 30, (49,), "params")
+    assert outlier.parameter == "0.weight"
     assert (slow.code, slow.ranks, slow.stage) == ("DDP402", tuple(range(16, 24)), "backward")
     assert slow.evidence["hosts"] == ["node0002"]
     assert report.verdict is Verdict.FINDINGS

@@ -17,7 +17,18 @@ from ddpcheck.torch_compat import TABLE
 from tests.helpers.paths import ROOT
 
 # Records with measurements or properties of the process.
-NOT_COMPARED = {"rank", "clocks", "memory", "memory_parts", "startup", "end", "trace", "ready", "loader"}
+NOT_COMPARED = {
+    "rank",
+    "clocks",
+    "memory",
+    "memory_parts",
+    "startup",
+    "end",
+    "trace",
+    "ready",
+    "loader",
+    "cost",
+}
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.analysis.timeseries.recorded import AgreementSeries
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey
+from ddpcheck.analysis.aggregate.step_evidence import SYNCED, AppliedWindows, ComparedSteps
+from ddpcheck.analysis.timeseries.collector import AgreementSeries
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord
 
@@ -70,6 +71,7 @@ MOST_PENDING = 4096
 MOST_PARTIAL = 256
 # Reading an enum's value is slow, and these are needed for every record.
 _STATE, _REWRITTEN = TensorKind.STATE.value, Stage.REWRITTEN.value
+_PARAMS, _APPLIED = Stage.PARAMS.value, Stage.APPLIED.value
 _IN_SERIES = (Stage.INIT_AFTER.value, Stage.PARAMS.value)
 
 # A record that is compared across ranks.
@@ -96,12 +98,18 @@ class Disagreement:
     key: ComparisonKey
     digests: Mapping[int, RankDigest]
 
+    @property
+    def digested(self) -> bool:
+        """False if the records only describe a step whose tensors were not digested."""
+        return any(record.root for record in self.digests.values())
+
     def groups(self) -> list[tuple[str, tuple[int, ...]]]:
         """Ranks grouped by identical digests, the largest group first."""
-        return groups_of({rank: record.root for rank, record in self.digests.items()})
+        return groups_of({rank: record.root for rank, record in self.digests.items() if record.root})
 
     def outlier_ranks(self) -> tuple[int, ...]:
-        return outlier_ranks([ranks for _, ranks in self.groups()])
+        groups = [ranks for _, ranks in self.groups()]
+        return outlier_ranks(groups) if groups else tuple(sorted(self.digests))
 
 
 def groups_of(roots: Mapping[int, str]) -> list[tuple[str, tuple[int, ...]]]:
@@ -137,6 +145,23 @@ class ComparisonStats:
     compared: int = 0
     differing: int = 0
     first: Disagreement | None = None
+    # By optimizer, the steps at which all ranks had the same digest.
+    agreed: dict[int, ComparedSteps] = field(default_factory=dict)
+
+    def agreed_before(self, key: ComparisonKey) -> int:
+        """The last step before `key` at which all ranks had the same digest; -1: none, or only after wrapping."""
+        own = self.agreed.get(key.optimizer)
+        last = None if own is None else own.last_before(key.step)
+        if last is not None:
+            return last
+        # An optimizer that replaces another one continues its count.
+        others = [steps.last_before(key.step) for steps in self.agreed.values()]
+        return max((step for step in others if step is not None), default=-1)
+
+    def agreed_from(self, first: int, key: ComparisonKey) -> bool:
+        """Whether all ranks had the same digest at every step from `first` to that of `key`."""
+        own = self.agreed.get(key.optimizer)
+        return own is not None and own.covers(first, key.step)
 
 
 @dataclass
@@ -148,6 +173,12 @@ class Agreement:
     hyper: dict[ModuleKey, Disagreement] = field(default_factory=dict)
     forwards: dict[ModuleKey, Disagreement] = field(default_factory=dict)
     rewritten: dict[ModuleKey, Disagreement] = field(default_factory=dict)
+    # All ranks wrote different values, but their parameters before the write had not been compared.
+    rewritten_apart: dict[ModuleKey, Disagreement] = field(default_factory=dict)
+    # Applied gradients that were not digested, since the last comparison of parameters.
+    windows: AppliedWindows = field(default_factory=AppliedWindows)
+    # Modules of which all ranks applied the same gradients although DDP had not reduced them: the job does it itself.
+    reduced_by_job: set[ModuleKey] = field(default_factory=set)
     # Optimizer state that only some ranks have: loaded on these ranks only, or sharded.
     partial_state: list[Disagreement] = field(default_factory=list)
     # Agreement on each module's parameters over the steps.
@@ -160,6 +191,8 @@ class Agreement:
     _pending: PendingValues[ComparisonKey, RankDigest] = field(default_factory=PendingValues)
     _rewrites: dict[ComparisonKey, dict[int, DigestRecord]] = field(default_factory=dict)
     _agreed: dict[ModuleKey, DigestRecord] = field(default_factory=dict)
+    # By rank, the last step with a digest of parameters.
+    _latest: dict[int, int] = field(default_factory=dict)
 
     def add(self, rank: int, module: ModuleKey, record: RankDigest) -> None:
         part = record.hyper if isinstance(record, DigestRecord) and record.of == _STATE else ""
@@ -168,6 +201,12 @@ class Agreement:
         if isinstance(record, DigestRecord) and record.stage == _REWRITTEN:
             self._rewrites.setdefault(key, {})[rank] = record
             return
+        if record.stage == _PARAMS:
+            self._latest[rank] = record.step
+        if record.stage == _APPLIED and isinstance(record, AppliedRecord):
+            self._keep_window(key, rank, record)
+            if not record.root:
+                return
         if self._pending.add(key, module[0], rank, record):
             self._finish(key)
         elif len(self._pending) > MOST_PENDING:
@@ -198,7 +237,10 @@ class Agreement:
             return
         stats = self.stats.setdefault((key.module, key.stage, key.of), ComparisonStats())
         stats.compared += 1
-        if key.of == TensorKind.PARAMETERS.value and key.stage in _IN_SERIES:
+        missing = self._missing(key, reported)
+        # The ranks of other nodes may leave out steps that those of this node compare.
+        left_out = bool(missing) and all(self._latest.get(rank, -1) > key.step for rank in missing)
+        if key.of == TensorKind.PARAMETERS.value and key.stage in _IN_SERIES and not left_out:
             series = self.series.setdefault(key.module, AgreementSeries())
             series.note(key.step, key.module[0], {rank: record.root for rank, record in digests.items()})
             series.differing.note(key.step, list(_digest_records(digests)))
@@ -207,8 +249,9 @@ class Agreement:
             stats.differing += 1
             if stats.first is None or key.step < stats.first.key.step:
                 stats.first = disagreement
-        elif key.of == TensorKind.PARAMETERS.value:
-            self._agreed[key.module] = next(_digest_records(digests))
+        elif not missing:
+            stats.agreed.setdefault(key.optimizer, ComparedSteps()).add(key.step)
+            self._note_agreement(key, digests)
         if key.stage == Stage.PARAMS.value:
             valid = list(
                 _digest_records({r: record for r, record in digests.items() if r not in self.impaired})
@@ -217,6 +260,30 @@ class Agreement:
                 self.hyper.setdefault(key.module, disagreement)
             if len({record.forward for record in valid}) > 1:
                 self.forwards.setdefault(key.module, disagreement)
+
+    def _missing(self, key: ComparisonKey, reported: Mapping[int, RankDigest]) -> set[int]:
+        """Ranks of the module that have records here, but no digest of this comparison."""
+        group = key.module[0]
+        return set() if len(reported) == len(group) else {*group} & self.hashes.keys() - reported.keys()
+
+    def _note_agreement(self, key: ComparisonKey, digests: Mapping[int, RankDigest]) -> None:
+        if key.of == TensorKind.PARAMETERS.value:
+            self._agreed[key.module] = next(_digest_records(digests))
+            if key.stage == Stage.PARAMS.value and not self._has_diverged(key.module):
+                self.windows.forget(key.module, key.step, key.optimizer)
+        elif key.stage == Stage.APPLIED.value and not all(map(_is_reduced, digests.values())):
+            self.reduced_by_job.add(key.module)
+
+    def _keep_window(self, key: ComparisonKey, rank: int, record: AppliedRecord) -> None:
+        """Keep how the gradients of a step came about until the parameters after it are compared."""
+        params = self.stats.get((key.module, _PARAMS, TensorKind.PARAMETERS.value))
+        if params is not None:
+            # Records of a device may arrive after those of the parameters.
+            if params.first is not None and key.step > params.first.key.step:
+                return
+            if not record.root and key.step in params.agreed.get(key.optimizer, ()):
+                return
+        self.windows.add(key.module, rank, record)
 
     def _keep_partial(self, disagreement: Disagreement) -> None:
         if len(self.partial_state) < MOST_PARTIAL:
@@ -234,12 +301,16 @@ class Agreement:
             if key.module in self.rewritten or self._has_diverged(key.module):
                 continue
             last = self._agreed.get(key.module)
-            # With --every some steps are not digested: the values of a rank without a rewrite are then unknown.
+            # Not every step is digested: the values of a rank without a rewrite are then unknown.
             is_current = last is not None and (last.step == before.step - 1 or last.step < 0)
             current = {rank: rewrites.get(rank, last if is_current else None) for rank in digests}
             known = {rank: record for rank, record in current.items() if record is not None}
             if len({record.root for record in known.values()}) > 1 or len(known) < len(digests):
-                self.rewritten[key.module] = Disagreement(before, known)
+                disagreement = Disagreement(before, known)
+                if is_current or len(known) < len(digests):
+                    self.rewritten[key.module] = disagreement
+                else:
+                    self.rewritten_apart.setdefault(key.module, disagreement)
 
     def _has_diverged(self, module: ModuleKey) -> bool:
         return self.stats_of(module, Stage.PARAMS, TensorKind.PARAMETERS).first is not None
@@ -247,3 +318,7 @@ class Agreement:
 
 def _digest_records(digests: Mapping[int, RankDigest]) -> Iterator[DigestRecord]:
     return (record for record in digests.values() if isinstance(record, DigestRecord))
+
+
+def _is_reduced(record: RankDigest) -> bool:
+    return not isinstance(record, AppliedRecord) or record.last == SYNCED

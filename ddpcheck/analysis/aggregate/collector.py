@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpcheck.analysis.aggregate.agreement import Agreement
-from ddpcheck.analysis.aggregate.rank_data import DIGEST_PROBES, RankData
+from ddpcheck.analysis.aggregate.rank_data import DIGEST_PROBES, ModuleKey, RankData, module_key
 from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
-from ddpcheck.analysis.module_key import ModuleKey, module_key
 from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, DigestRecord, Stage
 from ddpcheck.records.kinds.gradients import AppliedRecord
 from ddpcheck.records.kinds.modules import (

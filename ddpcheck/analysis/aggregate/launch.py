@@ -7,20 +7,20 @@ from typing import TypeVar, cast
 
 from ddpcheck.analysis.aggregate.agreement import Agreement
 from ddpcheck.analysis.aggregate.collector import AgreementCollector, NodesCollector
-from ddpcheck.analysis.aggregate.rank_data import RankData
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData
 from ddpcheck.analysis.aggregate.registry import Collector, subscriptions
-from ddpcheck.analysis.allreduce.collector import GradientCollector
-from ddpcheck.analysis.allreduce.verify import AllReduceVerifier
+from ddpcheck.analysis.allreduce.collector import AllReduceVerifier, GradientCollector
+from ddpcheck.analysis.cost.collector import CostCollector
 from ddpcheck.analysis.data.collector import DataCollector
-from ddpcheck.analysis.hardware.collector import StepTimelineCollector
-from ddpcheck.analysis.hardware.step_times import StepTimes
+from ddpcheck.analysis.hardware.collector import StepTimelineCollector, StepTimes
 from ddpcheck.analysis.memory.collector import MemoryCollector
-from ddpcheck.analysis.module_key import ModuleKey
-from ddpcheck.analysis.timeseries.collector import LossCollector
-from ddpcheck.analysis.timeseries.recorded import LossSeries
-from ddpcheck.analysis.timing.clock_offsets import HostClock
-from ddpcheck.analysis.timing.collector import ClockOffsetCollector, StepTimeCollector
-from ddpcheck.analysis.timing.rank_series import StepTimeSeries
+from ddpcheck.analysis.timeseries.collector import LossCollector, LossSeries
+from ddpcheck.analysis.timing.collector import (
+    ClockOffsetCollector,
+    HostClock,
+    StepTimeCollector,
+    StepTimeSeries,
+)
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.kinds.rank import EndRecord, NodeMismatchRecord, RankHeader
 from ddpcheck.records.registry import Record
@@ -148,7 +148,10 @@ class Attempt:
         return self.collector(NodesCollector).hosts
 
     def steps(self, rank: int) -> int:
-        return max(self.ranks[rank].steps.values(), default=0)
+        counts = self.ranks[rank].steps
+        # Which optimizer took further steps is known only if there is one.
+        further = self.collector(CostCollector).steps_beyond_digests(rank) if len(counts) == 1 else 0
+        return max(*counts.values(), further) if counts else 0
 
     def modules(self) -> list[ModuleKey]:
         """All modules in the order of wrapping; their index in this list identifies them in reports."""

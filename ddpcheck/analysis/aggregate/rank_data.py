@@ -1,12 +1,13 @@
-"""What one rank wrote about itself, its modules and its optimizers."""
+"""What one rank wrote about itself, its modules and its optimizers, and the key of a module across ranks."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
-from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, DigestRecord
 from ddpcheck.records.kinds.gradients import AppliedRecord
 from ddpcheck.records.kinds.modules import (
@@ -17,6 +18,39 @@ from ddpcheck.records.kinds.modules import (
     StructureRecord,
 )
 from ddpcheck.records.kinds.rank import EndRecord, FaultRecord, NodeMismatchRecord, RankHeader, StackRecord
+
+# Identifies a module across ranks: the ranks of its process group, and its number among the modules of that group. It
+# is the key of nearly every table. With thousands of ranks it is a long tuple, so there is one object per module, which
+# computes its hash once.
+ModuleKey = tuple[tuple[int, ...], int]
+
+
+class _Key(tuple):  # type: ignore[type-arg]
+    """A tuple that caches its hash."""
+
+    _hash: int
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            self._hash = super().__hash__()
+            return self._hash
+
+
+@lru_cache(maxsize=1024)
+def _key(group: tuple[int, ...], ordinal: int) -> ModuleKey:
+    return _Key((group, ordinal))
+
+
+def module_key(group: Iterable[int], ordinal: int) -> ModuleKey:
+    return _key(tuple(group), ordinal)
+
+
+@lru_cache(maxsize=1024)
+def members(module: ModuleKey) -> frozenset[int]:
+    return frozenset(module[0])
+
 
 MOST_HYPER_CHANGES = 10_000
 # A rank writes no more digests after a fault in one of these.

@@ -26,8 +26,7 @@ from ddpcheck.records.registry import Record
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.aggregate.launch import Attempt
-    from ddpcheck.analysis.aggregate.rank_data import RankData
-    from ddpcheck.analysis.module_key import ModuleKey
+    from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData
 
 _MODULE_NAME = "collector"
 _Self = TypeVar("_Self")

@@ -1,19 +1,286 @@
-"""Passes the sketches of reduced backwards to the verification of AllReduce."""
+"""Verifies each reduced backward while records are read: is the result the mean of the local gradients?"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ddpcheck.analysis.aggregate.rank_data import SKETCH_PROBES, RankData
+from ddpcheck.analysis.aggregate.agreement import PendingValues, comparable
+from ddpcheck.analysis.aggregate.rank_data import SKETCH_PROBES, ModuleKey, RankData, members
 from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
-from ddpcheck.analysis.allreduce.verify import AllReduceVerifier
-from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.analysis.aggregate.step_evidence import ComparedSteps
+from ddpcheck.analysis.allreduce.mean_check import (
+    NOTHING,
+    Compared,
+    MeanCheckResult,
+    Parts,
+    SketchTable,
+    actual_result,
+    can_check,
+    check_parts,
+)
+from ddpcheck.analysis.cost.collector import CostCollector
+from ddpcheck.analysis.timeseries.collector import GradientSeries
+from ddpcheck.records.codecs import shares
 from ddpcheck.records.kinds.gradients import BackwardRecord
-from ddpcheck.records.kinds.modules import JoinRecord
+from ddpcheck.records.kinds.modules import JoinRecord, ModuleRecord
 from ddpcheck.records.kinds.rank import FaultRecord
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.aggregate.launch import Attempt
+
+# The divisor of a backward inside join(): the number of ranks that still have data.
+LIVE_RANKS = -1
+# A rank may not report for long, or never: at most this many backwards wait for it.
+MOST_PENDING = 1024
+
+
+@dataclass(frozen=True)
+class MeanMismatch:
+    """A parameter whose reduced gradient is not the mean of the local ones."""
+
+    number: int
+    step: int
+    # Of the parameter.
+    index: int
+    outcome: MeanCheckResult
+    # The rank whose copy of the reduced gradient was compared.
+    rank: int
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """The first gradients with NaN or infinity."""
+
+    number: int
+    step: int
+    ranks: tuple[int, ...]
+    # Of the first parameter in the order of the backward.
+    index: int
+    count: int
+    # How many gradients of the first rank have any; 0: the reduction produced them.
+    gradients: int = 0
+
+
+@dataclass
+class MeanCheckStats:
+    """The results of all reduced backwards of one module."""
+
+    checked: int = 0
+    mismatches: int = 0
+    first: MeanMismatch | None = None
+    # What the first wrong result is instead of the mean; empty: unknown.
+    actual: str = ""
+    # Largest error over the gradient's norm: hooks may lose precision on purpose.
+    worst_relative: float = 0.0
+    # Ranks with bit-identical local gradients, and in how many backwards.
+    identical: dict[tuple[int, ...], int] = field(default_factory=dict)
+    nonfinite: NonFinite | None = None
+    # Number and step of the first backward whose result differs across ranks, and the last step before it with a
+    # result that agrees: not every step is sketched.
+    diverged: tuple[int, int] | None = None
+    agreed_until: int = -1
+    # Steps before it at which all ranks received the same result.
+    agreed: ComparedSteps = field(default_factory=ComparedSteps)
+    # Backwards after which every rank still held its local gradients: nothing was reduced.
+    unreduced: int = 0
+    # The last step, before the first of those, at which gradients were reduced.
+    reduced_until: int = -1
+
+    def results_compared(self, step: int) -> bool:
+        """Whether the results of this step were compared across ranks, up to the first that differ."""
+        return step in self.agreed or (self.diverged is not None and self.diverged[1] == step)
+
+
+@dataclass
+class AllReduceVerifier:
+    """Verifies all reduced backwards of an attempt; each is dropped once all ranks have reported it."""
+
+    stats: dict[ModuleKey, MeanCheckStats] = field(default_factory=dict)
+    # Modules that train inside join(): ranks without data contribute zeros and write no record.
+    joined: set[ModuleKey] = field(default_factory=set)
+    # Ranks that may have contributed gradients without a record.
+    lost: set[int] = field(default_factory=set)
+    # By rank, its hash algorithm.
+    hashes: Mapping[int, str] = field(default_factory=dict)
+    # Whether the budget of a rank left out a step: it contributed gradients without a record.
+    left_out: Callable[[int, int], bool] = field(default=lambda rank, step: False)
+    series: dict[ModuleKey, GradientSeries] = field(default_factory=dict)
+    _pending: PendingValues[tuple[ModuleKey, int], BackwardRecord] = field(default_factory=PendingValues)
+    # How many ranks had ended and were lost at the last check.
+    _gone: tuple[int, int] = (0, 0)
+    _descriptions: dict[ModuleKey, ModuleRecord] = field(default_factory=dict)
+
+    def add(
+        self,
+        rank: int,
+        module: ModuleKey,
+        record: BackwardRecord,
+        description: ModuleRecord,
+        ended: Collection[int],
+    ) -> None:
+        """`ended`: ranks that write no more records."""
+        if rank not in members(module):
+            return
+        self._descriptions[module] = description
+        # Compare counts: this runs for every record.
+        if self._gone != (len(ended), len(self.lost)):
+            self._gone = (len(ended), len(self.lost))
+            self._stop_waiting({*ended, *self.lost})
+        if self._pending.add((module, record.number), members(module), rank, record):
+            self._finish(module, record.number)
+        elif len(self._pending) > MOST_PENDING:
+            # The missing rank may not have been read yet, so it is unknown which ranks took part.
+            self._finish(*self._pending.oldest(), early=True)
+
+    def _stop_waiting(self, ranks: Collection[int]) -> None:
+        """Backwards that wait for these ranks only are verified at the end, like all that remain."""
+        for rank in self._pending.active(ranks):
+            self._pending.end_rank(rank)
+
+    def end(self) -> None:
+        for module, number in sorted(self._pending):
+            self._finish(module, number)
+
+    def _finish(self, module: ModuleKey, number: int, early: bool = False) -> None:
+        records = self._pending.take((module, number))
+        stats = self.stats.setdefault(module, MeanCheckStats())
+        try:
+            local = SketchTable({rank: record.local for rank, record in records.items()})
+            reduced = SketchTable(
+                {rank: record.reduced for rank, record in records.items() if record.reduced}
+            )
+        except (TypeError, ValueError):
+            return  # a damaged record
+        self._note_nonfinite(stats, records)
+        # Without sketches, a backward was only searched for NaN and infinity.
+        if len(module[0]) < 2 or not any(record.local for record in records.values()):
+            return
+        self._note_identical(stats, records, local)
+        self._compare_results(stats, number, records)
+        complete = not early and len(local) > 0 and self._all_known(module, records)
+        mismatches, ratio = (
+            self._mismatches(records, local, reduced, module, stats) if complete else ([], None)
+        )
+        series = self.series.setdefault(module, GradientSeries(len(module[0])))
+        # The norm needs the shares of all ranks.
+        series.note(min(one.step for one in records.values()), local, reduced if complete else None, ratio)
+        if not complete:
+            return
+        stats.checked += 1
+        if mismatches:
+            stats.mismatches += 1
+            if stats.first is None:
+                stats.first = max(mismatches, key=lambda mismatch: mismatch.outcome.ratio)
+
+    def _compare_results(
+        self, stats: MeanCheckStats, number: int, records: Mapping[int, BackwardRecord]
+    ) -> None:
+        if stats.diverged is not None or len(records) < 2:
+            return
+        step = min(record.step for record in records.values())
+        if len({record.root for record in comparable(records, self.hashes).values()}) > 1:
+            stats.diverged = (number, step)
+        else:
+            stats.agreed_until = max(stats.agreed_until, step)
+            stats.agreed.add(step)
+
+    def _all_known(self, module: ModuleKey, records: Mapping[int, BackwardRecord]) -> bool:
+        """Whether the mean is known: every rank that contributed has a record."""
+        missing = set(module[0]) - set(records)
+        if not missing:
+            return True
+        step = min(record.step for record in records.values())
+        contributed = missing & self.lost or any(self.left_out(rank, step) for rank in missing)
+        return module in self.joined and not contributed
+
+    def _mismatches(
+        self,
+        records: Mapping[int, BackwardRecord],
+        local: SketchTable,
+        reduced: SketchTable,
+        module: ModuleKey,
+        stats: MeanCheckStats,
+    ) -> tuple[list[MeanMismatch], float | None]:
+        """The parameters with a wrong result, and the largest ratio of error and rounding bound."""
+        group, rows = module[0], self._descriptions[module].parameters
+        shares_by_rank = shares(self._descriptions[module])
+        mismatches: list[MeanMismatch] = []
+        unreduced: list[MeanMismatch] = []
+        compared: list[Compared] = []
+        worst: float | None = None
+        for rank, record in records.items():
+            divisor = len(records) if record.divisor == LIVE_RANKS else len(group)
+            for index, result in zip(shares_by_rank[rank], reduced.row(rank), strict=False):
+                row = rows[index]
+                if index in record.absent or not can_check(row[1]):
+                    continue
+                parts = local.parts(index) if index < len(local) else NOTHING
+                outcome = check_parts(parts, result, row[1], math.prod(row[2]), divisor)
+                worst = max(worst or 0.0, outcome.ratio)
+                compared.append(Compared(parts, result, row[1], math.prod(row[2]), index))
+                if not outcome.ok:
+                    mismatches.append(MeanMismatch(record.number, record.step, index, outcome, rank))
+                    own = local.at(rank, index)
+                    if own is not None and result.value == own.value:
+                        unreduced.append(mismatches[-1])
+                stats.worst_relative = max(stats.worst_relative, _relative(outcome, parts, divisor))
+        if mismatches and stats.first is None:
+            stats.actual = actual_result(compared, local, group)
+        # One rank and a few parameters are not enough: a broken reduction may leave a gradient unchanged.
+        several = len(mismatches) * 2 > len(compared) or len({mismatch.rank for mismatch in unreduced}) > 1
+        if mismatches and len(unreduced) == len(mismatches) and several:
+            stats.unreduced += 1
+        elif not stats.unreduced:
+            stats.reduced_until = max(record.step for record in records.values())
+        return mismatches, worst
+
+    def _note_nonfinite(self, stats: MeanCheckStats, records: Mapping[int, BackwardRecord]) -> None:
+        """Find where it started: before the reduction, only the ranks of origin have it.
+
+        Between sketches only these ranks write a record, so the first backward may be verified last.
+        """
+        record = next(iter(records.values()))
+        if stats.nonfinite is not None and stats.nonfinite.number <= record.number:
+            return
+        origins = {rank: one for rank, one in records.items() if one.local_nonfinite}
+        counts = origins[min(origins)].local_nonfinite if origins else _reduced_nonfinite(records)
+        if counts:
+            text = next(iter(counts))
+            index = int(text) if text.isdigit() else 0
+            count = sum(one.local_nonfinite.get(text, 0) for one in origins.values())
+            ranks = tuple(sorted(origins or records))
+            gradients = len(counts) if origins else 0
+            stats.nonfinite = NonFinite(record.number, record.step, ranks, index, count, gradients)
+
+    def _note_identical(
+        self, stats: MeanCheckStats, records: Mapping[int, BackwardRecord], local: SketchTable
+    ) -> None:
+        by_sketch: dict[str, list[int]] = {}
+        for rank, record in records.items():
+            if local.any_gradient(rank) and local.all_known(rank):
+                by_sketch.setdefault(record.local, []).append(rank)
+        for ranks in by_sketch.values():
+            if len(ranks) > 1:
+                key = tuple(sorted(ranks))
+                stats.identical[key] = stats.identical.get(key, 0) + 1
+
+
+def _reduced_nonfinite(records: Mapping[int, BackwardRecord]) -> dict[str, int]:
+    """By index, from the shares of all ranks."""
+    counts = {
+        index: count for record in records.values() for index, count in record.reduced_nonfinite.items()
+    }
+    return dict(sorted(counts.items(), key=lambda item: int(item[0]) if item[0].isdigit() else 0))
+
+
+def _relative(outcome: MeanCheckResult, parts: Parts, divisor: int) -> float:
+    """The error relative to the norm of the local gradients."""
+    known = parts.norm if parts.known else sum(n * count for n, count in parts.norms if math.isfinite(n))
+    norm = known / divisor
+    return outcome.error / norm if norm and math.isfinite(outcome.error) else 0.0
 
 
 class GradientCollector(Collector):
@@ -42,4 +309,5 @@ class GradientCollector(Collector):
         self.verifier.lost |= {
             number for number in members if number not in ranks or ranks[number].end is None
         }
+        self.verifier.left_out = attempt.collector(CostCollector).skips_allreduce
         self.verifier.end()

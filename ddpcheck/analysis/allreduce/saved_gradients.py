@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.analysis.tensor_values import CapturedTensors, element_size, value
+from ddpcheck.analysis.evidence import CapturedTensors, element_size, value
 from ddpcheck.errors import RunNotFound
 
 FOLDER = "gradients"

@@ -2,6 +2,9 @@
 
 The causes come from the rules: a rule registers them with `RULE.explains_parameters` and `RULE.explains_gradients`.
 They are tried by precedence, and the first that returns an explanation decides which rule reports the divergence.
+
+Replicas on other nodes whose records are not in the run folder are compared by `node_findings`. With the records of all
+ranks, the rules compare the ranks directly and report more.
 """
 
 from __future__ import annotations
@@ -12,16 +15,20 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of, outlier_ranks
-from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.aggregate.agreement import ComparisonKey, Disagreement, groups_of, outlier_ranks
+from ddpcheck.analysis.aggregate.launch import Attempt, first_node_mismatch
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey
+from ddpcheck.analysis.aggregate.step_evidence import SYNCED as SYNCED
 from ddpcheck.analysis.evidence import of_disagreement
-from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.analysis.finding import Finding
 from ddpcheck.records.kinds.digests import Stage, TensorKind
+from ddpcheck.records.kinds.gradients import AppliedRecord
+from ddpcheck.records.kinds.rank import NodeMismatchRecord
 from ddpcheck.records.reasons import UnsyncedReason, WriteWindow
 
 if TYPE_CHECKING:
+    from ddpcheck.analysis.context import RuleContext
     from ddpcheck.rules.rule import Rule
-
 
 REASON_TEXT: dict[UnsyncedReason | WriteWindow, str] = {
     UnsyncedReason.NO_SYNC: "no_sync open",
@@ -94,10 +101,6 @@ def recreated_optimizer(attempt: Attempt, module: ModuleKey) -> RecreatedOptimiz
     return RecreatedOptimizer(outlier_ranks([ranks for _, ranks in groups]), min(before), diverged)
 
 
-# How a rank's last backward ended, as records state it: DDP reduced it.
-SYNCED = "synced"
-
-
 class Precedence(IntEnum):
     """The order in which causes are tried: what happens earlier in a step, or is more exact, comes first.
 
@@ -144,10 +147,24 @@ class Divergence(Explanation):
 
     code: str
     first: Disagreement
+    # The last step before it at which ranks are known to have agreed; -1: after wrapping.
+    agreed_until: int = -1
 
     @property
     def step(self) -> int:
         return self.first.key.step
+
+    @property
+    def when(self) -> str:
+        """The step, or the range of steps if those before it were not compared."""
+        earliest = self.agreed_until + 1
+        return (
+            f"at step {self.step}" if earliest >= self.step else f"between steps {earliest} and {self.step}"
+        )
+
+    def compared_evidence(self) -> dict[str, Any]:
+        """Evidence of when it happened; empty if every step was compared."""
+        return {"last_equal_step": self.agreed_until} if self.agreed_until + 1 < self.step else {}
 
 
 @dataclass(frozen=True)
@@ -157,6 +174,8 @@ class ModuleDivergence:
     parameters: Divergence | None = None
     # None as well if the parameters diverged before, for another reason.
     gradients: Divergence | None = None
+    # The first divergence of gradients that were compared, if that was after the parameters diverged.
+    later_gradients: Divergence | None = None
 
 
 Explain = Callable[[Attempt, ModuleKey, Disagreement], Explanation | None]
@@ -177,14 +196,13 @@ def explain_module(attempt: Attempt, module: ModuleKey, rules: Sequence[Rule]) -
     parameters = _parameters(
         attempt, module, [cause for rule in rules for cause in rule.parameter_causes], gradients
     )
-    if (
-        gradients is not None
-        and parameters is not None
-        and parameters.code != gradients.code
-        and parameters.step <= gradients.step
-    ):
-        gradients = None
-    return ModuleDivergence(parameters, gradients)
+    later = None
+    if gradients is not None and parameters is not None and parameters.code != gradients.code:
+        if not gradients.first.digested:
+            gradients = None
+        elif parameters.step <= gradients.step:
+            gradients, later = None, gradients
+    return ModuleDivergence(parameters, gradients, later)
 
 
 def same_parameter_names(attempt: Attempt, module: ModuleKey) -> bool:
@@ -200,8 +218,15 @@ def gradient_evidence(attempt: Attempt, divergence: Divergence, folder: Path) ->
     parameters that differ after the same step are used instead of the gradients.
     """
     key = divergence.first.key
-    evidence = {**divergence.evidence, **of_disagreement(attempt, divergence.first, folder)}
     after = attempt.agreement.stats_of(key.module, Stage.PARAMS, TensorKind.PARAMETERS).first
+    if not divergence.first.digested and after is not None:
+        return {
+            **divergence.evidence,
+            **of_disagreement(attempt, after, folder),
+            "gradients_compared": False,
+            "parameters_differ_after_step": after.key.step,
+        }
+    evidence = {**divergence.evidence, **of_disagreement(attempt, divergence.first, folder)}
     if not evidence["parameters"]["names"] and after is not None and after.key.step == key.step:
         evidence["parameters"] = of_disagreement(attempt, after, folder)["parameters"]
     return evidence
@@ -210,12 +235,44 @@ def gradient_evidence(attempt: Attempt, divergence: Divergence, folder: Path) ->
 def _gradients(attempt: Attempt, module: ModuleKey, causes: Iterable[Cause]) -> Divergence | None:
     """The first step at which ranks applied different gradients."""
     first = attempt.agreement.stats_of(module, Stage.APPLIED, TensorKind.GRADIENTS).first
+    unreduced = _unreduced_window(attempt, module)
+    if unreduced is not None and (first is None or unreduced.key.step < first.key.step):
+        first = unreduced
     if first is None or attempt.uses_local_sgd(module) or _structure_changed(attempt, module, first):
         return None
     # Optimizers that hold different parameters apply different sets of gradients.
     if len(set(stepped_parameters(attempt, module, first.key.optimizer).values())) > 1:
         return None
     return _first_explanation(attempt, module, first, causes)
+
+
+def _unreduced_window(attempt: Attempt, module: ModuleKey) -> Disagreement | None:
+    """The first step with gradients that DDP did not reduce, among steps without a digest of applied gradients.
+
+    It counts only if the parameters, equal before it, differ when they are compared next. A job that reduces gradients
+    itself always has such steps.
+    """
+    diverged = attempt.agreement.stats_of(module, Stage.PARAMS, TensorKind.PARAMETERS).first
+    if diverged is None or module in attempt.agreement.reduced_by_job:
+        return None
+    for window in undigested_windows(attempt, diverged.key):
+        records = window.digests.values()
+        if any(isinstance(record, AppliedRecord) and record.last != SYNCED for record in records):
+            return window
+    return None
+
+
+def undigested_windows(attempt: Attempt, diverged: ComparisonKey) -> list[Disagreement]:
+    """Applied gradients without a digest, of the steps in which the parameters diverged. Their roots are empty."""
+    params = attempt.agreement.stats_of(diverged.module, Stage.PARAMS, TensorKind.PARAMETERS)
+    after = params.agreed_before(diverged)
+    windows = attempt.agreement.windows.between(diverged.module, diverged.optimizer, after, diverged.step)
+    return [
+        Disagreement(
+            diverged._replace(stage=Stage.APPLIED.value, of=TensorKind.GRADIENTS.value, step=step), records
+        )
+        for step, records in windows
+    ]
 
 
 def _structure_changed(attempt: Attempt, module: ModuleKey, first: Disagreement) -> bool:
@@ -259,5 +316,87 @@ def _first_explanation(
     for cause in sorted(causes, key=lambda cause: cause.precedence):
         explanation = cause.explain(attempt, module, first)
         if explanation is not None:
-            return Divergence(code=cause.code, first=first, **vars(explanation))
+            return Divergence(
+                code=cause.code, first=first, agreed_until=_agreed_until(attempt, first), **vars(explanation)
+            )
     return None
+
+
+def _agreed_until(attempt: Attempt, first: Disagreement) -> int:
+    """Of parameters: equal parameters show that earlier steps applied equal gradients."""
+    params = attempt.agreement.stats_of(first.key.module, Stage.PARAMS, TensorKind.PARAMETERS)
+    return params.agreed_before(first.key)
+
+
+# Stages at which nodes compare their replicas.
+_COMPARED = (Stage.INIT_AFTER.value, Stage.BUFFERS.value, Stage.PARAMS.value)
+
+
+def node_findings(context: RuleContext, rule: Rule, stage: Stage) -> list[Finding]:
+    """The mismatches between nodes whose first one is at `stage`, at most one per module."""
+    findings = []
+    for module in context.modules():
+        absent = set(module[0]) - context.attempt.ranks.keys()
+        mismatch = first_node_mismatch(context.attempt, module) if absent else None
+        if mismatch is None or mismatch[1].stage != stage.value:
+            continue
+        if not _differs_here(context, module, mismatch[1].step):
+            findings.append(_finding(context, rule, module, *mismatch))
+    return findings
+
+
+def _differs_here(context: RuleContext, module: ModuleKey, step: int) -> bool:
+    """Whether ranks of this folder differ from each other by then: then the rules report that."""
+    comparisons = context.attempt.agreement.stats
+    firsts = [
+        stats.first for (key, stage, _), stats in comparisons.items() if key == module and stage in _COMPARED
+    ]
+    return any(first is not None and first.key.step <= step for first in firsts)
+
+
+def _finding(
+    context: RuleContext, rule: Rule, module: ModuleKey, rank: int, record: NodeMismatchRecord
+) -> Finding:
+    host = context.attempt.ranks[rank].header.host
+    kind = "buffers" if record.of == TensorKind.BUFFERS.value else "parameters"
+    return context.finding(
+        rule,
+        f"{_when(record)}, the {kind} of rank {rank} on {host} and rank {record.other_rank} on {record.other_host} "
+        f"differ. The records of {record.other_host} are not in this run folder: merge the run folders to see "
+        f"which {kind} differ and why.",
+        module=module,
+        step=record.step,
+        stage=record.stage,
+        ranks=tuple(sorted({rank, record.other_rank})),
+        evidence={
+            "hosts": {str(rank): host, str(record.other_rank): record.other_host},
+            "digests": {str(rank): record.root, str(record.other_rank): record.other_root},
+            "gradients_differed_before": _gradients_differed(context, module, record),
+        },
+        cause=_cause(context, module, record),
+        fix="Copy the run folders of all nodes to one machine and run 'ddpcheck merge FOLDER...' on them.",
+    )
+
+
+def _when(record: NodeMismatchRecord) -> str:
+    if record.stage == Stage.INIT_AFTER.value:
+        return "After wrapping"
+    if record.stage == Stage.BUFFERS.value:
+        return f"After synchronisation {record.step} of the buffers"
+    return f"After step {record.step}"
+
+
+def _gradients_differed(context: RuleContext, module: ModuleKey, record: NodeMismatchRecord) -> bool:
+    return any(
+        other.stage == Stage.APPLIED.value and key == module and other.step <= record.step
+        for rank in context.attempt.ranks.values()
+        for key, other in rank.node_mismatches
+    )
+
+
+def _cause(context: RuleContext, module: ModuleKey, record: NodeMismatchRecord) -> str:
+    if record.stage != Stage.PARAMS.value:
+        return "replicas on different nodes were not synchronised"
+    if _gradients_differed(context, module, record):
+        return "the gradients that the optimizer applied already differed between nodes"
+    return "the update was not the same on every node"

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpcheck.analysis.aggregate.launch import Attempt
-from ddpcheck.analysis.hardware.facts import InterfaceFacts, PortFacts
-from ddpcheck.analysis.hardware.samples import NodeSamples
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey
+from ddpcheck.analysis.hardware.samples import InterfaceFacts, NodeSamples, PortFacts
 from ddpcheck.analysis.hardware.statistics import NodeSample
-from ddpcheck.analysis.module_key import ModuleKey
 
 _SIZES = {
     "float64": 8,

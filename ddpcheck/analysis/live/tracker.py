@@ -9,12 +9,13 @@ from statistics import mean, median
 
 from ddpcheck.analysis.aggregate.launch import Attempt, first_node_mismatch
 from ddpcheck.analysis.context import RuleContext
+from ddpcheck.analysis.cost.collector import CostCollector
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.node_notes import NodeNotes
 from ddpcheck.analysis.run_reader import RunReader
-from ddpcheck.analysis.timing.rank_series import PARTS, StepTimeSeries
+from ddpcheck.analysis.timing.collector import PARTS, StepTimeSeries
 from ddpcheck.records.kinds.digests import Stage, TensorKind
-from ddpcheck.rules.registry import in_report_order
+from ddpcheck.rules.rule import in_report_order
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ class LiveState:
     ranks: tuple[LiveRank, ...] = ()
     agreement: LiveAgreement = field(default_factory=LiveAgreement)
     step_time: LiveStepTime | None = None
+    # ddpcheck's share of a step in its latest measurement, on the rank where it is highest.
+    cost_share: float | None = None
     finding: Finding | None = None
     # Since the job began, and since the last progress of any rank.
     seconds: float = 0.0
@@ -163,6 +166,7 @@ class LiveTracker:
             ranks=ranks,
             agreement=agreement,
             step_time=step_time,
+            cost_share=attempt.collector(CostCollector).latest_share(),
             finding=self._findings.latest(attempt, number, now) if agreement.diverged else None,
             seconds=now - self._began,
             quiet_seconds=quiet,

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ddpcheck.analysis.aggregate.rank_data import RankData
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData
 from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
-from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.timeseries.series import Series
 from ddpcheck.records.kinds.memory import MemoryPartsRecord, MemoryRecord
 

@@ -7,7 +7,7 @@ from math import prod, sqrt
 from statistics import median, stdev
 
 from ddpcheck.analysis.aggregate.launch import Attempt
-from ddpcheck.analysis.module_key import ModuleKey
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.overlap.collector import ProfileCollector
 from ddpcheck.analysis.overlap.link_model import (
     Bucket,

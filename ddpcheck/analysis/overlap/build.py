@@ -22,12 +22,10 @@ from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.errors import TraceUnreadable, UserError
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.timing import TraceRecord
-from ddpcheck.traces.alignment import on_one_clock
 from ddpcheck.traces.analyse import analyse
-from ddpcheck.traces.exposure import Exposure, exposures
-from ddpcheck.traces.intervals import Cover, Interval
+from ddpcheck.traces.collectives import Exposure, exposures, on_one_clock
 from ddpcheck.traces.model import CollectiveResult, RankResult, TraceResult
-from ddpcheck.traces.rank_trace import RankTrace
+from ddpcheck.traces.rank_trace import Cover, Interval, RankTrace
 from ddpcheck.traces.reader import load
 
 # Relative to a step: shorter gaps are not visible, and closing them avoids thousands of intervals.

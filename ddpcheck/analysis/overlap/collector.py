@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpcheck.analysis.aggregate.rank_data import RankData
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData
 from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
-from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.records.kinds.timing import ReadyRecord, TraceRecord
 
 if TYPE_CHECKING:

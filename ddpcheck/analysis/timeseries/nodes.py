@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ddpcheck.analysis.hardware.collector import StepTimeline
 from ddpcheck.analysis.hardware.samples import NodeSamples, rates_of
 from ddpcheck.analysis.hardware.statistics import GpuSample, NodeSample
-from ddpcheck.analysis.hardware.step_times import StepTimeline
 from ddpcheck.analysis.network.connections import NodeLinks
 from ddpcheck.analysis.network.slow_link import carrying
 from ddpcheck.analysis.timeseries.model import LinkMatrix, NamedSeries, SeriesKind

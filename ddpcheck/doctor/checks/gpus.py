@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpcheck.analysis.hardware.statistics import THROTTLING
-from ddpcheck.doctor.context import DoctorContext, Host
-from ddpcheck.doctor.diagnosis import Diagnosis, note, ok, problem, warning
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.model import check
+from ddpcheck.doctor.model import Diagnosis, DoctorContext, Host, check, note, ok, problem, warning
 from ddpcheck.formatting import name_ranks, size_text
 
 _VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"

@@ -6,10 +6,8 @@ import math
 from collections.abc import Iterator
 
 from ddpcheck.analysis.finding import Severity
-from ddpcheck.doctor.context import DoctorContext, Host
-from ddpcheck.doctor.diagnosis import Diagnosis, diagnosis, note, ok, problem, warning
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.model import check
+from ddpcheck.doctor.model import Diagnosis, DoctorContext, Host, check, diagnosis, note, ok, problem, warning
 from ddpcheck.formatting import size_text
 
 _MIN_DISK = 64 << 20

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ipaddress
 
 from ddpcheck.analysis.finding import Severity
-from ddpcheck.doctor.context import DoctorContext
-from ddpcheck.doctor.diagnosis import Diagnosis, diagnosis, note, ok, problem
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.interface_selection import (
     GLOO_VARIABLE,
@@ -18,7 +16,7 @@ from ddpcheck.doctor.interface_selection import (
     nccl_choice,
     speed_text,
 )
-from ddpcheck.doctor.model import check
+from ddpcheck.doctor.model import Diagnosis, DoctorContext, check, diagnosis, note, ok, problem
 
 # Report an interface that is at least this much faster.
 _FASTER_RATIO = 2.0

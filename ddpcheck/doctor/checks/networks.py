@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 
 from ddpcheck.analysis.aggregate.agreement import groups_of, outlier_ranks
 from ddpcheck.analysis.hardware.traffic import LinkTraffic, NodeTraffic, Route, open_to_all
-from ddpcheck.doctor.context import ConnectionAttempt, DoctorContext, Host
-from ddpcheck.doctor.diagnosis import Diagnosis, ok, problem, warning
 from ddpcheck.doctor.interface_selection import (
     GLOO_VARIABLE,
     NCCL_VARIABLE,
@@ -15,7 +13,16 @@ from ddpcheck.doctor.interface_selection import (
     gloo_choice,
     speed_text,
 )
-from ddpcheck.doctor.model import check
+from ddpcheck.doctor.model import (
+    ConnectionAttempt,
+    Diagnosis,
+    DoctorContext,
+    Host,
+    check,
+    ok,
+    problem,
+    warning,
+)
 from ddpcheck.formatting import seconds_text
 
 _FASTER_RATIO = 2.0

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from ddpcheck.doctor.context import DoctorContext
-from ddpcheck.doctor.diagnosis import Diagnosis, note, ok, problem, warning
 from ddpcheck.doctor.facts.record import Facts, Section
-from ddpcheck.doctor.model import check
+from ddpcheck.doctor.model import Diagnosis, DoctorContext, check, note, ok, problem, warning
 
 _OLDEST_PYTHON = (3, 10)
 _MANUAL_IMPORT = "Or add `import ddpcheck.auto` at the top of the script."

@@ -6,12 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from ddpcheck.analysis.aggregate.agreement import groups_of, outlier_ranks
-from ddpcheck.analysis.environment import PER_RANK
+from ddpcheck.analysis.coverage import PER_RANK
 from ddpcheck.analysis.finding import Severity
-from ddpcheck.doctor.context import DoctorContext
-from ddpcheck.doctor.diagnosis import Diagnosis, diagnosis, note, ok, problem
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.model import check
+from ddpcheck.doctor.model import Diagnosis, DoctorContext, check, diagnosis, note, ok, problem
 from ddpcheck.formatting import name_ranks
 
 _MAX_LISTED = 4

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddpcheck.analysis.finding import Severity
-from ddpcheck.doctor.context import DoctorContext
-from ddpcheck.doctor.diagnosis import Diagnosis, diagnosis, ok, warning
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.model import check
+from ddpcheck.doctor.model import Diagnosis, DoctorContext, check, diagnosis, ok, warning
 
 _OFF = frozenset({"", "0", "false", "off", "no", "n", "f"})
 _UNSET_UNLESS_DEBUGGING = "Unset it unless you are debugging."

@@ -1,4 +1,4 @@
-"""Records of step times, profiler traces, and when gradients were ready."""
+"""Records of step times, profiler traces, when gradients were ready, and what ddpcheck itself costs."""
 
 from __future__ import annotations
 
@@ -66,3 +66,23 @@ class ClockRecord(Record):
     device: dict[str, list[int]] = field(default_factory=dict)
     # DDP's own averages, once at the end.
     ddp: dict[str, int] = field(default_factory=dict)
+
+
+@record("cost")
+@dataclass(frozen=True)
+class CostRecord(Record):
+    """The time that ddpcheck took during some steps, and how often the budget let it check."""
+
+    # The first step, and the number of steps.
+    step: int
+    steps: int
+    # Time from the end of the step before to the end of the last one, in microseconds, including ddpcheck's own.
+    wall: int
+    # Time in the training thread by probe, in microseconds.
+    spent: dict[str, int] = field(default_factory=dict)
+    # Time of ddpcheck's kernels on the device, in microseconds; -1: not known.
+    device: int = 0
+    # In these steps: verified the AllReduce, compared applied gradients and parameters at every N-th step.
+    sketch_every: int = 1
+    applied_every: int = 1
+    params_every: int = 1

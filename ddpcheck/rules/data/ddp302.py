@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.data.batches import Sameness, sameness
-from ddpcheck.analysis.data.split import EpochSplit
-from ddpcheck.analysis.data.table import split_row
+from ddpcheck.analysis.data.collector import EpochSplit, split_row
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.rules.rule import Need, Rule
 
 RULE = Rule(

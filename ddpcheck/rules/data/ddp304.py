@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.data.batches import Sameness, sameness
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage
 from ddpcheck.rules.rule import Need, Rule, first_sentence

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.data.batches import BatchFingerprints, Counts
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.rules.rule import Rule
 
 RULE = Rule(

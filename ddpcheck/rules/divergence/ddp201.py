@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement
 from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.divergence.explain import Divergence, Explanation, Precedence
-from ddpcheck.analysis.divergence.nodes import node_findings
+from ddpcheck.analysis.divergence.explain import Divergence, Explanation, Precedence, node_findings
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.rules.rule import Location, Need, Rule
@@ -43,6 +42,10 @@ _FIX_SAME_GRADIENTS = (
     "Run again with --optimizer-state, which shows whether the optimizer's state differs before the step. Clear or "
     "load it on every rank, and draw random numbers inside a step from a generator with the same seed on every rank."
 )
+_FIX_NOT_COMPARED = (
+    "Run again with --budget off, without --every and --sketch-every: then gradients and parameters of every step are "
+    "compared, and the report names the stage at which ranks first differ."
+)
 
 
 @RULE.explains_parameters(Precedence.UNEXPLAINED)
@@ -59,21 +62,35 @@ def _finding(context: RuleContext, divergence: Divergence) -> Finding:
     first = divergence.first
     evidence = of_disagreement(context.attempt, first, context.folder)
     differing = evidence["parameters"]
-    same_gradients = _same_gradients(context, divergence)
+    evidence |= divergence.compared_evidence()
+    cause, fix = _cause(context, divergence)
+    exact = divergence.agreed_until + 1 >= divergence.step
     return context.finding(
         RULE,
-        f"Replicas diverge at step {divergence.step}: {differing['count']} of {differing['of']} parameters differ "
-        f"across ranks after it, and all were bit-identical before. Outlier: {name_ranks(first.outlier_ranks())}.",
+        f"Replicas diverge {divergence.when}: {differing['count']} of {differing['of']} parameters differ across ranks "
+        f"after {'it' if exact else f'step {divergence.step}'}, and all were bit-identical "
+        f"{'before' if exact else f'after step {divergence.agreed_until}'}. "
+        f"Outlier: {name_ranks(first.outlier_ranks())}.",
         disagreement=first,
         parameter=differing["names"][0] if differing["names"] else None,
         evidence=evidence,
-        cause=_SAME_GRADIENTS if same_gradients else _UNKNOWN,
-        fix=_FIX_SAME_GRADIENTS if same_gradients else _FIX_UNKNOWN,
+        cause=cause,
+        fix=fix,
     )
 
 
-def _same_gradients(context: RuleContext, divergence: Divergence) -> bool:
-    """Whether all ranks are known to have applied the same gradients up to the divergence."""
-    module = divergence.first.key.module
-    applied = context.attempt.agreement.stats_of(module, Stage.APPLIED, TensorKind.GRADIENTS)
-    return bool(applied.compared) and (applied.first is None or applied.first.key.step > divergence.step)
+def _cause(context: RuleContext, divergence: Divergence) -> tuple[str, str]:
+    """Cause and fix: whether all ranks applied the same gradients is known only if they were compared."""
+    key = divergence.first.key
+    applied = context.attempt.agreement.stats_of(key.module, Stage.APPLIED, TensorKind.GRADIENTS)
+    if not applied.compared or (applied.first is not None and applied.first.key.step <= divergence.step):
+        return _UNKNOWN, _FIX_UNKNOWN
+    earliest = divergence.agreed_until + 1
+    if applied.agreed_from(earliest, key):
+        return _SAME_GRADIENTS, _FIX_SAME_GRADIENTS
+    steps = f"step {key.step}" if earliest == key.step else f"steps {earliest} to {key.step}"
+    cause = f"not known: the gradients that the optimizer applied at {steps} were not all compared"
+    later = context.divergence(key.module).later_gradients
+    if later is not None:
+        cause += f". At step {later.step} they were compared and differ: {later.cause}"
+    return cause, _FIX_NOT_COMPARED

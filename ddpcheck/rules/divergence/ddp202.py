@@ -6,6 +6,7 @@ from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement
 from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.explain import (
     SYNCED,
@@ -16,7 +17,6 @@ from ddpcheck.analysis.divergence.explain import (
     reason_text,
 )
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.gradients import AppliedRecord
 from ddpcheck.rules.rule import Location, Need, Rule
@@ -100,10 +100,16 @@ def _finding(context: RuleContext, divergence: Divergence) -> Finding:
     evidence = gradient_evidence(context.attempt, divergence, context.folder)
     names = evidence["parameters"]["names"]
     ranks = name_ranks(divergence.ranks or tuple(first.digests))
+    not_compared = (
+        ""
+        if first.digested
+        else " The gradients of this step were not compared; the parameters differ after step "
+        f"{evidence['parameters_differ_after_step']}."
+    )
     return context.finding(
         RULE,
         f"At step {divergence.step} the optimizer applies gradients that DDP did not reduce on {ranks} "
-        f"({divergence.cause}). Each rank applies a different update.",
+        f"({divergence.cause}). Each rank applies a different update.{not_compared}",
         disagreement=first,
         ranks=divergence.ranks or first.outlier_ranks(),
         parameter=divergence.parameter or (names[0] if names else None),

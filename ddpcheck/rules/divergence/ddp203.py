@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement
 from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.explain import Divergence, Explanation, Precedence, gradient_evidence
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage
 from ddpcheck.rules.rule import Location, Need, Rule
@@ -26,6 +26,13 @@ RULE = Rule(
 
 @RULE.explains_gradients(Precedence.UNEXPLAINED)
 def _reduction(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation:
+    checks = attempt.gradients.stats.get(module)
+    if checks is not None and checks.checked and not checks.results_compared(first.key.step):
+        cause = "the reduction did not give all ranks the same result, or code wrote to the gradients through .data"
+        return Explanation(
+            cause=f"{cause}: the AllReduce was not verified at this step",
+            evidence={"allreduce_verified": False},
+        )
     return Explanation(cause="the reduction did not give all ranks the same result")
 
 

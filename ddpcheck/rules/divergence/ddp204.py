@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.allreduce.verify import MeanCheckStats, MeanMismatch
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey
+from ddpcheck.analysis.allreduce.collector import MeanCheckStats, MeanMismatch
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.records.kinds.digests import Stage
 from ddpcheck.rules.rule import Location, Need, Rule
 
@@ -32,7 +32,8 @@ def find(context: RuleContext) -> list[Finding]:
         checks = context.attempt.gradients.stats.get(module)
         if checks is None or checks.first is None or context.attempt.uses_local_sgd(module):
             continue
-        divergence = context.divergence(module).gradients
+        known = context.divergence(module)
+        divergence = known.gradients or known.later_gradients
         # If the gradients diverge, the mean is wrong as a consequence.
         if divergence is None or divergence.step > checks.first.step:
             findings.append(_finding(context, module, checks, checks.first))

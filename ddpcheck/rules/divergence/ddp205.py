@@ -8,10 +8,10 @@ from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement
 from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.explain import Divergence, Explanation, Precedence, gradient_evidence
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.gradients import AppliedRecord
 from ddpcheck.rules.rule import Location, Need, Rule
@@ -35,20 +35,25 @@ _FACTOR_TOLERANCE = 0.01
 
 @RULE.explains_gradients(Precedence.CHANGED_AFTER_REDUCTION)
 def _changed_after_reduction(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
-    """The reduction gave all ranks the same gradients, as far as sketches show it."""
+    """The reduction produced the same gradients on all ranks, as far as sketches show it."""
     applied = {rank: record for rank, record in first.digests.items() if isinstance(record, AppliedRecord)}
     written = [rank for rank, record in applied.items() if record.moved]
     step = first.key.step
     checks = attempt.gradients.stats.get(module)
     differed = checks is not None and checks.diverged is not None and checks.agreed_until < step
     # Writes through .data leave no trace in version counters, but the result of the reduction was sketched.
-    agreed = checks is not None and any(begin <= step <= end for begin, end in checks.agreed)
+    agreed = checks is not None and step in checks.agreed
     if differed or not (written or agreed):
         return None
     cause = "gradients were written to between backward and step"
     if 0 < len(written) < len(applied):
         cause += f" on {name_ranks(written)} only"
-    return Explanation(cause=cause, evidence={"written_after_backward_on_ranks": written})
+    elif not agreed:
+        cause += ", or the reduction did not give all ranks the same result: it was not verified at this step"
+    evidence: dict[str, Any] = {"written_after_backward_on_ranks": written}
+    return Explanation(
+        cause=cause, evidence=evidence if agreed else {**evidence, "allreduce_verified": False}
+    )
 
 
 def find(context: RuleContext) -> list[Finding]:
@@ -60,10 +65,12 @@ def _finding(context: RuleContext, divergence: Divergence) -> Finding:
     evidence = gradient_evidence(context.attempt, divergence, context.folder)
     names = evidence["parameters"]["names"]
     change = _change_between_ranks(first, evidence)
+    verified = evidence.get("allreduce_verified", True)
+    reduced = ", although the reduction produced the same on all ranks" if verified else ""
     return context.finding(
         RULE,
-        f"At step {divergence.step} the optimizer applies gradients that differ across ranks, although the reduction "
-        f"gave all ranks the same. Outlier: {name_ranks(first.outlier_ranks())}.",
+        f"At step {divergence.step} the optimizer applies gradients that differ across ranks{reduced}. "
+        f"Outlier: {name_ranks(first.outlier_ranks())}.",
         disagreement=first,
         parameter=names[0] if names else None,
         evidence=evidence,

@@ -6,6 +6,7 @@ from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of
 from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.explain import (
     Divergence,
@@ -17,7 +18,6 @@ from ddpcheck.analysis.divergence.explain import (
 )
 from ddpcheck.analysis.evidence import of_disagreement, tensor_rows
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.rules.rule import Location, Need, Rule
@@ -168,10 +168,11 @@ def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
 def _diverged(context: RuleContext, divergence: Divergence) -> Finding:
     first = divergence.first
     evidence = {**divergence.evidence, **of_disagreement(context.attempt, first, context.folder)}
+    evidence |= divergence.compared_evidence()
     names = evidence["parameters"]["names"]
     return context.finding(
         RULE,
-        f"Replicas diverge at step {divergence.step}: {divergence.cause}. "
+        f"Replicas diverge {divergence.when}: {divergence.cause}. "
         f"Outlier: {name_ranks(first.outlier_ranks())}.",
         disagreement=first,
         parameter=names[0] if names else None,
@@ -204,9 +205,12 @@ def _recreated(context: RuleContext, module: ModuleKey, recreated: RecreatedOpti
 
 
 def _no_divergence_yet(context: RuleContext, root: Disagreement) -> Finding:
+    params = context.attempt.agreement.stats_of(root.key.module, Stage.PARAMS, TensorKind.PARAMETERS)
+    exact = params.agreed_before(root.key) + 1 >= root.key.step
     return context.finding(
         RULE,
-        f"From step {root.key.step} on, hyperparameters differ across ranks. The parameters do not differ yet.",
+        f"From step {root.key.step} {'on' if exact else 'at the latest'}, hyperparameters differ across ranks. "
+        "The parameters do not differ yet.",
         severity=Severity.NOTE,
         disagreement=root,
         ranks=tuple(sorted(root.digests)),

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of, outlier_ranks
 from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.divergence.explain import Divergence, Explanation, Precedence, recreated_optimizer
+from ddpcheck.analysis.cost.collector import CostCollector
+from ddpcheck.analysis.divergence.explain import (
+    Divergence,
+    Explanation,
+    Precedence,
+    recreated_optimizer,
+    undigested_windows,
+)
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.analysis.report import RankStatus
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage, TensorKind
@@ -48,20 +55,27 @@ def _by_reductions(
     """All ranks reduce together. A rank that applies more reductions at once skipped a step; one that applies none
     took an extra step."""
     applied = attempt.agreement.stats_of(module, Stage.APPLIED, TensorKind.GRADIENTS).first
-    if applied is None:
-        return None
-    if (applied.key.step, applied.key.optimizer) != (root.key.step, root.key.optimizer):
-        return None
-    reductions = {
-        rank: record.synced for rank, record in applied.digests.items() if isinstance(record, AppliedRecord)
-    }
-    fewest = min(reductions.values())
-    if fewest == max(reductions.values()):
-        return None
-    ranks = tuple(
-        sorted(rank for rank, count in reductions.items() if (count == 0 if fewest == 0 else count > fewest))
+    same_step = applied is not None and (applied.key.step, applied.key.optimizer) == (
+        root.key.step,
+        root.key.optimizer,
     )
-    return f"a step was {'added' if fewest == 0 else 'skipped'} on {name_ranks(ranks)}", ranks
+    candidates = [applied] if applied is not None and same_step else undigested_windows(attempt, root.key)
+    for window in candidates:
+        reductions = {
+            rank: record.synced
+            for rank, record in window.digests.items()
+            if isinstance(record, AppliedRecord)
+        }
+        fewest = min(reductions.values())
+        if fewest == max(reductions.values()):
+            continue
+        ranks = tuple(
+            sorted(
+                rank for rank, count in reductions.items() if (count == 0 if fewest == 0 else count > fewest)
+            )
+        )
+        return f"a step was {'added' if fewest == 0 else 'skipped'} on {name_ranks(ranks)}", ranks
+    return None
 
 
 def _by_majority(root: Disagreement) -> tuple[str, tuple[int, ...]]:
@@ -98,13 +112,14 @@ def _diverged(context: RuleContext, divergence: Divergence) -> Finding:
     counts = "; ".join(f"{name_ranks(ranks)}: {count}" for count, ranks in groups)
     return context.finding(
         RULE,
-        f"Replicas diverge at step {root.key.step}: {divergence.cause}. "
+        f"Replicas diverge {divergence.when}: {divergence.cause}. "
         f"Ranks ran a different number of forwards before this step ({counts}).",
         disagreement=divergence.first,
         ranks=divergence.ranks,
         evidence={
             **divergence.evidence,
             **of_disagreement(context.attempt, divergence.first, context.folder),
+            **divergence.compared_evidence(),
         },
         cause=divergence.cause,
         fix=_FIX,
@@ -126,7 +141,7 @@ def _totals(context: RuleContext, module: ModuleKey) -> list[Finding]:
     }
     findings = []
     for optimizer in sorted(optimizers):
-        steps = {rank: context.attempt.ranks[rank].steps.get((module, optimizer), 0) for rank in module[0]}
+        steps = _steps(context.attempt, module, optimizer)
         groups = groups_of({rank: str(count) for rank, count in steps.items()})
         if len(groups) < 2:
             continue
@@ -145,3 +160,22 @@ def _totals(context: RuleContext, module: ModuleKey) -> list[Finding]:
             )
         )
     return findings
+
+
+def _steps(attempt: Attempt, module: ModuleKey, optimizer: int) -> dict[int, int]:
+    """Steps by rank; empty if they are not comparable.
+
+    If the budget leaves out parameters at the end, digests do not show the last steps, but the rank counts them. Nodes
+    may leave out different steps.
+    """
+    costs = attempt.collector(CostCollector)
+    ranks = {number: attempt.ranks[number] for number in module[0]}
+    digested = {number: rank.steps.get((module, optimizer), 0) for number, rank in ranks.items()}
+    sparse = {number: costs.last_interval(number) for number in ranks}
+    if set(sparse.values()) == {1}:
+        return digested
+    if any(number not in costs.ranks for number in ranks):
+        return {}
+    if all(len(rank.steps) == 1 and not rank.faults for rank in ranks.values()):
+        return {number: max(count, costs.steps_beyond_digests(number)) for number, count in digested.items()}
+    return digested if len(set(sparse.values())) == 1 else {}

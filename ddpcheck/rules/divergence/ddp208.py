@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement
 from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.explain import SYNCED, Divergence, Explanation, Precedence, reason_text
 from ddpcheck.analysis.evidence import differing_tensors, of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import DigestRecord
 from ddpcheck.records.reasons import WriteWindow, is_stored_as
@@ -38,6 +38,19 @@ def _written(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explan
     if root is None or root.key.step > first.key.step:
         return None
     return Explanation(cause=f"written {_when(attempt, root)}, {_by_which_ranks(root)}", root=root)
+
+
+@RULE.explains_parameters(Precedence.UNEXPLAINED - 10)
+def _perhaps_written(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
+    """All ranks wrote different values, but the parameters before that had not been compared."""
+    root = attempt.agreement.rewritten_apart.get(module)
+    if root is None or root.key.step > first.key.step:
+        return None
+    cause = (
+        f"written {_when(attempt, root)}, {_by_which_ranks(root)}; the parameters after the step before were not "
+        "compared, so that they may have differed already"
+    )
+    return Explanation(cause=cause, root=root)
 
 
 def _when(attempt: Attempt, root: Disagreement) -> str:

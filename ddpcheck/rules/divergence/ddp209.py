@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ddpcheck.analysis.allreduce.verify import NonFinite
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey
+from ddpcheck.analysis.allreduce.collector import NonFinite
 from ddpcheck.analysis.context import RuleContext
+from ddpcheck.analysis.cost.collector import CostCollector
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord
@@ -40,11 +41,18 @@ def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
     rows = next(iter(ranks.values())).latest[module].parameters
     name = rows[origin.index][0]
     trained = sum(bool(row[3]) for row in rows)
+    # Gradients may have had such values before, at a step that was not searched.
+    searched = context.attempt.collector(CostCollector).intervals_at(origin.step)[0] == 1
+    appeared = (
+        f"They first appeared at step {origin.step} on"
+        if searched
+        else f"Not every step is searched; they were first seen at step {origin.step} on"
+    )
     return [
         context.finding(
             RULE,
-            f"At step {step} gradients with NaN or infinity were applied. They first appeared at step {origin.step} "
-            f"on {name_ranks(origin.ranks)}, in {name}; the reduction spread them to all ranks.",
+            f"At step {step} gradients with NaN or infinity were applied. {appeared} {name_ranks(origin.ranks)}, in "
+            f"{name}; the reduction spread them to all ranks.",
             module=module,
             step=origin.step,
             stage=Stage.LOCAL.value,

@@ -6,11 +6,11 @@ from itertools import zip_longest
 from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of, outlier_ranks
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.divergence.nodes import node_findings
+from ddpcheck.analysis.divergence.explain import node_findings
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import NORM_STATISTICS, DigestRecord, Stage, TensorKind
 from ddpcheck.records.reasons import BufferState, is_stored_as

@@ -12,7 +12,7 @@ from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.hardware.samples import NodeSamples
 from ddpcheck.analysis.hardware.statistics import GpuStatistics
 from ddpcheck.analysis.timing.model import Straggler, TimeTable
-from ddpcheck.analysis.timing.straggler import KEEPS_MEMORY, faults_memory_in, lacks_processors
+from ddpcheck.analysis.timing.table import KEEPS_MEMORY, faults_memory_in, lacks_processors
 from ddpcheck.formatting import name_ranks
 from ddpcheck.rules.rule import Need, Rule, first_sentence
 

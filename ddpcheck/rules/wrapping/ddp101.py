@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.divergence.explain import same_parameter_names
-from ddpcheck.analysis.divergence.nodes import node_findings
+from ddpcheck.analysis.divergence.explain import node_findings, same_parameter_names
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.rules.rule import Location, Need, Rule

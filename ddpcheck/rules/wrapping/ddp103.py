@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import groups_of, outlier_ranks
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage
 from ddpcheck.rules.rule import Location, Need, Rule

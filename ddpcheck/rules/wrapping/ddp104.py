@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement
 from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.explain import Divergence, Explanation, Precedence
 from ddpcheck.analysis.evidence import differing_tensors, of_disagreement, tensor_rows
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.module_key import ModuleKey
 from ddpcheck.formatting import name_ranks
 from ddpcheck.rules.rule import Location, Rule
 

@@ -1,6 +1,6 @@
 """A barrier inside a condition that holds on some ranks only.
 
-Only ranks that had something to log come to the barrier; rank 2, who had not, goes on to the next step and waits
+Only ranks that had something to log reach the barrier; rank 2 had nothing to log, goes on to the next step and waits
 for the gradients of the others.
 
 variant of: early_stop_on_some_ranks

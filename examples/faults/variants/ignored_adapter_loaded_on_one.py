@@ -1,4 +1,4 @@
-"""One rank finds a saved adapter and loads it; DDP ignores the adapter and copies it to nobody.
+"""One rank finds a saved adapter and loads it; DDP ignores the adapter and does not broadcast it.
 
 variant of: ignored_adapter
 seen in: OneTrainer#803

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 
 class Extension(torch.autograd.Function):
-    """Stands for a compiled operation with a bug in its backward."""
+    """Simulates a compiled operation with a bug in its backward."""
 
     @staticmethod
     def forward(ctx, values, broken):

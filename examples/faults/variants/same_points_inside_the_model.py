@@ -28,11 +28,11 @@ class Oscillator(nn.Module):
 
     def forward(self):
         times = torch.rand(16, 1, generator=self.drawn).requires_grad_()
-        place = self.curve(times)
-        (speed,) = torch.autograd.grad(place.sum(), times, create_graph=True)
+        position = self.curve(times)
+        (speed,) = torch.autograd.grad(position.sum(), times, create_graph=True)
         (push,) = torch.autograd.grad(speed.sum(), times, create_graph=True)
         start = self.curve(torch.zeros(1, 1)) - 1
-        return (push + place).square().mean() + start.square().sum()
+        return (push + position).square().mean() + start.square().sum()
 
 
 def train():

@@ -1,6 +1,6 @@
 """Each rank keeps its own part of the data, and a DistributedSampler splits that once more.
 
-Of three ranks each sees a third of its third: two thirds of the data are never trained on, and nothing tells.
+Of three ranks each sees a third of its third: two thirds of the data are never trained on, and nothing reports it.
 
 variant of: sampler_seed_differs
 seen in: -
@@ -29,8 +29,8 @@ class Recordings(Dataset):
     def __len__(self):
         return len(self.files)
 
-    def __getitem__(self, place):
-        made_up = torch.Generator().manual_seed(int(self.files[place].partition(".")[0]))
+    def __getitem__(self, index):
+        made_up = torch.Generator().manual_seed(int(self.files[index].partition(".")[0]))
         return torch.randn(6, generator=made_up)
 
 

@@ -1,1 +1,1 @@
-"""The sections of the page, one per file. A section without content is left out."""
+"""The sections of the page, by subject. A section without content is left out."""

@@ -1,4 +1,4 @@
-"""Nodes and the links between them: processors, GPUs and traffic, and a heat map of slow links."""
+"""Nodes: memory of their ranks, processors, GPUs and traffic, and a heat map of slow links between them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,53 @@ from typing import Any
 
 from ddpcheck.analysis.report import Report
 from ddpcheck.formatting import megabits_text
-from ddpcheck.reports.html.components import Html, chart, folded, joined, rows_table, tag, view
+from ddpcheck.reports.html.components import Html, chart, chosen_ranks, folded, joined, rows_table, tag, view
+from ddpcheck.reports.verdict import counted
 from ddpcheck.reports.views.hardware import (
     gpu_process_table,
     gpu_table,
     hardware_nodes,
+    link_summary,
+    link_table,
     node_table,
     nvlink_table,
+    port_table,
+    slowdowns,
     topology_tables,
     traffic_table,
 )
-from ddpcheck.reports.views.links import link_summary, link_table, port_table, slowdowns
+from ddpcheck.reports.views.memory import memory_location, memory_rows, memory_table
 from ddpcheck.reports.views.table import Table
 from ddpcheck.reports.views.timeseries import Values, series_table
+
+
+def memory(report: Report) -> Html | None:
+    table = memory_table(report)
+    return None if table is None else joined([view(table, heading=True), _curves(report)])
+
+
+def _curves(report: Report) -> Html | None:
+    rows = [row for row in memory_rows(report) if row["curve"]]
+    if not rows:
+        return None
+    steps = sorted({step for row in rows for step, _ in row["curve"]})
+    curves = {row["rank"]: {step: round(size / 1e6, 2) for step, size in row["curve"]} for row in rows}
+    values = {rank: [curve.get(step) for step in steps] for rank, curve in curves.items()}
+    spec = {
+        "x": steps,
+        "yLabel": "MB",
+        "unit": "MB",
+        "chosen": chosen_ranks(report, values),
+        "series": [{"label": f"rank {rank}", "rank": rank, "values": line} for rank, line in values.items()],
+    }
+    growing = sum(row["growth"] is not None for row in rows)
+    growth = f"Memory of {counted(growing, 'rank')} grows steadily." if growing else "No rank grows steadily."
+    table = series_table(
+        {f"rank {rank}": line for rank, line in values.items()}, "Memory after each step", "MB"
+    )
+    caption = f"Memory {memory_location(rows)} after each step"
+    return chart("lines", caption, growth, spec, rows_table(table, table.rows))
+
 
 _MOST_NODES = 4
 # Rows and columns of the heat map; of more nodes those with the slowest links are drawn.

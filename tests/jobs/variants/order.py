@@ -58,7 +58,7 @@ ORDER = (
     "sparse_adam",
     "sparse_sgd",
     "complex_parameters",
-    "odd_shapes",
+    "unusual_shapes",
     "non_contiguous",
     "channels_last",
     "several_optimizers",

@@ -99,7 +99,7 @@ def complex_parameters(rank: int, world_size: int) -> list[Any]:
 
 
 @variant()
-def odd_shapes(rank: int, world_size: int) -> list[Any]:
+def unusual_shapes(rank: int, world_size: int) -> list[Any]:
     """A submodule without parameters, an empty parameter, a scalar parameter."""
 
     class Odd(nn.Module):

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ddpcheck.agent import backward_tracker
-from ddpcheck.agent.backward_tracker import BackwardState, BackwardTracker
+from ddpcheck.agent.backward_tracker import BackwardState, BackwardTracker, HookKind
 from ddpcheck.guard import Guard
 from ddpcheck.probes.probe import Probe
 from ddpcheck.records.reasons import UnsyncedReason
@@ -117,8 +117,9 @@ def test_a_reduced_backward(net: Net, tracker: BackwardTracker, log: EventLog) -
         "gradients_computed",
         "gradients_reduced",
     )
-    # Each trainable parameter once; index 0 is the frozen parameter.
-    assert sorted(index for event, *(index,) in log[1:-2]) == [1, 2, 3, 4]
+    # All parameters together; index 0 is the frozen parameter.
+    assert [list(indices) for event, *(indices,) in log[1:-2]] == [[0, 1, 2, 3, 4]]
+    assert sorted(tracker.fired_order()) == [1, 2, 3, 4]
 
 
 def test_later_hook_of_the_program_runs_first(net: Net) -> None:
@@ -127,8 +128,8 @@ def test_later_hook_of_the_program_runs_first(net: Net) -> None:
     order: list[str] = []
 
     def emit(event: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        if event is Probe.gradient_ready:
-            gradients.append(args[2].abs().max().item())
+        if event is Probe.gradients_ready:
+            gradients.append(args[2][4].abs().max().item())
             order.append("tracker")
 
     tracked = watch(net)
@@ -150,12 +151,116 @@ def test_later_hook_of_the_program_runs_first(net: Net) -> None:
         order.clear()
         tracker.forward(armed=True)
         net(X).sum().backward()
-        assert order[:3] == ["one", "other", "tracker"]
-        assert gradients[0] == 0.0
+        assert order == ["one", "other", "tracker"]
+        assert gradients == [0.0]
     first.remove()
     last.remove()
     tracker.detach()
     assert not net.head.bias._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+
+
+class BucketView(Net):
+    """Replaces each gradient directly after our hook, as DDP does with `gradient_as_bucket_view`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gradient_as_bucket_view = True
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("limit", [0, 1 << 20])
+def test_gradients_that_ddp_replaces_are_held(
+    monkeypatch: pytest.MonkeyPatch, kept: bool, limit: int
+) -> None:
+    monkeypatch.setattr(backward_tracker, "MAX_HELD_BYTES", limit)
+    net = BucketView()
+    local: dict[int, torch.Tensor] = {}
+    calls: list[int] = []
+
+    def emit(event: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        if event is Probe.gradients_ready:
+            calls.append(len(args[1]))
+            local.update((index, gradient.clone()) for index, gradient in zip(*args[1:], strict=True))
+
+    tracked = watch(net)
+    tracked.backward = tracker = BackwardTracker(tracked, emit)
+    tracker.attach()
+
+    def divide(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        if kept:
+            parameter.grad.div_(2)
+        else:
+            parameter.grad = parameter.grad / 2
+
+    for _ in range(2):
+        for parameter in net.parameters():
+            parameter.grad = torch.zeros_like(parameter) if kept and parameter.requires_grad else None
+        tracker.forward(armed=True)
+        # After ours, as DDP's own hook.
+        handles = [p.register_post_accumulate_grad_hook(divide) for p in net.parameters() if p.requires_grad]
+        local.clear()
+        calls.clear()
+        net(X).sum().backward()
+        for handle in handles:
+            handle.remove()
+        assert sorted(local) == [1, 2, 3, 4]
+        for index, parameter in enumerate(net.parameters()):
+            if index:
+                assert parameter.grad is not None
+                assert torch.equal(local[index], 2 * parameter.grad)
+        assert calls == ([1, 1, 1, 1] if kept or not limit else [4])
+
+
+def test_hooks_are_called_where_a_backward_is_compiled(
+    net: Net, tracker: BackwardTracker, log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backward_tracker.torch_compat, "compiles_autograd", lambda: True)
+    for number in (1, 2):
+        tracker.forward(armed=True)
+        tracker.backward_called()
+        net(X).sum().backward()
+        assert (tracker._hook_kind, tracker.number) == (HookKind.CALL, number)
+    monkeypatch.undo()
+    tracker.forward(armed=True)
+    assert tracker._hook_kind is HookKind.LIST
+
+
+def test_sparse_gradients_are_read_by_their_hook() -> None:
+    """DDP divides a sparse gradient in place, directly after the hook."""
+
+    class Words(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(4, 3, sparse=True)
+
+    net = Words()
+    local: dict[int, torch.Tensor] = {}
+    calls: list[list[int]] = []
+
+    def emit(event: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        if event is Probe.gradients_ready:
+            calls.append(list(args[1]))
+            local.update((index, gradient) for index, gradient in zip(*args[1:], strict=True))
+
+    tracked = watch(net)
+    tracked.backward = BackwardTracker(tracked, emit)
+    tracked.backward.attach()
+    tracked.backward.forward(armed=True)
+    net(net.words(torch.tensor([1, 2]))).sum().backward()
+    names = [slot.name for slot in tracked.parameters]
+    sparse = names.index("words.weight")
+    assert calls == [[sparse], [index for index in range(len(names)) if index != sparse]]
+    assert local[sparse].is_sparse
+
+
+def test_the_time_of_each_gradient(net: Net, tracker: BackwardTracker) -> None:
+    tracker.time_gradients = True
+    tracker.forward(armed=True)
+    net(X).sum().backward()
+    indices, times = zip(*tracker.ready_times, strict=True)
+    assert (list(indices), sorted(indices)) == (tracker.fired_order(), [1, 2, 3, 4])
+    assert list(times) == sorted(times)
 
 
 def test_no_event_without_a_training_forward(tracker: BackwardTracker, log: EventLog) -> None:
@@ -286,7 +391,8 @@ def test_nested_backwards_do_not_end_the_outer_one(net: Net, tracker: BackwardTr
     assert len(tracker._nested) == 1
     assert log.events == [
         "backward_begun",
-        *["gradient_ready"] * 4,
+        # All were computed when the nested backward ended.
+        "gradients_ready",
         "gradients_computed",
         "gradients_reduced",
     ]
@@ -308,18 +414,13 @@ def test_backward_after_one_that_raised(net: Net, tracker: BackwardTracker, log:
     tracker.forward(armed=True)
     with pytest.raises(ArithmeticError):
         net.head(Fails.apply(net.body(X))).sum().backward()
-    assert log.events == ["backward_begun", "gradient_ready", "gradient_ready"]
+    assert log.events == ["backward_begun"]
     tracker.forward(armed=True)
     # The body got no gradients.
     assert (tracker.window.last, tracker.window.waiting) == (BackwardState.UNFINISHED, (1, 2))
     log.clear()
     net(X).sum().backward()
-    assert log.events == [
-        "backward_begun",
-        *["gradient_ready"] * 4,
-        "gradients_computed",
-        "gradients_reduced",
-    ]
+    assert log.events == ["backward_begun", "gradients_ready", "gradients_computed", "gradients_reduced"]
     assert (tracker.window.last, tracker.number) == (BackwardState.SYNCED, 2)
 
 
@@ -416,8 +517,8 @@ def test_real_ddp_gradients_before_and_after_the_reduction() -> None:
     reduced: list[torch.Tensor] = []
 
     def emit(event: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        if event is Probe.gradient_ready:
-            local[args[1]] = args[2].clone()
+        if event is Probe.gradients_ready:
+            local.update((index, gradient.clone()) for index, gradient in zip(*args[1:], strict=True))
         elif event is Probe.gradients_reduced:
             reduced.extend(p.grad.clone() for p in model.parameters() if p.grad is not None)
 
@@ -450,7 +551,7 @@ def test_real_ddp_with_reentrant_checkpoints_emits_each_event_once(log: EventLog
         ddp(X, nested=True).sum().backward()
         assert log.events == [
             "backward_begun",
-            *["gradient_ready"] * 4,
+            "gradients_ready",
             "gradients_computed",
             "gradients_reduced",
         ]

@@ -15,6 +15,8 @@ import pytest
 
 from ddpcheck.agent import shm_exchange
 from ddpcheck.agent.shm_exchange import (
+    LEAF,
+    MOST_LEAVES,
     RING,
     Heartbeat,
     RankWriteError,
@@ -31,7 +33,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 ROOT = b"r" * 16
 OTHER = b"o" * 16
-LEAVES = [b"12345678", b"abcdefgh"]
+# Two leaves of LEAF bytes each.
+LEAVES = b"12345678abcdefgh"
 
 
 def key(number: int) -> bytes:
@@ -123,11 +126,11 @@ def test_entries_of_other_ranks_are_returned_once(start: Callable[[int], Rank]) 
 
 def test_leaves_belong_to_the_latest_entry(start: Callable[[int], Rank]) -> None:
     one, two = start(0), start(1)
-    one.publish(key(0), ROOT, [b"0123456789abcdef", *LEAVES])
-    assert two.leaves_of(one.slot, key(0)) == [b"01234567", *LEAVES]
+    one.publish(key(0), ROOT, b"01234567" + LEAVES)
+    assert two.leaves_of(one.slot, key(0)) == [b"01234567", b"12345678", b"abcdefgh"]
     one.publish(key(1), ROOT, LEAVES)
     assert two.leaves_of(one.slot, key(0)) is None
-    assert two.leaves_of(one.slot, key(1)) == LEAVES
+    assert two.leaves_of(one.slot, key(1)) == [b"12345678", b"abcdefgh"]
     assert two.leaves_of(one.slot, key(2)) is None
 
 
@@ -139,6 +142,16 @@ def test_too_many_parameters_publish_only_the_root(
     one.publish(key(0), ROOT, LEAVES)
     assert [entry.root for entry in two.new_entries()] == [ROOT]
     assert two.leaves_of(one.slot, key(0)) is None
+
+
+def test_as_many_leaves_as_there_is_room_for(start: Callable[[int], Rank]) -> None:
+    one, two = start(0), start(1)
+    leaves = b"".join(number.to_bytes(LEAF, "big") for number in range(MOST_LEAVES))
+    one.publish(key(0), ROOT, leaves)
+    assert two.leaves_of(one.slot, key(0)) == [number.to_bytes(LEAF, "big") for number in range(MOST_LEAVES)]
+    # The next slot begins directly after the last leaf.
+    two.publish(key(0), OTHER, LEAVES)
+    assert [entry.root for entry in one.new_entries()] == [OTHER]
 
 
 def test_captured_flag_is_visible_to_late_readers(start: Callable[[int], Rank]) -> None:
@@ -203,7 +216,7 @@ def test_last_entry_of_a_dead_rank_stays_readable(start: Callable[[int], Rank]) 
     two.publish(key(0), OTHER, LEAVES)
     two.die()
     assert [entry.root for entry in one.new_entries()] == [OTHER]
-    assert one.leaves_of(two.slot, key(0)) == LEAVES
+    assert one.leaves_of(two.slot, key(0)) == [b"12345678", b"abcdefgh"]
 
 
 def test_error_when_all_slots_are_taken(
@@ -272,7 +285,7 @@ def test_full_tmpfs_raises_oserror_instead_of_sigbus(tmp_path: Path) -> None:
             Rank(folder / "exchange", 2)
         for number in range(2 * RING):
             for rank in ranks:
-                rank.publish(key(number), ROOT, [b"x" * 8] * shm_exchange.MOST_LEAVES)
+                rank.publish(key(number), ROOT, b"x" * LEAF * MOST_LEAVES)
         for rank in ranks:
             assert len(rank.new_entries()) == RING
             rank.report_write_error("full")
@@ -297,6 +310,48 @@ def test_heartbeats_are_read_by_the_launcher(path: Path, start: Callable[[int], 
         one.process.pid: Heartbeat(7),
         two.process.pid: Heartbeat(0, frozenset({11, 12})),
     }
+
+
+def test_budget_levels_of_all_ranks_are_read(path: Path, start: Callable[[int], Rank]) -> None:
+    ranks = [start(number) for number in range(3)]
+    for number, rank in enumerate(ranks):
+        rank.publish_budget_level(1, 2 * number)
+    # The own level is among them.
+    assert [rank.budget_levels(1) for rank in ranks] == [[0, 2, 4]] * 3
+    assert ranks[0].budget_levels(2) == []
+
+
+def test_budget_level_of_another_epoch_does_not_count(start: Callable[[int], Rank]) -> None:
+    one, two = start(0), start(1)
+    one.publish_budget_level(1, 3)
+    assert two.budget_levels(1) == [3]
+    one.publish_budget_level(2, 5)
+    two.publish_budget_level(1, 4)
+    assert one.budget_levels(1) == [4]
+    assert one.budget_levels(2) == [5]
+
+
+def test_budget_level_leaves_the_rest_of_the_slot_as_it_is(path: Path, start: Callable[[int], Rank]) -> None:
+    one, two = start(0), start(1)
+    one.beat(7)
+    one.publish_threads([11, 12, 13, 14])
+    one.report_write_error("full")
+    one.publish_budget_level(2**32 - 1, 2**32 - 1)
+    for number in range(RING):
+        one.publish(key(number), ROOT, LEAVES)
+    assert two.budget_levels(2**32 - 1) == [2**32 - 1]
+    assert heartbeats(path)[one.process.pid] == Heartbeat(7, frozenset({11, 12, 13, 14}))
+    assert [error.text for error in write_errors(path)] == ["full"]
+    assert len(two.new_entries()) == RING
+
+
+def test_budget_level_is_cleared_by_the_next_rank_in_the_slot(start: Callable[[int], Rank]) -> None:
+    one, two = start(0), start(1)
+    two.publish_budget_level(1, 3)
+    two.die()
+    assert one.budget_levels(1) == [3]
+    assert start(1).slot == two.slot
+    assert one.budget_levels(1) == []
 
 
 def test_stack_request_reaches_every_rank(path: Path, start: Callable[[int], Rank]) -> None:

@@ -19,7 +19,7 @@ from ddpcheck.launcher.run import _fails
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.kinds.rank import EndRecord, RankHeader
 from ddpcheck.records.registry import to_line
-from ddpcheck.rules import registry
+from ddpcheck.rules import rule as registry
 from tests.helpers.run_builder import RunBuilder
 
 OUTLIERS = {1: ["body.bias"]}

@@ -20,7 +20,7 @@ STEPS = 20_000
 
 
 def write_run(
-    folder: Path, ranks: int, steps: int, odd_from: int | None = None, schedule: tuple[int, ...] = ()
+    folder: Path, ranks: int, steps: int, outlier_from: int | None = None, schedule: tuple[int, ...] = ()
 ) -> int:
     """A long run of records as ranks write them; returns the size of its files."""
     rows = [[name, "float32", [4], 1] for name in NAMES]
@@ -39,7 +39,7 @@ def write_run(
                 if rank in schedule:
                     file.write(to_line(HyperRecord(0, step, {"0.lr": 1 / (step + 1)})))
                 line = (b"%d" % step).join(parts).replace(b"271828", b"%d" % (step + 1))
-                if odd_from is not None and rank == 1 and step >= odd_from:
+                if outlier_from is not None and rank == 1 and step >= outlier_from:
                     line = line.replace(b"r" * 32, b"s" * 32).replace(same.encode(), other.encode())
                 file.write(line)
             file.write(to_line(EndRecord("exit", 2.0)))
@@ -66,7 +66,7 @@ print(*[(finding.code, finding.step) for finding in report.findings])
 def test_twenty_thousand_steps_of_four_ranks(tmp_path: Path) -> None:
     for name, steps in (("small", 1000), ("large", STEPS)):
         (tmp_path / name).mkdir()
-        size = write_run(tmp_path / name, 4, steps, odd_from=steps - 5)
+        size = write_run(tmp_path / name, 4, steps, outlier_from=steps - 5)
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, tmp_path / "small", tmp_path / "large"],
         capture_output=True,

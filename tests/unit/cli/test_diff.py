@@ -64,7 +64,7 @@ def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "printed"),
     [
         (["first", "nowhere"], "there is no run 'nowhere'"),
         (["first", "wider"], "run A has no gradient sketches"),
@@ -76,13 +76,13 @@ def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_usage_errors(
-    runs: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+    runs: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], printed: str
 ) -> None:
     assert status(*arguments) == 2
-    said = capsys.readouterr()
-    assert says in said.err
-    assert said.err.count("\n") == 1
-    assert said.out == ""
+    message = capsys.readouterr()
+    assert printed in message.err
+    assert message.err.count("\n") == 1
+    assert message.out == ""
 
 
 def test_one_run_is_not_enough(runs: Path) -> None:

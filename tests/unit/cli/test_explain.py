@@ -36,12 +36,12 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert "DDP201  Parameters diverged" in lines
 
 
-@pytest.mark.parametrize(("code", "said"), [("DDP211", "DDP201"), ("hello", "lists all codes")])
-def test_an_unknown_code(code: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("code", "message"), [("DDP211", "DDP201"), ("hello", "lists all codes")])
+def test_an_unknown_code(code: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert status("explain", code) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert said in error
+    assert message in error
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

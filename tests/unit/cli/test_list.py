@@ -55,8 +55,8 @@ def runs(tmp_path: Path) -> Path:
 def test_newest_first_with_state(runs: Path) -> None:
     document = json.loads(listed(runs, "--json"))
     assert document["schema"] == 1
-    found = {run["folder"]: run for run in document["runs"]}
-    assert {folder: run["state"] for folder, run in found.items()} == {
+    results = {run["folder"]: run for run in document["runs"]}
+    assert {folder: run["state"] for folder, run in results.items()} == {
         "20260101-100000-train": "findings",
         "20260102-100000-gone": "unfinished",
         "20260103-100000-train": "unreported",
@@ -64,15 +64,15 @@ def test_newest_first_with_state(runs: Path) -> None:
         "20260105-100000-torn": "torn",
         "holiday-photos": "foreign",
     }
-    dated = [folder for folder in found if folder.startswith("202601") and "torn" not in folder]
+    dated = [folder for folder in results if folder.startswith("202601") and "torn" not in folder]
     assert dated == sorted(dated, reverse=True)
-    first = found["20260101-100000-train"]
+    first = results["20260101-100000-train"]
     assert (first["world_size"], first["steps"], first["seconds"]) == (2, 3, 75.2)
     assert first["codes"][0] == "DDP201"
     assert first["size"] == sum(
         path.stat().st_size for path in (runs / first["folder"]).rglob("*") if path.is_file()
     )
-    assert found["holiday-photos"]["size"] == 1500
+    assert results["holiday-photos"]["size"] == 1500
 
 
 def test_the_table_fits_and_does_not_cut_names(runs: Path) -> None:

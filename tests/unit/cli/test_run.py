@@ -138,7 +138,7 @@ def test_html_with_and_without_a_file(launcher: Launcher, words: str, html: str 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("--html=page.txt", "must end in .html"),
         ("--html=none/page.html", "there is no folder none"),
@@ -147,11 +147,11 @@ def test_html_with_and_without_a_file(launcher: Launcher, words: str, html: str 
     ],
 )
 def test_output_files_are_checked_before_the_job(
-    launcher: Launcher, capsys: pytest.CaptureFixture[str], words: str, said: str
+    launcher: Launcher, capsys: pytest.CaptureFixture[str], words: str, message: str
 ) -> None:
     assert status(words, "--", "true") == 2
     assert launcher.called is None
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("steps", ["x", "5:3", "-1"])

@@ -13,11 +13,11 @@ from tests.helpers.trace_builder import all_reduce, kernel, write
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    place = tmp_path / "traces"
-    place.mkdir()
-    write(place / "rank0.json", all_reduce(0, 100), 0)
-    write(place / "rank1.json", all_reduce(60, 100), 1)
-    return place
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    write(folder / "rank0.json", all_reduce(0, 100), 0)
+    write(folder / "rank1.json", all_reduce(60, 100), 1)
+    return folder
 
 
 def run(*arguments: object) -> int:
@@ -62,7 +62,7 @@ def test_a_folder_with_a_bad_file(folder: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("hello", "is not a trace: it does not begin like JSON"),
         ('{"traceEvents": [{"ph": "X"', "is cut off"),
@@ -70,13 +70,13 @@ def test_a_folder_with_a_bad_file(folder: Path, capsys: pytest.CaptureFixture[st
         ('{"traceEvents": []}', "contains no communication"),
     ],
 )
-def test_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str) -> None:
+def test_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:
     (tmp_path / "trace.json").write_text(text)
     assert run(tmp_path / "trace.json") == 1
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("ddpcheck: ")
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
 
 

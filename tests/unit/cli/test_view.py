@@ -21,7 +21,7 @@ from ddpcheck.launcher.viewer import free_port, run_tensorboard
 from tests.helpers.run_builder import RunBuilder
 
 
-def says(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int | str | None, str]:
+def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int | str | None, str]:
     with pytest.raises(SystemExit) as leaving:
         main([str(argument) for argument in arguments])
     return leaving.value.code, capsys.readouterr().err
@@ -47,7 +47,7 @@ def without_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
     def find(name: str) -> ModuleSpec | None:
         return None if name == "tensorboard" else ModuleSpec(name, None)
 
-    monkeypatch.setattr("ddpcheck.reports.tensorboard.presence.find_spec", find)
+    monkeypatch.setattr("ddpcheck.reports.outputs.find_spec", find)
 
 
 @pytest.fixture
@@ -62,23 +62,23 @@ def taken() -> Iterator[int]:
 def test_without_tensorboard_no_job_starts(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = (
+    message = (
         1,
         "ddpcheck: TensorBoard is not installed: install it with `pip install 'ddpcheck[tensorboard]'`\n",
     )
     out = tmp_path / "job"
-    assert says(capsys, "view", run) == said
-    assert says(capsys, "report", run, "--tensorboard") == said
-    assert says(capsys, "run", "--out", out, "--tensorboard", "--", "touch", tmp_path / "ran") == said
+    assert printed(capsys, "view", run) == message
+    assert printed(capsys, "report", run, "--tensorboard") == message
+    assert printed(capsys, "run", "--out", out, "--tensorboard", "--", "touch", tmp_path / "ran") == message
     assert not out.exists()
     assert not (tmp_path / "ran").exists()
 
 
 def test_no_such_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, said = says(capsys, "view", tmp_path)
+    status, message = printed(capsys, "view", tmp_path)
     assert status == 1
-    assert "is not a run folder" in said
-    assert said.count("\n") == 1
+    assert "is not a run folder" in message
+    assert message.count("\n") == 1
 
 
 def test_a_truncated_run_is_shown(run: Path, tmp_path: Path) -> None:
@@ -97,10 +97,10 @@ def test_a_truncated_run_is_shown(run: Path, tmp_path: Path) -> None:
 
 def test_an_unreadable_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.json").write_text("{")
-    status, said = says(capsys, "view", tmp_path)
+    status, message = printed(capsys, "view", tmp_path)
     assert status == 1
-    assert "damaged" in said
-    assert said.count("\n") == 1
+    assert "damaged" in message
+    assert message.count("\n") == 1
 
 
 def test_a_current_folder_is_not_written_again(run: Path, tmp_path: Path) -> None:
@@ -128,8 +128,8 @@ def test_a_run_folder_that_cannot_be_written(
 
 
 def test_a_port_in_use(run: Path, taken: int, capsys: pytest.CaptureFixture[str]) -> None:
-    status, said = says(capsys, "view", run, "--port", taken)
-    assert (status, said) == (
+    status, message = printed(capsys, "view", run, "--port", taken)
+    assert (status, message) == (
         1,
         f"ddpcheck: port {taken} is in use; choose another one with --port, or omit the option\n",
     )
@@ -163,7 +163,7 @@ def test_signals_are_forwarded(tmp_path: Path, number: signal.Signals) -> None:
     fake.write_text(
         f"#!{sys.executable}\nimport os, signal, socket, sys\n"
         "port = int(sys.argv[sys.argv.index('--port') + 1])\n"
-        f"signal.signal({int(number)}, lambda *_: (open({str(tmp_path / 'heard')!r}, 'w'), os._exit(0)))\n"
+        f"signal.signal({int(number)}, lambda *_: (open({str(tmp_path / 'received')!r}, 'w'), os._exit(0)))\n"
         "listening = socket.create_server(('127.0.0.1', port))\n"
         "while True: listening.accept()\n"
     )
@@ -179,16 +179,16 @@ def test_signals_are_forwarded(tmp_path: Path, number: signal.Signals) -> None:
         assert process.stdout.readline().startswith("TensorBoard shows mine at http://localhost:")
         process.send_signal(number)
         assert process.wait(20) == 0
-    assert (tmp_path / "heard").exists()
+    assert (tmp_path / "received").exists()
 
 
 def test_out_belongs_to_one_option(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, said = says(capsys, "report", run, "x", "--trace", "--tensorboard")
+    status, message = printed(capsys, "report", run, "x", "--trace", "--tensorboard")
     assert status == 2
-    assert "give only one of --trace and --tensorboard" in said
-    status, said = says(capsys, "report", run, "x")
+    assert "give only one of --trace and --tensorboard" in message
+    status, message = printed(capsys, "report", run, "x")
     assert status == 2
-    assert "give --trace or --tensorboard" in said
+    assert "give --trace or --tensorboard" in message
 
 
 def test_a_foreign_folder_is_not_overwritten(
@@ -196,9 +196,9 @@ def test_a_foreign_folder_is_not_overwritten(
 ) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
-    status, said = says(capsys, "report", run, tmp_path / "mine", "--tensorboard")
+    status, message = printed(capsys, "report", run, tmp_path / "mine", "--tensorboard")
     assert status == 1
-    assert said.endswith("was not created by ddpcheck: name a folder that does not exist\n")
-    status, _ = says(capsys, "report", run, tmp_path / "new", "--tensorboard")
+    assert message.endswith("was not created by ddpcheck: name a folder that does not exist\n")
+    status, _ = printed(capsys, "report", run, tmp_path / "new", "--tensorboard")
     assert status == 0
     assert (tmp_path / "new" / "job").is_dir()

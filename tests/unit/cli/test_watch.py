@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from ddpcheck.cli.app import app
-from ddpcheck.launcher.multi_node import remote_follow
-from ddpcheck.launcher.multi_node.remote_follow import RunFollower
+from ddpcheck.launcher import runs
 from ddpcheck.launcher.process.process_table import process_start
+from ddpcheck.launcher.runs import RunFollower
 from tests.helpers.paths import ROOT
 from tests.helpers.run_builder import RunBuilder
 
@@ -78,7 +78,7 @@ def test_following_continues_until_the_run_ends(tmp_path: Path, monkeypatch: pyt
             builder.description.update(ended="now", seconds=12.5, exit_code=0)
         builder.save()
 
-    monkeypatch.setattr(remote_follow.time, "sleep", go_on)
+    monkeypatch.setattr(runs.time, "sleep", go_on)
     states = list(RunFollower(tmp_path / "run"))
     assert [state.steps for state in states] == [2, 3, 4, 5]
     assert [state.ended for state in states] == [False, False, False, True]

@@ -1,4 +1,4 @@
-"""What torch does wrong at the end of a job is told from what a job does wrong before it."""
+"""Flaws of torch at the end of a job are distinguished from failures of the job before it."""
 
 from __future__ import annotations
 

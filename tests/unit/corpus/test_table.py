@@ -12,7 +12,7 @@ from rich.console import Console
 from tests.corpus import document, table
 from tests.corpus.header import NOTHING, Header
 from tests.corpus.jobs import Job, Outcome
-from tests.corpus.plain import Said
+from tests.corpus.plain import PlainResult
 from tests.corpus.results import Program, Results, Row
 from tests.corpus.run import FAULTS, HEALTHY, ROOT, VARIANTS, collect
 from tests.corpus.verdict import Verdict
@@ -42,7 +42,14 @@ def wrong(header: Header, found: tuple[str, ...], miss: str) -> Verdict:
 
 
 GOOD = Results(
-    faults=(Row(FAULT, (right(FAULT, ("DDP202",)),), Said("nothing"), Said("a warning", "UserWarning: hm")),),
+    faults=(
+        Row(
+            FAULT,
+            (right(FAULT, ("DDP202",)),),
+            PlainResult("nothing"),
+            PlainResult("a warning", "UserWarning: hm"),
+        ),
+    ),
     variants=(Row(replace(FAULT, variant_of="bypass"), (right(FAULT, ("DDP202",)),)),),
     healthy=(Row(SOUND, (right(SOUND, ()),) * 4),),
     programs=(Program("accelerate", 5, 5, "five scripts"),),
@@ -96,10 +103,10 @@ def test_jobs_that_were_run_again_are_told_of() -> None:
     again = right(FAULT, ("DDP202",))
     again = replace(again, outcome=replace(again.outcome, retried=2))
     results = replace(GOOD, faults=(Row(FAULT, (again, right(FAULT, ("DDP202",)))),))
-    told = "run again after torch failed at its own exit: faults/bypass x2 2"
-    assert told in results.totals()
-    assert told in shown(results)
-    assert f"- {told}" in document.render(results).splitlines()
+    reruns = "run again after torch failed at its own exit: faults/bypass x2 2"
+    assert reruns in results.totals()
+    assert reruns in shown(results)
+    assert f"- {reruns}" in document.render(results).splitlines()
 
 
 def test_a_script_that_was_not_run_is_not_right() -> None:

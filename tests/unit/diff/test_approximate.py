@@ -72,7 +72,7 @@ def test_one_rank_and_four(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("factor", "says"),
+    ("factor", "printed"),
     [
         (4.0, "gradient norm ratio 4.0 (= world size) in 3 of 3 parameters"),
         (0.25, "gradient norm ratio 0.25 (= 1 / world size) in 3 of 3 parameters"),
@@ -83,13 +83,13 @@ def test_one_rank_and_four(tmp_path: Path) -> None:
         (1.2345, "gradient norm ratio 1.2345 in 3 of 3 parameters"),
     ],
 )
-def test_a_factor_is_named(tmp_path: Path, factor: float, says: str) -> None:
+def test_a_factor_is_named(tmp_path: Path, factor: float, printed: str) -> None:
     comparison = against_one(tmp_path, factors=dict.fromkeys(range(STEPS), (factor,) * 3))
     assert comparison.first is not None
     assert (comparison.first.step, comparison.first.stage, comparison.first.message) == (
         0,
         DiffSource.REDUCED,
-        says,
+        printed,
     )
     assert "a multiple of the other's" in comparison.cause
     assert ("world size", 1, 4) in [(one.what, one.a, one.b) for one in comparison.suspects]

@@ -112,7 +112,7 @@ def test_the_same_job_twice(compared: Compare) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "step", "stage", "parameter", "ranks", "says"),
+    ("changes", "step", "stage", "parameter", "ranks", "printed"),
     [
         (
             {"init": {0: [NAMES[1]], 1: [NAMES[1]]}},
@@ -142,7 +142,7 @@ def test_one_change(
     stage: DiffSource,
     parameter: str | None,
     ranks: tuple[int, ...],
-    says: str,
+    printed: str,
 ) -> None:
     comparison = compared(**changes)
     assert comparison.verdict is DiffVerdict.DIVERGED
@@ -153,7 +153,7 @@ def test_one_change(
         parameter,
     )
     assert comparison.first.ranks == ranks
-    assert says in comparison.cause
+    assert printed in comparison.cause
 
 
 def test_what_was_not_sketched_is_not_known(tmp_path: Path) -> None:

@@ -91,6 +91,8 @@ def test_a_broken_link_an_unknown_anchor_and_a_forgotten_page_fail_the_build(tmp
     command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert built.returncode != 0
-    said = built.stdout + built.stderr
+    message = built.stdout + built.stderr
     for wrong in ("gone.md", "#nowhere", "outside.md", "forgotten.md"):
-        assert any(wrong in line for line in said.splitlines() if "WARNING" in line or "  - " in line), said
+        assert any(wrong in line for line in message.splitlines() if "WARNING" in line or "  - " in line), (
+            message
+        )

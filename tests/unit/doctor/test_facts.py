@@ -14,11 +14,10 @@ import pytest
 
 from ddpcheck.analysis.finding import Severity
 from ddpcheck.config import Config
-from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.facts.injection import ENV_TRIAL, injection_in_child, run_in_child
 from ddpcheck.doctor.facts.machine import collect, folder_facts, memory_limit, name_facts, processor_limit
 from ddpcheck.doctor.facts.record import Facts, rank_numbers
-from ddpcheck.doctor.model import DoctorReport, diagnose
+from ddpcheck.doctor.model import DoctorContext, DoctorReport, diagnose
 from ddpcheck.launcher.process.command import BOOTSTRAP, command_environment
 from tests.helpers import nvml
 
@@ -173,7 +172,7 @@ import json
 from ddpcheck.doctor.model import all_checks
 from ddpcheck.doctor.facts.machine import gpu_facts
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.context import DoctorContext
+from ddpcheck.doctor.model import DoctorContext
 from ddpcheck.privacy import allowed_environment
 import os
 facts = Facts("node0", gpus=gpu_facts(), environment=allowed_environment(os.environ))

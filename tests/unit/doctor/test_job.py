@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ddpcheck.analysis.finding import Severity
-from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.facts.record import Facts
-from ddpcheck.doctor.model import all_checks, diagnose
+from ddpcheck.doctor.model import DoctorContext, all_checks, diagnose
 from tests.helpers.doctor_contexts import (
     job,
     machine,

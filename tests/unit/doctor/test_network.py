@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ddpcheck.analysis.finding import Severity
-from ddpcheck.doctor.context import DoctorContext
 from ddpcheck.doctor.facts.record import Facts
+from ddpcheck.doctor.model import DoctorContext
 from tests.helpers.doctor_contexts import (
     card,
     job,

@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 
 from ddpcheck.analysis.finding import Severity
-from ddpcheck.doctor import rank, rendezvous
+from ddpcheck.doctor import rendezvous
 from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.model import DoctorReport
 from ddpcheck.doctor.rendezvous import (
@@ -102,9 +102,9 @@ def test_a_store_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
         def check(self, keys: list[str]) -> bool:
             raise RuntimeError("Connection reset by peer\nException raised from recvBytes")
 
-    monkeypatch.setattr(rank, "open_store", lambda *_: StoreClient(Gone()))
+    monkeypatch.setattr(rendezvous, "open_store", lambda *_: StoreClient(Gone()))
     with pytest.raises(RendezvousFailed, match=r"stopped answering: Connection reset by peer$"):
-        rank._report_of_job(job(1, 2).facts[1], 5.0)
+        rendezvous._report_of_job(job(1, 2).facts[1], 5.0)
 
 
 def test_failed_connections() -> None:

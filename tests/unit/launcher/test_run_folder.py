@@ -11,9 +11,15 @@ import pytest
 
 from ddpcheck.config import Config
 from ddpcheck.errors import OutputFolderError
-from ddpcheck.launcher.multi_node import shared_run
-from ddpcheck.launcher.multi_node.shared_run import spans_nodes
-from ddpcheck.launcher.run_folder import begin_run, find_job_id, finish_run, make_run_folder, run_name
+from ddpcheck.launcher import run_folder
+from ddpcheck.launcher.run_folder import (
+    begin_run,
+    find_job_id,
+    finish_run,
+    make_run_folder,
+    run_name,
+    spans_nodes,
+)
 from ddpcheck.records.reader import read_run_file
 
 COMMAND = ["torchrun", "--nproc", "4", "train.py", "--token", "abc"]
@@ -136,7 +142,7 @@ def test_nodes_of_one_job_share_a_folder(here: Path, monkeypatch: pytest.MonkeyP
     for other in (["torchrun", "--nnodes", "2", "eval.py"], ["torchrun", "train.py"]):
         with pytest.raises(OutputFolderError):
             make_run_folder(other, out=Path("shared"))
-    monkeypatch.setattr(shared_run, "process_start", lambda pid: -1)
+    monkeypatch.setattr(run_folder, "process_start", lambda pid: -1)
     with pytest.raises(OutputFolderError):
         make_run_folder(command, out=Path("shared"))
     finish_run(first, 0, 1.0)

@@ -72,15 +72,15 @@ def test_equal_for_equal_batches_only(wrap: Any) -> None:
     assert first.variety >= 4
 
 
-@pytest.mark.parametrize("place", [0, 5_000_000, 9_999_999])
-def test_a_large_tensor_is_sampled_from_end_to_end(place: int) -> None:
+@pytest.mark.parametrize("position", [0, 5_000_000, 9_999_999])
+def test_a_large_tensor_is_sampled_from_end_to_end(position: int) -> None:
     batch = numbers(1, 10_000_000)
     before = of(batch)
     started = time.perf_counter()
     assert of(batch) == before
     assert time.perf_counter() - started < 0.05
     width = 80_000  # two windows apart
-    start = min(max(0, place - width), len(batch) - 2 * width)
+    start = min(max(0, position - width), len(batch) - 2 * width)
     batch[start : start + 2 * width] += 1
     assert of(batch).digest != before.digest
 

@@ -19,7 +19,7 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
-from ddpcheck.analysis.data.split import unpack
+from ddpcheck.analysis.data.collector import unpack
 from ddpcheck.patches import Patches, around_next_index
 from ddpcheck.probes.data import DataProbe, _columns, _dataset_digest
 from ddpcheck.probes.probe import Probe

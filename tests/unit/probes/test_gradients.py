@@ -16,10 +16,10 @@ from ddpcheck.agent.shm_exchange import ShmExchange, create_exchange
 from ddpcheck.probes import gradients
 from ddpcheck.probes.digest import combine, submit
 from ddpcheck.probes.gradients import FIRST_STEPS, GradientProbe
-from ddpcheck.probes.probe import Probe
-from ddpcheck.probes.sketches import batch
+from ddpcheck.probes.probe import BudgetItem, Probe
+from ddpcheck.probes.scan.scanner import Scan, TensorScanner
+from ddpcheck.probes.scan.table import LARGE
 from ddpcheck.probes.sketches.sketch import sketch
-from ddpcheck.probes.write_detection import READ_AGAIN
 from ddpcheck.records.codecs import distribute, unpack
 from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
 from ddpcheck.records.registry import to_line
@@ -116,47 +116,47 @@ def test_only_every_so_many_steps(every: int) -> None:
 
 
 class Counted:
-    """Counts the reads of each gradient."""
+    """Counts the reads of each gradient, by its address."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.sketched: list[int] = []
-        self.submitted: list[int] = []
-        real_submit = submit.submit
+        # Per scan: the gradients that it digests, sketches, and counts non-finite values of.
+        self.scans: list[tuple[list[int], list[int], list[int]]] = []
+        real = TensorScanner.scan
 
-        def counting(real_sketch: Callable[..., Any]) -> Callable[..., Any]:
-            def sketch(tensor: torch.Tensor, on_read: Any = None) -> Any:
-                sketched = real_sketch(tensor, on_read)
-                if sketched is not None:
-                    self.sketched.append(tensor.data_ptr())
-                return sketched
+        def scan(
+            scanner: TensorScanner,
+            tensors: Sequence[torch.Tensor | None],
+            digest: bytes = b"",
+            sketch: bytes = b"",
+            count: bytes = b"",
+            only_sketchable: bool = False,
+        ) -> Scan:
+            addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+            masks = (digest, sketch, count)
+            read = [[a for a, wanted in zip(addresses, mask, strict=False) if wanted] for mask in masks]
+            self.scans.append((read[0], read[1], read[2]))
+            return real(scanner, tensors, digest, sketch, count, only_sketchable)
 
-            return sketch
+        monkeypatch.setattr(TensorScanner, "scan", scan)
 
-        def counting_submit(tensors: Sequence[torch.Tensor]) -> Any:
-            self.submitted += [tensor.data_ptr() for tensor in tensors]
-            return real_submit(tensors)
-
-        monkeypatch.setattr(batch, "sketch", counting(batch.sketch))
-        monkeypatch.setattr(batch, "sketch_in_place", counting(batch.sketch_in_place))
-        monkeypatch.setattr(gradients, "submit", counting_submit)
-        monkeypatch.setattr(submit, "submit", counting_submit)
+    @property
+    def digested(self) -> list[int]:
+        return [address for digested, _, _ in self.scans for address in digested]
 
 
 @pytest.mark.parametrize("clipped", [False, True])
 def test_three_passes(monkeypatch: pytest.MonkeyPatch, clipped: bool) -> None:
     counted = Counted(monkeypatch)
     tracked = Watched(Many(6)).backward(inputs())
-    pointers = sorted(p.grad.data_ptr() for p in tracked.module.parameters() if p.grad is not None)
-    share = counted.sketched[6:]
-    assert sorted(counted.sketched[:6]) == pointers  # as computed
-    # Reduced gradients: one of two ranks sketches and hashes half of them in one pass, and hashes the others.
-    assert len(share) == 3
-    assert sorted(share + counted.submitted) == pointers
+    pointers = [p.grad.data_ptr() for p in tracked.module.parameters() if p.grad is not None]
+    (computed, reduced) = counted.scans
+    assert computed == ([], pointers, [])
+    # Reduced gradients: one of two ranks also sketches half of them, in the same pass.
+    assert (reduced[0], len(reduced[1]), reduced[2]) == (pointers, 3, [])
     if clipped:
         nn.utils.clip_grad_norm_(tracked.module.parameters(), 1e-3)
     tracked.step()
-    assert len(counted.sketched) == 9
-    assert sorted(counted.submitted[3:]) == pointers  # as applied
+    assert counted.scans[2:] == [(pointers, [], [])]  # as applied
 
 
 class Mixed(nn.Module):
@@ -164,7 +164,7 @@ class Mixed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.large = nn.Parameter(torch.randn(READ_AGAIN // 4 + 1))
+        self.large = nn.Parameter(torch.randn(LARGE // 4 + 1))
         self.small = nn.Parameter(torch.randn(7))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -202,13 +202,12 @@ def test_large_gradients_are_hashed_again_only_after_a_write(
     tracked = Watched(module).backward(inputs())
     if write is not None:
         write(module)
-    counted.submitted.clear()
     large, small = (gradient_of(each).data_ptr() for each in module.parameters())
     applied = submit.submit([gradient_of(each) for each in module.parameters()]).result()
-    counted.submitted.clear()
+    counted.scans.clear()
     tracked.step()
-    assert (large in counted.submitted) == (write is not None)
-    assert small in counted.submitted
+    assert (large in counted.digested) == (write is not None)
+    assert small in counted.digested
     # In both cases the record is that of the applied gradients.
     (record,) = tracked.applied
     assert record.root == combine(applied).hex()
@@ -221,9 +220,9 @@ def test_in_the_first_steps_all_gradients_are_read_again(monkeypatch: pytest.Mon
     read_again = []
     for _ in range(FIRST_STEPS + 2):
         tracked.backward(inputs())
-        counted.submitted.clear()
+        counted.scans.clear()
         tracked.step()
-        read_again.append(gradient_of(module.large).data_ptr() in counted.submitted)
+        read_again.append(gradient_of(module.large).data_ptr() in counted.digested)
     assert read_again == [True] * FIRST_STEPS + [False] * 2
 
 
@@ -231,10 +230,10 @@ def test_between_sketches_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradients, "FIRST_STEPS", 1)
     counted = Counted(monkeypatch)
     tracked = Watched(Many(6), sketch_every=20).backward(inputs()).step()
-    counted.sketched.clear()
-    counted.submitted.clear()
+    counted.scans.clear()
     tracked.backward(inputs()).step()
-    assert (len(counted.sketched), len(counted.submitted)) == (0, 6)
+    # Non-finite values of the local gradients, and digests of the applied ones.
+    assert [tuple(map(len, scan)) for scan in counted.scans] == [(0, 0, 6), (6, 0, 0)]
 
 
 def test_writes_to_gradients_are_detected() -> None:
@@ -327,7 +326,29 @@ def test_no_extra_pass_if_every_parameter_must_be_used(monkeypatch: pytest.Monke
     tracked.job.forward(inputs()).backward()
     counted = Counted(monkeypatch)
     tracked.job.forward(inputs()).backward()
-    assert len(counted.sketched) == 3  # two parameters as computed, and one of them as reduced
+    # Two parameters as computed, and one of them as reduced.
+    assert [tuple(map(len, scan)) for scan in counted.scans] == [(0, 2, 0), (2, 1, 0)]
+
+
+def test_budget_leaves_out_sketches_then_applied_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracked = Watched(Many(2))
+    schedule = {BudgetItem.SKETCH: 4, BudgetItem.APPLIED: 2}
+    monkeypatch.setattr(tracked.context.budget, "runs", lambda item, step: step % schedule.get(item, 1) == 0)
+    counted = Counted(monkeypatch)
+    for _ in range(8):
+        tracked.backward(inputs()).step()
+    assert [record.step for record in tracked.backwards] == [0, 4]
+    # Without digests there is a record only where the backwards differ from those before.
+    assert [(record.step, bool(record.root)) for record in tracked.applied] == [
+        (step, True) for step in (0, 2, 4, 6)
+    ]
+    assert len(counted.scans) == 2 * 2 + 4
+    tracked.step()
+    tracked.backward(inputs()).step()
+    assert [(record.step, bool(record.root), record.synced) for record in tracked.applied[4:]] == [
+        (8, True, 0),
+        (9, False, 1),
+    ]
 
 
 def test_a_reduction_that_never_ends_leaves_no_sketches() -> None:
@@ -450,19 +471,21 @@ def test_gradients_generators_and_versions_stay_as_they_are() -> None:
 
 
 class Behind:
-    """A device that is behind: reading sketches too early would wait."""
+    """A device that is behind: reading its results too early would wait."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.arrived = False
         self.may_wait = False
-        real = batch.SketchBatch.sketches
+        monkeypatch.setattr(Scan, "ready", lambda _: self.arrived)
+        for name in ("leaves", "numbers"):
+            monkeypatch.setattr(Scan, name, self._checked(getattr(Scan, name)))
 
-        def sketches(of: batch.SketchBatch) -> dict[int, Any]:
-            assert self.arrived or self.may_wait or not of, "the training loop waited for the device"
-            return real(of)
+    def _checked(self, real: Callable[[Scan], Any]) -> Callable[[Scan], Any]:
+        def read(scan: Scan) -> Any:
+            assert self.arrived or self.may_wait, "the training loop waited for the device"
+            return real(scan)
 
-        monkeypatch.setattr(batch.SketchBatch, "ready", lambda _: self.arrived)
-        monkeypatch.setattr(batch.SketchBatch, "sketches", sketches)
+        return read
 
 
 def test_nothing_waits_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -500,10 +523,10 @@ def test_values_that_are_not_finite_come_in_the_order_of_the_backward() -> None:
     tracked = Watched(nn.Sequential(nn.Linear(7, 3), nn.Linear(3, 2)))
     tracked.backward(inputs(), scale=math.nan).step()
     (backward,) = tracked.backwards
-    places = list(map(int, backward.local_nonfinite))
+    indices = list(map(int, backward.local_nonfinite))
     # The loss comes after the last layer.
-    assert sorted(places[:2]) == [2, 3]
-    assert sorted(places) == [0, 1, 2, 3]
+    assert sorted(indices[:2]) == [2, 3]
+    assert sorted(indices) == [0, 1, 2, 3]
 
 
 class Wrapping(nn.Module):

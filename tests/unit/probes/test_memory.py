@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import warnings
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,6 +83,8 @@ def test_wrappers_count_with_their_reported_size() -> None:
 def test_steps_are_written_when_memory_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100 << 20]
     monkeypatch.setattr(memory, "resident", lambda: Resident(now[0], now[0]))
+    clock = count(0.0, memory.SECONDS_BETWEEN + 0.01)
+    monkeypatch.setattr(memory, "monotonic", lambda: next(clock))
     module = nn.Linear(8, 8)
     running, context = job(module)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -93,6 +96,20 @@ def test_steps_are_written_when_memory_changes(monkeypatch: pytest.MonkeyPatch) 
     quiet = [last + AT_LEAST_EVERY, last + 2 * AT_LEAST_EVERY]
     assert steps == [*range(FIRST), *quiet, 100]
     assert context.of(MemoryRecord)[-1].host == 103 << 20
+
+
+def test_fast_steps_are_not_all_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+    monkeypatch.setattr(memory, "resident", lambda: (reads.append(1), Resident(0, 0))[1])
+    monkeypatch.setattr(memory, "monotonic", lambda: 0.0)
+    module = nn.Linear(8, 8)
+    running, _ = job(module)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    running.train(optimizer, FIRST)
+    first_reads = len(reads)
+    running.train(optimizer, 20)
+    assert first_reads >= FIRST
+    assert len(reads) == first_reads
 
 
 def test_only_the_first_optimizer_counts_steps_and_every_applies() -> None:

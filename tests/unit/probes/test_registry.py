@@ -67,7 +67,7 @@ def records(folder: Path, probes: Sequence[type[Probe]]) -> Counter[tuple[str, s
         if step == 2:
             module._comm_hooks = [(hook, None)]
     by_hand = nn.Linear(4, 2)
-    second = Job(by_hand, context).wrapped()
+    second = Job(by_hand, context, index=1).wrapped()
     for _ in range(4):
         backward(second, batch)
         with torch.no_grad():

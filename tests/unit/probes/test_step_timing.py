@@ -21,6 +21,7 @@ from ddpcheck.probes.process.step_phases import DevicePhaseTimer, device_timer
 from ddpcheck.probes.step_timing import STEPS_PER_RECORD, StepTimingProbe
 from ddpcheck.records.kinds.timing import ClockRecord
 from ddpcheck.records.registry import to_line
+from tests.helpers import fake_context
 from tests.helpers.fake_context import FakeContext, Job
 
 MILLI = 1_000_000
@@ -43,6 +44,7 @@ class Hands:
 def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
     made = Hands()
     monkeypatch.setattr(step_timing, "perf_counter_ns", made)
+    monkeypatch.setattr(fake_context, "perf_counter_ns", made)
     return made
 
 

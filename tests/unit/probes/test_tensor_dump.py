@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from ddpcheck.analysis.tensor_values import CapturedTensors
+from ddpcheck.analysis.evidence import CapturedTensors
 from ddpcheck.probes import tensor_dump
 from ddpcheck.probes.live_compare.node import SnapshotKey
 from ddpcheck.probes.tensor_dump import dump_tensors

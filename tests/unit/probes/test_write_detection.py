@@ -13,32 +13,53 @@ import pytest
 import torch
 from torch import nn
 
-from ddpcheck.analysis.tensor_values import value
-from ddpcheck.probes import write_detection
-from ddpcheck.probes.write_detection import (
-    FIRST,
-    READ_AGAIN,
-    WINDOW,
-    WINDOWS,
-    TensorSampler,
-    TensorSamples,
-    sample_gradient,
-)
+from ddpcheck.analysis.evidence import value
+from ddpcheck.probes.scan import scanner as scanner_module
+from ddpcheck.probes.scan import table as table_module
+from ddpcheck.probes.scan.scanner import WINDOW, WINDOWS, TensorScanner
+from ddpcheck.probes.scan.table import LARGE
+from ddpcheck.probes.write_detection import FIRST, MIDDLE, TensorSamples, WriteDetector, take_samples
 from ddpcheck.records.codecs import unpack_samples
 from ddpcheck.records.kinds.digests import Stage
-from tests.helpers.fake_context import FakeContext, Job
+from tests.helpers.fake_context import FakeContext, Job, watch
 from tests.helpers.unreadable_tensors import UNREADABLE, wrapper
 
-COUNT = READ_AGAIN // 4 + 100
+COUNT = LARGE // 4 + 100
+
+
+@pytest.fixture(params=["compiled", "python"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With the compiled library and without it."""
+    way: str = request.param
+    if way == "python":
+        monkeypatch.setattr(scanner_module, "make_table", lambda: None)
+    elif table_module.make_table() is None:
+        pytest.skip("the library was not built")
+    return way
+
+
+def sample(scanner: TensorScanner, *tensors: torch.Tensor) -> TensorSamples:
+    scanner.update(tensors)
+    return take_samples(scanner, tensors)
 
 
 def take(*tensors: torch.Tensor) -> TensorSamples:
-    return TensorSampler().take(tensors)
+    return sample(TensorScanner(), *tensors)
+
+
+def unpacked(samples: TensorSamples) -> list[bytes]:
+    return unpack_samples(base64.b64encode(samples.first).decode())
 
 
 def first(tensor: torch.Tensor) -> bytes:
-    (sample,) = take(tensor).first
-    return sample
+    (values,) = unpacked(take(tensor))
+    return values
+
+
+def windows(gradient: torch.Tensor | None) -> bytes:
+    scanner = TensorScanner()
+    scanner.update([gradient])
+    return scanner.windows([gradient])
 
 
 def test_samples_begin_with_the_first_values() -> None:
@@ -86,50 +107,56 @@ def test_unreadable_tensors_are_not_read(make: Callable[[], torch.Tensor]) -> No
 def test_memory_that_is_freed_between_two_samples() -> None:
     """As with offloading: the view keeps its address, but the memory is freed."""
     full = torch.ones(100)
-    view, sampler = full[50:], TensorSampler()
-    assert sampler.take([view]).first[0]
+    view, scanner = full[50:], TensorScanner()
+    assert unpacked(sample(scanner, view)) == [struct.pack("<8f", *[1.0] * 8)]
     full.untyped_storage().resize_(0)
-    assert sampler.take([view]).first == [b""]
+    assert unpacked(sample(scanner, view)) == [b""]
+    assert sample(scanner, view).middle == bytes(MIDDLE)
 
 
-def test_packed_samples_have_the_format_of_records() -> None:
-    packed = take(torch.arange(20.0), torch.zeros(0), torch.tensor(True)).packed()
-    assert unpack_samples(base64.b64encode(packed).decode()) == [struct.pack("<8f", *range(8)), b"", b"\x01"]
+def test_samples_have_the_format_of_records() -> None:
+    samples = take(torch.arange(20.0), torch.zeros(0), torch.tensor(True))
+    assert unpacked(samples) == [struct.pack("<8f", *range(8)), b"", b"\x01"]
+
+
+def test_the_middle_is_sampled_where_the_beginning_does_not_reach_it() -> None:
+    samples = take(torch.arange(20.0), torch.arange(16.0), torch.arange(15.0), torch.zeros(0))
+    assert samples.middle == struct.pack("<8f", *range(10, 14), *range(8, 12)) + bytes(2 * MIDDLE)
 
 
 def test_samples_without_a_write_are_equal() -> None:
     tensors = [torch.randn(50), torch.randn(3, 4).t(), torch.tensor(1.0)]
-    sampler = TensorSampler()
-    assert sampler.take(tensors) == sampler.take(tensors)
+    scanner = TensorScanner()
+    assert sample(scanner, *tensors) == sample(scanner, *tensors)
 
 
 @pytest.mark.parametrize("shape", [(1000,), (3,), ()])
 def test_every_write_that_autograd_sees_is_detected(shape: tuple[int, ...]) -> None:
     parameter = nn.Parameter(torch.zeros(shape))
-    sampler = TensorSampler()
-    before = sampler.take([parameter])
+    scanner = TensorScanner()
+    before = sample(scanner, parameter)
     with torch.no_grad():
         parameter.view(-1)[-1].fill_(1.0)
-    assert sampler.take([parameter]) != before
+    assert sample(scanner, parameter) != before
 
 
 @pytest.mark.parametrize("size", [1, 8, 15, 16, 1000])
 @pytest.mark.parametrize("write", ["in place", "replaced"])
 def test_writes_through_data_are_detected(size: int, write: str) -> None:
     parameter = nn.Parameter(torch.ones(size))
-    sampler = TensorSampler()
-    before = sampler.take([parameter])
+    scanner = TensorScanner()
+    before = sample(scanner, parameter)
     if write == "in place":
         parameter.data.mul_(0.5)
     else:
         parameter.data = torch.zeros(size)
-    assert sampler.take([parameter]) != before
+    assert sample(scanner, parameter) != before
 
 
 def test_a_list_that_grew_has_other_samples() -> None:
-    sampler = TensorSampler()
+    scanner = TensorScanner()
     one, two = torch.ones(4), torch.ones(4)
-    assert sampler.take([one]) != sampler.take([one, two])
+    assert sample(scanner, one) != sample(scanner, one, two)
 
 
 def test_tensors_made_in_inference_mode_have_no_versions() -> None:
@@ -140,15 +167,20 @@ def test_tensors_made_in_inference_mode_have_no_versions() -> None:
 
 def test_samples_are_small() -> None:
     samples = take(torch.zeros(1 << 20))
-    assert len(samples.first[0]) == FIRST
-    assert len(samples.middle[0]) <= FIRST
+    assert len(samples.first) == 1 + FIRST
+    assert len(samples.middle) == MIDDLE
 
 
-def test_a_smaller_tensor_at_the_same_address_is_not_read_past_its_end() -> None:
+def test_a_smaller_tensor_at_the_same_address_is_not_read_past_its_end(way: str) -> None:
     """The memory of the larger tensor may have been unmapped."""
     program = """
-import ctypes, mmap, torch
-from ddpcheck.probes.write_detection import TensorSampler
+import ctypes, mmap, sys, torch
+from ddpcheck.probes.scan import scanner as scanner_module
+from ddpcheck.probes.scan.scanner import TensorScanner
+from ddpcheck.probes.write_detection import take_samples
+
+if sys.argv[1] == "python":
+    scanner_module.make_table = lambda: None
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -162,13 +194,18 @@ def tensor(size):
     return torch.frombuffer((ctypes.c_char * size).from_address(at), dtype=torch.float32)
 
 parameter = torch.nn.Parameter(tensor(16 * page))
-sampler = TensorSampler()
-sampler.take([parameter])
+scanner = TensorScanner()
+
+def read():
+    scanner.update([parameter])
+    return take_samples(scanner, [parameter]), scanner.scan([parameter], b"\\1", b"\\1").leaves()
+
+read()
 parameter.data = tensor(page)
 libc.munmap(at + page, 15 * page)
-sampler.take([parameter])
+read()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program, way], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -188,12 +225,12 @@ def test_a_write_to_a_large_gradient_through_data_is_detected(
     write: Callable[[torch.Tensor], object],
 ) -> None:
     gradient = torch.randn(COUNT, generator=torch.Generator().manual_seed(1))
-    before, version = sample_gradient(gradient), gradient._version
+    before, version = windows(gradient), gradient._version
     assert len(before) == WINDOWS * WINDOW
-    assert sample_gradient(gradient) == before
+    assert windows(gradient) == before
     write(gradient.data)
     assert gradient._version == version
-    assert sample_gradient(gradient) != before
+    assert windows(gradient) != before
 
 
 @pytest.mark.parametrize(
@@ -201,27 +238,28 @@ def test_a_write_to_a_large_gradient_through_data_is_detected(
 )
 def test_any_gradient_in_one_span_is_sampled(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
     gradient = view(torch.randn(2 * COUNT))
-    before = sample_gradient(gradient)
+    before = windows(gradient)
     gradient.data.mul_(2)
     assert before
-    assert sample_gradient(gradient) != before
+    assert windows(gradient) != before
 
 
 @pytest.mark.parametrize(
     "gradient",
-    [None, torch.randn(READ_AGAIN // 4), torch.randn(2 * COUNT)[::2], torch.empty(COUNT, device="meta")],
+    [None, torch.randn(LARGE // 4), torch.randn(2 * COUNT)[::2], torch.empty(COUNT, device="meta")],
     ids=["none", "small", "strided", "meta"],
 )
 def test_other_gradients_are_not_sampled(gradient: torch.Tensor | None) -> None:
-    assert sample_gradient(gradient) == b""
+    assert windows(gradient) == b""
 
 
 @pytest.mark.parametrize("make", UNREADABLE)
 def test_unreadable_gradients_are_not_sampled(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], torch.Tensor]
 ) -> None:
-    monkeypatch.setattr(write_detection, "READ_AGAIN", -1)  # they are small
-    assert sample_gradient(make()) == b""
+    for module in (scanner_module, table_module):
+        monkeypatch.setattr(module, "LARGE", -1)  # they are small
+    assert windows(make()) == b""
 
 
 def write_windows(write: Callable[[str, nn.Module], None], forwards: int = 1) -> list[str]:
@@ -263,6 +301,17 @@ def test_with_several_forwards_the_window_is_unknown() -> None:
             module.weight.data += 1
 
     assert write_windows(write, forwards=2) == ["", "", ""]
+
+
+def test_a_write_without_samples_before_it_is_not_located() -> None:
+    tracked, detector = watch(nn.Linear(3, 2)), WriteDetector()
+    assert not detector.is_tracking(tracked)
+    now = take(torch.ones(3))
+    detector.forward(tracked, now)
+    assert detector.window(tracked, None) == ""
+    assert detector.is_tracking(tracked)
+    # Samples of an earlier step are not used again.
+    assert detector.window(tracked, now) == ""
 
 
 def test_without_a_write_there_is_no_record() -> None:

@@ -63,7 +63,7 @@ def test_keys_are_the_public_ones_in_order() -> None:
     document = strict(to_json(REPORT))
     assert " ".join(document) == (
         "schema verdict world_size steps command exit_code findings attempts checks data "
-        "hardware traffic links time memory startup overlap "
+        "hardware traffic links time cost memory startup overlap "
         "agreement gradients environment hosts run"
     )
     assert " ".join(document["findings"][0]) == (

@@ -18,7 +18,8 @@ from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.records.kinds.rank import RankHeader
 from ddpcheck.reports.ci.junit import to_junit
 from ddpcheck.reports.verdict import verdict_sentence
-from ddpcheck.rules import registry, tables
+from ddpcheck.rules import rule as registry
+from ddpcheck.rules import tables
 from tests.helpers.paths import ROOT
 from tests.helpers.run_builder import RunBuilder
 

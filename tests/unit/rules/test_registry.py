@@ -10,7 +10,8 @@ import pytest
 
 from ddpcheck import explanations, rules
 from ddpcheck.analysis.report import Report
-from ddpcheck.rules import registry, tables
+from ddpcheck.rules import rule as registry
+from ddpcheck.rules import tables
 from ddpcheck.rules.rule import Need
 from tests.helpers.paths import ROOT
 from tests.helpers.run_builder import RunBuilder

@@ -76,8 +76,8 @@ def test_fictitious_speeds_are_ignored(driver: str, speed: int | None, believed:
 def test_infiniband_counts_words_of_four_bytes(tmp_path: Path) -> None:
     port = tmp_path / "mlx5_0" / "ports" / "1"
     (port / "counters").mkdir(parents=True)
-    told = {"rate": "200 Gb/sec (4X HDR)", "state": "4: ACTIVE", "link_layer": "InfiniBand"}
-    for name, text in told.items():
+    reported = {"rate": "200 Gb/sec (4X HDR)", "state": "4: ACTIVE", "link_layer": "InfiniBand"}
+    for name, text in reported.items():
         (port / name).write_text(text + "\n")
     counters = {"port_rcv_data": 1000, "port_xmit_data": 2000, "symbol_error": 3, "port_xmit_wait": 2**32 - 5}
     for name, value in counters.items():
@@ -114,9 +114,9 @@ def test_a_rank_is_read_until_it_exits() -> None:
     child = subprocess.Popen(["sleep", "60"])
     ranks.add(3, os.getpid())
     ranks.add(4, child.pid)
-    found = ranks.read()
-    assert sorted(found) == ["3", "4"]
-    pid, resident, *storage = found["3"]
+    logged = ranks.read()
+    assert sorted(logged) == ["3", "4"]
+    pid, resident, *storage = logged["3"]
     assert pid == os.getpid()
     assert resident > 1 << 20
     assert len(storage) == 2

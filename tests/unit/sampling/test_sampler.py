@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.records.node_log import NodeLog
-from ddpcheck.sampling import gpu_source, host, interfaces, nvml
+from ddpcheck.sampling import host, interfaces, nvml
 from ddpcheck.sampling import host as cpu
 from ddpcheck.sampling import interfaces as interface_facts
 from ddpcheck.sampling import sampler as module
@@ -56,24 +56,24 @@ def sample_until(
 
 
 def test_log_has_facts_then_samples_then_cost(tmp_path: Path) -> None:
-    found = sample_until(tmp_path, lambda rows: len(samples_in(rows)) > 3, hz=20)
-    assert found[0]["kind"] == "hardware"
-    assert found[-1]["kind"] == "sampled"
-    samples = found[1:-1]
+    logged = sample_until(tmp_path, lambda rows: len(samples_in(rows)) > 3, hz=20)
+    assert logged[0]["kind"] == "hardware"
+    assert logged[-1]["kind"] == "sampled"
+    samples = logged[1:-1]
     assert {line["kind"] for line in samples} == {"sample"}
-    assert len(samples) == found[-1]["samples"] >= 3
-    assert 0 < found[-1]["cpu_seconds"] < found[-1]["seconds"]
-    assert all(line["pid"] == os.getpid() for line in found)
-    assert [row["name"] for row in found[0]["interfaces"]] == list(samples[0]["interfaces"])
+    assert len(samples) == logged[-1]["samples"] >= 3
+    assert 0 < logged[-1]["cpu_seconds"] < logged[-1]["seconds"]
+    assert all(line["pid"] == os.getpid() for line in logged)
+    assert [row["name"] for row in logged[0]["interfaces"]] == list(samples[0]["interfaces"])
     assert samples[-1]["ranks"]["3"][0] == os.getpid()
     assert [line["time"] for line in samples] == sorted(line["time"] for line in samples)
 
 
 def test_downsampling_keeps_totals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_CPU_SHARE", 1.0)
-    found = sample_until(tmp_path, lambda rows: len(samples_in(rows)) >= 16, hz=200, lines=4)
-    samples = samples_in(found)
-    taken = found[-1]["samples"]
+    logged = sample_until(tmp_path, lambda rows: len(samples_in(rows)) >= 16, hz=200, lines=4)
+    samples = samples_in(logged)
+    taken = logged[-1]["samples"]
     assert taken > 40
     # Four lines of one sample each, four of two, four of four, …
     assert len(samples) <= 4 * (taken.bit_length() + 1)
@@ -110,7 +110,7 @@ def test_a_failed_source_does_not_affect_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     """It works twice and then fails."""
-    (place, name), calls = SOURCES[source], []
+    (owner, name), calls = SOURCES[source], []
 
     def fail(*arguments: object) -> Any:
         calls.append(1)
@@ -118,15 +118,15 @@ def test_a_failed_source_does_not_affect_others(
             raise RuntimeError("no such luck")
         return KNOWN[source]
 
-    monkeypatch.setattr(place, name, fail)
-    found = sample_until(tmp_path, lambda rows: bool(faults_in(rows)) and len(samples_in(rows)) > 4, hz=20)
-    faults = faults_in(found)
+    monkeypatch.setattr(owner, name, fail)
+    logged = sample_until(tmp_path, lambda rows: bool(faults_in(rows)) and len(samples_in(rows)) > 4, hz=20)
+    faults = faults_in(logged)
     assert [(line["probe"], line["entry"], line["error"]) for line in faults] == [
         ("sampler", source, "RuntimeError: no such luck")
     ]
     assert len(calls) == 3
-    samples = samples_in(found)
-    assert (found[0]["kind"], found[-1]["kind"]) == ("hardware", "sampled")
+    samples = samples_in(logged)
+    assert (logged[0]["kind"], logged[-1]["kind"]) == ("hardware", "sampled")
     assert source in samples[1]
     assert len(samples) > 3
     others = {"interfaces", "cpu", "memory", "ranks"} - {source}
@@ -145,7 +145,7 @@ KNOWN = {
 
 @pytest.mark.usefixtures("unlimited_rate")
 @pytest.mark.parametrize(
-    ("place", "name", "source"),
+    ("owner", "name", "source"),
     [
         (interface_facts, "describe", "interfaces described"),
         (interfaces.InfinibandPorts, "__init__", "infiniband"),
@@ -155,17 +155,17 @@ KNOWN = {
     ],
 )
 def test_errors_at_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: object, name: str, source: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, source: str
 ) -> None:
     def fail(*arguments: object) -> None:
         raise KeyError(name)
 
-    monkeypatch.setattr(place, name, fail)
-    found = sample_until(tmp_path, lambda rows: bool(faults_in(rows)) and len(samples_in(rows)) >= 2, hz=20)
-    assert [(line["entry"], line["error"]) for line in found if line["kind"] == "fault"] == [
+    monkeypatch.setattr(owner, name, fail)
+    logged = sample_until(tmp_path, lambda rows: bool(faults_in(rows)) and len(samples_in(rows)) >= 2, hz=20)
+    assert [(line["entry"], line["error"]) for line in logged if line["kind"] == "fault"] == [
         (source, f"KeyError: '{name}'")
     ]
-    assert found[-1]["samples"] >= 2
+    assert logged[-1]["samples"] >= 2
 
 
 @pytest.mark.usefixtures("unlimited_rate")
@@ -180,17 +180,17 @@ def test_a_rank_whose_process_exits(tmp_path: Path) -> None:
     child.wait()
     wait_until(lambda: set(samples_in(lines(tmp_path))[-1]["ranks"]) == {"3"})
     sampler.close()
-    found = lines(tmp_path)
-    ranks = [set(line["ranks"]) for line in found if line["kind"] == "sample"]
+    logged = lines(tmp_path)
+    ranks = [set(line["ranks"]) for line in logged if line["kind"] == "sample"]
     assert {"3", "5"} in ranks
     assert ranks[-1] == {"3"}
-    assert not faults_in(found)
+    assert not faults_in(logged)
 
 
 @pytest.mark.usefixtures("unlimited_rate")
 def test_a_driver_that_stops_answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other sources are sampled meanwhile; GPUs are sampled again after the driver has recovered."""
-    monkeypatch.setattr(gpu_source, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(nvml, "ANSWER_SECONDS", 0.05)
     silent = threading.Event()
     calls = []
 
@@ -204,22 +204,22 @@ def test_a_driver_that_stops_answering(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(nvml.Gpus, "describe", lambda self: {"gpus": [{}]})
 
     def has_recovered(rows: list[dict[str, Any]]) -> bool:
-        told = [bool(row.get("gpus")) for row in samples_in(rows)]
-        if told.count(False) >= 3:
+        reported = [bool(row.get("gpus")) for row in samples_in(rows)]
+        if reported.count(False) >= 3:
             silent.set()
-        return silent.is_set() and told[-1]
+        return silent.is_set() and reported[-1]
 
-    found = sample_until(tmp_path, has_recovered, hz=20)
-    told = [bool(row.get("gpus")) for row in samples_in(found)]
-    assert told[0]
-    assert told[-1]
-    assert told.count(False) >= 3
-    assert not faults_in(found)
+    logged = sample_until(tmp_path, has_recovered, hz=20)
+    reported = [bool(row.get("gpus")) for row in samples_in(logged)]
+    assert reported[0]
+    assert reported[-1]
+    assert reported.count(False) >= 3
+    assert not faults_in(logged)
 
 
 @pytest.mark.usefixtures("unlimited_rate")
 def test_a_driver_that_never_answers_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_source, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(nvml, "ANSWER_SECONDS", 0.05)
     hung = threading.Event()
     calls = []
 
@@ -232,19 +232,19 @@ def test_a_driver_that_never_answers_again(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(nvml.Gpus, "read", read)
     monkeypatch.setattr(nvml.Gpus, "describe", lambda self: {"gpus": [{}]})
     # Closing does not wait for the call that hangs.
-    found = sample_until(tmp_path, lambda rows: len(samples_in(rows)) > 5, hz=20)
+    logged = sample_until(tmp_path, lambda rows: len(samples_in(rows)) > 5, hz=20)
     hung.set()
-    [fault] = faults_in(found)
+    [fault] = faults_in(logged)
     assert (fault["entry"], fault["error"][:26]) == ("gpus", "NVML has not answered for ")
-    samples = samples_in(found)
+    samples = samples_in(logged)
     assert [bool(line.get("gpus")) for line in samples][:2] == [True, True]
     assert len(samples) > 5
-    assert found[-1]["kind"] == "sampled"
+    assert logged[-1]["kind"] == "sampled"
 
 
 @pytest.mark.usefixtures("unlimited_rate")
 def test_a_driver_that_starts_slowly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_source, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(nvml, "ANSWER_SECONDS", 0.05)
     started = threading.Event()
     monkeypatch.setattr(nvml.Gpus, "open", lambda self: started.wait(60))
     monkeypatch.setattr(nvml.Gpus, "read", lambda self: [{"memory": 1}])
@@ -255,12 +255,12 @@ def test_a_driver_that_starts_slowly(tmp_path: Path, monkeypatch: pytest.MonkeyP
             started.set()
         return any(row.get("gpus") for row in samples_in(rows)[-1:])
 
-    found = sample_until(tmp_path, has_answered, hz=20)
-    facts = [line["nvml"] for line in found if line["kind"] == "hardware"]
+    logged = sample_until(tmp_path, has_answered, hz=20)
+    facts = [line["nvml"] for line in logged if line["kind"] == "hardware"]
     assert facts == [{"note": "NVML has not answered"}, {"gpus": [{"index": 0}]}]
-    told = [bool(line.get("gpus")) for line in found if line["kind"] == "sample"]
-    assert (told[0], told[-1]) == (False, True)
-    assert not faults_in(found)
+    reported = [bool(line.get("gpus")) for line in logged if line["kind"] == "sample"]
+    assert (reported[0], reported[-1]) == (False, True)
+    assert not faults_in(logged)
 
 
 def test_a_hanging_driver_does_not_block_the_launcher(
@@ -268,10 +268,10 @@ def test_a_hanging_driver_does_not_block_the_launcher(
 ) -> None:
     hung = threading.Event()
     monkeypatch.setattr(nvml.Gpus, "open", lambda self: hung.wait(120))
-    found = sample_until(tmp_path, lambda rows: bool(rows), hz=2.0)
+    logged = sample_until(tmp_path, lambda rows: bool(rows), hz=2.0)
     hung.set()
-    assert found[0]["nvml"] == {"note": "NVML has not answered"}
-    assert found[-1]["kind"] == "sampled"
+    assert logged[0]["nvml"] == {"note": "NVML has not answered"}
+    assert logged[-1]["kind"] == "sampled"
 
 
 def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:

@@ -41,10 +41,10 @@ def send(sender: socket.socket, receiver: socket.socket, pause: float = 0.0) -> 
 
 
 def seen(sender: socket.socket) -> Connection:
-    found = parse(dump_sockets()[os.fstat(sender.fileno()).st_ino])
-    assert found is not None
-    assert found.ports == (sender.getsockname()[1], sender.getpeername()[1])
-    return found
+    logged = parse(dump_sockets()[os.fstat(sender.fileno()).st_ino])
+    assert logged is not None
+    assert logged.ports == (sender.getsockname()[1], sender.getpeername()[1])
+    return logged
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["4", "6"])
@@ -53,19 +53,19 @@ def test_bytes_and_addresses(family: socket.AddressFamily) -> None:
         pytest.skip("no IPv6 here")
     with pair(family) as (sender, receiver):
         send(sender, receiver)
-        found = seen(sender)
-        assert found.bytes in (SIZE, SIZE + 1)
-        assert (found.local, found.remote) == (sender.getsockname()[0], receiver.getsockname()[0])
-        assert found.min_rtt > 0
+        logged = seen(sender)
+        assert logged.bytes in (SIZE, SIZE + 1)
+        assert (logged.local, logged.remote) == (sender.getsockname()[0], receiver.getsockname()[0])
+        assert logged.min_rtt > 0
 
 
 def test_a_slow_receiver_is_not_a_slow_network() -> None:
     with pair() as (sender, receiver):
         receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         send(sender, receiver, pause=0.6)
-        found = seen(sender)
-        assert found.busy >= 500_000
-        assert found.receiver_limited + found.buffer_limited >= 0.7 * found.busy
+        logged = seen(sender)
+        assert logged.busy >= 500_000
+        assert logged.receiver_limited + logged.buffer_limited >= 0.7 * logged.busy
 
 
 def test_truncated_messages() -> None:

@@ -355,6 +355,6 @@ def test_pairs_are_not_compared(tmp_path: Path) -> None:
 def test_events_without_a_name_or_an_end(tmp_path: Path) -> None:
     running = {**all_reduce(5, 10)[0], "dur": -1}
     nameless = {**all_reduce(5, 10)[0], "name": None}
-    odd = {**kernel("gemm", 0, 2)[0], "args": True}
-    (rank,) = result_of(tmp_path, [*all_reduce(0, 2), running, nameless, odd]).ranks
+    outlier = {**kernel("gemm", 0, 2)[0], "args": True}
+    (rank,) = result_of(tmp_path, [*all_reduce(0, 2), running, nameless, outlier]).ranks
     assert (rank.collectives, rank.shares.comm_ns, rank.shares.overlap_ns) == (2, 2_000, 2_000)

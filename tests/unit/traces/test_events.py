@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpcheck.errors import TraceUnreadable
-from ddpcheck.traces.event_filter import EventFilter
+from ddpcheck.traces.build import EventFilter
 from ddpcheck.traces.events import EventPrefilter, EventReader, nanoseconds
 
 NOTHING_DROPPED = EventPrefilter([])

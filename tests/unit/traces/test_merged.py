@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ddpcheck.errors import UserError
-from ddpcheck.traces.alignment import on_one_clock
 from ddpcheck.traces.analyse import analyse
+from ddpcheck.traces.collectives import on_one_clock
 from ddpcheck.traces.merged import write_merged
 from ddpcheck.traces.reader import load
 from tests.helpers.trace_builder import Event, all_reduce, described, kernel, step, write

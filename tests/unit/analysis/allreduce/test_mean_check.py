@@ -152,7 +152,7 @@ def test_no_false_alarm(dtype: torch.dtype) -> None:
     outcomes = list(sound_cases(dtype, COUNTS[dtype]))
     worst = max(outcome.ratio for outcome in outcomes)
     conclusive = sum(math.isfinite(outcome.bound) for outcome in outcomes) / len(outcomes)
-    print(f"{dtype}: worst ratio {worst:.3f}, {conclusive:.1%} could be told")
+    print(f"{dtype}: worst ratio {worst:.3f}, {conclusive:.1%} were conclusive")
     assert worst < 1
     assert conclusive > 0.8  # sums in float16 overflow
 

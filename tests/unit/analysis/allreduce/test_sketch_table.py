@@ -8,8 +8,7 @@ from itertools import accumulate
 
 import pytest
 
-from ddpcheck.analysis.allreduce.mean_check import check_parts, mean_check
-from ddpcheck.analysis.allreduce.sketch_table import SketchTable, parts_of
+from ddpcheck.analysis.allreduce.mean_check import SketchTable, check_parts, mean_check, parts_of
 from ddpcheck.probes.sketches.sketch import Sketch
 from ddpcheck.records.codecs import pack, unpack
 

@@ -11,10 +11,10 @@ from ddpcheck.analysis.network.connections import NodeLinks
 from ddpcheck.analysis.network.model import NodeLink, SlowLink
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.analysis.timeseries.build import MOST_NAMED, MOST_RANKS
+from ddpcheck.analysis.timeseries.collector import MOST_POINTS as MOST_DIFFERING
+from ddpcheck.analysis.timeseries.collector import MOST_STEPS, DifferingSeries, LossSeries, differing
 from ddpcheck.analysis.timeseries.model import NamedSeries, RunTimeSeries, SeriesKind
 from ddpcheck.analysis.timeseries.nodes import link_matrices
-from ddpcheck.analysis.timeseries.recorded import MOST_POINTS as MOST_DIFFERING
-from ddpcheck.analysis.timeseries.recorded import MOST_STEPS, DifferingSeries, LossSeries, differing
 from ddpcheck.analysis.timeseries.series import MAX_REPORT_POINTS, named_series
 from ddpcheck.records.kinds.digests import DigestRecord
 from ddpcheck.records.kinds.modules import LossRecord

@@ -1,4 +1,4 @@
-"""Time tables: phases, stragglers and scaling, from synthetic step times."""
+"""Time tables and stragglers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,35 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.analysis.timing.model import TimeTable
-from ddpcheck.analysis.timing.rank_series import MOST_STEPS, StepTimeSeries
-from ddpcheck.analysis.timing.straggler import faults_memory_in, lacks_processors
-from ddpcheck.analysis.timing.table import time_tables
+from ddpcheck.analysis.timing.collector import MOST_STEPS, StepTimeSeries
+from ddpcheck.analysis.timing.model import RankTime, Refaults, Spent, TimeTable
+from ddpcheck.analysis.timing.table import faults_memory_in, lacks_processors, refaults_in, time_tables
 from ddpcheck.records.kinds.timing import ClockRecord
 from tests.helpers.run_builder import RunBuilder
+
+
+def row(rank: int, faults: int | None, kernel_us: int | None, step_us: int = 12_000) -> RankTime:
+    spent = Spent(step_us, step_us, step_us, 1.0)
+    return RankTime(rank, spent, {}, 0, 0, faults=faults, kernel_us=kernel_us)
+
+
+def test_the_rank_that_loses_most_is_reported() -> None:
+    rows = [row(0, 1_000, 2_400), row(1, 2_500, 6_000), row(2, 9_000, 100)]
+    assert refaults_in(rows) == Refaults(rank=1, faults=2_500, share=0.5)
+
+
+@pytest.mark.parametrize(
+    ("faults", "kernel_us"),
+    [(2_500, 1_000), (100, 6_000), (None, None)],
+    ids=["little", "something else", "not known"],
+)
+def test_nothing_worth_reporting(faults: int | None, kernel_us: int | None) -> None:
+    assert refaults_in([row(0, 2_000, 600), row(1, faults, kernel_us)]) is None
+
+
+def test_without_steps_nothing_is_reported() -> None:
+    assert refaults_in([row(0, 10, 10, step_us=0)]) is None
+
 
 # Microseconds of each part on every rank, unless a test says otherwise.
 USUAL = {"data": 1_000, "forward": 20_000, "backward": 25_000, "optimizer": 2_000, "other": 2_000}

@@ -31,14 +31,14 @@ def digester(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def specimens() -> list[torch.Tensor]:
     base = torch.arange(12000, dtype=torch.float32)
     parameter = torch.nn.Parameter(base.view(100, 120).clone())
-    odd = torch.arange(5001, dtype=torch.uint8)[1:]
+    unaligned = torch.arange(5001, dtype=torch.uint8)[1:]
     complex_ones = torch.ones(30, dtype=torch.complex64)
     return [
         base,
         parameter,
         parameter.t(),
         base[::3],
-        odd,
+        unaligned,
         complex_ones.conj(),
         base[:1].expand(400),
         base.to_sparse(),

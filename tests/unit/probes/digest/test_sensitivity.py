@@ -84,13 +84,13 @@ def test_any_single_bit_changes_the_leaf(digester: Digester) -> None:
     tensor = values(2500)
     words = tensor.view(torch.int32)
     leaves = {leaf(digester, tensor)}
-    places = [(word, bit) for word in (0, 1023, 1024, 2499) for bit in range(32)]
-    for word, bit in places:
+    positions = [(word, bit) for word in (0, 1023, 1024, 2499) for bit in range(32)]
+    for word, bit in positions:
         mask = torch.tensor(1 << bit).to(torch.int32)
         words[word] ^= mask
         leaves.add(leaf(digester, tensor))
         words[word] ^= mask
-    assert len(leaves) == 1 + len(places)
+    assert len(leaves) == 1 + len(positions)
 
 
 def test_minus_zero_and_nan_payloads_change_the_leaf(digester: Digester) -> None:

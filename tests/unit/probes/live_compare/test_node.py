@@ -21,14 +21,14 @@ from ddpcheck.records.registry import Record
 from tests.helpers.fake_context import FakeContext, Job
 
 
-class BoardOfOneProcess(ShmExchange):
+class ExchangeOfOneProcess(ShmExchange):
     """Locks belong to processes; ranks that share one need fixed slots."""
 
-    places = 0
+    slots = 0
 
     def _claim(self) -> int:
-        BoardOfOneProcess.places += 1
-        return BoardOfOneProcess.places - 1
+        ExchangeOfOneProcess.slots += 1
+        return ExchangeOfOneProcess.slots - 1
 
 
 class Pair:
@@ -36,8 +36,8 @@ class Pair:
 
     def __init__(self, folder: Path, **config: object) -> None:
         create_exchange(folder / "board")
-        BoardOfOneProcess.places = 0
-        self.boards = [BoardOfOneProcess(folder / "board", rank) for rank in (0, 1)]
+        ExchangeOfOneProcess.slots = 0
+        self.boards = [ExchangeOfOneProcess(folder / "board", rank) for rank in (0, 1)]
         self.modules = [self._module(), self._module()]
         self.contexts = [FakeContext(folder, rank, self.boards[rank], **config) for rank in (0, 1)]
         self.jobs = [Job(self.modules[rank], self.contexts[rank]) for rank in (0, 1)]
@@ -52,11 +52,11 @@ class Pair:
         for job in self.jobs:
             job.wrapped()
 
-    def step(self, rank: int, gradient: float = 1.0, odd: float | None = None) -> None:
+    def step(self, rank: int, gradient: float = 1.0, outlier: float | None = None) -> None:
         for parameter in self.modules[rank].parameters():
             parameter.grad = torch.full_like(parameter, gradient)
-        if odd is not None:
-            self.modules[rank][1].bias.grad[1] = odd
+        if outlier is not None:
+            self.modules[rank][1].bias.grad[1] = outlier
         self.jobs[rank].step(self.optimizers[rank])
 
     def probe(self, rank: int) -> ParameterProbe:
@@ -100,7 +100,7 @@ def test_both_sides_keep_the_differing_tensors_of_that_very_step(pair: Pair, tmp
     for rank in (0, 1):
         pair.step(rank)
     pair.step(0)
-    pair.step(1, odd=5.0)
+    pair.step(1, outlier=5.0)
     pair.jobs[0].forward()
     for rank in (0, 1):
         detail, capture = pair.kept(rank)
@@ -121,7 +121,7 @@ def test_a_rank_that_is_ahead_records_its_digests_and_dumps_the_next_step(pair: 
     pair.step(0)
     first = pair.modules[0][1].bias.detach().clone()
     pair.step(0)
-    pair.step(1, odd=5.0)
+    pair.step(1, outlier=5.0)
     pair.step(0)
     details = [record for record in pair.kept(0) if isinstance(record, DetailRecord)]
     captures = [record for record in pair.kept(0) if isinstance(record, CaptureRecord)]
@@ -136,7 +136,7 @@ def test_a_mismatch_reported_after_the_model_was_deleted(pair: Pair) -> None:
     pair.wrap()
     pair.step(0)
     pair.jobs[0].tracked.forget()
-    pair.step(1, odd=5.0)
+    pair.step(1, outlier=5.0)
     assert pair.contexts[0].node_compare is not None
     pair.contexts[0].node_compare.catch_up()
     assert [type(record) for record in pair.kept(0)] == [DetailRecord]
@@ -147,7 +147,7 @@ def test_a_disagreement_that_lasts_does_not_fill_the_disk(pair: Pair) -> None:
     for _ in range(30):
         for rank in (0, 1):
             pair.jobs[rank].forward()
-            pair.step(rank, odd=5.0 * rank)
+            pair.step(rank, outlier=5.0 * rank)
     for rank in (0, 1):
         kept = pair.kept(rank)
         assert len([r for r in kept if isinstance(r, DetailRecord)]) == node.MAX_DETAILS
@@ -176,7 +176,7 @@ def test_fail_fast_holds_the_rank_once(
     pair.wrap()
     for _ in range(3):
         for rank in (0, 1):
-            pair.step(rank, odd=5.0 * rank)
+            pair.step(rank, outlier=5.0 * rank)
     assert slept == ([node.HOLD_SECONDS] * 2 if fail_fast else [])
 
 

@@ -25,8 +25,8 @@ def test_the_innermost_call_outside_libraries() -> None:
 
 def test_libraries_between_are_passed_over() -> None:
     # json calls back from inside the standard library.
-    [said] = json.loads("[1]", parse_int=lambda _: (lambda: user_callsite())())
-    assert Path(said.rpartition(":")[0]).resolve() == HERE
+    [callsite] = json.loads("[1]", parse_int=lambda _: (lambda: user_callsite())())
+    assert Path(callsite.rpartition(":")[0]).resolve() == HERE
 
 
 @pytest.mark.parametrize(

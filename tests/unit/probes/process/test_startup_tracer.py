@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddpcheck.analysis.startup.timeline import is_direct, timeline
+from ddpcheck.analysis.startup.collector import is_direct, timeline
 from ddpcheck.guard import GUARD
 from ddpcheck.injection import CLOCK
 from ddpcheck.probes.process import startup_tracer
@@ -46,7 +46,7 @@ def watch() -> Iterator[StartupTracer]:
     assert "from_file" not in vars(torch.UntypedStorage)
 
 
-def told(watch: StartupTracer) -> list[StartupRecord]:
+def written(watch: StartupTracer) -> list[StartupRecord]:
     records: list[StartupRecord] = []
     watch.write_to(records.append)
     return [record for record in records if record.via or record.stage == "broadcast"]
@@ -61,7 +61,7 @@ def saved(folder: Path) -> Path:
 def test_a_load_and_its_file(watch: StartupTracer, tmp_path: Path) -> None:
     path = saved(tmp_path)
     assert torch.load(path)["weight"].sum() == 1_000_000
-    (record,) = told(watch)
+    (record,) = written(watch)
     assert (record.stage, record.via, record.bytes) == ("load", "torch.load", path.stat().st_size)
     assert record.files == [[str(path), path.stat().st_size, "read"]]
     assert 4_000_000 <= record.read < 4_200_000
@@ -72,7 +72,7 @@ def test_a_load_and_its_file(watch: StartupTracer, tmp_path: Path) -> None:
 def test_a_load_by_mapping(watch: StartupTracer, tmp_path: Path) -> None:
     path = saved(tmp_path)
     torch.load(path, mmap=True)
-    (record,) = told(watch)
+    (record,) = written(watch)
     assert record.files == [[str(path), path.stat().st_size, "mapped"]]
     assert record.read < 1_000_000
 
@@ -84,7 +84,7 @@ def test_an_open_file_and_one_without_a_name(watch: StartupTracer, tmp_path: Pat
     with open(path, "rb") as file:
         torch.load(file)
     torch.load(io.BytesIO(path.read_bytes()))
-    first, second = told(watch)
+    first, second = written(watch)
     assert (first.bytes, [entry[0] for entry in first.files]) == (path.stat().st_size, [str(path)])
     assert (second.bytes, second.files) == (0, [])
 
@@ -93,7 +93,7 @@ def test_what_fails_is_over_all_the_same(watch: StartupTracer, tmp_path: Path) -
     with pytest.raises(FileNotFoundError):
         torch.load(tmp_path / "nothing.pt")
     torch.load(saved(tmp_path))
-    assert [len(record.files) for record in told(watch)] == [1, 1]
+    assert [len(record.files) for record in written(watch)] == [1, 1]
 
 
 def test_mapped_by_another_library(watch: StartupTracer, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_mapped_by_another_library(watch: StartupTracer, tmp_path: Path) -> None
     path = tmp_path / "model.safetensors"
     safetensors.save_file({"weight": torch.ones(100, 100)}, path)
     safetensors.load_file(path)
-    (record,) = told(watch)
+    (record,) = written(watch)
     assert (record.via, record.files) == ("mapped file", [[str(path), path.stat().st_size, "mapped"]])
 
 
@@ -122,7 +122,7 @@ def test_from_pretrained_of_any_class_holds_the_loads_inside(
     watch.joining()
     path = saved(tmp_path)
     assert Mine.from_pretrained(path)[0] is Mine
-    records = told(watch)
+    records = written(watch)
     assert [(record.via, len(record.files)) for record in records] == [("from_pretrained", 1)]
     watch.end()
     assert Mine.from_pretrained(path)[0] is Mine
@@ -137,7 +137,7 @@ def test_a_copy_to_a_device(watch: StartupTracer, monkeypatch: pytest.MonkeyPatc
     model.double()
     model.to("meta")
     model.to("meta")
-    (record,) = told(watch)
+    (record,) = written(watch)
     assert (record.stage, record.via, record.bytes) == ("copy", "Module.to", 110 * 8)
 
 
@@ -168,7 +168,7 @@ def test_a_read_by_cufile(
     for offset in (0, 2 << 20):
         file.load_storage(torch.empty(2 << 20, dtype=torch.uint8, device="meta").untyped_storage(), offset)
     nn.Linear(3, 3).to("meta")
-    record, copy = told(watch)
+    record, copy = written(watch)
     assert (record.stage, record.via, record.bytes, record.moved) == (
         "load",
         "GdsFile.load_storage",
@@ -191,7 +191,7 @@ def test_a_read_by_cufile_into_the_host_is_not_direct(watch: StartupTracer) -> N
     assert begun is not None
     storage = torch.empty(2 << 20, dtype=torch.uint8).untyped_storage()
     watch._add_cufile_read(begun, object(), storage)
-    (record,) = told(watch)
+    (record,) = written(watch)
     assert (record.bytes, record.moved, is_direct(record)) == (2 << 20, 0, False)
 
 
@@ -249,7 +249,7 @@ def test_a_forked_rank_took_no_time_to_import(watch: StartupTracer, tmp_path: Pa
     CLOCK.update(armed=born - 9, torch=born - 8, torch_imported=born - 7)
     watch._unwritten.append(StartupRecord("load", born - 6, 1.0, via="torch.load"))
     try:
-        assert told(watch) == []
+        assert written(watch) == []
     finally:
         CLOCK.clear()
 

@@ -18,10 +18,11 @@ import pytest
 import torch
 
 from ddpcheck.probes.digest.device_copy import DirectCopy
-from ddpcheck.probes.sketches import batch, native
+from ddpcheck.probes.scan import library as native
+from ddpcheck.probes.scan.library import BlockWeights, NativeTotals, native_kernel
+from ddpcheck.probes.sketches import batch
 from ddpcheck.probes.sketches import sketch as by_pieces
 from ddpcheck.probes.sketches.batch import SketchBatch, sketch_row
-from ddpcheck.probes.sketches.native import BlockWeights, NativeTotals, native_kernel
 from ddpcheck.probes.sketches.sketch import Sketch, can_sketch, sketch
 from ddpcheck.records.sketch_signs import BLOCK, LARGEST_WEIGHT, PIECE, signs, weight
 from tests.helpers.paths import ROOT
@@ -502,3 +503,9 @@ def test_unreadable_tensors_are_reported() -> None:
     assert can_sketch(torch.ones(3))
     assert can_sketch(torch.ones(0))
     assert can_sketch(torch.tensor(2.0))
+
+
+def test_a_tensor_that_is_longer_than_its_storage_is_reported() -> None:
+    cut = torch.ones(1000)
+    cut.untyped_storage().resize_(64)
+    assert not can_sketch(cut)

@@ -61,15 +61,15 @@ def test_parameter_findings_point_at_the_wrapping_or_the_step(
     code: str, step: int | None, line: int | None
 ) -> None:
     history = AgreementHistory("0", "Net", (0, 1), (), wrapped_at="model.py:10", stepped_at="C:loop.py:30")
-    found = finding(code=code, step=step, module="0")
-    file, number = script_line(replace(report_of(found), agreement=(history,)), found)
+    results = finding(code=code, step=step, module="0")
+    file, number = script_line(replace(report_of(results), agreement=(history,)), results)
     assert number == line
     assert file == {10: "model.py", 30: "C:loop.py", None: "train.py"}[line]
 
 
 def test_severities_have_their_own_commands() -> None:
-    found = [finding(severity=severity) for severity in Severity]
-    kinds = [line.split()[0] for line in workflow_commands(report_of(*found)).splitlines()]
+    results = [finding(severity=severity) for severity in Severity]
+    kinds = [line.split()[0] for line in workflow_commands(report_of(*results)).splitlines()]
     assert kinds == ["::error", "::warning", "::notice"]
 
 

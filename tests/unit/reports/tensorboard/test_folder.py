@@ -28,10 +28,14 @@ from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.analysis.timeseries.model import LinkMatrix, RunTimeSeries, SeriesKind
 from ddpcheck.errors import UsageError
 from ddpcheck.formatting import percent_text
-from ddpcheck.reports.tensorboard.folder import is_current, write_tensorboard
-from ddpcheck.reports.tensorboard.link_image import link_image
+from ddpcheck.reports.tensorboard.folder import (
+    is_current,
+    link_image,
+    plain_text,
+    verdict_text,
+    write_tensorboard,
+)
 from ddpcheck.reports.tensorboard.tags import SHOWN, safe_name
-from ddpcheck.reports.tensorboard.texts import plain_text, verdict_text
 from tests.helpers.overlap_builder import overlap
 from tests.helpers.run_builder import RunBuilder
 from tests.helpers.sample_reports import attacking, of_many_ranks

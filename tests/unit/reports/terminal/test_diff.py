@@ -19,7 +19,7 @@ from ddpcheck.diff.model import (
     RunInfo,
     Value,
 )
-from ddpcheck.reports.diff_json import to_json
+from ddpcheck.reports.json_report import diff_to_json
 from ddpcheck.reports.terminal.diff import render
 
 SIDE = RunInfo("ddpcheck-runs/one", 0, 1, 24, "2.13.0", "cpu", ("torchrun", "train.py"))
@@ -156,8 +156,8 @@ def test_text_of_the_job_is_only_text() -> None:
 
 
 def test_json_is_strict_and_complete() -> None:
-    odd = replace(FIRST, values=(Value("sketch", float("nan"), float("inf"), 0),), parameter="\udcff")
-    document = json.loads(to_json(replace(DIVERGED, first=odd)))
+    outlier = replace(FIRST, values=(Value("sketch", float("nan"), float("inf"), 0),), parameter="\udcff")
+    document = json.loads(diff_to_json(replace(DIVERGED, first=outlier)))
     assert list(document) == [
         *("schema", "verdict", "method", "first", "cause", "suspects", "then", "notes", "a", "b"),
         *("compared", "growth"),
@@ -167,4 +167,4 @@ def test_json_is_strict_and_complete() -> None:
     assert document["first"]["parameter"] == "\\udcff"
     assert document["growth"][1] == {"step": 3, "module": 0, "relative": 3.0, "tolerance": 0.01}
     assert document["b"]["world_size"] == 4
-    assert json.loads(to_json(AGREED))["first"] is None
+    assert json.loads(diff_to_json(AGREED))["first"] is None

@@ -64,8 +64,8 @@ def test_the_complete_report() -> None:
 
 
 def test_results_that_differ_are_shown_by_rank() -> None:
-    odd = parameter("odd", reduced={0: side(2.0, 4.0), 1: side(2.0, 5.0)}, equal=False, off_mean=1.0)
-    lines = shown(parameter(), odd)
+    outlier = parameter("odd", reduced={0: side(2.0, 4.0), 1: side(2.0, 5.0)}, equal=False, off_mean=1.0)
+    lines = shown(parameter(), outlier)
     assert lines[0] == "Step 3, module 0: reduced gradients differ in 1 of 2 parameters"
     assert any(line.startswith("  reduced rank 1") and line.endswith("2  5") for line in lines)
 

@@ -11,9 +11,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from ddpcheck.formatting import optional_size_text, rate_text, time_text
+from ddpcheck.reports.json_report import trace_to_json
 from ddpcheck.reports.terminal.charts import overlap_bar
 from ddpcheck.reports.terminal.trace import render
-from ddpcheck.reports.trace_json import to_json
 from ddpcheck.traces.analyse import analyse
 from ddpcheck.traces.model import Shares, TraceResult
 from ddpcheck.traces.reader import load
@@ -101,7 +101,7 @@ def test_units() -> None:
 
 
 def test_json(tmp_path: Path) -> None:
-    document = json.loads(to_json(result_of(tmp_path), ["x is no trace"]))
+    document = json.loads(trace_to_json(result_of(tmp_path), ["x is no trace"]))
     assert document["schema"] == 1
     assert [rank["rank"] for rank in document["ranks"]] == list(range(RANKS))
     assert document["transfer_ns"] == sum(each["transfer_ns"] for each in document["collectives"])
@@ -130,7 +130,7 @@ def _document(events: list[dict[str, object]]) -> dict[str, object]:
 
     with tempfile.TemporaryDirectory() as folder:
         files = [write(Path(folder) / f"rank{rank}.json", events, rank) for rank in range(2)]
-        document: dict[str, object] = json.loads(to_json(analyse(load(files).traces)))
+        document: dict[str, object] = json.loads(trace_to_json(analyse(load(files).traces)))
     return document
 
 

@@ -17,7 +17,7 @@ from ddpcheck.reports.json_report import from_json, to_json
 from ddpcheck.reports.terminal.report import render
 from tests.helpers.paths import ROOT
 from tests.helpers.run_builder import RunBuilder
-from tests.unit.analysis.startup.test_timeline import load, way
+from tests.unit.analysis.startup.test_collector import load, way
 
 MB = 10**6
 SCHEMA = ROOT / "docs" / "report.schema.json"

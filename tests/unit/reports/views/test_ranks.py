@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ddpcheck.analysis.timing.clock_offsets import HostClock
+from ddpcheck.analysis.timing.collector import HostClock
 from ddpcheck.reports.terminal.report import render
 from tests.helpers.run_builder import RunBuilder
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from ddpcheck.analysis.report import DataEpoch, Report
 from ddpcheck.reports.html.page import to_html
 from ddpcheck.reports.terminal.report import render
-from ddpcheck.reports.views import coverage, data, hardware, links, memory, overlap, ranks, startup, timing
+from ddpcheck.reports.views import data, hardware, memory, ranks, timing
 from ddpcheck.reports.views.table import Column, Row, Table, heaviest, left_out, row
 from tests.helpers.sample_measurements import measurements
 from tests.helpers.sample_reports import stored, with_parts
@@ -23,15 +23,15 @@ VIEWS: dict[str, Callable[[Report], Table | None]] = {
     "ranks": lambda report: ranks.rank_tables(report)[0],
     "data": data.data_table,
     "traffic": hardware.traffic_table,
-    "links": links.link_table,
-    "ports": links.port_table,
+    "links": hardware.link_table,
+    "ports": hardware.port_table,
     "nodes": hardware.node_table,
     "gpus": hardware.gpu_table,
     "step time": lambda report: timing.step_times(report)[0].table,
-    "start-up": startup.startup_table,
+    "start-up": timing.startup_table,
     "memory": memory.memory_table,
-    "overlap": lambda report: getattr(overlap.profiled_overlap(report), "ranks", None),
-    "checks": coverage.check_table,
+    "overlap": lambda report: getattr(timing.profiled_overlap(report), "ranks", None),
+    "checks": ranks.check_table,
 }
 
 

@@ -12,7 +12,7 @@ from ddpcheck.analysis.finding import Finding
 from ddpcheck.records.kinds.data import BatchRecord, EpochRecord, LoaderRecord
 from ddpcheck.records.kinds.modules import JoinRecord, LossRecord
 from tests.helpers.run_builder import RunBuilder
-from tests.unit.analysis.data.test_split import packed
+from tests.unit.analysis.data.test_collector import packed
 
 HEALTHY = {"shuffle": True, "replicas": 2, "seed": 0, "mark": "m"}
 

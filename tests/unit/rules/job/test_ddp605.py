@@ -79,7 +79,7 @@ def test_a_rank_that_could_not_write_did_not_die(tmp_path: Path) -> None:
     assert (finding.code, finding.ranks) == ("DDP605", (1,))
     # Another process with that rank had the write error: it does not explain this exit.
     build.notes[-1] = trouble(555)
-    assert [found.code for found in build.findings() if found.severity.value == "error"] == ["DDP602"]
+    assert [results.code for results in build.findings() if results.severity.value == "error"] == ["DDP602"]
 
 
 def test_a_rank_that_could_not_write_at_all_is_not_reported_as_missing(tmp_path: Path) -> None:

@@ -63,25 +63,25 @@ def finding(
         },
     )
     cluster.build()
-    [found] = [each for each in analyse_run(folder).findings if each.code == "DDP402"]
-    assert (found.ranks, found.stage, found.severity.value) == ((1,), part, severity)
-    return found
+    [results] = [each for each in analyse_run(folder).findings if each.code == "DDP402"]
+    assert (results.ranks, results.stage, results.severity.value) == ((1,), part, severity)
+    return results
 
 
 @pytest.mark.parametrize("part", ["forward", "backward", "optimizer"])
 def test_the_gpu_of_the_straggler_is_throttled(tmp_path: Path, part: str) -> None:
-    found = finding(tmp_path, {0: gpu(0), 1: gpu(1, HEAT, 700), 2: gpu(2, IDLE, 1390)}, part)
-    assert found.cause == (
+    results = finding(tmp_path, {0: gpu(0), 1: gpu(1, HEAT, 700), 2: gpu(2, IDLE, 1390)}, part)
+    assert results.cause == (
         "throttling: the clocks of its GPU (node1:5) were reduced (hardware thermal slowdown in 100 % of the samples; "
         "it ran at 700 MHz, the others at 1400 MHz)"
     )
-    assert found.evidence["throttled"] == {
+    assert results.evidence["throttled"] == {
         "gpus": ["node1:5"],
         "reasons": {"hardware thermal slowdown": 1.0},
         "mhz": 700,
         "others_mhz": 1400,
     }
-    assert "cooling" in found.fix
+    assert "cooling" in results.fix
 
 
 def test_a_driver_without_clocks(tmp_path: Path) -> None:
@@ -107,24 +107,24 @@ def test_a_driver_without_clocks(tmp_path: Path) -> None:
     ids=["all alike", "another", "no slower", "not known", "no GPUs"],
 )
 def test_throttling_that_explains_nothing(tmp_path: Path, gpus: dict[int, Any]) -> None:
-    found = finding(tmp_path, gpus)
-    assert found.cause == "the forward takes longer there: more work, or a slower or busier device"
-    assert "throttled" not in found.evidence
+    results = finding(tmp_path, gpus)
+    assert results.cause == "the forward takes longer there: more work, or a slower or busier device"
+    assert "throttled" not in results.evidence
 
 
 def test_late_data_for_other_reasons(tmp_path: Path) -> None:
-    found = finding(tmp_path, {0: gpu(0), 1: gpu(1, HEAT, 700), 2: gpu(2)}, "data")
-    assert found.cause == "the data loader takes longer there to return a batch"
+    results = finding(tmp_path, {0: gpu(0), 1: gpu(1, HEAT, 700), 2: gpu(2)}, "data")
+    assert results.cause == "the data loader takes longer there to return a batch"
 
 
 def test_memory_that_the_c_library_returns(tmp_path: Path) -> None:
-    found = finding(tmp_path, {}, "optimizer", faulted=(12_345, 18_000), severity="note")
-    assert found.cause == (
+    results = finding(tmp_path, {}, "optimizer", faulted=(12_345, 18_000), severity="note")
+    assert results.cause == (
         "page faults: it allocates and frees 12,345 more pages per step than the other ranks, which costs 18.0 ms more "
         "time in the kernel"
     )
-    assert (found.evidence["page_faults_more"], found.evidence["kernel_ms_more"]) == (12_345, 18.0)
-    assert "MALLOC_TRIM_THRESHOLD_=8589934592" in found.fix
+    assert (results.evidence["page_faults_more"], results.evidence["kernel_ms_more"]) == (12_345, 18.0)
+    assert "MALLOC_TRIM_THRESHOLD_=8589934592" in results.fix
 
 
 def test_throttling_comes_before_page_faults(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ PORT = [10_000_000, 10_000_000, 0, 100]
 
 
 @pytest.mark.parametrize(
-    ("outliers", "severity", "said"),
+    ("outliers", "severity", "output"),
     [
         ((50_000, PORT), "warning", "runs at 50 Gbit/s, the others at 200 Gbit/s (median)"),
         ((200_000, [*PORT[:2], 7, 100]), "warning", "errors while the job ran, the others 0"),
@@ -173,13 +173,13 @@ PORT = [10_000_000, 10_000_000, 0, 100]
     ids=["rate", "errors", "waiting"],
 )
 def test_an_infiniband_port_that_is_an_outlier(
-    tmp_path: Path, outliers: tuple[int, list[int]], severity: str, said: str
+    tmp_path: Path, outliers: tuple[int, list[int]], severity: str, output: str
 ) -> None:
     ports = dict.fromkeys(range(4), (200000, PORT)) | {2: outliers}
     [finding] = findings_of(Cluster(tmp_path, lan(4), ports=ports, steps=30))
     assert (finding.severity.value, finding.ranks) == (severity, (2,))
     assert finding.message.startswith("InfiniBand port mlx5_0/1 of node2 ")
-    assert said in finding.message
+    assert output in finding.message
 
 
 @pytest.mark.parametrize(
@@ -209,9 +209,9 @@ def test_reports_show_the_links(tmp_path: Path) -> None:
     assert report.links["slow"]["nodes"] == ["node2"]
     buffer = io.StringIO()
     render(report, Console(file=buffer, width=80))
-    said = buffer.getvalue()
-    assert max(cell_len(line) for line in said.splitlines()) <= 80
-    rows = [" ".join(line.split()) for line in said.splitlines()]
+    output = buffer.getvalue()
+    assert max(cell_len(line) for line in output.splitlines()) <= 80
+    rows = [" ".join(line.split()) for line in output.splitlines()]
     assert any(row.startswith("node1 node2 80 Mbit/s 50 %") for row in rows)
     assert any(row.startswith("node0 mlx5_0/1 200 Gbit/s") for row in rows)
     page = to_html(report)

@@ -1,0 +1,202 @@
+"""Keeps ddpcheck's own time below a share of the step, by checking at fewer steps.
+
+Every rank measures what its checks cost and publishes the schedule that it needs in the shared memory of its node; all
+ranks of the node then use the sparsest one. The schedule changes only at multiples of EPOCH steps. A rank that begins
+such a step has finished the AllReduce of the step before, so all others have finished the one before that, in which
+they published: no collective is needed to agree. Nodes decide on their own. All intervals are powers of two, so what
+the node with the sparsest schedule checks, all others check too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, NamedTuple
+
+from ddpcheck.config import FIRST_STEPS_OF_BUDGET, parse_budget
+from ddpcheck.probes.probe import BudgetItem
+from ddpcheck.records.kinds.timing import CostRecord
+
+if TYPE_CHECKING:
+    from ddpcheck.agent.shm_exchange import ShmExchange
+    from ddpcheck.config import Config
+    from ddpcheck.records.registry import Record
+
+# Steps with the same schedule. The first ones are checked completely.
+EPOCH = FIRST_STEPS_OF_BUDGET
+# A sparser schedule is needed above the budget; a denser one again is used only if it is clearly below.
+MARGIN = 0.8
+# Digests of the parameters that take less are taken after every step, however short the step is.
+FREE_NS = 50_000
+
+
+class Schedule(NamedTuple):
+    """Every how many steps each item runs."""
+
+    sketch: int = 1
+    applied: int = 1
+    params: int = 1
+
+    def runs(self, item: BudgetItem, step: int) -> bool:
+        return step % self[item] == 0
+
+
+def _schedules() -> list[Schedule]:
+    """From dense to sparse."""
+    return [
+        *(Schedule(2**power) for power in range(9)),
+        *(Schedule(256, 2**power) for power in range(1, 7)),
+        *(Schedule(256, 64, 2**power) for power in range(1, 5)),
+    ]
+
+
+SCHEDULES = _schedules()
+LAST_WITH_ALL_PARAMETERS = max(schedule for schedule in SCHEDULES if schedule.params == 1)
+
+
+@dataclass
+class Measurement:
+    """What was measured in the steps since the last record."""
+
+    began: int
+    own: int
+    spent: dict[str, int]
+    first_step: int = -1
+    steps: int = 0
+    # By item: its time in the steps in which it ran, and the number of those.
+    busy: list[int] = field(default_factory=lambda: [0] * len(BudgetItem))
+    runs: list[int] = field(default_factory=lambda: [0] * len(BudgetItem))
+
+
+class Budget:
+    """The schedule of one rank, and what its checks have cost."""
+
+    def __init__(
+        self,
+        config: Config,
+        exchange: ShmExchange | None,
+        write: Callable[[Record], None],
+        own_ns: Callable[[], int],
+        probe_ns: dict[str, int],
+    ) -> None:
+        self._share = parse_budget(config.budget)
+        self._exchange = exchange
+        self._write = write
+        self._own_ns = own_ns
+        self._probe_ns = probe_ns
+        # Nanoseconds by item, counted by the agent; the last element is for everything else.
+        self.item_ns = [0] * (len(BudgetItem) + 1)
+        self._items_before = [0] * len(BudgetItem)
+        self._optimizer: int | None = None
+        self._epoch = 0
+        self._level = 0
+        self._wanted = 0
+        self._off = self._share is None
+        # What the last steps with an item cost: kept for epochs in which it did not run.
+        self._costs = [0.0] * len(BudgetItem)
+        self._since = self._begin()
+
+    def _begin(self) -> Measurement:
+        return Measurement(perf_counter_ns(), self._own_ns(), dict(self._probe_ns))
+
+    @property
+    def schedule(self) -> Schedule:
+        return SCHEDULES[self._level]
+
+    def runs(self, item: BudgetItem, step: int) -> bool:
+        """Whether `item` is part of this step; all ranks of a node get the same answer."""
+        if self._off:
+            return True
+        if step // EPOCH > self._epoch:
+            self._advance(step // EPOCH)
+        return self.schedule.runs(item, step)
+
+    def check_everything(self) -> None:
+        """Ranks differ: from now on everything is checked, whatever it costs."""
+        if self._level:
+            self._record()
+        self._off, self._level = True, 0
+
+    def _advance(self, epoch: int) -> None:
+        peers = [] if self._exchange is None else self._exchange.budget_levels(epoch)
+        level = max([self._wanted, *(level for level in peers if level < len(SCHEDULES))])
+        self._epoch = epoch
+        if level != self._level:
+            self._record()
+            self._level = level
+
+    def step_done(self, optimizer: int, step: int) -> None:
+        """Called after each step. If several optimizers share an iteration, those of the first count."""
+        if self._optimizer is None:
+            self._optimizer = optimizer
+            # What came before the end of the first step, such as start-up, is not part of any step.
+            self._since = self._begin()
+            self._items_before = list(self.item_ns)
+            return
+        if optimizer != self._optimizer:
+            return
+        since = self._since
+        if since.first_step < 0:
+            since.first_step = step
+        since.steps += 1
+        for item in BudgetItem:
+            spent = self.item_ns[item] - self._items_before[item]
+            if self._off or self.schedule.runs(item, step):
+                since.busy[item] += spent
+                since.runs[item] += 1
+        self._items_before = list(self.item_ns)
+        position = step % EPOCH
+        if position == EPOCH - 2 and not self._off:
+            self._wanted = self._needed()
+            if self._exchange is not None:
+                self._exchange.publish_budget_level(step // EPOCH + 1, self._wanted)
+        elif position == EPOCH - 1:
+            self._record()
+
+    def _needed(self) -> int:
+        """The densest schedule whose expected cost is within the budget."""
+        since = self._since
+        wall = perf_counter_ns() - since.began
+        own = self._own_ns() - since.own
+        if self._share is None or not since.steps or wall <= 0:
+            return self._level
+        for item in BudgetItem:
+            if since.runs[item]:
+                self._costs[item] = since.busy[item] / since.runs[item]
+        fixed = max(0.0, own - sum(since.busy)) / since.steps
+        step = max(1.0, (wall - own) / since.steps)
+        for level, schedule in enumerate(SCHEDULES):
+            checks = sum(self._costs[item] / schedule[item] for item in BudgetItem)
+            allowed = self._share * step * (1.0 if level >= self._level else MARGIN)
+            if checks + (fixed if schedule.params == 1 else 0.0) <= allowed:
+                return level
+            # Parameters are compared less often only for what that costs itself: nothing makes up for a fixed cost.
+            if schedule == LAST_WITH_ALL_PARAMETERS and (
+                checks <= allowed or self._costs[BudgetItem.PARAMS] < FREE_NS
+            ):
+                return level
+        return len(SCHEDULES) - 1
+
+    def _record(self) -> None:
+        since, self._since = self._since, self._begin()
+        if not since.steps:
+            return
+        spent = {name: (ns - since.spent.get(name, 0)) // 1000 for name, ns in self._probe_ns.items()}
+        own = (self._own_ns() - since.own) // 1000
+        spent["agent"] = max(0, own - sum(spent.values()))
+        self._write(
+            CostRecord(
+                step=since.first_step,
+                steps=since.steps,
+                wall=(perf_counter_ns() - since.began) // 1000,
+                spent={name: us for name, us in spent.items() if us},
+                sketch_every=self.schedule.sketch,
+                applied_every=self.schedule.applied,
+                params_every=self.schedule.params,
+            )
+        )
+
+    def close(self) -> None:
+        """Called at the end: writes what was measured since the last record."""
+        self._record()

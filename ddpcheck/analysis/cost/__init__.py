@@ -1,0 +1,1 @@
+"""What ddpcheck itself costs, and which steps its budget left out."""

@@ -1,1 +1,0 @@
-"""Detects ranks that wait for each other forever."""

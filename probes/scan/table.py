@@ -1,0 +1,208 @@
+"""A table of tensors: what follows from their layout is kept from step to step, and one native call reads them all.
+
+A row depends on type, size, strides and dtype of its tensor. These are asked for at each use, each with one call into C
+for the whole list, and a row whose tensor has changed is made anew. Addresses are never reused without asking.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from operator import add, attrgetter, le, mul
+from typing import Any
+
+import torch
+
+from ddpcheck import torch_compat
+from ddpcheck.probes.digest.tensor_bytes import TensorLayout, direct_span
+from ddpcheck.probes.scan.library import (
+    MAX_DIMS,
+    ROW_DTYPES,
+    ElementOrder,
+    RowLayout,
+    ScanLibrary,
+    scan_library,
+)
+
+DIGEST, SKETCH, COUNT = 1, 2, 4
+DIGEST_BYTES = 16
+# Signed sum, norm, count of non-finite values.
+NUMBERS = 3
+# Tensors with more bytes are large: a few windows of them are sampled where they are not read again.
+LARGE = 1 << 18
+
+_NONE = type(None)
+# Takes the row of a missing tensor.
+_EMPTY = torch.empty(0, device="cpu")
+
+_data_ptr: Any = torch.Tensor.data_ptr
+_stride: Any = torch.Tensor.stride
+_storage_offset: Any = torch.Tensor.storage_offset
+_untyped_storage: Any = torch.Tensor.untyped_storage
+_storage_bytes: Any = torch.UntypedStorage.nbytes
+_nbytes = attrgetter("nbytes")
+_dtype = attrgetter("dtype")
+_itemsize = attrgetter("itemsize")
+_is_cpu = attrgetter("is_cpu")
+
+
+class TensorTable:
+    """The rows of one list of tensors. `None` in the list is a row that is not read."""
+
+    def __init__(self, library: ScanLibrary) -> None:
+        self.library = library
+        self._types: list[type] = []
+        self._strides: list[tuple[int, ...]] = []
+        self._sizes: list[int] = []
+        self._dtypes: list[torch.dtype] = []
+        self._rows: Any = (RowLayout * 0)()
+        self._orders: dict[int, ElementOrder] = {}
+        self.addresses = array("Q")
+        # Bytes of each row; for samples of the first values, 0 where the memory is not in row-major order.
+        self.row_bytes = array("Q")
+        self.row_major_bytes = array("Q")
+        self.large: list[int] = []
+        # Which rows have a tensor, and which can be digested and sketched; others have to be read by torch.
+        self.present = b""
+        self.digestible = b""
+        self.sketchable = b""
+        self._largest = 0
+        self._total = 0
+        # Counts how often rows were made anew.
+        self.revision = 0
+
+    def update(self, tensors: Sequence[Any]) -> bool:
+        """Bring the table up to date with `tensors`; whether a row was made anew."""
+        with torch_compat.no_torch_function():
+            types = list(map(type, tensors))
+            if _NONE in types:
+                tensors = [_EMPTY if tensor is None else tensor for tensor in tensors]
+            if types == self._types:
+                try:
+                    strides, sizes = list(map(_stride, tensors)), list(map(_nbytes, tensors))
+                    same = strides == self._strides and sizes == self._sizes
+                    # At the same address, too: memory is reused, and `.data` may be another view of it.
+                    if same and list(map(_dtype, tensors)) == self._dtypes:
+                        addresses = array("Q", map(_data_ptr, tensors))
+                        if addresses == self.addresses or self._moved(tensors):
+                            self.addresses = addresses
+                            return False
+                except RuntimeError:
+                    pass  # sparse, nested, …: such lists are rare, and are made anew each time
+            self._rebuild(tensors, types)
+            return True
+
+    def _moved(self, tensors: Sequence[Any]) -> bool:
+        """Whether the rows still describe `tensors`, which have other addresses now.
+
+        A tensor on another device has an address that must not be read here. A storage that was freed or cut leaves
+        tensors whose memory ends earlier than they do.
+        """
+        if False in map(_is_cpu, tensors):
+            return False
+        held = map(_storage_bytes, map(_untyped_storage, tensors))
+        offsets = list(map(_storage_offset, tensors))
+        if any(offsets):
+            ends = map(add, map(mul, offsets, map(_itemsize, tensors)), self._sizes)
+            return all(map(le, ends, held))
+        return all(map(le, self._sizes, held))
+
+    def _rebuild(self, tensors: Sequence[Any], types: list[type]) -> None:
+        count = len(tensors)
+        self.revision += 1
+        self._rows = (RowLayout * count)()
+        self._orders = {}
+        self.addresses = array("Q", bytes(8 * count))
+        self.row_bytes = array("Q", bytes(8 * count))
+        self.row_major_bytes = array("Q", bytes(8 * count))
+        self.large = []
+        digestible, sketchable = bytearray(count), bytearray(count)
+        self._largest = self._total = 0
+        plain = True
+        for index, tensor in enumerate(tensors):
+            if tensor is _EMPTY:
+                continue
+            span = direct_span(tensor) if tensor.is_cpu else None
+            if span is None:
+                plain = False
+                continue
+            layout, self.addresses[index] = span
+            row = self._rows[index]
+            row.bytes, row.seed = layout.nbytes, layout.seed
+            digestible[index] = 1
+            self.row_bytes[index] = layout.nbytes
+            if layout.nbytes > LARGE:
+                self.large.append(index)
+            if layout.by_rows:
+                self.row_major_bytes[index] = layout.nbytes
+            self._total += layout.nbytes
+            if layout.dtype in ROW_DTYPES and self._set_order(index, layout, tensor):
+                row.dtype = ROW_DTYPES[layout.dtype]
+                sketchable[index] = 1
+                self._largest = max(self._largest, layout.numel)
+        self.present = bytes(each is not _NONE for each in types)
+        self.digestible, self.sketchable = bytes(digestible), bytes(sketchable)
+        # Without types, the next list of this kind is made anew as well.
+        self._types = types if plain else []
+        self._strides = [tensor.stride() for tensor in tensors] if plain else []
+        self._sizes = [tensor.nbytes for tensor in tensors] if plain else []
+        self._dtypes = [tensor.dtype for tensor in tensors] if plain else []
+
+    def _set_order(self, index: int, layout: TensorLayout, tensor: Any) -> bool:
+        """Sketches are taken in row-major order; whether the library can read this tensor so."""
+        if layout.by_rows:
+            return True
+        dims = [
+            (size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1
+        ]
+        merged: list[tuple[int, int]] = []
+        for size, stride in dims:
+            if merged and merged[-1][1] == size * stride:
+                merged[-1] = (merged[-1][0] * size, stride)
+            else:
+                merged.append((size, stride))
+        if len(merged) > MAX_DIMS:
+            return False
+        order = self._orders[index] = ElementOrder(len(merged))
+        order.sizes[: len(merged)] = [size for size, _ in merged]
+        order.strides[: len(merged)] = [stride for _, stride in merged]
+        self._rows[index].order = ctypes.pointer(order)
+        return True
+
+    def scan(self, work: bytes) -> ScanResult | None:
+        """Read the rows as `work` asks for each. None if the memory of one is gone."""
+        count = len(work)
+        digests = bytearray(DIGEST_BYTES * count)
+        sketches = array("d", bytes(8 * NUMBERS * count))
+        unread = self.library.scan(
+            self.addresses.buffer_info()[0],
+            ctypes.addressof(self._rows),
+            _address(work),
+            count,
+            self._total,
+            self._largest,
+            ctypes.addressof(ctypes.c_char.from_buffer(digests)) if count else 0,
+            sketches.buffer_info()[0],
+        )
+        return None if unread else ScanResult(digests, sketches)
+
+
+class ScanResult:
+    """Digests and sketches by row; zeros where nothing was asked for."""
+
+    __slots__ = ("digests", "sketches")
+
+    def __init__(self, digests: bytearray, sketches: array[float]) -> None:
+        self.digests = digests
+        self.sketches = sketches
+
+
+def _address(data: bytes) -> int:
+    return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+
+
+def make_table() -> TensorTable | None:
+    """None without the compiled library."""
+    library = scan_library()
+    return None if library is None else TensorTable(library)
