@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 FIRST = 16
 CHANGE = 1 << 20
 AT_LEAST_EVERY = 32
-# After them, steps that follow each other faster are not all measured.
+# After them, of steps that follow each other faster than this, only every n-th is measured. A limit by time alone leaves
+# too few measurements of a short job to recognise growth.
 SECONDS_BETWEEN = 0.02
+STEPS_BETWEEN = 4
 # Parts are measured rarely: state appears with the first step, and buckets are rebuilt in the second. It takes about
 # six microseconds per parameter.
 PARTS_AT = frozenset({1, 2, 16, 256, 4096, 65536})
@@ -108,7 +110,7 @@ class MemoryProbe(Probe):
 
     def _is_due(self, step: int) -> bool:
         """Reading the counters takes ten microseconds: steps of a millisecond are not all read."""
-        return step < FIRST or monotonic() - self._read_at > SECONDS_BETWEEN
+        return step < FIRST or step % STEPS_BETWEEN == 0 or monotonic() - self._read_at > SECONDS_BETWEEN
 
     def _is_written(self, now: MemoryRecord) -> bool:
         last = self._last

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from ddpcheck.analysis.memory.collector import RankMemory
 from ddpcheck.probes import memory
-from ddpcheck.probes.memory import AT_LEAST_EVERY, FIRST, MemoryProbe, memory_of
+from ddpcheck.probes.memory import AT_LEAST_EVERY, FIRST, STEPS_BETWEEN, MemoryProbe, memory_of
 from ddpcheck.probes.process import device_memory
 from ddpcheck.probes.process.os_counters import Resident, peak_resident, reads, resident
 from ddpcheck.records.kinds.memory import MemoryPartsRecord, MemoryRecord
@@ -107,9 +108,27 @@ def test_fast_steps_are_not_all_measured(monkeypatch: pytest.MonkeyPatch) -> Non
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     running.train(optimizer, FIRST)
     first_reads = len(reads)
-    running.train(optimizer, 20)
+    running.train(optimizer, 5 * STEPS_BETWEEN)
     assert first_reads >= FIRST
-    assert len(reads) == first_reads
+    assert len(reads) == first_reads + 5
+
+
+def test_growth_is_recognised_in_a_short_job_of_fast_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = [100 << 20]
+    monkeypatch.setattr(memory, "resident", lambda: Resident(held[0], held[0]))
+    monkeypatch.setattr(memory, "monotonic", lambda: 0.0)
+    module = nn.Linear(8, 8)
+    running, context = job(module)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for _ in range(80):
+        running.train(optimizer, 1)
+        held[0] += 2 << 20
+    rank = RankMemory()
+    for record in context.of(MemoryRecord):
+        rank.add(record)
+    growth = rank.growth()
+    assert growth is not None
+    assert growth.per_step == pytest.approx(2 << 20, rel=0.1)
 
 
 def test_only_the_first_optimizer_counts_steps_and_every_applies() -> None:
