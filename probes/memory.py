@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 FIRST = 16
 CHANGE = 1 << 20
 AT_LEAST_EVERY = 32
-# After them, of steps that follow each other faster than this, only every n-th is measured. A limit by time alone leaves
-# too few measurements of a short job to recognise growth.
+# After them, of steps that follow each other faster than this, only every n-th is measured. A limit by time alone
+# leaves too few measurements of a short job to recognise growth.
 SECONDS_BETWEEN = 0.02
 STEPS_BETWEEN = 4
 # Parts are measured rarely: state appears with the first step, and buckets are rebuilt in the second. It takes about
