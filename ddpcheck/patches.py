@@ -12,6 +12,7 @@ from ddpcheck import torch_compat
 
 _MARK = "__ddpcheck_original__"
 _INHERITED = object()
+_DISABLED_MARK = "_torchdynamo_disable"
 
 Wrapper = Callable[..., Any]
 
@@ -138,7 +139,20 @@ def hide_from_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
     if disable is None:
         return function
     hidden: Callable[..., Any] = disable(function)
-    return hidden
+    active = torch_compat.lookup(torch_compat.DYNAMO_CALLBACK)
+    marks = {name: value for name, value in vars(hidden).items() if name.startswith(_DISABLED_MARK)}
+    if active is None or not marks:
+        return hidden
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # torch's wrapper takes two microseconds. It is needed only while a compiler watches the calls of this thread.
+        return function(*args, **kwargs) if active() is None else hidden(*args, **kwargs)
+
+    # The compiler recognises torch's wrapper by these attributes and does not trace it.
+    vars(call).update(marks)
+    skip_frame(call)
+    return call
 
 
 def skip_frame(function: Callable[..., Any]) -> None:

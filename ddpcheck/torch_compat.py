@@ -151,6 +151,9 @@ COMPILED_AUTOGRAD = PrivateName(
 COMPILED_AUTOGRAD_OPTION = PrivateName(
     "torch._dynamo.config", "compiled_autograd", "compiled backwards trace hooks", optional=True
 )
+DYNAMO_CALLBACK = PrivateName(
+    "torch._C._dynamo.eval_frame", "get_eval_frame_callback", "hooks run slower", optional=True
+)
 DYNAMO_SKIP = PrivateName("torch._dynamo.eval_frame", "skip_code", "torch.compile traces ddpcheck's wrappers")
 
 # Data loaders.
@@ -352,7 +355,10 @@ def tensor_versions(tensors: Sequence[torch.Tensor | None]) -> list[int]:
 
 def compiles_autograd() -> bool:
     """Whether torch would compile a backward that started now, and trace the hooks of parameters."""
-    return bool(lookup(COMPILED_AUTOGRAD) or lookup(COMPILED_AUTOGRAD_OPTION))
+    # Asked at every step, and most jobs never import the compiler of backwards.
+    if COMPILED_AUTOGRAD.owner in sys.modules and lookup(COMPILED_AUTOGRAD):
+        return True
+    return bool(lookup(COMPILED_AUTOGRAD_OPTION))
 
 
 def gives_sparse_parts() -> bool:

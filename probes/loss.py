@@ -60,9 +60,14 @@ class LossProbe(Probe):
     def before_step(self, optimizer: TrackedOptimizer) -> None:
         self._depth = 0
         scalars, self._scalars = self._scalars, []
-        if scalars:
-            scale = optimizer.scale if optimizer.scaled else 1.0
-            self._pending.append(StepLoss(optimizer.index, optimizer.steps, scalars, scale))
+        if not scalars:
+            return
+        scale = optimizer.scale if optimizer.scaled else 1.0
+        step = StepLoss(optimizer.index, optimizer.steps, scalars, scale)
+        if self._pending or not step.ready():
+            self._pending.append(step)
+        else:
+            self._rows.append((step.optimizer, step.number, step.value()))
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
         self._drain()

@@ -69,7 +69,7 @@ class MemoryProbe(Probe):
 
     def backward_begun(self, tracked: TrackedModule) -> None:
         """All activations are allocated: about the peak of a step."""
-        if self._is_due(tracked.steps):
+        if tracked.steps < FIRST or self._is_late():
             self._high = max(self._high, resident().own)
         first = tracked.backward is not None and not tracked.backward.window.synced
         if first and tracked.steps in PARTS_AT:
@@ -110,7 +110,10 @@ class MemoryProbe(Probe):
 
     def _is_due(self, step: int) -> bool:
         """Reading the counters takes ten microseconds: steps of a millisecond are not all read."""
-        return step < FIRST or step % STEPS_BETWEEN == 0 or monotonic() - self._read_at > SECONDS_BETWEEN
+        return step < FIRST or step % STEPS_BETWEEN == 0 or self._is_late()
+
+    def _is_late(self) -> bool:
+        return monotonic() - self._read_at > SECONDS_BETWEEN
 
     def _is_written(self, now: MemoryRecord) -> bool:
         last = self._last

@@ -52,6 +52,8 @@ def _schedules() -> list[Schedule]:
 
 
 SCHEDULES = _schedules()
+# Iterating over an enum class takes a microsecond.
+_ITEMS = tuple(BudgetItem)
 LAST_WITH_ALL_PARAMETERS = max(schedule for schedule in SCHEDULES if schedule.params == 1)
 
 
@@ -93,6 +95,9 @@ class Budget:
         self._level = 0
         self._wanted = 0
         self._off = self._share is None
+        # The step that was asked for last, and what is part of it.
+        self._asked = -1
+        self._answers: list[bool] = []
         # What the last steps with an item cost: kept for epochs in which it did not run.
         self._costs = [0.0] * len(BudgetItem)
         self._since = self._begin()
@@ -108,9 +113,12 @@ class Budget:
         """Whether `item` is part of this step; all ranks of a node get the same answer."""
         if self._off:
             return True
-        if step // EPOCH > self._epoch:
-            self._advance(step // EPOCH)
-        return self.schedule.runs(item, step)
+        if step != self._asked:
+            if step // EPOCH > self._epoch:
+                self._advance(step // EPOCH)
+            self._asked = step
+            self._answers = [self.schedule.runs(each, step) for each in _ITEMS]
+        return self._answers[item]
 
     def check_everything(self) -> None:
         """Ranks differ: from now on everything is checked, whatever it costs."""
@@ -140,12 +148,11 @@ class Budget:
         if since.first_step < 0:
             since.first_step = step
         since.steps += 1
-        for item in BudgetItem:
-            spent = self.item_ns[item] - self._items_before[item]
-            if self._off or self.schedule.runs(item, step):
-                since.busy[item] += spent
+        before, self._items_before = self._items_before, list(self.item_ns)
+        for item in _ITEMS:
+            if self.runs(item, step):
+                since.busy[item] += self._items_before[item] - before[item]
                 since.runs[item] += 1
-        self._items_before = list(self.item_ns)
         position = step % EPOCH
         if position == EPOCH - 2 and not self._off:
             self._wanted = self._needed()

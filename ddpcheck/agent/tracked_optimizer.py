@@ -8,6 +8,8 @@ import sys
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ import torch
 from ddpcheck import torch_compat
 from ddpcheck.agent.tracked_module import TrackedModule
 
+_IMMUTABLE = frozenset({type(None), bool, int, float, str})
 _step_wrappers = torch_compat.frames_of(torch_compat.STEP_WRAPPER)
 
 
@@ -36,13 +39,20 @@ class TrackedOptimizer:
     modules: list[TrackedModule] = field(default_factory=list)
     # Per module index: per group, the indices of its parameters in the module's list.
     groups: dict[int, list[list[int]]] = field(default_factory=dict)
+    # The values that `hyperparameters` was made from; empty if they may change in place.
+    _values: list[Any] = field(default_factory=list)
 
     def refresh(self) -> None:
         """Read the hyperparameters of the last step. If they have not changed, the object stays the same."""
         optimizer = self.ref()
         if optimizer is None:
             return
+        now = [self.scale, *chain.from_iterable(map(dict.values, optimizer.param_groups))]
+        # By identity: a value may be of any type, and most programs leave all of them alone.
+        if len(now) == len(self._values) and all(map(is_, now, self._values)):
+            return
         values = _hyperparameters(optimizer)
+        self._values = now if _are_immutable(optimizer) else []
         if self.scale is not None:
             values["GradScaler.scale"] = self.scale
         if values != self.hyperparameters:
@@ -92,6 +102,17 @@ def inside_another_step() -> bool:
     the stack, since a counter would stay wrong after a step that raises.
     """
     return _step_wrappers(sys._getframe(1), 2) > 1
+
+
+def _are_immutable(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether no hyperparameter can change without being replaced, as a learning rate in a tensor does."""
+    return all(
+        type(value) in _IMMUTABLE
+        or (type(value) is tuple and all(type(each) in _IMMUTABLE for each in value))
+        for group in optimizer.param_groups
+        for name, value in group.items()
+        if name != "params"
+    )
 
 
 def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
