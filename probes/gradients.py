@@ -354,23 +354,28 @@ class GradientProbe(Probe):
         reduced = backward.reduced
 
         def write() -> None:
+            # Complete from here on: only the writer's thread reads them.
             local = backward.local.numbers(len(layout.all_mask), backward.left_over)
-            self.context.write(
-                BackwardRecord(
+            numbers, leaves = reduced.numbers(), reduced.leaves()
+            # In the order of arrival: the first is the closest to the cause.
+            local_nonfinite = backward.local.nonfinite(backward.order)
+
+            def make() -> BackwardRecord:
+                return BackwardRecord(
                     module=tracked.index,
                     number=backward.number,
                     step=backward.step,
                     local=sketch_text(local) if backward.sketched else "",
-                    reduced=sketch_text(reduced.numbers(), layout.share) if backward.sketched else "",
-                    root=reduced.leaves().root()[:8].hex(),
-                    # In the order of arrival: the first is the closest to the cause.
-                    local_nonfinite=backward.local.nonfinite(backward.order),
+                    reduced=sketch_text(numbers, layout.share) if backward.sketched else "",
+                    root=leaves.root()[:8].hex(),
+                    local_nonfinite=local_nonfinite,
                     reduced_nonfinite={str(index): count for index, count in reduced.nonfinite().items()},
                     absent=sorted(reduced.absent | layout.unknown),
                     divisor=divisor,
                     time=round(backward.finished, 6) if _is_timed(backward.number) else 0.0,
                 )
-            )
+
+            self.context.write_later(make)
 
         self._defer(DeferredRecord(backward.ready, write))
 
@@ -401,7 +406,7 @@ class GradientProbe(Probe):
             root = leaves.root()
             counts = nonfinite.nonfinite() if nonfinite is not None else {}
             applied_nonfinite = {str(index): count for index, count in counts.items() if owned[index]}
-            self.context.write(replace(record, root=root.hex(), nonfinite=applied_nonfinite))
+            self.context.write_later(lambda: replace(record, root=root.hex(), nonfinite=applied_nonfinite))
             if live and self.context.node_compare is not None:
                 current = generation == self._generation
                 key_hash = snapshot_key.hash(self.context.session)

@@ -6,7 +6,6 @@ import base64
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ddpcheck.probes.digest import Leaves
@@ -295,7 +294,7 @@ class ParameterProbe(Probe):
         pending, key = write.pending, write.pending.key
         slot = (key.tracked.index, key.of)
         if pending.only_changes:
-            key = replace(key, step=key.tracked.next_step)
+            key = key._replace(step=key.tracked.next_step)
             if key.stage is Stage.PARAMS:
                 key.tracked.count_step()
         last = self._last.get(slot)
@@ -307,24 +306,27 @@ class ParameterProbe(Probe):
         self._record(snapshot, pending)
 
     def _record(self, snapshot: Snapshot, pending: PendingDigest) -> None:
-        key = snapshot.key
-        width = WIDTH.get(key.stage, NARROW)
-        self.context.write(
-            DigestRecord(
-                module=key.tracked.index,
+        key, root, leaves, now = snapshot.key, snapshot.root, snapshot.leaves, time.time()
+        index, forward, hyper, how = key.tracked.index, pending.forward, pending.hyper, pending.how
+
+        def make() -> DigestRecord:
+            width = WIDTH.get(key.stage, NARROW)
+            return DigestRecord(
+                module=index,
                 stage=key.stage.value,
                 step=key.step,
                 of=key.of.value,
-                root=snapshot.root.hex(),
-                leaves=base64.b64encode(snapshot.leaves.narrow(width)).decode(),
+                root=root.hex(),
+                leaves=base64.b64encode(leaves.narrow(width)).decode(),
                 width=width,
-                time=round(time.time(), 4),
+                time=round(now, 4),
                 optimizer=key.optimizer,
-                forward=pending.forward,
-                hyper=pending.hyper,
-                how=pending.how,
+                forward=forward,
+                hyper=hyper,
+                how=how,
             )
-        )
+
+        self.context.write_later(make)
         # Ranks may differ before the broadcast, and under post-localSGD.
         if self._node_compare is not None and not (
             key.tracked.uses_local_sgd or key.stage is Stage.INIT_BEFORE

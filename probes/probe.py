@@ -85,6 +85,9 @@ class ProbeContext(Protocol):
 
     def write(self, record: Record) -> None: ...
 
+    def write_later(self, make: Callable[[], Record]) -> None:
+        """Write the record that `make` returns. Another thread calls it: what it reads must not change any more."""
+
 
 class Probe:
     """Base class: every event does nothing by default, and a probe overrides those it handles.

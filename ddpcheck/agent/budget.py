@@ -28,7 +28,7 @@ EPOCH = FIRST_STEPS_OF_BUDGET
 # A sparser schedule is needed above the budget; a denser one again is used only if it is clearly below.
 MARGIN = 0.8
 # Digests of the parameters that take less are taken after every step, however short the step is.
-FREE_NS = 50_000
+FREE_NS = 100_000
 
 
 class Schedule(NamedTuple):

@@ -194,6 +194,14 @@ class RankContext:
 
     def write(self, record: Record) -> None:
         self._writer.write(record)
+        self._report_write_error()
+
+    def write_later(self, make: Callable[[], Record]) -> None:
+        """Write the record that `make` returns; the writer's thread calls it."""
+        self._writer.write_later(make)
+        self._report_write_error()
+
+    def _report_write_error(self) -> None:
         if self._writer.failed and self.exchange is not None:
             self.exchange.report_write_error(self._writer.failed)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from operator import attrgetter, getitem, is_not
 from typing import Any
@@ -214,7 +215,7 @@ class TrackedModule:
         known = self._reduced
         return {index for index, tensor in enumerate(self._tensors) if id(tensor) not in known}
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The name of the module, equal on all ranks."""
         return f"{','.join(map(str, self.group))}#{self.ordinal}"

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from ddpcheck.records.kinds.rank import FaultRecord
@@ -28,7 +29,7 @@ class RecordWriter:
         self.failed = ""
         self.dropped = 0
         self._closed = False
-        self._pending: deque[Record] = deque()
+        self._pending: deque[Record | Callable[[], Record]] = deque()
         self._writing = False
         self._wake = threading.Event()
         # Set while somebody waits for the records to be written.
@@ -37,7 +38,7 @@ class RecordWriter:
         self._thread = threading.Thread(target=self._run, name="ddpcheck-writer", daemon=True)
         self._thread.start()
 
-    def write(self, record: Record) -> None:
+    def write(self, record: Record | Callable[[], Record]) -> None:
         if self.failed or self._closed:
             return
         if len(self._pending) >= MAX_PENDING:
@@ -46,6 +47,11 @@ class RecordWriter:
         self._pending.append(record)
         if not self._wake.is_set():
             self._wake.set()
+
+    def write_later(self, make: Callable[[], Record]) -> None:
+        """Write what `make` returns. The writer's thread calls it, so its arguments must not change any more."""
+        # What a record is made from takes more memory than the record. It is not kept while the disk stalls.
+        self.write(make() if self._writing else make)
 
     def close(self, last: Record, seconds: float = 5.0) -> None:
         """Write `last` after all pending records and close; give up after `seconds`."""
@@ -104,11 +110,12 @@ class RecordWriter:
             self.failed = f"{error.strerror} ({self.path})"
 
 
-def _line_of(record: Record) -> bytes:
-    """The line of `record`; a record that cannot be encoded is replaced by a report of that fault."""
+def _line_of(record: Record | Callable[[], Record]) -> bytes:
+    """The line of `record`; one that cannot be made or encoded is replaced by a report of that fault."""
     try:
-        return to_line(record)
-    except (TypeError, ValueError) as error:
-        return to_line(
-            FaultRecord("writer", record.kind, f"{type(error).__name__}: {error}"[:500], "", os.getpid())
-        )
+        return to_line(record if isinstance(record, Record) else record())
+    except Exception as error:
+        # This thread must go on: without it no record is written any more.
+        kind = record.kind if isinstance(record, Record) else getattr(record, "__qualname__", "record")
+        text = f"{type(error).__name__}: {error}"[:500]
+        return to_line(FaultRecord("writer", kind, text, "", os.getpid()))

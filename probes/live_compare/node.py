@@ -5,11 +5,12 @@ Compares snapshots of this rank with those of its peers on the node, and records
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import time
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from ddpcheck.probes.tensor_dump import dump_tensors
 from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, Stage, TensorKind
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True)
-class SnapshotKey:
+class SnapshotKey(NamedTuple):
     """Which tensors a snapshot covers, and when it was taken; all ranks make the same keys."""
 
     tracked: TrackedModule
@@ -37,8 +37,15 @@ class SnapshotKey:
 
     def hash(self, session: str) -> bytes:
         """Eight bytes that identify the key on all ranks of a session."""
-        text = f"{session}|{self.tracked.key}|{self.stage}|{self.of}|{self.optimizer}|{self.step}"
-        return hashlib.blake2b(text.encode(), digest_size=8).digest()
+        tracked, stage, of, step, optimizer = self
+        prefix = _key_prefix(session, tracked.key, stage, of, optimizer)
+        return hashlib.blake2b(b"%s%d" % (prefix, step), digest_size=8).digest()
+
+
+@functools.lru_cache(maxsize=256)
+def _key_prefix(session: str, module: str, stage: Stage, of: TensorKind, optimizer: int | None) -> bytes:
+    """What all steps have in common: formatting it takes longer than hashing."""
+    return f"{session}|{module}|{stage}|{of}|{optimizer}|".encode()
 
 
 @dataclass(eq=False)

@@ -137,6 +137,9 @@ class TensorScanner:
         # What follows from the masks of a scan, which are the same at nearly every step.
         self._plans: dict[tuple[bytes, bytes, bytes], ScanPlan] = {}
         self._revision = -1
+        # Where the library writes samples, and the sizes of these buffers.
+        self._sample_sizes = (-1, -1)
+        self._sample_buffers: list[ctypes.Array[ctypes.c_char]] = []
 
     def update(self, tensors: Sequence[torch.Tensor | None]) -> None:
         if self._table is not None:
@@ -201,17 +204,21 @@ class TensorScanner:
             pairs = [_sample(tensor, first, middle) for tensor in tensors]
             return b"".join(start for start, _ in pairs), b"".join(centre for _, centre in pairs)
         count = len(table.addresses)
-        starts, middles = bytearray((first + 1) * count or 1), bytearray(middle * count or 1)
+        sizes = (first + 1) * count, middle * count
+        if self._sample_sizes != sizes:
+            self._sample_sizes = sizes
+            self._sample_buffers = [ctypes.create_string_buffer(size or 1) for size in sizes]
+        starts, middles = self._sample_buffers
         length = table.library.samples(
             table.addresses.buffer_info()[0],
             table.row_major_bytes.buffer_info()[0],
             count,
             first,
             middle,
-            _address(starts),
-            _address(middles),
+            ctypes.addressof(starts),
+            ctypes.addressof(middles),
         )
-        return bytes(starts[:length]), bytes(middles[: middle * count])
+        return starts[:length], middles[: middle * count]
 
     def large(self, tensors: Sequence[torch.Tensor | None]) -> list[int]:
         """The rows with more than LARGE bytes of plain memory."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
+from functools import lru_cache
 from collections.abc import Sequence
 from operator import add, attrgetter, le, mul
 from typing import Any
@@ -198,7 +199,9 @@ class ScanResult:
         self.sketches = sketches
 
 
+@lru_cache(maxsize=256)
 def _address(data: bytes) -> int:
+    """The address of `data`, or of equal bytes that the cache keeps alive."""
     return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
 
 

@@ -52,6 +52,9 @@ class FakeContext:
     def write(self, record: Record) -> None:
         self.records.append(record)
 
+    def write_later(self, make: Callable[[], Record]) -> None:
+        self.write(make())
+
     def job_ns(self) -> int:
         return perf_counter_ns() - self.own_ns
 
