@@ -218,7 +218,7 @@ class TensorScanner:
             ctypes.addressof(starts),
             ctypes.addressof(middles),
         )
-        return starts[:length], middles[: middle * count]
+        return starts.raw[:length], middles.raw[: middle * count]
 
     def large(self, tensors: Sequence[torch.Tensor | None]) -> list[int]:
         """The rows with more than LARGE bytes of plain memory."""

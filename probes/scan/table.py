@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from functools import lru_cache
 from collections.abc import Sequence
+from functools import lru_cache
 from operator import add, attrgetter, le, mul
 from typing import Any
 
