@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpcheck import torch_compat
 from ddpcheck.probes.probe import Phase, Probe, ProbeContext
-from ddpcheck.probes.process.os_counters import PageFaults, ProcessorQueue
+from ddpcheck.probes.process.os_counters import StepCounters
 from ddpcheck.probes.process.step_phases import (
     BACKWARD,
     BUFFERS,
@@ -66,8 +66,7 @@ class StepTimingProbe(Probe):
         self._pending: deque[tuple[PhaseTimes, PhaseEvents]] = deque()
         self._rows: list[tuple[PhaseTimes, DevicePhaseTimes | None]] = []
         self._written = perf_counter_ns()
-        self._queue = ProcessorQueue()
-        self._faults = PageFaults()
+        self._counters = StepCounters()
 
     def _now(self) -> int:
         return self.context.job_ns()
@@ -152,7 +151,7 @@ class StepTimingProbe(Probe):
         averages = averages_of(self._modules)
         if averages:
             self.context.write(ClockRecord(step=0, ddp=averages))
-        self._queue.close()
+        self._counters.close()
 
     def _ends_a_step(self, optimizer: int) -> bool:
         """Several optimizers may share an iteration, and a job may replace its optimizer."""
@@ -168,8 +167,8 @@ class StepTimingProbe(Probe):
 
     def _close(self, step: int) -> None:
         self._backwards = 0
-        counters = (self._queue.since_last(), *self._faults.since_last())
-        row = self._host.close(step, self._now(), self.context.own_ns, *counters)
+        now = self._now()
+        row = self._host.close(step, now, self.context.own_ns, *self._counters.of_step(now))
         events = self._device.close() if self._device is not None else None
         if row is None:
             return

@@ -9,7 +9,13 @@ import threading
 import pytest
 
 from ddpcheck.probes.process import os_counters
-from ddpcheck.probes.process.os_counters import UNKNOWN_PAGE_FAULTS, PageFaults
+from ddpcheck.probes.process.os_counters import (
+    READ_EVERY_NS,
+    UNKNOWN_PAGE_FAULTS,
+    PageFaultCount,
+    PageFaults,
+    StepCounters,
+)
 
 PAGES = 512
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts by thread")
@@ -62,3 +68,17 @@ def test_a_system_that_does_not_count_by_thread(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(os_counters, "_THREAD_USAGE", None)
     faults = PageFaults()
     assert [faults.since_last(), faults.since_last()] == [UNKNOWN_PAGE_FAULTS, UNKNOWN_PAGE_FAULTS]
+
+
+def test_fast_steps_share_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = StepCounters()
+    readings = iter([(-1, -1), (8, 80), (2, 20)])
+    monkeypatch.setattr(counts._queue, "since_last", lambda: 400)
+    monkeypatch.setattr(counts._faults, "since_last", lambda: PageFaultCount(*next(readings)))
+    begin = READ_EVERY_NS
+    # The first reading has nothing to compare with. The next one covers four steps, the last one a single slow step.
+    assert counts.of_step(begin)[1:] == (-1, -1)
+    quick = [counts.of_step(begin + READ_EVERY_NS * part // 4) for part in (1, 2, 3, 4)]
+    assert quick[-1] == (100, 2, 20)
+    assert [each[1:] for each in quick[:3]] == [(-1, -1)] * 3
+    assert counts.of_step(begin + 2 * READ_EVERY_NS) == (400, 2, 20)
