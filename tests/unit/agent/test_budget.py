@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from ddpcheck.agent import budget as budget_module
-from ddpcheck.agent.budget import EPOCH, SCHEDULES, Budget, Schedule
+from ddpcheck.agent.budget import EPOCH, SCHEDULES, UNMEASURED, Budget, Schedule
 from ddpcheck.config import Config, parse_budget
 from ddpcheck.probes.probe import BudgetItem
 from ddpcheck.records.kinds.timing import CostRecord
 from ddpcheck.records.registry import Record
 
 MICRO = 1000
+# Two percent for what is measured.
+BUDGET = f"{2 * UNMEASURED}"
 
 
 class Rank:
@@ -25,7 +27,7 @@ class Rank:
         self,
         monkeypatch: pytest.MonkeyPatch,
         exchange: Any = None,
-        option: str = "2",
+        option: str = BUDGET,
         step_us: int = 10_000,
         costs_us: tuple[int, int, int] = (0, 0, 0),
         fixed_us: int = 0,
