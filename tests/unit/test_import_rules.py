@@ -30,6 +30,7 @@ IN_RANK = [
     "privacy",
     "step_ranges",
     "torch_compat",
+    "device_api",
 ]
 IN_RANK_MAY_IMPORT = {*IN_RANK, "errors", "version", ""}
 # The doctor's ranks collect facts about their machines with the standard library only. They import the report inside
