@@ -81,6 +81,7 @@ class KernelTable(NamedTuple):
     # int64, one per tensor; 0 where there is no work.
     addresses: torch.Tensor
     # int64: number of dimensions, MAX_DIMS sizes, MAX_DIMS strides in elements; unused ones have size 1 and stride 0.
+    # The first row belongs to no tensor.
     orders: torch.Tensor
     # int32, one per program of PROGRAM_BYTES: its row. The n-th program of a row reads its n-th PROGRAM_BYTES.
     programs: torch.Tensor

@@ -73,6 +73,7 @@ class DeviceTable:
         self._kernel = kernel
         self._signature = ListSignature()
         self._rows: list[DeviceRow | None] = []
+        # The first one belongs to no row: no tensor on the device is empty.
         self._orders: list[list[int]] = []
         self.addresses = array("Q")
         # What each address has to be a multiple of.
@@ -99,7 +100,7 @@ class DeviceTable:
     def _rebuild(self, tensors: Sequence[Any]) -> None:
         count = len(tensors)
         self.revision += 1
-        self._rows, self._orders, self._alignments = [None] * count, [], [1] * count
+        self._rows, self._orders, self._alignments = [None] * count, [[0] * _ORDER_COLUMNS], [1] * count
         self.addresses = array("Q", bytes(8 * count))
         digestible, sketchable = bytearray(count), bytearray(count)
         plain = True
@@ -183,7 +184,7 @@ class DeviceTable:
             torch.arange(len(counts), dtype=torch.int32), torch.tensor(counts, dtype=torch.int64)
         )
         rows = torch.tensor(numbers or [[0] * 8], dtype=torch.int64, device="cpu")
-        orders = torch.tensor(self._orders or [[0] * _ORDER_COLUMNS], dtype=torch.int64, device="cpu")
+        orders = torch.tensor(self._orders, dtype=torch.int64, device="cpu")
         return self._upload(rows), self._upload(orders), self._upload(index)
 
     def _upload(self, host: torch.Tensor) -> torch.Tensor:
