@@ -11,6 +11,7 @@ import ctypes
 from array import array
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from math import sqrt
 from operator import mod
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from ddpcheck.probes.scan.device_kernels import (
     ResultField,
     TableKernel,
 )
-from ddpcheck.probes.scan.table import ListSignature, merged_dims
+from ddpcheck.probes.scan.table import NUMBERS, ListSignature, merged_dims
 from ddpcheck.records.sketch_signs import signed64
 
 # Tables and columns of addresses kept per list of tensors: the scans of a step differ in what they ask for.
@@ -211,10 +212,12 @@ class DeviceResults:
             with torch_compat.no_torch_function(), torch.no_grad():
                 host = self._copy.tensor()[: self._rows]
                 digests = host[:, : ResultField.VALUE].contiguous()
-                numbers = host[:, ResultField.VALUE :].contiguous().view(torch.float64)
-                numbers[:, 1].sqrt_()
-                numbers[:, 2] = host[:, ResultField.NONFINITE]
-                self._parts = _bytes_of(digests), _bytes_of(numbers)
+                numbers = array("d", _bytes_of(host[:, ResultField.VALUE :].contiguous()))
+                counts = host[:, ResultField.NONFINITE].tolist()
+            # Not by torch, whose square root may differ in the last bit from one processor to another.
+            numbers[1::NUMBERS] = array("d", map(sqrt, numbers[1::NUMBERS]))
+            numbers[2::NUMBERS] = array("d", counts)
+            self._parts = _bytes_of(digests), numbers.tobytes()
         return self._parts
 
     def digests(self) -> bytes:

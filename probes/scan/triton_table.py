@@ -6,6 +6,9 @@ then added as integers, in units of the largest element times 2**-40: the order 
 tensors have equal sketches on every device. A second launch adds up the programs of each tensor.
 """
 
+# Triton evaluates conditions of constants when it compiles, others when it runs: they cannot be merged.
+# ruff: noqa: SIM102, SIM108
+
 from __future__ import annotations
 
 import functools
@@ -55,7 +58,7 @@ _FLOAT64 = tl.constexpr(int(Kind.FLOAT64))
 _BYTES = tl.constexpr(int(Kind.BYTES))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _mix(seed, index):  # type: ignore[no-untyped-def]
     """Output number `index` of splitmix64."""
     z = seed + (index + 1) * _GAMMA
@@ -64,7 +67,7 @@ def _mix(seed, index):  # type: ignore[no-untyped-def]
     return z ^ (z >> 31)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _weight(block):  # type: ignore[no-untyped-def]
     """The weight of a block of the sketch."""
     bits = _mix(_WEIGHT_SEED, block.to(tl.uint64))
@@ -81,12 +84,12 @@ def _lane(sums, blocks, SEED: tl.constexpr):  # type: ignore[no-untyped-def]
     return tl.sum((low + high).to(tl.int64), axis=0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _memory_index(order, index):  # type: ignore[no-untyped-def]
     """The position in memory of element `index` in row-major order."""
     dims = tl.load(order).to(tl.int32)
     offset = index * 0
-    for number in range(0, dims):
+    for number in range(dims):
         dim = dims - 1 - number
         size = tl.load(order + 1 + dim)
         stride = tl.load(order + 1 + _DIMS + dim)
@@ -110,7 +113,7 @@ def _halves(data, order, first, elements, ORDERED: tl.constexpr):  # type: ignor
     return low | (high << 16)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _four_bytes(data, first, nbytes):  # type: ignore[no-untyped-def]
     """A tile of words at any address."""
     pointer = data.to(tl.pointer_type(tl.uint8))
@@ -180,7 +183,7 @@ def _negated(bits, signs, place, KIND: tl.constexpr, HIGH: tl.constexpr):  # typ
     return values
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _fixed(sums, errors, scale):  # type: ignore[no-untyped-def]
     """The sum of all columns: as integers, so that their order has no effect."""
     whole = (sums * scale).to(tl.int64)
@@ -192,7 +195,7 @@ def _fixed(sums, errors, scale):  # type: ignore[no-untyped-def]
     return total.to(tl.float64) + fraction.to(tl.float64) * 9.094947017729282e-13
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _power(exponent):  # type: ignore[no-untyped-def]
     """2**exponent in float64."""
     return ((exponent + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
@@ -202,8 +205,7 @@ def _power(exponent):  # type: ignore[no-untyped-def]
 def _power_of(exponent, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
     if WIDE:
         return _power(exponent)
-    else:
-        return ((exponent + 127).to(tl.int32) << 23).to(tl.float32, bitcast=True)
+    return ((exponent + 127).to(tl.int32) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -211,8 +213,7 @@ def _abs_bits(bits, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Ordered like the magnitudes; infinities and NaN are the largest."""
     if WIDE:
         return (bits & 0x7FFFFFFFFFFFFFFF).to(tl.int64)
-    else:
-        return (bits & 0x7FFFFFFF).to(tl.int32)
+    return (bits & 0x7FFFFFFF).to(tl.int32)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -222,10 +223,9 @@ def _scaled(bits, scale, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
         values = bits.to(tl.float64, bitcast=True) * scale
         finite = _abs_bits(bits, True) < 0x7FF0000000000000
         return tl.where(finite, values, 0.0).to(tl.uint64, bitcast=True)
-    else:
-        values = bits.to(tl.float32, bitcast=True) * scale
-        finite = _abs_bits(bits, False) < 0x7F800000
-        return tl.where(finite, values, 0.0).to(tl.uint32, bitcast=True)
+    values = bits.to(tl.float32, bitcast=True) * scale
+    finite = _abs_bits(bits, False) < 0x7F800000
+    return tl.where(finite, values, 0.0).to(tl.uint32, bitcast=True)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -284,7 +284,7 @@ def _read(  # type: ignore[no-untyped-def]
     block = begin // _BLOCK
     boundary = (block + 1) * _BLOCK
     tiles = tl.minimum((nbytes - start * 4 + (4 * _WORDS - 1)) // (4 * _WORDS), _TILES).to(tl.int32)
-    for tile in range(0, tiles):
+    for tile in range(tiles):
         bits = _tile(data, order, start + tile * _WORDS, nbytes, KIND, ORDERED)
         if DIGESTED:
             if digest:
@@ -363,7 +363,7 @@ def _survey(data, nbytes, order, start, KIND: tl.constexpr):  # type: ignore[no-
     largest = tl.zeros([LANES], dtype=INTEGER)
     counts = tl.zeros([LANES], dtype=tl.int32)
     tiles = tl.minimum((nbytes - start * 4 + (4 * _WORDS - 1)) // (4 * _WORDS), _TILES).to(tl.int32)
-    for tile in range(0, tiles):
+    for tile in range(tiles):
         # In the order of memory: neither result depends on it.
         bits = _tile(data, order, start + tile * _WORDS, nbytes, KIND, False)
         low = _abs_bits(_as_float(bits, KIND, False), WIDE)
@@ -386,7 +386,19 @@ def _program(  # type: ignore[no-untyped-def]
     sketch = (work & 6) != 0
     scale = 1.0
     lane_0, lane_1, value, squares, most = _read(
-        data, nbytes, order, start, keys, signs, digest, sketch & (ordered == 0), scale, KIND, False, False, True
+        data,
+        nbytes,
+        order,
+        start,
+        keys,
+        signs,
+        digest,
+        sketch & (ordered == 0),
+        scale,
+        KIND,
+        False,
+        False,
+        True,
     )
     nonfinite = tl.zeros([], dtype=tl.int64)
     if KIND != _BYTES:

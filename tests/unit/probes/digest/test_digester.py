@@ -60,7 +60,7 @@ before = set(sys.modules)
 import ddpcheck.probes.digest
 ours = sorted({name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))
 assert ours == ["ddpcheck"], ours
-assert "ddpcheck.probes.digest.triton_kernel" not in sys.modules
+assert "ddpcheck.probes.scan.triton_table" not in sys.modules
 """
     subprocess.run([sys.executable, "-W", "error", "-c", script], cwd=ROOT, check=True, timeout=120)
 
