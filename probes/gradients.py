@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ddpcheck import torch_compat
+from ddpcheck.device_api import on_device
 from ddpcheck.probes.live_compare.node import Snapshot, SnapshotKey
 from ddpcheck.probes.probe import BudgetItem, Probe, ProbeContext
+from ddpcheck.probes.scan.device_kernels import kernel_of
 from ddpcheck.probes.scan.scanner import Scan, TensorScanner, sketch_text
 from ddpcheck.probes.scan.table import NUMBERS
 from ddpcheck.probes.tensor_dump import GradientFiles
@@ -170,11 +172,9 @@ class GradientProbe(Probe):
 
     def after_wrap(self, tracked: TrackedModule) -> None:
         """Compile the kernels of a device now, not in the first backward."""
-        for device in {tensor.device for tensor in tracked.tensors(tracked.parameters)}:
-            if device.type == "cuda":
-                from ddpcheck.probes.sketches.batch import fused_kernel
-
-                fused_kernel(device)
+        for tensor in tracked.tensors(tracked.parameters):
+            if on_device(tensor):
+                kernel_of(tensor.device)
 
     def wrapper_released(self, tracked: TrackedModule) -> None:
         # A backward without a step after it.

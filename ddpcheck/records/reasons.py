@@ -45,6 +45,17 @@ class BufferState(str, Enum):
         return cls.NOT_SYNCED if value == "left alone" else None
 
 
+class KernelLoss(str, Enum):
+    """Why tensors of a device are read by torch operators instead of one kernel (`FaultRecord.error`)."""
+
+    NO_TRITON = "no_triton"
+    NO_COMPILER = "no_compiler"
+    NO_CACHE_FOLDER = "no_cache_folder"
+    COMPILATION = "compilation_failed"
+    WRONG_RESULT = "wrong_result"
+    NO_KERNEL = "no_kernel"
+
+
 class LastEvent(str, Enum):
     """The last event of a training thread (`StackRecord.moment`); "" before the first one."""
 

@@ -63,7 +63,7 @@ BLOCK = PIECE * PIECES_PER_BLOCK
 LARGEST_WEIGHT = 1.5
 
 _SIGN_SEED = int.from_bytes(b"ddpcheck", "little")
-_WEIGHT_SEED = int.from_bytes(b"sketches", "little")
+WEIGHT_SEED = int.from_bytes(b"sketches", "little")
 
 
 def signs() -> list[float]:
@@ -89,7 +89,7 @@ def weight(block: int) -> float:
     """
     if block == 0:
         return 1.0
-    bits = _random_word(_WEIGHT_SEED, block)
+    bits = _random_word(WEIGHT_SEED, block)
     magnitude = 0.5 + (bits >> 11) * 2.0**-53
     return magnitude if bits & 1 else -magnitude
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-_STREAM_INTERFACE = ("Stream", "Event", "current_stream", "stream")
-
-_side_streams: dict[torch.device, Any] = {}
+from ddpcheck.device_api import DeviceApi, api_of
 
 
 class HostCopy(Protocol):
     """Results that are being copied to the host."""
 
     def ready(self) -> bool: ...
+
+    def tensor(self) -> torch.Tensor:
+        """The results on the CPU; waits for the device if necessary."""
 
     def rows(self) -> list[list[int]]: ...
 
@@ -30,6 +31,9 @@ class DirectCopy:
     def ready(self) -> bool:
         return True
 
+    def tensor(self) -> torch.Tensor:
+        return self._lanes.cpu()
+
     def rows(self) -> list[list[int]]:
         rows: list[list[int]] = self._lanes.tolist()
         return rows
@@ -43,15 +47,13 @@ class StreamCopy:
 
     __slots__ = ("_event", "_host")
 
-    def __init__(self, lanes: torch.Tensor, streams: Any, *, pin_memory: bool = True) -> None:
-        side = _side_streams.get(lanes.device)
-        if side is None:
-            side = _side_streams[lanes.device] = streams.Stream(lanes.device)
-        side.wait_stream(streams.current_stream(lanes.device))
+    def __init__(self, lanes: torch.Tensor, api: DeviceApi, *, pin_memory: bool = True) -> None:
+        side = api.side_stream(lanes.device)
+        side.wait_stream(api.current_stream(lanes.device))
         self._host = torch.empty(lanes.shape, dtype=lanes.dtype, device="cpu", pin_memory=pin_memory)
-        with streams.stream(side):
+        with api.on_stream(side):
             self._host.copy_(lanes, non_blocking=True)
-            self._event = streams.Event()
+            self._event = api.event()
             self._event.record(side)
         # The allocator must not reuse the memory on the user's stream before the copy has read it.
         lanes.record_stream(side)
@@ -59,15 +61,16 @@ class StreamCopy:
     def ready(self) -> bool:
         return bool(self._event.query())
 
-    def rows(self) -> list[list[int]]:
+    def tensor(self) -> torch.Tensor:
         self._event.synchronize()
-        rows: list[list[int]] = self._host.tolist()
+        return self._host
+
+    def rows(self) -> list[list[int]]:
+        rows: list[list[int]] = self.tensor().tolist()
         return rows
 
 
 def copy_to_host(lanes: torch.Tensor) -> HostCopy:
     """Start the copy to the host."""
-    streams = getattr(torch, lanes.device.type, None)
-    if lanes.is_cpu or not all(hasattr(streams, name) for name in _STREAM_INTERFACE):
-        return DirectCopy(lanes)
-    return StreamCopy(lanes, streams)
+    api = api_of(lanes.device)
+    return DirectCopy(lanes) if api is None else StreamCopy(lanes, api)

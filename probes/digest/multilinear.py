@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ddpcheck import torch_compat
+from ddpcheck import device_api, torch_compat
 from ddpcheck.probes.digest.device_copy import HostCopy, copy_to_host
 from ddpcheck.probes.digest.flatten import FlatTensor, flatten
 from ddpcheck.probes.digest.multilinear_torch import lane_sums
 from ddpcheck.probes.digest.protocol import UNSUPPORTED, DigestFuture, ReadyDigests, finish_leaf
 from ddpcheck.probes.digest.tensor_bytes import direct_span
-from ddpcheck.probes.digest.triton_launch import FusedHash, fused_hash
 
 
 @dataclass(slots=True)
@@ -68,30 +67,21 @@ class MultilinearFuture:
 
 
 class MultilinearDigester:
-    """Works on every device; the same bits give the same leaf on all devices."""
+    """Operators of torch: works on every device, and the same bits give the same leaf on all devices.
+
+    Plain tensors of a device that has a kernel are rows of a table instead (`scan/device_table.py`).
+    """
 
     algorithm = "multilinear-128"
-
-    def __init__(self) -> None:
-        self._fused: dict[torch.device, FusedHash | None] = {}
 
     def submit(self, tensors: Sequence[torch.Tensor]) -> DigestFuture:
         # A default device is a torch-function mode: it would make each tensor attribute ten times slower.
         with torch_compat.no_torch_function(), torch.no_grad():
-            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            if device_api.capturing():
                 # During graph capture kernels are recorded, not run: there are no values to hash yet.
                 return ReadyDigests([UNSUPPORTED] * len(tensors))
             batch = _Batch()
             for tensor in tensors:
                 batch.add(tensor)
-            lanes = {device: self._lanes(device, memories) for device, memories in batch.spans.items()}
+            lanes = {device: lane_sums(memories, device) for device, memories in batch.spans.items()}
             return MultilinearFuture(batch, {device: copy_to_host(rows) for device, rows in lanes.items()})
-
-    def _lanes(self, device: torch.device, memories: list[torch.Tensor]) -> torch.Tensor:
-        if device.type == "cuda":
-            if device not in self._fused:
-                self._fused[device] = fused_hash(device)
-            fused = self._fused[device]
-            if fused is not None:
-                return fused.lanes(memories)
-        return lane_sums(memories, device)

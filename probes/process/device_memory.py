@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-
-class DeviceMemory(NamedTuple):
-    """Bytes that the allocator of torch holds on one device."""
-
-    allocated: int = 0
-    reserved: int = 0
-    peak: int = 0
+from ddpcheck.device_api import DeviceMemory as DeviceMemory
 
 
 def is_initialized() -> bool:

@@ -1,7 +1,7 @@
 """Scans a list of tensors at each step: digests, sketches and samples of all of them, whatever their kind.
 
-Tensors in plain memory of the CPU are rows of a table that one native call reads. All others (on a device, sparse,
-subclasses, dtypes without a kernel) go to the digester and the sketches of their device, together.
+Tensors in plain memory are rows of a table: one native call reads those of the CPU, one launch those of a device. All
+others (sparse, subclasses, dtypes without a kernel) go to the digester and the sketches of their device, together.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ddpcheck.probes.digest import DIGEST_SIZE, Leaves
+from ddpcheck import device_api, torch_compat
+from ddpcheck.probes.digest import DIGEST_SIZE, UNSUPPORTED, Leaves
 from ddpcheck.probes.digest.submit import submit
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, direct_span
+from ddpcheck.probes.scan.device_kernels import kernel_of
+from ddpcheck.probes.scan.device_table import DeviceResults, DeviceTable
 from ddpcheck.probes.scan.library import scan_library
 from ddpcheck.probes.scan.table import COUNT, DIGEST, LARGE, NUMBERS, SKETCH, TensorTable, make_table
 from ddpcheck.probes.sketches.batch import SketchBatch, can_add
@@ -39,6 +42,7 @@ class Scan:
         # Results that are merged when they are complete, and the rows they belong to.
         self._other_digests: tuple[list[int], DigestFuture] | None = None
         self._other_sketches: SketchBatch | None = None
+        self._launched: list[DeviceResults] = []
         # Rows without a tensor, or with one that cannot be sketched although it should be.
         self.absent = absent
         self._leaves: Leaves | None = None
@@ -47,13 +51,26 @@ class Scan:
         """Merge these results when they are needed."""
         self._other_digests, self._other_sketches = digests, sketches
 
+    def add_launch(self, results: DeviceResults) -> None:
+        """Merge the results of a launch when they are needed; they are zeros where the others are not."""
+        self._launched.append(results)
+
+    def _merge(self) -> None:
+        for results in self._launched:
+            self._digests = bytearray(_either(self._digests, results.digests()))
+            self._numbers = array("d", _either(self._numbers.tobytes(), results.numbers()))
+        self._launched = []
+
     def ready(self) -> bool:
         """Whether the results can be read without waiting for a device."""
         digests, sketches = self._other_digests, self._other_sketches
+        if not all(results.ready() for results in self._launched):
+            return False
         return (digests is None or digests[1].ready()) and (sketches is None or sketches.ready())
 
     def leaves(self) -> Leaves:
         """One leaf per row: zeros where nothing was digested."""
+        self._merge()
         if self._other_digests is not None:
             rows, future = self._other_digests
             self._other_digests = None
@@ -70,6 +87,7 @@ class Scan:
 
     def numbers(self) -> array[float]:
         """Per row: signed sum, norm, count of non-finite values; zeros where nothing was sketched."""
+        self._merge()
         if self._other_sketches is not None:
             for row, one in self._other_sketches.sketches().items():
                 self._numbers[NUMBERS * row : NUMBERS * (row + 1)] = array(
@@ -86,6 +104,8 @@ class Scan:
     def holds_nonfinite(self) -> bool:
         """Whether a result that is complete counts non-finite values; does not wait for a device."""
         sketches = self._other_sketches
+        if all(results.ready() for results in self._launched):
+            self._merge()
         return any(self._numbers[2::NUMBERS]) or (sketches is not None and sketches.holds_nonfinite())
 
     def may_hold_nonfinite(self) -> bool:
@@ -93,19 +113,27 @@ class Scan:
         return not self.ready() or self.holds_nonfinite()
 
 
+def _either(one: bytes | bytearray, other: bytes) -> bytes:
+    """Two results of the same rows, of which at most one is not zero."""
+    if not any(one):
+        return other
+    return (int.from_bytes(one, "little") | int.from_bytes(other, "little")).to_bytes(len(one), "little")
+
+
 class ScanPlan(NamedTuple):
     """What one kind of scan does with each row."""
 
-    # What is wanted of each row, and what the table can do of it.
+    # What is wanted of each row, what each table does of it, and what all tables do.
     wanted: bytes
-    work: bytes
-    # Rows that the table cannot read, and rows without a tensor.
+    work: list[bytes]
+    done: bytes
+    # Rows that no table can read, and rows without a tensor.
     rest: list[int]
     missing: frozenset[int]
 
 
 def _make_plan(
-    table: TensorTable | None,
+    tables: Sequence[TensorTable | DeviceTable],
     tensors: Sequence[torch.Tensor | None],
     digest: bytes,
     sketch: bytes,
@@ -117,13 +145,15 @@ def _make_plan(
         for d, s, c in zip(digest, sketch, count, strict=True)
     )
     missing = frozenset(row for row, tensor in enumerate(tensors) if tensor is None)
-    if table is None:
-        return ScanPlan(wanted, b"", [], missing)
-    able = zip(table.digestible, table.sketchable, strict=True)
-    possible = bytes((DIGEST if d else 0) | (SKETCH | COUNT if s else 0) for d, s in able)
-    work = bytes(w & p for w, p in zip(wanted, possible, strict=True))
-    rest = [row for row in range(len(wanted)) if wanted[row] != work[row] and row not in missing]
-    return ScanPlan(wanted, work, rest, missing)
+    work = []
+    done = bytearray(len(tensors))
+    for table in tables:
+        able = zip(table.digestible, table.sketchable, strict=True)
+        possible = bytes((DIGEST if d else 0) | (SKETCH | COUNT if s else 0) for d, s in able)
+        work.append(bytes(w & p for w, p in zip(wanted, possible, strict=True)))
+        done = bytearray(d | w for d, w in zip(done, work[-1], strict=True))
+    rest = [row for row in range(len(wanted)) if wanted[row] != done[row] and row not in missing]
+    return ScanPlan(wanted, work, bytes(done), rest, missing)
 
 
 class TensorScanner:
@@ -133,17 +163,43 @@ class TensorScanner:
     """
 
     def __init__(self) -> None:
+        # Of tensors on the CPU; None without the compiled library.
         self._table: TensorTable | None = make_table()
+        self._device_tables: dict[torch.device, DeviceTable] = {}
+        # The tables that have tensors of the list. Lists on one device are the rule.
+        self._tables: list[TensorTable | DeviceTable] = [] if self._table is None else [self._table]
         # What follows from the masks of a scan, which are the same at nearly every step.
         self._plans: dict[tuple[bytes, bytes, bytes], ScanPlan] = {}
-        self._revision = -1
         # Where the library writes samples, and the sizes of these buffers.
         self._sample_sizes = (-1, -1)
         self._sample_buffers: list[ctypes.Array[ctypes.c_char]] = []
 
     def update(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        if self._table is not None:
-            self._table.update(tensors)
+        if len(self._tables) == 1 and not self._tables[0].update(tensors):
+            return
+        with torch_compat.no_torch_function():
+            devices = {tensor.device for tensor in tensors if tensor is not None}
+            before, self._tables = self._tables, []
+            for device in devices or {torch.device("cpu")}:
+                table = self._table if device.type == "cpu" else self._device_table(device)
+                if table is None:
+                    continue
+                self._tables.append(table)
+                if len(devices) > 1:
+                    table.update([_if_on(device, tensor) for tensor in tensors])
+                elif before != [table]:
+                    table.update(tensors)
+        # Rows were made anew, or belong to other tables now.
+        self._plans.clear()
+
+    def _device_table(self, device: torch.device) -> DeviceTable | None:
+        """None on a device without a kernel, and for tensors without memory."""
+        table = self._device_tables.get(device)
+        if table is None and device.type != "meta":
+            kernel = kernel_of(device).kernel
+            if kernel is not None:
+                table = self._device_tables[device] = DeviceTable(device, kernel)
+        return table
 
     def scan(
         self,
@@ -160,15 +216,29 @@ class TensorScanner:
         """
         plan = self._plan(tensors, digest, sketch, count)
         length = len(tensors)
-        result = None if self._table is None else self._table.scan(plan.work)
-        if result is None:
-            scan = Scan(
-                bytearray(DIGEST_SIZE * length), array("d", bytes(8 * NUMBERS * length)), plan.missing
-            )
-            rest, done = [row for row in range(length) if tensors[row] is not None], bytes(length)
-        else:
-            scan = Scan(result.digests, result.sketches, plan.missing)
-            rest, done = plan.rest, plan.work
+        digests, numbers = bytearray(DIGEST_SIZE * length), array("d", bytes(8 * NUMBERS * length))
+        rest, done = plan.rest, plan.done
+        launches: list[DeviceResults] = []
+        captured: list[bytes] = []
+        for table, work in zip(self._tables, plan.work, strict=True):
+            if isinstance(table, DeviceTable):
+                if device_api.capturing():
+                    # Kernels are recorded now, not run: there are no values to read yet.
+                    captured.append(work)
+                elif any(work):
+                    launches.append(table.scan(work))
+            elif (result := table.scan(work)) is not None:
+                digests, numbers = result.digests, result.sketches
+            else:
+                # The memory of one of them is gone: read them one by one.
+                done = bytes(d & ~w for d, w in zip(done, work, strict=True))
+                rest = sorted({*rest, *(row for row in range(length) if work[row])})
+        scan = Scan(digests, numbers, plan.missing)
+        for results in launches:
+            scan.add_launch(results)
+        for work in captured:
+            scan.add_leaves({row: UNSUPPORTED for row in range(length) if work[row] & DIGEST})
+            scan.absent |= {row for row in range(length) if work[row] & (SKETCH | COUNT)}
         if rest:
             _scan_rest(scan, tensors, rest, plan.wanted, done, only_sketchable)
         return scan
@@ -176,30 +246,31 @@ class TensorScanner:
     def _plan(
         self, tensors: Sequence[torch.Tensor | None], digest: bytes, sketch: bytes, count: bytes
     ) -> ScanPlan:
-        table = self._table
-        revision = -1 if table is None else table.revision
-        if table is None or revision != self._revision or len(self._plans) > 16:
+        if not self._tables or len(self._plans) > 16:
             self._plans.clear()
-            self._revision = revision
         key = (digest, sketch, count)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = _make_plan(table, tensors, digest, sketch, count)
+            plan = self._plans[key] = _make_plan(self._tables, tensors, digest, sketch, count)
         return plan
 
     def identities(self, tensors: Sequence[torch.Tensor | None]) -> list[int]:
         """Per tensor, a number that changes if it is replaced: its address, or the id of one without plain memory."""
-        table = self._table
+        table = self._tables[0] if len(self._tables) == 1 else None
         if table is not None and all(table.digestible):
             return table.addresses.tolist()
         return [0 if tensor is None else _identity(tensor) for tensor in tensors]
+
+    def _cpu_table(self) -> TensorTable | None:
+        """Only memory of the CPU is sampled; None: each tensor is asked where it is."""
+        return self._table if self._table is not None and self._table in self._tables else None
 
     def samples(self, tensors: Sequence[torch.Tensor | None], first: int, middle: int) -> tuple[bytes, bytes]:
         """Bytes from the start of each tensor, each preceded by their number, and from its centre.
 
         The start of a tensor that is not row-major is not its first values: it has no samples.
         """
-        table = self._table
+        table = self._cpu_table()
         if table is None:
             pairs = [_sample(tensor, first, middle) for tensor in tensors]
             return b"".join(start for start, _ in pairs), b"".join(centre for _, centre in pairs)
@@ -222,13 +293,14 @@ class TensorScanner:
 
     def large(self, tensors: Sequence[torch.Tensor | None]) -> list[int]:
         """The rows with more than LARGE bytes of plain memory."""
-        if self._table is not None:
-            return self._table.large
+        table = self._cpu_table()
+        if table is not None:
+            return table.large
         return [row for row, tensor in enumerate(tensors) if tensor is not None and _large_span(tensor)]
 
     def windows(self, tensors: Sequence[torch.Tensor | None]) -> bytes:
         """Evenly spaced bytes of every large tensor, its first and its last ones included."""
-        table, rows = self._table, self.large(tensors)
+        table, rows = self._cpu_table(), self.large(tensors)
         if not rows:
             return b""
         if table is None:
@@ -276,6 +348,10 @@ def _scan_rest(
     batch.send()
     scan.absent |= absent
     scan.wait_for((rows, submit(digested)) if rows else None, batch if batch else None)
+
+
+def _if_on(device: torch.device, tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return tensor if tensor is not None and tensor.device == device else None
 
 
 def sketch_text(numbers: array[float], rows: Sequence[int] | None = None) -> str:

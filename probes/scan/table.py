@@ -35,7 +35,7 @@ LARGE = 1 << 18
 
 _NONE = type(None)
 # Takes the row of a missing tensor.
-_EMPTY = torch.empty(0, device="cpu")
+EMPTY = torch.empty(0, device="cpu")
 
 _data_ptr: Any = torch.Tensor.data_ptr
 _stride: Any = torch.Tensor.stride
@@ -45,7 +45,80 @@ _storage_bytes: Any = torch.UntypedStorage.nbytes
 _nbytes = attrgetter("nbytes")
 _dtype = attrgetter("dtype")
 _itemsize = attrgetter("itemsize")
-_is_cpu = attrgetter("is_cpu")
+_device = attrgetter("device")
+
+
+def merged_dims(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+    """Sizes and strides of the dimensions in row-major order; neighbours that are one span in memory are merged."""
+    merged: list[tuple[int, int]] = []
+    for size, stride in zip(shape, strides, strict=True):
+        if size <= 1:
+            continue
+        if merged and merged[-1][1] == size * stride:
+            merged[-1] = (merged[-1][0] * size, stride)
+        else:
+            merged.append((size, stride))
+    return merged
+
+
+class ListSignature:
+    """What the rows of a list of tensors depend on: type, strides, size and dtype of each."""
+
+    def __init__(self) -> None:
+        self._types: list[type] = []
+        self._strides: list[tuple[int, ...]] = []
+        self._sizes: list[int] = []
+        self._dtypes: list[torch.dtype] = []
+        self._device: torch.device | None = None
+        self._addresses = array("Q")
+
+    def addresses(self, tensors: Sequence[Any]) -> array[int] | None:
+        """The addresses of the tensors now; None: they are not like those of `keep`."""
+        types = list(map(type, tensors))
+        if types != self._types:
+            return None
+        if _NONE in types:
+            tensors = [EMPTY if tensor is None else tensor for tensor in tensors]
+        try:
+            strides, sizes = list(map(_stride, tensors)), list(map(_nbytes, tensors))
+            same = strides == self._strides and sizes == self._sizes
+            # At the same address, too: memory is reused, and `.data` may be another view of it.
+            if not same or list(map(_dtype, tensors)) != self._dtypes:
+                return None
+            addresses = array("Q", map(_data_ptr, tensors))
+            if addresses != self._addresses:
+                if not self._moved(tensors):
+                    return None
+                self._addresses = addresses
+            return addresses
+        except RuntimeError:
+            return None  # sparse, nested, …: such lists are rare, and are made anew each time
+
+    def _moved(self, tensors: Sequence[Any]) -> bool:
+        """Whether the rows still describe `tensors`, which have other addresses now.
+
+        A tensor on another device has an address that must not be read here. A storage that was freed or cut leaves
+        tensors whose memory ends earlier than they do.
+        """
+        if not set(map(_device, tensors)) <= {self._device, EMPTY.device}:
+            return False
+        held = map(_storage_bytes, map(_untyped_storage, tensors))
+        offsets = list(map(_storage_offset, tensors))
+        if any(offsets):
+            ends = map(add, map(mul, offsets, map(_itemsize, tensors)), self._sizes)
+            return all(map(le, ends, held))
+        return all(map(le, self._sizes, held))
+
+    def keep(self, tensors: Sequence[Any] | None, device: torch.device = EMPTY.device) -> None:
+        """Remember the tensors of a list. None: the next list is made anew, whatever it holds."""
+        tensors = tensors or []
+        self._types = list(map(type, tensors))
+        self._device = device
+        tensors = [EMPTY if tensor is None else tensor for tensor in tensors]
+        self._strides = list(map(_stride, tensors))
+        self._sizes = list(map(_nbytes, tensors))
+        self._dtypes = list(map(_dtype, tensors))
+        self._addresses = array("Q", map(_data_ptr, tensors))
 
 
 class TensorTable:
@@ -53,10 +126,7 @@ class TensorTable:
 
     def __init__(self, library: ScanLibrary) -> None:
         self.library = library
-        self._types: list[type] = []
-        self._strides: list[tuple[int, ...]] = []
-        self._sizes: list[int] = []
-        self._dtypes: list[torch.dtype] = []
+        self._signature = ListSignature()
         self._rows: Any = (RowLayout * 0)()
         self._orders: dict[int, ElementOrder] = {}
         self.addresses = array("Q")
@@ -76,40 +146,14 @@ class TensorTable:
     def update(self, tensors: Sequence[Any]) -> bool:
         """Bring the table up to date with `tensors`; whether a row was made anew."""
         with torch_compat.no_torch_function():
-            types = list(map(type, tensors))
-            if _NONE in types:
-                tensors = [_EMPTY if tensor is None else tensor for tensor in tensors]
-            if types == self._types:
-                try:
-                    strides, sizes = list(map(_stride, tensors)), list(map(_nbytes, tensors))
-                    same = strides == self._strides and sizes == self._sizes
-                    # At the same address, too: memory is reused, and `.data` may be another view of it.
-                    if same and list(map(_dtype, tensors)) == self._dtypes:
-                        addresses = array("Q", map(_data_ptr, tensors))
-                        if addresses == self.addresses or self._moved(tensors):
-                            self.addresses = addresses
-                            return False
-                except RuntimeError:
-                    pass  # sparse, nested, …: such lists are rare, and are made anew each time
-            self._rebuild(tensors, types)
+            addresses = self._signature.addresses(tensors)
+            if addresses is not None:
+                self.addresses = addresses
+                return False
+            self._rebuild(tensors)
             return True
 
-    def _moved(self, tensors: Sequence[Any]) -> bool:
-        """Whether the rows still describe `tensors`, which have other addresses now.
-
-        A tensor on another device has an address that must not be read here. A storage that was freed or cut leaves
-        tensors whose memory ends earlier than they do.
-        """
-        if False in map(_is_cpu, tensors):
-            return False
-        held = map(_storage_bytes, map(_untyped_storage, tensors))
-        offsets = list(map(_storage_offset, tensors))
-        if any(offsets):
-            ends = map(add, map(mul, offsets, map(_itemsize, tensors)), self._sizes)
-            return all(map(le, ends, held))
-        return all(map(le, self._sizes, held))
-
-    def _rebuild(self, tensors: Sequence[Any], types: list[type]) -> None:
+    def _rebuild(self, tensors: Sequence[Any]) -> None:
         count = len(tensors)
         self.revision += 1
         self._rows = (RowLayout * count)()
@@ -122,7 +166,7 @@ class TensorTable:
         self._largest = self._total = 0
         plain = True
         for index, tensor in enumerate(tensors):
-            if tensor is _EMPTY:
+            if tensor is None:
                 continue
             span = direct_span(tensor) if tensor.is_cpu else None
             if span is None:
@@ -142,27 +186,15 @@ class TensorTable:
                 row.dtype = ROW_DTYPES[layout.dtype]
                 sketchable[index] = 1
                 self._largest = max(self._largest, layout.numel)
-        self.present = bytes(each is not _NONE for each in types)
+        self.present = bytes(tensor is not None for tensor in tensors)
         self.digestible, self.sketchable = bytes(digestible), bytes(sketchable)
-        # Without types, the next list of this kind is made anew as well.
-        self._types = types if plain else []
-        self._strides = [tensor.stride() for tensor in tensors] if plain else []
-        self._sizes = [tensor.nbytes for tensor in tensors] if plain else []
-        self._dtypes = [tensor.dtype for tensor in tensors] if plain else []
+        self._signature.keep(tensors if plain else None)
 
     def _set_order(self, index: int, layout: TensorLayout, tensor: Any) -> bool:
         """Sketches are taken in row-major order; whether the library can read this tensor so."""
         if layout.by_rows:
             return True
-        dims = [
-            (size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1
-        ]
-        merged: list[tuple[int, int]] = []
-        for size, stride in dims:
-            if merged and merged[-1][1] == size * stride:
-                merged[-1] = (merged[-1][0] * size, stride)
-            else:
-                merged.append((size, stride))
+        merged = merged_dims(tensor.shape, tensor.stride())
         if len(merged) > MAX_DIMS:
             return False
         order = self._orders[index] = ElementOrder(len(merged))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from types import ModuleType
 from typing import cast
 
 import torch
@@ -21,8 +19,6 @@ from ddpcheck.records.sketch_signs import BLOCK, weight
 
 # Blocks per operation: enough to fill a device, with 17 MB of scratch memory.
 _BLOCKS = 8
-# The dtypes that the kernel reads; others are widened first.
-_KERNEL_DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 
 
 class DeviceSketches:
@@ -35,7 +31,7 @@ class DeviceSketches:
         self._copy: HostCopy | None = None
 
     def add(self, index: int, tensor: torch.Tensor) -> None:
-        self._rows.append(sketch_row(as_real(bare(tensor).detach())))
+        self._rows.append(row_by_torch(as_real(bare(tensor).detach())))
         self._indices.append((index, tensor.numel()))
 
     def send(self) -> None:
@@ -57,18 +53,11 @@ class DeviceSketches:
         }
 
 
-def sketch_row(tensor: torch.Tensor) -> torch.Tensor:
+def row_by_torch(tensor: torch.Tensor) -> torch.Tensor:
     """Value, sum of squares and count of non-finite values of the real `tensor`, as a float64 tensor on its device.
 
     The count is always taken: when it turns out to be needed, the values are gone.
     """
-    kernel = fused_kernel(tensor.device) if tensor.device.type == "cuda" else None
-    if kernel is None or not tensor.numel():
-        return row_by_torch(tensor)
-    return _row_by_kernel(kernel, tensor)
-
-
-def row_by_torch(tensor: torch.Tensor) -> torch.Tensor:
     device = tensor.device
     signs = sign_table(torch.float64, device)
     rows = [torch.zeros(3, dtype=torch.float64, device=device)]
@@ -79,37 +68,6 @@ def row_by_torch(tensor: torch.Tensor) -> torch.Tensor:
             nonfinite = piece.numel() - torch.isfinite(piece).sum()
             rows.append(torch.stack([value, piece.square().sum(), nonfinite.to(torch.float64)]))
     return torch.stack(rows).sum(0)
-
-
-def _row_by_kernel(kernel: ModuleType, tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.reshape(-1)
-    if flat.dtype not in _KERNEL_DTYPES:
-        flat = flat.to(torch.float64)
-    signs = sign_table(torch.float32, flat.device)
-    with torch.cuda.device(flat.device):
-        row: torch.Tensor = kernel.launch(flat, signs, _weight_table(-(-flat.numel() // BLOCK), flat.device))
-    return row
-
-
-@functools.cache
-def _weight_table(blocks: int, device: torch.device) -> torch.Tensor:
-    with torch.inference_mode(False):
-        return torch.tensor([weight(block) for block in range(blocks)], dtype=torch.float64, device=device)
-
-
-@functools.cache
-def fused_kernel(device: torch.device) -> ModuleType | None:
-    """The kernel if Triton is installed, compiles, and gives the same result as the torch version here."""
-    try:
-        from ddpcheck.probes.sketches import triton_kernel
-
-        sample = torch.arange(BLOCK + 20_001, dtype=torch.float32, device=device).sin()
-        if torch.allclose(_row_by_kernel(triton_kernel, sample), row_by_torch(sample), rtol=1e-9, atol=1e-9):
-            return triton_kernel
-    except Exception:
-        # As for digests: whatever the reason, the torch operations do the same, only slower.
-        pass
-    return None
 
 
 def can_add(tensor: torch.Tensor) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from ddpcheck.device_api import DeviceApi
 from ddpcheck.probes.digest import make_digester
 from ddpcheck.probes.digest.device_copy import DirectCopy, StreamCopy, copy_to_host
 from tests.helpers.paths import ROOT
@@ -59,7 +60,7 @@ before = set(sys.modules)
 import ddpcheck.probes.digest
 ours = sorted({name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))
 assert ours == ["ddpcheck"], ours
-assert "ddpcheck.probes.digest.triton_kernel" not in sys.modules
+assert "ddpcheck.probes.scan.triton_table" not in sys.modules
 """
     subprocess.run([sys.executable, "-W", "error", "-c", script], cwd=ROOT, check=True, timeout=120)
 
@@ -75,7 +76,7 @@ class Recorder:
         self.calls.append("new side stream")
         return self
 
-    def Event(self) -> Recorder:
+    def Event(self, enable_timing: bool = False) -> Recorder:
         return self
 
     def current_stream(self, device: torch.device) -> str:
@@ -103,12 +104,12 @@ class Recorder:
 def test_a_copy_from_a_device_waits_only_when_its_result_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ddpcheck.probes.digest.device_copy._side_streams", {})
     kept = []
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: kept.append(tensor))
     streams = Recorder()
+    api = DeviceApi("recorded", streams)
     lanes = torch.tensor([[1, -2], [3, 4]])
-    copy = StreamCopy(lanes, streams, pin_memory=False)
+    copy = StreamCopy(lanes, api, pin_memory=False)
     assert streams.calls == [
         "new side stream",
         "side waits for the user's",
@@ -120,7 +121,7 @@ def test_a_copy_from_a_device_waits_only_when_its_result_is_asked_for(
     assert "synchronize" not in streams.calls
     assert copy.rows() == [[1, -2], [3, 4]]
     assert copy.ready()
-    StreamCopy(lanes, streams, pin_memory=False)
+    StreamCopy(lanes, api, pin_memory=False)
     assert streams.calls.count("new side stream") == 1
 
 

@@ -325,17 +325,17 @@ def test_plans_are_kept_until_a_row_changes(way: str, scanner: TensorScanner) ->
     assert (first.wanted, first.missing) == (b"\1\1", frozenset())
     if way == "python":
         return
-    assert (first.work, first.rest) == (b"\1\1", [])
+    assert (first.work, first.rest) == ([b"\1\1"], [])
     assert scanner._plan(tensors, b"\1\1", b"", b"") is first
     sketched = scanner._plan(tensors, b"\1\1", b"\1\1", b"")
-    assert (sketched.wanted, sketched.work, sketched.rest) == (b"\3\3", b"\3\1", [1])
+    assert (sketched.wanted, sketched.work, sketched.rest) == (b"\3\3", [b"\3\1"], [1])
     assert scanner._plan(tensors, b"\1\1", b"", b"") is first
     moved = [normal(10), normal(10, dtype=torch.float64)]
     scanner.update(moved)
     assert scanner._plan(moved, b"\1\1", b"", b"") is first
     scanner.update([None, moved[1]])
     renewed = scanner._plan([None, moved[1]], b"\1\1", b"", b"")
-    assert (renewed.work, renewed.rest, renewed.missing) == (b"\0\1", [], {0})
+    assert (renewed.work, renewed.rest, renewed.missing) == ([b"\0\1"], [], {0})
 
 
 def test_plans_of_changing_masks_do_not_add_up(scanner: TensorScanner) -> None:

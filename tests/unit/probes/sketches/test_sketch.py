@@ -22,7 +22,7 @@ from ddpcheck.probes.scan import library as native
 from ddpcheck.probes.scan.library import BlockWeights, NativeTotals, native_kernel
 from ddpcheck.probes.sketches import batch
 from ddpcheck.probes.sketches import sketch as by_pieces
-from ddpcheck.probes.sketches.batch import SketchBatch, sketch_row
+from ddpcheck.probes.sketches.batch import SketchBatch, row_by_torch
 from ddpcheck.probes.sketches.sketch import Sketch, can_sketch, sketch
 from ddpcheck.records.sketch_signs import BLOCK, LARGEST_WEIGHT, PIECE, signs, weight
 from tests.helpers.paths import ROOT
@@ -369,11 +369,11 @@ assert len(os.listdir("/proc/self/task")) == before
 def test_a_device_computes_the_same(size: int) -> None:
     # The device's operations, run on the CPU: there was no other device to run them on.
     tensor = normal(size)
-    value, squares, nonfinite = sketch_row(tensor).tolist()
+    value, squares, nonfinite = row_by_torch(tensor).tolist()
     assert_is_sketch_of(Sketch(value, math.sqrt(squares), int(nonfinite), size), tensor)
     if size:
         tensor[-1] = math.nan
-        assert sketch_row(tensor)[2].item() == 1
+        assert row_by_torch(tensor)[2].item() == 1
 
 
 def test_a_batch_keeps_sketches_of_cpu_tensors() -> None:
@@ -425,51 +425,6 @@ def test_a_book_fetches_from_a_device_once_and_is_not_ready_before(monkeypatch: 
     monkeypatch.undo()
     for index, size in enumerate((10, 50000)):
         assert_is_sketch_of(result[index], normal(size))
-
-
-TRITON_SCRIPT = """
-import contextlib, math
-import numpy
-import torch
-from ddpcheck.probes.sketches import batch, triton_kernel
-from ddpcheck.records.sketch_signs import BLOCK
-
-# The CUDA calls around the launch, stood in for: the interpreter works on CPU memory.
-torch.cuda.device = lambda device: contextlib.nullcontext()
-torch.manual_seed(0)
-for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2):
-    for size in (1, 16 * 1024, 16 * 1024 + 1) + (BLOCK + 5,) * (dtype is torch.float32):
-        tensor = torch.randn(size).to(dtype)
-        torch.testing.assert_close(
-            batch._row_by_kernel(triton_kernel, tensor), batch.row_by_torch(tensor), rtol=1e-12, atol=1e-9
-        )
-turned = torch.randn(300, 7).t()
-torch.testing.assert_close(
-    batch._row_by_kernel(triton_kernel, turned), batch.row_by_torch(turned), rtol=1e-12, atol=1e-12
-)
-numpy.seterr(invalid="ignore")  # the interpreter's own arithmetic
-wrong = torch.ones(40_000)
-wrong[[3, 20_000, 39_999]] = torch.tensor([math.nan, math.inf, -math.inf])
-assert batch._row_by_kernel(triton_kernel, wrong)[2].item() == 3
-assert batch.fused_kernel(torch.device("cpu")) is triton_kernel
-batch.fused_kernel.cache_clear()
-triton_kernel.launch = lambda flat, signs, weights: torch.ones(3, dtype=torch.float64)
-assert batch.fused_kernel(torch.device("cpu")) is None
-"""
-
-
-def test_triton_computes_the_same_and_is_dropped_where_it_does_not() -> None:
-    pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": ROOT}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", TRITON_SCRIPT],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("make", [*UNREADABLE, wrapper])

@@ -1,0 +1,205 @@
+"""The table kernel in Triton's interpreter: the bits of the reference for every kind of row; its accuracy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers.paths import ROOT
+
+pytest.importorskip("triton")
+
+PRELUDE = """
+import math
+from fractions import Fraction
+import numpy
+import torch
+from ddpcheck.probes.scan import device_kernels, triton_table
+from ddpcheck.probes.scan.device_kernels import Kind, kernel_of, register
+from ddpcheck.probes.scan.device_table import DeviceTable
+from ddpcheck.probes.scan.kernel_check import first_difference
+from ddpcheck.records.sketch_signs import BLOCK, signs, weight
+from tests.helpers.table_reference import digest_of, sketch_of
+
+numpy.seterr(all="ignore")  # the interpreter's own arithmetic
+cpu = torch.device("cpu")
+kernel = triton_table.TritonKernel(cpu)
+torch.manual_seed(3)
+
+def read(tensors, work=None):
+    table = DeviceTable(cpu, kernel)
+    table.update(tensors)
+    results = table.scan(work or bytes(1 | 2 * each for each in table.sketchable))
+    numbers = torch.frombuffer(bytearray(results.numbers()), dtype=torch.float64).view(-1, 3).tolist()
+    digests = results.digests()
+    return table, [digests[16 * row : 16 * row + 16] for row in range(len(tensors))], numbers
+
+def same(one, other):
+    return one == other or (math.isnan(one) and math.isnan(other))
+
+def check(tensors):
+    table, digests, numbers = read(tensors)
+    for tensor, digest, found, sketchable in zip(tensors, digests, numbers, table.sketchable):
+        name = (tensor.dtype, tuple(tensor.shape), tensor.stride())
+        assert digest == digest_of(tensor), name
+        if sketchable:
+            value, norm, nonfinite = sketch_of(tensor)
+            assert same(found[0], value) and same(found[1], norm) and found[2] == nonfinite, (name, found)
+    return numbers
+"""
+
+
+def run(script: str, timeout: int = 300) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PRELUDE + script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_dtype_size_and_alignment_has_the_bits_of_the_reference() -> None:
+    run("""
+tensors = []
+for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+    for size in (0, 1, 2, 3, 255, 1024, 1025, 2049, 33_000):
+        for skipped in (0, 1, 3):
+            tensors.append(torch.randn(size + skipped).to(dtype)[skipped:])
+    tensors.append(torch.randn(BLOCK + 40_000).to(dtype))
+for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool):
+    for size in (1, 5, 4097, 140_001):
+        tensors.append(torch.randint(0, 2, (size + 3,)).to(dtype)[3:])
+check(tensors)
+""")
+
+
+def test_other_orders_of_memory_are_sketched_in_row_major_order() -> None:
+    run("""
+tensors = []
+for dtype in (torch.float32, torch.bfloat16, torch.float64):
+    tensors.append(torch.randn(300, 470).to(dtype).t())
+    tensors.append(torch.randn(5, 7, 3, 3).to(dtype).contiguous(memory_format=torch.channels_last))
+    tensors.append(torch.randn(2, 3, 2, 3, 2, 3, 2, 3).to(dtype).permute(7, 6, 5, 4, 3, 2, 1, 0))
+numbers = check(tensors)
+rows = check([tensor.contiguous() for tensor in tensors])
+assert numbers == rows
+deep = torch.randn(*[2] * 9).permute(8, 7, 6, 5, 4, 3, 2, 1, 0)
+table, digests, _ = read([deep])
+assert not table.sketchable[0] and digests == [digest_of(deep)]
+""")
+
+
+def test_values_that_are_not_finite_huge_or_tiny() -> None:
+    run("""
+wrong = torch.ones(70_000)
+wrong[[3, 20_000, 69_999]] = torch.tensor([math.nan, math.inf, -math.inf])
+tensors = [wrong, wrong.to(torch.bfloat16), wrong.to(torch.float16), wrong.double(), wrong.view(700, 100).t()]
+assert [row[2] for row in check(tensors)] == [3] * 5
+base = torch.randn(40_000)
+scaled = [base * factor for factor in (1e30, 1e-30, 1e38, 1e-40)] + [base * 0, torch.tensor([1e-45])]
+scaled += [base.double() * factor for factor in (1e300, 1e-300)] + [(base * 1e30).view(400, 100).t()]
+mixed = base.clone()
+mixed[7] = 3e38
+check([*scaled, mixed])
+""")
+
+
+def test_work_is_asked_for_row_by_row_and_other_rows_are_zero() -> None:
+    run("""
+tensors = [torch.randn(50), None, torch.randn(60), torch.randn(70)]
+_, digests, numbers = read(tensors, bytes((1, 0, 2, 0)))
+assert digests == [digest_of(tensors[0]), bytes(16), bytes(16), bytes(16)]
+assert [bool(row[1]) for row in numbers] == [False, False, True, False]
+""")
+
+
+def test_the_error_against_exact_sums_is_far_below_the_rounding_of_a_gradient() -> None:
+    run("""
+table = signs()
+def exact(tensor):
+    values = tensor.double().reshape(-1).tolist()
+    parts = (values[start : start + BLOCK] for start in range(0, len(values), BLOCK))
+    return sum(Fraction(weight(block)) * Fraction(math.fsum(map(float.__mul__, part, table)))
+        for block, part in enumerate(parts))
+size = BLOCK + 9_000
+normal = torch.randn(size)
+hard = normal * torch.exp(4 * torch.randn(size))
+cancelling = torch.tensor(table[: size % BLOCK or None])
+cases = {
+    torch.float32: [normal, hard, torch.rand(size), cancelling * 1e4 + torch.randn(len(cancelling))],
+    torch.bfloat16: [normal, hard], torch.float16: [normal], torch.float64: [normal.double() / 3, hard.double() / 3],
+}
+limits = {torch.float32: 2**-30, torch.bfloat16: 2**-20, torch.float16: 2**-20, torch.float64: 2**-46}
+for dtype, tensors in cases.items():
+    tensors = [tensor.to(dtype) for tensor in tensors]
+    for tensor, row in zip(tensors, read(tensors)[2]):
+        norm = math.sqrt(math.fsum(value * value for value in tensor.double().tolist()))
+        error = abs(Fraction(row[0]) - exact(tensor)) / Fraction(norm)
+        assert error < limits[dtype], (dtype, float(error), math.log2(error))
+        assert abs(row[1] / norm - 1) < 1e-5, (dtype, row[1], norm)
+""")
+
+
+def test_the_last_program_of_more_than_two_to_the_31_elements_reads_the_right_place() -> None:
+    """The address is moved back by what the earlier programs read, so that only the last one has memory."""
+    run("""
+from ddpcheck.probes.scan.device_kernels import KernelTable, RowField, PROGRAM_BYTES
+elements = 2**31 + 5
+for dtype, kind in ((torch.float32, Kind.FLOAT32), (torch.bfloat16, Kind.BFLOAT16)):
+    nbytes = elements * dtype.itemsize
+    last = nbytes // PROGRAM_BYTES
+    tail = torch.randn((nbytes - last * PROGRAM_BYTES) // dtype.itemsize).to(dtype)
+    row = [0] * len(RowField)
+    row[RowField.BYTES], row[RowField.KIND], row[RowField.WORK] = nbytes, kind, 3
+    row[RowField.FIRST_PROGRAM], row[RowField.ORDER], row[RowField.ELEMENTS] = -last, -1, elements
+    parts = torch.zeros((1, 5), dtype=torch.int64)
+    triton_table.scan_programs[(1,)](
+        torch.tensor([row]), torch.tensor([tail.data_ptr() - last * PROGRAM_BYTES]),
+        torch.zeros((1, 17), dtype=torch.int64), torch.zeros(1, dtype=torch.int32),
+        triton_table.word_keys(cpu), triton_table.sign_words(cpu), parts,
+        KINDS=triton_table.ALL_KINDS, ORDERS=False, num_warps=8, enable_fp_fusion=False)
+    first = last * PROGRAM_BYTES // dtype.itemsize
+    table = signs()
+    terms = [value * table[(first + index) % BLOCK] * weight((first + index) // BLOCK)
+             for index, value in enumerate(tail.double().tolist())]
+    assert math.isclose(parts[0, 2:3].view(torch.float64).item(), math.fsum(terms), rel_tol=1e-6)
+    from ddpcheck.records.sketch_signs import BLOCK_WORDS, block_key, word_key
+    words = bytes(tail.view(torch.uint8).tolist()) + bytes(-tail.nbytes % 4)
+    words = [int.from_bytes(words[place : place + 4], "little") for place in range(0, len(words), 4)]
+    for lane in range(2):
+        total = sum(word * word_key(lane, index) for index, word in enumerate(words)) % 2**64
+        block = last * PROGRAM_BYTES // 4 // BLOCK_WORDS
+        expected = total % 2**32 * block_key(lane, 2 * block) + (total >> 32) * block_key(lane, 2 * block + 1)
+        assert parts[0, lane].item() % 2**64 == expected % 2**64
+""")
+
+
+def test_a_kernel_is_used_only_if_it_is_right_and_the_reason_is_kept() -> None:
+    run("""
+from ddpcheck.records.reasons import KernelLoss
+assert first_difference(kernel, cpu) == ""
+register("cpu", lambda device: triton_table.TritonKernel(device))
+assert kernel_of(cpu).kernel is not None
+class Wrong(triton_table.TritonKernel):
+    def launch(self, table):
+        results = super().launch(table)
+        results[-1, 0] += 1
+        return results
+register("cpu", Wrong)
+assert kernel_of(cpu).loss is KernelLoss.WRONG_RESULT
+def broken(device):
+    raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
+register("cpu", broken)
+assert kernel_of(cpu).loss is KernelLoss.NO_COMPILER
+def missing(device):
+    raise ImportError("No module named triton")
+register("cpu", missing)
+assert (kernel_of(cpu).kernel, kernel_of(cpu).loss) == (None, KernelLoss.NO_TRITON)
+""")
