@@ -194,6 +194,14 @@ SEQUENCE_NUMBER = PrivateName(
     "_get_sequence_number_for_group",
     "collectives are not counted in the snapshot of a hang",
 )
+FLIGHT_RECORDER = PrivateName(
+    "torch._C._distributed_c10d",
+    "_dump_fr_trace_json",
+    "the snapshot of a hang does not show which collectives completed",
+)
+NCCL_FLIGHT_RECORDER = PrivateName(
+    "torch._C._distributed_c10d", "_dump_nccl_trace_json", "only builds with NCCL have it", optional=True
+)
 VERIFY_SHAPES = PrivateName(
     "torch.nn.parallel.distributed",
     "_verify_param_shape_across_processes",

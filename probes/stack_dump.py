@@ -14,10 +14,11 @@ import weakref
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ddpcheck import guard, torch_compat
+from ddpcheck import guard
 from ddpcheck.guard import GUARD
 from ddpcheck.privacy import mask_text
 from ddpcheck.probes.probe import Probe, ProbeContext
+from ddpcheck.probes.process.collective_progress import collectives_issued, group_progress, progress_mark
 from ddpcheck.records.kinds.rank import StackRecord
 from ddpcheck.records.reasons import LastEvent
 
@@ -47,6 +48,8 @@ class StackDumpProbe(Probe):
         self._left = False
         self._answered = 0
         self._introduced = False
+        # Collectives that were enqueued and completed when the listener last looked.
+        self._progress_mark: tuple[Any, ...] = ()
         # The training thread: the latest one that emitted an event.
         self._thread = threading.get_ident()
         self._native = threading.get_native_id()
@@ -113,10 +116,18 @@ class StackDumpProbe(Probe):
         if not self._introduced:
             self._introduced = True
             self._exchange.publish_threads(own_threads())
+        self._notice_collectives()
         request = self._exchange.requested_stacks()
         if request != self._answered:
             self._answered = request
             self.context.write(self._record(request))
+
+    def _notice_collectives(self) -> None:
+        """A collective that was enqueued or completed is progress, also in loops that no hook sees."""
+        mark = progress_mark()
+        if mark != self._progress_mark:
+            self._progress_mark = mark
+            self._beat()
 
     def _record(self, request: int) -> StackRecord:
         return StackRecord(
@@ -128,6 +139,7 @@ class StackDumpProbe(Probe):
             thread=self._native,
             collectives=collectives_issued(),
             left=self._left,
+            groups={name: each.to_row() for name, each in group_progress().items()},
         )
 
 
@@ -170,18 +182,3 @@ def frames_of(thread: int) -> list[list[Any]]:
             frames.append([mask_text(code.co_filename), frame.f_lineno or 0, code.co_name])
         frame = frame.f_back
     return frames if len(frames) <= MAX_INNER + MAX_OUTER else frames[:MAX_INNER] + frames[-MAX_OUTER:]
-
-
-def collectives_issued() -> dict[str, int]:
-    """By process group, if torch and the backend count them."""
-    world = torch_compat.lookup(torch_compat.WORLD)
-    names = getattr(world, "pg_names", None)
-    counts: dict[str, int] = {}
-    for group, name in list(names.items()) if isinstance(names, dict) else ():
-        count = torch_compat.read(torch_compat.SEQUENCE_NUMBER, group)
-        try:
-            if count is not None:
-                counts[str(name)] = int(count())
-        except RuntimeError:  # a backend that does not count
-            continue
-    return counts

@@ -13,6 +13,7 @@ from pathlib import Path
 from ddpcheck.agent.shm_exchange import Heartbeat, heartbeats, request_stacks
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.aggregate.rank_data import RankData
+from ddpcheck.analysis.hang.collectives import ConflictKind, find_conflict, has_pending
 from ddpcheck.analysis.hang.stacks import WaitKind, in_debugger, wait_of
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.config import Config
@@ -47,6 +48,7 @@ class RankActivityState(str, Enum):
     """What a rank does, according to two samples."""
 
     WAITS = "waits"  # in communication, no activity
+    SPINS = "spins"  # uses the processor while a collective that it enqueued cannot complete
     STILL = "still"  # outside communication, no activity
     LEFT = "left"  # its process group is destroyed, or its process has ended
     BUSY = "busy"  # active, or may continue by itself
@@ -83,6 +85,65 @@ def classify(before: ActivitySample, now: ActivitySample, backend: str) -> RankA
         return RankActivityState.STILL if _is_idle(before, now) else RankActivityState.BUSY
     idle = _spins(backend, wait.kind) or _thread_is_idle(before.activity, now.activity)
     return RankActivityState.WAITS if idle and _rest_is_idle(before, now) else RankActivityState.BUSY
+
+
+def classify_all(
+    before: Mapping[int, ActivitySample], now: Mapping[int, ActivitySample], backends: Mapping[int, str]
+) -> dict[int, RankActivityState]:
+    """The states of all ranks. A busy rank spins if a collective that it waits for cannot complete.
+
+    A rank that waits for the device in `.item()`, or polls a collective, uses a full core. The processor does not
+    distinguish it from work; its collectives do.
+    """
+    states = {rank: classify(before[rank], sample, backends[rank]) for rank, sample in now.items()}
+    spinning = {
+        rank
+        for rank, state in states.items()
+        if state is RankActivityState.BUSY and _polls(before[rank], now[rank])
+    }
+    if spinning and _cannot_complete(now, states, spinning):
+        states.update(dict.fromkeys(spinning, RankActivityState.SPINS))
+    return states
+
+
+def _polls(before: ActivitySample, now: ActivitySample) -> bool:
+    """Whether the rank stays in one function with a pending collective, and transfers nothing."""
+    old, new = before.standing, now.standing
+    if old is None or new is None or before.activity is None or now.activity is None:
+        return False
+    return (
+        has_pending(new.progress())
+        and old.groups == new.groups
+        and not in_debugger(new.frames)
+        and [[*frame[:1], *frame[2:]] for frame in old.frames]
+        == [[*frame[:1], *frame[2:]] for frame in new.frames]
+        and _no_transfer(before.activity, now.activity)
+    )
+
+
+def _cannot_complete(
+    now: Mapping[int, ActivitySample], states: Mapping[int, RankActivityState], spinning: set[int]
+) -> bool:
+    """Whether a pending collective of the spinning ranks needs a rank that is stuck itself.
+
+    A rank that works may still enqueue it, so the others wait for it. A rank that waits in another process group may
+    wait for work of a rank that only seems to spin.
+    """
+    if any(
+        state in (RankActivityState.BUSY, RankActivityState.UNKNOWN) and rank not in spinning
+        for rank, state in states.items()
+    ):
+        return False
+    known = {rank: sample.standing.progress() for rank, sample in now.items() if sample.standing is not None}
+    conflict = find_conflict(known)
+    if conflict is None:
+        return RankActivityState.LEFT in states.values()
+    if conflict.kind is not ConflictKind.MISSING:
+        return True
+    return all(
+        states[rank] in (RankActivityState.STILL, RankActivityState.LEFT) or rank in spinning
+        for rank in conflict.ranks
+    )
 
 
 def _classify_without_stack(before: ActivitySample, now: ActivitySample) -> RankActivityState:
@@ -287,14 +348,14 @@ class HangDetector:
         state.request, state.due = 0, state.requested_at + self._timeout / 2
         if not before or now - state.since < self._timeout:
             return
-        states = {
-            number: RankActivityState.UNKNOWN
-            if local.cannot_answer
-            else classify(before[number], state.samples[number], local.rank.header.backend)
-            for number, local in ranks.items()
-        }
+        backends = {number: local.rank.header.backend for number, local in ranks.items()}
+        states = classify_all(before, state.samples, backends)
+        states.update(
+            {number: RankActivityState.UNKNOWN for number, local in ranks.items() if local.cannot_answer}
+        )
         may_progress = {RankActivityState.BUSY, RankActivityState.UNKNOWN} & set(states.values())
-        if RankActivityState.WAITS in states.values() and not may_progress:
+        waiting = {RankActivityState.WAITS, RankActivityState.SPINS} & set(states.values())
+        if waiting and not may_progress:
             state.stuck = states
         else:
             self._withdraw(attempt, state)

@@ -35,7 +35,12 @@ SLOW = (
 )
 # By the names of the jobs in this file.
 SLOW_JOBS, BY_TORCHRUN = "slow jobs", "torchrun"
-CASES = ("left_the_group", "lock_never_released", "native_code_holds_the_interpreter")
+CASES = (
+    "left_the_group",
+    "lock_never_released",
+    "native_code_holds_the_interpreter",
+    "spins_around_a_collective",
+)
 # Scripts of the corpus that hang; test_corpus leaves them to this file.
 SCRIPTS = (
     FAULTS / "early_stop_on_some_ranks.py",
@@ -140,6 +145,17 @@ def test_a_lock_that_is_never_released(result: Start) -> None:
 def test_native_code_that_holds_the_interpreter(result: Start) -> None:
     finding = hung(result, "native_code_holds_the_interpreter")
     assert stack_of(finding, 1)["stack"] == []
+
+
+def test_ranks_that_spin_around_a_collective(result: Start) -> None:
+    """Only the numbers of collectives distinguish a rank that polls from one that computes."""
+    finding = hung(result, "spins_around_a_collective")
+    collective = finding["evidence"]["collective"]
+    assert (collective["kind"], collective["ranks"], collective["group"]) == ("missing", [1], "0")
+    assert collective["calls"]["0"] == "all_reduce of 4x5"
+    assert "1" not in collective["calls"]
+    assert stack_of(finding, 0)["waits_in"].startswith("all_reduce of 4x5")
+    assert finding["evidence"]["seconds"] < 3 + 20
 
 
 def test_slow_jobs_are_not_stopped(result: Start) -> None:

@@ -158,10 +158,25 @@ def native_code_holds_the_interpreter(rank: int) -> None:
     dist.barrier()
 
 
+@case
+def spins_around_a_collective(rank: int) -> None:
+    """All ranks but one use a full core until a collective completes, which the last rank never enqueues."""
+    train(rank)
+    if rank == 1:
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+    work = dist.all_reduce(torch.ones(4, 5), async_op=True)
+    while not work.is_completed():
+        pass
+
+
 def rank_main(name: str, rank: int, store: str) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     os.environ["JOB_STORE"] = store
+    if name.startswith("spins"):
+        os.environ["TORCH_FR_BUFFER_SIZE"] = "100"
     variants.make_group(rank, WORLD_SIZE)
     CASES[name](rank)
     if dist.is_initialized():

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from ddpcheck.analysis.aggregate.agreement import groups_of, outlier_ranks
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
-from ddpcheck.analysis.hang.stacks import RankStack
+from ddpcheck.analysis.hang.collectives import ConflictKind
+from ddpcheck.analysis.hang.stacks import RankStack, collective_conflict
 from ddpcheck.formatting import name_ranks
 
 _SAME_MODEL = (
@@ -28,7 +29,14 @@ class Mistake:
 
 def likely_mistake(stacks: Sequence[RankStack], attempt: Attempt) -> Mistake:
     """The first explanation that fits the evidence, from the most certain to the most general."""
-    for explain in (_evaluation, _different_models, _early_stop, _blocked, _different_steps):
+    for explain in (
+        _evaluation,
+        _different_models,
+        _early_stop,
+        _blocked,
+        _different_steps,
+        _different_collectives,
+    ):
         mistake = explain(stacks, attempt)
         if mistake is not None:
             return mistake
@@ -125,6 +133,20 @@ def _different_steps(stacks: Sequence[RankStack], attempt: Attempt) -> Mistake |
         f"ranks are at different steps ({text}): some skipped a step, or took an extra one",
         "Let all ranks decide together whether to step, and give every rank the same number of batches.",
     )
+
+
+def _different_collectives(stacks: Sequence[RankStack], attempt: Attempt) -> Mistake | None:
+    """By the numbers of collectives alone, where stacks and steps explain nothing."""
+    conflict = collective_conflict(stacks)
+    if conflict is None:
+        return None
+    known = any(conflict.calls.values())
+    # Without the flight recorder, the line at which a rank waits says more than a number.
+    if not known and len({stack.location for stack in stacks}) > 1:
+        return None
+    if not known and conflict.kind is not ConflictKind.MISSING:
+        return None
+    return Mistake(conflict.ranks, conflict.cause, conflict.fix)
 
 
 def _different_calls(stacks: Sequence[RankStack]) -> Mistake:

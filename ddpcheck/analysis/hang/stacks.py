@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import groups_of
 from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.hang.collectives import CollectiveConflict, Progress, find_conflict, pending_operation
 from ddpcheck.analysis.node_notes import Hang
 from ddpcheck.records.kinds.rank import StackRecord
 
@@ -113,6 +114,7 @@ def _file(frame: Frame) -> str:
 
 
 LEFT = "left"
+SPINS = "spins"
 # The last event of a rank that is in a training forward, and of one that is between two steps.
 _IN_FORWARD = "forward"
 _BETWEEN_STEPS = ("after_step", "wrapped", "")
@@ -129,6 +131,7 @@ class RankStack:
     wait: Wait | None
     frames: Sequence[Frame]
     collectives: int | None
+    progress: Progress = field(default_factory=dict)
 
     @property
     def has_left(self) -> bool:
@@ -191,10 +194,19 @@ def _rank_stack(rank: int, state: str, record: StackRecord | None, steps: int) -
         return RankStack(rank, state, steps, "", None, (), None)
     frames = [frame for frame in record.frames if len(frame) == 3]
     wait = None if state == LEFT else wait_of(frames)
+    if state == SPINS and wait is None:
+        wait = Wait(WaitKind.COLLECTIVE, pending_operation(record.progress()) or "a collective")
     issued = sum(record.collectives.values()) if record.collectives else None
     # A rank that ended may have taken steps after its stack was written.
     step = max(record.step, steps) if state == LEFT else record.step
-    return RankStack(rank, state, step, record.moment, wait, frames, issued)
+    return RankStack(rank, state, step, record.moment, wait, frames, issued, record.progress())
+
+
+def collective_conflict(stacks: Sequence[RankStack]) -> CollectiveConflict | None:
+    """The first collective in which ranks differ. Ranks that have left no longer take part."""
+    return find_conflict(
+        {stack.rank: stack.progress for stack in stacks if stack.progress and not stack.has_left}
+    )
 
 
 def group_by_stack(stacks: Sequence[RankStack]) -> list[list[RankStack]]:

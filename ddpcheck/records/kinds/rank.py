@@ -8,6 +8,30 @@ from typing import Any
 from ddpcheck.records.registry import SCHEMA, Record, record
 
 
+@dataclass
+class GroupProgress:
+    """Collectives of one process group on one rank, by torch's own counters."""
+
+    # Numbers of the last collective that was enqueued and of the last that completed; None: not known.
+    enqueued: int = 0
+    completed: int | None = None
+    # The last collectives: [number, operation, sizes of the inputs, state]. Filled by the flight recorder only.
+    recent: list[list[Any]] = field(default_factory=list)
+    # The ranks of the group.
+    ranks: list[int] = field(default_factory=list)
+
+    def to_row(self) -> list[Any]:
+        return [self.enqueued, self.completed, self.recent, self.ranks]
+
+    @classmethod
+    def from_row(cls, row: list[Any]) -> GroupProgress | None:
+        """None if the row has another form."""
+        match row:
+            case [int(enqueued), int() | None as completed, list(recent), list(ranks), *_]:
+                return cls(enqueued, completed, [each for each in recent if isinstance(each, list)], ranks)
+        return None
+
+
 @record("standing")
 @dataclass(frozen=True)
 class StackRecord(Record):
@@ -27,6 +51,12 @@ class StackRecord(Record):
     collectives: dict[str, int] = field(default_factory=dict)
     # The rank has destroyed its process group.
     left: bool = False
+    # Collectives enqueued and completed, by process group: a row of GroupProgress.
+    groups: dict[str, list[Any]] = field(default_factory=dict)
+
+    def progress(self) -> dict[str, GroupProgress]:
+        rows = {name: GroupProgress.from_row(row) for name, row in self.groups.items()}
+        return {name: row for name, row in rows.items() if row is not None}
 
 
 @record("apart")

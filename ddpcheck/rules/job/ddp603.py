@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.hang.causes import likely_mistake
-from ddpcheck.analysis.hang.stacks import RankStack, WaitKind, group_by_stack, rank_stacks, stack_evidence
+from ddpcheck.analysis.hang.stacks import (
+    RankStack,
+    WaitKind,
+    collective_conflict,
+    group_by_stack,
+    rank_stacks,
+    stack_evidence,
+)
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage
 from ddpcheck.rules.rule import Rule
@@ -37,6 +44,7 @@ def find(context: RuleContext) -> list[Finding]:
     stacks = rank_stacks(context.attempt, hang)
     groups = group_by_stack(stacks)
     mistake = likely_mistake(stacks, context.attempt)
+    conflict = collective_conflict(stacks)
     first = _first_waiting(stacks)
     states = "; ".join(
         f"{name_ranks([stack.rank for stack in group])} {group[0].describe(several=len(group) > 1)}"
@@ -46,11 +54,17 @@ def find(context: RuleContext) -> list[Finding]:
     return [
         context.finding(
             RULE,
-            f"No rank made progress for {hang.seconds:.0f} s, so ddpcheck stopped the job: {states}{more}.",
+            f"No rank made progress for {hang.seconds:.0f} s, so ddpcheck stopped the job: {states}{more}."
+            + (
+                f" {conflict.cause[0].upper()}{conflict.cause[1:]}."
+                if conflict and conflict.cause != mistake.cause
+                else ""
+            ),
             step=first.step if first is not None else None,
             stage=_stage(first),
             ranks=mistake.ranks,
-            evidence={"seconds": hang.seconds, "standings": stack_evidence(groups)},
+            evidence={"seconds": hang.seconds, "standings": stack_evidence(groups)}
+            | ({"collective": conflict.evidence()} if conflict is not None else {}),
             cause=mistake.cause,
             fix=mistake.fix,
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.launcher.hang_detector import ActivitySample, RankActivityState, classify
+from ddpcheck.launcher.hang_detector import ActivitySample, RankActivityState, classify, classify_all
 from ddpcheck.launcher.process.process_table import TICKS_PER_SECOND, Activity
 from ddpcheck.records.kinds.rank import StackRecord
 from tests.unit.analysis.hang.test_stacks import BACKWARD, BARRIER, MAIN, USER
@@ -118,3 +118,41 @@ def test_ended_ranks() -> None:
         classify(left, sighting(BARRIER, SECONDS, left=True, thread_ticks=9999), "gloo")
         is RankActivityState.LEFT
     )
+
+
+PENDING = {"0": [5, 4, [[5, "all_reduce", [[4]], "scheduled"]], [0, 1]]}
+BEHIND = {"0": [4, 4, [], [0, 1]]}
+BOTH = {"0": PENDING["0"]}
+
+
+def states_of(other: list[Any], groups: dict[str, list[Any]], **moved: Any) -> dict[int, RankActivityState]:
+    """Rank 0 polls collective 5 at changing lines; rank 1 has the stack `other`."""
+
+    def at(line: int, then: float, ticks: int) -> dict[int, ActivitySample]:
+        poll = StackRecord(1, then, [["/home/me/train.py", line, "main"]], groups=PENDING)
+        rest = StackRecord(1, then, other, groups=groups)
+        busy = replace(RESTING, thread_ticks=100 + ticks, ticks=1000 + ticks)
+        moving = {name: getattr(RESTING, name) + (value if then else 0) for name, value in moved.items()}
+        return {
+            0: ActivitySample(then, poll, busy),
+            1: ActivitySample(then, rest, replace(RESTING, **moving)),
+        }
+
+    return classify_all(at(41, 0.0, 0), at(42, SECONDS, 9000), {0: "nccl", 1: "nccl"})
+
+
+def test_a_rank_spins_while_the_rank_that_it_needs_is_stuck() -> None:
+    assert states_of(ELSEWHERE, BEHIND) == {0: RankActivityState.SPINS, 1: RankActivityState.STILL}
+
+
+def test_a_rank_that_works_may_still_enqueue_the_collective() -> None:
+    states = states_of(ELSEWHERE, BEHIND, thread_ticks=9000, ticks=9000)
+    assert states == {0: RankActivityState.BUSY, 1: RankActivityState.BUSY}
+
+
+def test_a_rank_that_waits_elsewhere_may_need_the_rank_that_polls() -> None:
+    assert states_of(BARRIER, BEHIND)[0] is RankActivityState.BUSY
+
+
+def test_a_collective_that_all_ranks_enqueued_and_none_completes() -> None:
+    assert states_of(BARRIER, BOTH)[0] is RankActivityState.SPINS
