@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ddpcheck import torch_compat
+from ddpcheck.device_api import api_of
 from ddpcheck.probes.live_compare.node import Snapshot, SnapshotKey
 from ddpcheck.probes.probe import BudgetItem, Probe, ProbeContext
 from ddpcheck.probes.scan.scanner import Scan, TensorScanner, sketch_text
@@ -171,7 +172,7 @@ class GradientProbe(Probe):
     def after_wrap(self, tracked: TrackedModule) -> None:
         """Compile the kernels of a device now, not in the first backward."""
         for device in {tensor.device for tensor in tracked.tensors(tracked.parameters)}:
-            if device.type == "cuda":
+            if api_of(device) is not None:
                 from ddpcheck.probes.sketches.batch import fused_kernel
 
                 fused_kernel(device)

@@ -95,6 +95,8 @@ class Probe:
 
     name: ClassVar[str] = ""
     phase: ClassVar[Phase] = Phase.DEFAULT
+    # Methods to call when all other probes have handled an event, by its name and with its arguments.
+    after_others: ClassVar[Mapping[str, str]] = {}
     # Events whose time belongs to something that the budget can do less often.
     budget_items: ClassVar[Mapping[str, BudgetItem]] = {}
 

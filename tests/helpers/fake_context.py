@@ -64,6 +64,9 @@ class FakeContext:
     def emit(self, event: Callable[[Probe, Unpack[Args]], None], *args: Unpack[Args]) -> None:
         for probe in self.probes:
             getattr(probe, event.__name__)(*args)
+        for probe in self.probes:
+            if event.__name__ in probe.after_others:
+                getattr(probe, probe.after_others[event.__name__])(*args)
 
     def of(self, kind: type[Kind]) -> list[Kind]:
         return [record for record in self.records if isinstance(record, kind)]
