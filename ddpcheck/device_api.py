@@ -7,7 +7,8 @@ use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ import torch
 
 # Device types whose kernels Triton compiles; ROCm presents itself as "cuda".
 TRITON_TYPES = frozenset({"cuda", "xpu"})
+# The methods of `nn.Module` that copy it to a device, beside `to`.
+COPYING_METHODS = ("cuda", "xpu")
 # Types of memory that no device API belongs to.
 _HOST_TYPES = frozenset({"cpu", "meta"})
 
@@ -184,7 +187,7 @@ class DeviceApi:
         }
         return [name for name, lacks in absent.items() if lacks]
 
-    def graph_classes(self) -> list[Any]:
+    def graph_classes(self) -> list[type]:
         """The classes whose `capture_end` and `replay` a job calls; empty where the device has no graphs."""
         names = [name for name in dir(self._module) if name.endswith("Graph") and name[0] != "_"]
         found = [getattr(self._module, name) for name in names]
@@ -259,6 +262,13 @@ def capturing() -> bool:
     return bool(_capture_checks) and any(check() for check in _capture_checks)
 
 
+def graph_classes() -> list[type]:
+    """The graph classes of the device types that the job uses."""
+    return list(
+        dict.fromkeys(kind for api in _apis.values() if api is not None for kind in api.graph_classes())
+    )
+
+
 def accelerator_type() -> str:
     """The device type that this build of torch supports beside the CPU; "cpu" if none. Initialises nothing."""
     current: Any = getattr(_accelerator(), "current_accelerator", None)
@@ -276,6 +286,46 @@ def available_api() -> DeviceApi | None:
         return None
     api = DeviceApi(kind, module)
     return api if api.available() else None
+
+
+def default_backend(device_type: str) -> str:
+    """The backend that torch takes for a device type if the program names none; empty if it has none."""
+    distributed: Any = torch.distributed
+    defaults = getattr(getattr(distributed, "Backend", None), "default_device_backend_map", {})
+    return str(defaults.get(device_type, "nccl" if device_type == "cuda" else ""))
+
+
+def devices_of(tensors: Iterable[torch.Tensor]) -> list[torch.device]:
+    """The devices with an API that hold some of the tensors, in the order of their first tensor."""
+    devices = dict.fromkeys(tensor.device for tensor in tensors)
+    return [device for device in devices if api_of(device) is not None]
+
+
+def memory_on(devices: Iterable[torch.device]) -> DeviceMemory:
+    """The sum over devices that the job uses."""
+    rows = [api.memory(device) for device in devices if (api := api_of(device)) is not None]
+    return DeviceMemory(*map(sum, zip(*rows, strict=True))) if rows else DeviceMemory()
+
+
+def memory_of_process() -> DeviceMemory:
+    """The sum over all devices of the accelerator; zeros, and no context, where the process does not use it."""
+    kind = accelerator_type()
+    module: Any = getattr(torch, kind, None)
+    # Initialised is asked first: the number of devices is a call into the driver.
+    if kind in _HOST_TYPES or module is None or not DeviceApi(kind, module).initialized():
+        return DeviceMemory()
+    return memory_on(torch.device(kind, index) for index in range(DeviceApi(kind, module).count()))
+
+
+def generators_of(devices: Iterable[torch.device]) -> list[torch.Generator]:
+    """The default generators of devices that the job uses."""
+    found = [api.generator(device) for device in devices if (api := api_of(device)) is not None]
+    return [generator for generator in found if generator is not None]
+
+
+def direct_storage_file() -> Any:
+    """The class that reads files into device memory without the host; None where torch has not imported it."""
+    return getattr(sys.modules.get("torch.cuda.gds"), "GdsFile", None)
 
 
 def memory_from_statistics(raw: Mapping[str, Any]) -> DeviceMemory | None:

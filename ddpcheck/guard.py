@@ -15,6 +15,10 @@ T = TypeVar("T")
 Reporter = Callable[[str, str, str, str], None]
 
 
+def _ignore(name: str) -> None:
+    """Without a rank there is no file to report it in."""
+
+
 class EntryPoint:
     """One entry point from the user's program into ddpcheck. Tests replace `body` to make it fail."""
 
@@ -38,6 +42,10 @@ class Guard:
         self._unreported: list[tuple[str, str, str, str]] = []
         # Context manager in which every entry point runs; the agent sets it.
         self.surroundings: Callable[[], AbstractContextManager[Any]] = nullcontext
+        # Whether a graph is being captured, where any call that touches the device would break it; the agent sets it.
+        self.capturing: Callable[[], bool] = bool
+        # Called with the name of an entry that did nothing because of that.
+        self.skipped: Callable[[str], None] = _ignore
 
     def report_to(self, reporter: Reporter) -> None:
         self._reporters[:] = [reporter]
@@ -51,9 +59,12 @@ class Guard:
         self.entry_points[f"{probe}.{name}"] = entry
         return entry
 
-    def protect(self, probe: str, name: str, body: Callable[..., T]) -> Callable[..., T | None]:
+    def protect(
+        self, probe: str, name: str, body: Callable[..., T], while_capturing: bool = False
+    ) -> Callable[..., T | None]:
         """`body` for calls from the user's program: raises no Exception, and does nothing once switched off.
 
+        While a graph is captured it does nothing either, unless it touches no device (`while_capturing`).
         KeyboardInterrupt and SystemExit are not caught: they belong to the user's program.
         """
         entry = self.register(probe, name, body)
@@ -63,6 +74,9 @@ class Guard:
             if probe in self.off:
                 return None
             try:
+                if not while_capturing and self.capturing():
+                    self.skipped(name)
+                    return None
                 with self.surroundings():
                     result: T = entry.body(*args, **kwargs)
             except Exception as error:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 from array import array
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeGuard
 
 import torch
 
 from ddpcheck import torch_compat
+from ddpcheck.device_api import devices_of, generators_of
 from ddpcheck.probes.batch_fingerprint import (
     EMPTY_FINGERPRINT,
     BatchContents,
@@ -74,9 +74,12 @@ class DataProbe(Probe):
         # The state of the generators after the last step.
         self._after: RngStates | None = None
         self._pending: deque[PendingBatch] = deque()
+        # The devices of all modules, whose generators the job draws from.
+        self._devices: dict[torch.device, None] = {}
 
     def after_wrap(self, tracked: TrackedModule) -> None:
-        self._after = rng_states()
+        self._devices.update(dict.fromkeys(devices_of(tracked.tensors(tracked.parameters))))
+        self._after = rng_states(self._devices)
 
     def forward_inputs(self, tracked: TrackedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ddp = tracked.ddp()
@@ -89,7 +92,7 @@ class DataProbe(Probe):
         self._before = None
         if not self.context.budget.runs(BudgetItem.SKETCH, tracked.steps):
             return
-        now = rng_states()
+        now = rng_states(self._devices)
         self._before = (tracked.index, now)
         if tracked.forwards % self.context.config.every == 0:
             drew = rng_digest(after, now) if after is not None else ""
@@ -103,13 +106,13 @@ class DataProbe(Probe):
         if any(tracked.index == index for tracked in optimizer.modules):
             self._before = None
             if self._open is not None:
-                drew = rng_digest(before, rng_states())
+                drew = rng_digest(before, rng_states(self._devices))
                 self._open = self._open._replace(record=replace(self._open.record, drew=drew))
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
         # Compared with the state at the next forward, if that is recorded.
         due = self.context.budget.schedule.runs(BudgetItem.SKETCH, optimizer.steps + 1)
-        self._after = rng_states() if due else None
+        self._after = rng_states(self._devices) if due else None
         self._close()
         self._drain()
         for loader in self._loaders.all:
@@ -224,19 +227,14 @@ def _per_token(labels: Any) -> TypeGuard[torch.Tensor]:
     return isinstance(labels, torch.Tensor) and labels.dim() == 2 and not labels.is_floating_point()
 
 
-def rng_states() -> RngStates:
-    """The state of torch's generators in this process: read, never advanced.
+def rng_states(devices: Iterable[torch.device] = ()) -> RngStates:
+    """The states of torch's generators of the CPU and of `devices`: read, never advanced.
 
     A device's generator keeps its seed and offset on the host, so nothing waits for the device. A
     generator that was never used is not initialised.
     """
     read = [_state_bytes(torch.default_generator)]
-    cuda: Any = torch.cuda
-    if cuda.is_initialized():
-        # The generator of a graph that is being captured cannot be read.
-        with contextlib.suppress(RuntimeError):
-            read.append(_state_bytes(cuda.default_generators[cuda.current_device()]))
-    return tuple(read)
+    return (*read, *map(_state_bytes, generators_of(devices)))
 
 
 def rng_digest(before: RngStates, after: RngStates) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from ddpcheck.device_api import on_device
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.records.kinds.modules import LossRecord
 
@@ -174,7 +175,7 @@ def read_scalar(root: Any) -> Scalar | None:
         return None
     if root.is_cpu:
         return _on_host(root)
-    if root.is_cuda and root.is_floating_point() and not torch.cuda.is_current_stream_capturing():
+    if on_device(root) and root.is_floating_point():
         return PendingScalar(root)
     return None
 

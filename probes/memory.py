@@ -10,15 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddpcheck import torch_compat
+from ddpcheck.device_api import api_of, devices_of, memory_on
 from ddpcheck.probes.digest import plain_memory
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES
 from ddpcheck.probes.probe import Probe, ProbeContext
-from ddpcheck.probes.process.device_memory import (
-    DeviceMemory,
-    device_memory,
-    is_initialized,
-    memory_on_other_devices,
-)
 from ddpcheck.probes.process.os_counters import resident
 from ddpcheck.records.kinds.memory import MemoryPartsRecord, MemoryRecord
 
@@ -53,6 +48,8 @@ class MemoryProbe(Probe):
         self._step = -1
         self._measured = self._last = MemoryRecord(-1)
         self._base: dict[int, int] = {}
+        # The devices of all modules, in the order of their wrapping. The current device may be another.
+        self._devices: dict[torch.device, None] = {}
         self._kept: dict[int, int] = {}
         self._parts: dict[tuple[int, int], MemoryPartsRecord] = {}
         # The optimizer whose steps are counted: the first that stepped.
@@ -61,11 +58,12 @@ class MemoryProbe(Probe):
     def after_wrap(self, tracked: TrackedModule) -> None:
         """Memory before training: interpreter, libraries, data, and the first buckets of DDP."""
         tensors = [*tracked.tensors(tracked.parameters), *tracked.tensors(tracked.buffers)]
-        on_device = any(tensor.is_cuda for tensor in tensors)
-        now = device_memory().allocated if on_device else resident().own
+        devices = devices_of(tensors)
+        self._devices.update(dict.fromkeys(devices))
+        now = memory_on(devices).allocated if devices else resident().own
         buckets = sum(tensor.nbytes for tensor in tensors if tensor.requires_grad)
         # On the host a bucket takes no memory before it is written.
-        self._base[tracked.index] = max(0, now - memory_of(tensors) - (buckets if on_device else 0))
+        self._base[tracked.index] = max(0, now - memory_of(tensors) - (buckets if devices else 0))
 
     def backward_begun(self, tracked: TrackedModule) -> None:
         """All activations are allocated: about the peak of a step."""
@@ -95,8 +93,7 @@ class MemoryProbe(Probe):
         if not self._is_due(optimizer.steps):
             return
         self._read_at = monotonic()
-        device = device_memory() if is_initialized() else DeviceMemory()
-        now = MemoryRecord(optimizer.steps, resident().own, self._high, *device)
+        now = MemoryRecord(optimizer.steps, resident().own, self._high, *memory_on(self._devices))
         self._high = 0
         self._measured = now
         if self._is_written(now):
@@ -140,6 +137,7 @@ def parts_of(tracked: TrackedModule, optimizer: TrackedOptimizer, kept: int, bas
     buckets = _reduced_bytes(tracked, parameters)
     views = tracked.options.get("gradient_as_bucket_view") is True
     device = parameters[0].device if parameters else torch.device("cpu")
+    api = api_of(device)
     return MemoryPartsRecord(
         module=tracked.index,
         optimizer=optimizer.index,
@@ -154,7 +152,7 @@ def parts_of(tracked: TrackedModule, optimizer: TrackedOptimizer, kept: int, bas
         state=memory_of(_state(optimizer, parameters)),
         kept=0 if views else kept,
         base=base,
-        elsewhere=memory_on_other_devices(device) if device.type == "cuda" else {},
+        elsewhere=api.memory_elsewhere(device) if api is not None else {},
     )
 
 

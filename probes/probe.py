@@ -83,6 +83,9 @@ class ProbeContext(Protocol):
     def job_ns(self) -> int:
         """A clock that does not advance while ddpcheck runs."""
 
+    def call_last(self, probe: Probe) -> None:
+        """From now on, also call the methods of the probe's `after_others`."""
+
     def write(self, record: Record) -> None: ...
 
     def write_later(self, make: Callable[[], Record]) -> None:
@@ -98,6 +101,8 @@ class Probe:
 
     name: ClassVar[str] = ""
     phase: ClassVar[Phase] = Phase.DEFAULT
+    # Methods to call when all other probes have handled an event, by its name and with its arguments.
+    after_others: ClassVar[Mapping[str, str]] = {}
     # Events whose time belongs to something that the budget can do less often.
     budget_items: ClassVar[Mapping[str, BudgetItem]] = {}
 

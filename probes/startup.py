@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from ddpcheck.device_api import memory_of_process
 from ddpcheck.probes.probe import Probe, ProbeContext
-from ddpcheck.probes.process.device_memory import device_memory
 from ddpcheck.probes.process.os_counters import resident
 from ddpcheck.probes.process.startup_tracer import STARTUP, StageStart
 from ddpcheck.records.kinds.startup import StartupRecord, StartupStage
@@ -53,6 +53,6 @@ class StartupProbe(Probe):
                 round(began, 4),
                 round(time.monotonic() - clock, 4),
                 host=resident().whole,
-                device=device_memory().allocated,
+                device=memory_of_process().allocated,
             )
         )

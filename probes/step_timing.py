@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from threading import get_ident
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddpcheck import torch_compat
 from ddpcheck.probes.probe import Phase, Probe, ProbeContext
@@ -51,6 +52,18 @@ class StepTimingProbe(Probe):
 
     name = "clocks"
     phase = Phase.CLOCK
+    # Begins are recorded on the device behind the kernels of other probes, and those are measured to be subtracted.
+    after_others: ClassVar[Mapping[str, str]] = {
+        "forward_inputs": "forward_begins",
+        "buffers_synced": "own_ends",
+        "backward_called": "backward_begins",
+        "backward_begun": "own_ends",
+        "gradients_ready": "own_ends",
+        "gradients_computed": "finish_begins",
+        "gradients_reduced": "own_ends",
+        "before_step": "optimizer_begins",
+        "after_step": "own_ends",
+    }
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
@@ -72,9 +85,15 @@ class StepTimingProbe(Probe):
         return self.context.job_ns()
 
     def _begin(self, phase: int) -> None:
+        """The device's begin follows, once the other probes have launched their kernels."""
         self._host.begin(phase, self._now())
+        self._own_begins()
+
+    def _begin_on_device(self, *phases: int) -> None:
         if self._device is not None:
-            self._device.begin(phase)
+            self._device.end_own()
+            for phase in phases:
+                self._device.begin(phase)
 
     def _end(self, phase: int) -> None:
         self._host.end(phase, self._now())
@@ -85,6 +104,8 @@ class StepTimingProbe(Probe):
         self._modules.append(tracked)
         if self._device is None:
             self._device = device_timer(tracked.tensors(tracked.parameters))
+            if self._device is not None:
+                self.context.call_last(self)
 
     def wrapper_released(self, tracked: TrackedModule) -> None:
         if tracked in self._modules:
@@ -110,8 +131,12 @@ class StepTimingProbe(Probe):
         # Buffers, if any, are synchronised before anything is computed.
         self._begin(BUFFERS)
 
+    def forward_begins(self, tracked: TrackedModule, *inputs: Any) -> None:
+        self._begin_on_device(FORWARD, BUFFERS)
+
     def buffers_synced(self, tracked: TrackedModule) -> None:
         self._end(BUFFERS)
+        self._own_begins()
 
     def after_forward(self, tracked: TrackedModule) -> None:
         self._end(FORWARD)
@@ -122,13 +147,30 @@ class StepTimingProbe(Probe):
         if self._backwards == 1:
             self._begin(BACKWARD)
 
+    def backward_begins(self, root: Any = None) -> None:
+        if self._backwards == 1:
+            self._begin_on_device(BACKWARD)
+
+    def backward_begun(self, tracked: TrackedModule) -> None:
+        self._own_begins()
+
+    def gradients_ready(self, tracked: TrackedModule, *gradients: Any) -> None:
+        self._own_begins()
+
     def gradients_computed(self, tracked: TrackedModule) -> None:
         # With several modules in one backward, the first: DDP may finish it before it reports the next.
         if not self._host.is_open(FINISH):
             self._begin(FINISH)
 
+    def finish_begins(self, tracked: TrackedModule) -> None:
+        if self._device is not None and self._device.is_open(FINISH):
+            self.own_ends()
+        else:
+            self._begin_on_device(FINISH)
+
     def gradients_reduced(self, tracked: TrackedModule) -> None:
         self._end(FINISH)
+        self._own_begins()
 
     def backward_returned(self) -> None:
         self._backwards = max(0, self._backwards - 1)
@@ -138,10 +180,23 @@ class StepTimingProbe(Probe):
     def before_step(self, optimizer: TrackedOptimizer) -> None:
         self._begin(OPTIMIZER)
 
+    def optimizer_begins(self, optimizer: TrackedOptimizer) -> None:
+        self._begin_on_device(OPTIMIZER)
+
     def after_step(self, optimizer: TrackedOptimizer) -> None:
         self._end(OPTIMIZER)
         if self._ends_a_step(optimizer.index):
             self._close(optimizer.steps)
+        self._own_begins()
+
+    def own_ends(self, *_: Any) -> None:
+        """Every other probe has handled the event."""
+        if self._device is not None:
+            self._device.end_own()
+
+    def _own_begins(self) -> None:
+        if self._device is not None:
+            self._device.begin_own()
 
     def before_exit(self) -> None:
         self._drain()

@@ -7,6 +7,7 @@ import signal
 import pytest
 from hypothesis import settings
 
+from tests.helpers.fake_device import fake_device as fake_device
 from tests.helpers.requirements import all_required, missing
 
 # No test measures speed, because other programs may load the machine; benchmarks/ compares speeds side by side.

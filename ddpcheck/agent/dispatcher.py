@@ -51,7 +51,7 @@ class Dispatcher:
         self._unknown: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, ...]]
         self._unknown = weakref.WeakKeyDictionary()
         self._numbers: dict[tuple[int, ...], int] = {}
-        self._on_released = GUARD.protect("agent", "forgotten", self._release)
+        self._on_released = GUARD.protect("agent", "forgotten", self._release, while_capturing=True)
         # Guarded under the names of the probes that record what these functions read.
         self._read_parameters = context.guarded("structure", "refresh", TrackedModule.refresh)
         self._read_wrapper = context.guarded("structure", "refresh_wrapper", TrackedModule.refresh_wrapper)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ddpcheck import torch_compat
+from ddpcheck.device_api import available_api
 from ddpcheck.privacy import allowed_environment, mask_arguments
 from ddpcheck.records.kinds.rank import RankHeader, session_name
 
@@ -35,7 +36,7 @@ def header(session: str, algorithm: str) -> RankHeader:
         restart=_number("TORCHELASTIC_RESTART_COUNT") or 0,
         python=platform.python_version(),
         torch=str(torch.__version__),
-        backend=str(distributed.get_backend()),
+        backend=_backend(),
         device=_device(),
         algorithm=algorithm,
         argv=mask_arguments(sys.argv),
@@ -103,8 +104,21 @@ def _number(name: str) -> int | None:
 
 
 def _device() -> str:
-    """The device of this rank. Never initialises CUDA: a rank that does not use it must not get a context."""
-    cuda: Any = torch.cuda
-    if torch.cuda.is_available() and cuda.is_initialized():
-        return f"cuda:{torch.cuda.current_device()}"
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """The device of this rank. Never initialises it: a rank that does not use it must not get a context."""
+    api = available_api()
+    if api is None:
+        return "cpu"
+    # The current device; which one a module uses is recorded when it is wrapped.
+    return f"{api.type}:{api.index(torch.device(api.type))}" if api.initialized() else api.type
+
+
+def _backend() -> str:
+    """The backend, or one per device type ("cpu:gloo,cuda:nccl") if the program did not name one."""
+    distributed: Any = torch.distributed
+    name = str(distributed.get_backend())
+    if name != "undefined":
+        return name
+    by_device = getattr(distributed, "get_backend_config", None)
+    config = str(by_device()) if by_device is not None else name
+    # With one device type, its backend alone, as if the program had named it.
+    return config if "," in config else config.partition(":")[2] or config

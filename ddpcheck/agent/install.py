@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ddpcheck import torch_compat
+from ddpcheck import device_api, torch_compat
 from ddpcheck.config import Config
 from ddpcheck.guard import GUARD
 from ddpcheck.injection import write_fault_line
@@ -198,8 +198,8 @@ class Agent:
     def _patch_exits(self) -> None:
         """Patch every exit that Python can observe. After any other exit the record file has no end record."""
         # Guarded under a separate name: the file is closed even if other probes are switched off.
-        close = GUARD.protect("exit", "close", self._close)
-        leaving = GUARD.protect("exit", "leaving", self._leaving)
+        close = GUARD.protect("exit", "close", self._close, while_capturing=True)
+        leaving = GUARD.protect("exit", "leaving", self._leaving, while_capturing=True)
         atexit.register(close)
         self._patches.replace(sys, "exit", lambda original: calling(original, leaving, None))
         # Forked multiprocessing children exit this way, and programs that avoid a hang at exit.
@@ -207,7 +207,7 @@ class Agent:
             os, "_exit", lambda original: calling(original, lambda status=0: (leaving(status), close()), None)
         )
         hook = sys.excepthook
-        noted = GUARD.protect("exit", "raised", self._raised)
+        noted = GUARD.protect("exit", "raised", self._raised, while_capturing=True)
 
         def excepthook(kind: Any, error: Any, trace: Any) -> None:
             noted(kind, error, trace)
@@ -264,6 +264,7 @@ def install() -> None:
     if config is not None:
         GUARD.last_resort = _report_early_fault
         GUARD.surroundings = torch_compat.suspend_user_modes
+        GUARD.capturing = device_api.capturing
         Agent(config).install()
 
 

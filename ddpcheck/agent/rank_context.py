@@ -14,6 +14,7 @@ from torch.autograd import profiler
 
 from ddpcheck import torch_compat
 from ddpcheck.agent.budget import Budget
+from ddpcheck.agent.graph_tracker import GraphTracker
 from ddpcheck.agent.identity import header, job_store, session_id
 from ddpcheck.agent.shm_exchange import ShmExchange, own_slot
 from ddpcheck.agent.writer import RecordWriter
@@ -73,6 +74,8 @@ class RankContext:
         self.write(header(self.session, algorithm))
         self.exchange = self._open_exchange(config)
         GUARD.report_to(self._fault)
+        self._graphs = GraphTracker(self.write)
+        GUARD.skipped = self._graphs.skipped
         torch_compat.report_to(self._missing_name)
         self.node_compare: NodeCompare | None = None
         if self.exchange is not None:
@@ -84,9 +87,14 @@ class RankContext:
         self.budget = Budget(config, self.exchange, self.write, lambda: self.own_ns, self.probe_ns)
         self._handlers: dict[Callable[..., None], list[tuple[str, int, EntryPoint]]]
         self._handlers = {event: [] for event in EVENTS}
-        for kind in sorted(PROBES, key=lambda probe: probe.phase):
-            if kind.wanted(config):
-                self._register(kind(self))
+        probes = [kind(self) for kind in sorted(PROBES, key=lambda kind: kind.phase) if kind.wanted(config)]
+        for probe in probes:
+            self._register(probe)
+
+    def call_last(self, probe: Probe) -> None:
+        """From now on, also call the methods of `after_others`. Jobs without a device never need them."""
+        for event, method in probe.after_others.items():
+            self._add_handler(probe, getattr(Probe, event), f"{event}.last", getattr(probe, method))
 
     def _register(self, probe: Probe) -> None:
         """Register the events that the probe overrides; others are not called."""
@@ -95,13 +103,17 @@ class RankContext:
             name = event.__name__
             if getattr(type(probe), name) is event:
                 continue
-            handler = getattr(probe, name)
-            # The probe that starts and stops the profiler cannot run inside a span of that profiler.
-            if self.config.profile and probe.phase is not Phase.PROFILER:
-                handler = in_profiler_span(handler)
-            item = probe.budget_items.get(name, len(BudgetItem))
-            entry = GUARD.register(probe.name, name, handler)
-            self._handlers[event].append((probe.name, item, entry))
+            self._add_handler(probe, event, name, getattr(probe, name))
+
+    def _add_handler(
+        self, probe: Probe, event: Callable[..., None], name: str, handler: Callable[..., None]
+    ) -> None:
+        # The probe that starts and stops the profiler cannot run inside a span of that profiler.
+        if self.config.profile and probe.phase is not Phase.PROFILER:
+            handler = in_profiler_span(handler)
+        item = probe.budget_items.get(name, len(BudgetItem))
+        entry = GUARD.register(probe.name, name, handler)
+        self._handlers[event].append((probe.name, item, entry))
 
     def _open_exchange(self, config: Config) -> ShmExchange | None:
         try:
@@ -167,6 +179,9 @@ class RankContext:
 
         About 40 handlers run in a step, so the guard is part of this loop instead of a call around each of them.
         """
+        if GUARD.capturing():
+            GUARD.skipped(event.__name__)
+            return
         # As in `enter` and `leave`, whose calls would be a sixth of the cost of an event.
         began = perf_counter_ns()
         entered = 0
@@ -219,6 +234,7 @@ class RankContext:
             self._ended = True
             self.emit(Probe.before_exit)
             self.budget.close()
+            self._graphs.close()
 
     def close(self, reason: str, error: str = "", where: str = "") -> None:
         if self._closed or os.getpid() != self._pid:

@@ -8,9 +8,11 @@ from ddpcheck.analysis.aggregate.agreement import groups_of
 from ddpcheck.analysis.aggregate.collector import NodesCollector
 from ddpcheck.analysis.aggregate.launch import Attempt, first_node_mismatch
 from ddpcheck.analysis.cost.collector import CostCollector
+from ddpcheck.analysis.devices.collector import DeviceCollector
 from ddpcheck.analysis.report import Check
 from ddpcheck.analysis.timeseries.model import EnvironmentRow, EnvironmentValue
 from ddpcheck.records.kinds.digests import Stage, TensorKind
+from ddpcheck.records.kinds.rank import DeviceRecord
 
 _COMPARISONS = (
     ("parameters after wrapping", Stage.INIT_AFTER, TensorKind.PARAMETERS),
@@ -39,8 +41,57 @@ def checks_of(attempt: Attempt) -> tuple[Check, ...]:
     every = (*checks, _means(attempt), _hyper(attempt))
     return (
         *(replace(check, steps_left_out=by_name.get(check.name, 0)) for check in every),
+        *_captured(attempt),
+        *_on_devices(attempt),
         *_across_nodes(attempt),
     )
+
+
+def _captured(attempt: Attempt) -> list[Check]:
+    """What ran inside graphs: no hook runs in a replay, so it is not part of any other check."""
+    graph = attempt.collector(DeviceCollector).captured()
+    if graph is None or not graph.captures:
+        return []
+    replayed = f"{graph.replayed_steps} steps and {graph.replayed_backwards} backwards replayed"
+    detail = f"captured in a graph: {graph.captures} graphs, {graph.replays} replays, {replayed}"
+    return [Check("steps inside graphs", 0, "not checked", detail)]
+
+
+def _beside_graphs(attempt: Attempt) -> str:
+    """Says in the detail of a check that it covers the steps outside of graphs only."""
+    graph = attempt.collector(DeviceCollector).captured()
+    return ", outside of graphs only" if graph is not None and graph.captures else ""
+
+
+# By the names in the records.
+_LACKS = {
+    "clock": ("device time of each step", "no events"),
+    "memory": ("memory on the device", "no statistics of its allocator"),
+    "random": ("random numbers drawn on the device", "no generators"),
+    "capture": ("captures into graphs", "torch does not report them"),
+}
+
+
+def _on_devices(attempt: Attempt) -> list[Check]:
+    """What is checked on the CPU only, and what a device cannot do."""
+    devices = [
+        record for records in attempt.collector(DeviceCollector).devices.values() for record in records
+    ]
+    if not devices:
+        return []
+    reason = f"not sampled on {_types(devices)}"
+    checks = [Check("writes through .data between steps", 0, "not checked", reason)]
+    if not any(stats.checked for stats in attempt.gradients.stats.values()):
+        checks.append(Check("non-finite gradients", 0, "not checked", "gradients were not sketched"))
+    for lack, (name, why) in _LACKS.items():
+        lacking = [record for record in devices if lack in record.missing]
+        if lacking:
+            checks.append(Check(name, 0, "not checked", f"torch's {_types(lacking)} module: {why}"))
+    return checks
+
+
+def _types(devices: list[DeviceRecord]) -> str:
+    return ", ".join(sorted({record.device.partition(":")[0] for record in devices}))
 
 
 def _across_nodes(attempt: Attempt) -> list[Check]:
@@ -73,6 +124,8 @@ def _check(attempt: Attempt, name: str, stage: Stage, of: TensorKind) -> Check:
     detail = f"{compared} x {attempt.world_size} ranks, {tensors} {what}"
     if differing:
         detail += f", {differing} differ"
+    if stage in (Stage.PARAMS, Stage.APPLIED):
+        detail += _beside_graphs(attempt)
     return Check(name, compared, "differ" if differing else "agree", detail)
 
 
@@ -84,6 +137,9 @@ def _tensors(attempt: Attempt, module: tuple[tuple[int, ...], int], of: TensorKi
 def _why_not(attempt: Attempt, stage: Stage) -> str:
     if len({rank.header.algorithm for rank in attempt.ranks.values()}) > 1:
         return "ranks use different hash algorithms (is xxhash installed on some only?): set DDPCHECK_HASH=multilinear"
+    graph = attempt.collector(DeviceCollector).captured()
+    if graph is not None and graph.captures and stage in (Stage.PARAMS, Stage.APPLIED):
+        return "captured in a graph"
     if attempt.world_size == 1:
         return "the job has one rank"
     if len(attempt.ranks) == 1 and attempt.elsewhere:
@@ -113,7 +169,7 @@ def _means(attempt: Attempt) -> Check:
         name,
         checked,
         "differ" if mismatches else "agree",
-        detail + (f", {mismatches} off" if mismatches else ""),
+        detail + (f", {mismatches} off" if mismatches else "") + _beside_graphs(attempt),
     )
 
 

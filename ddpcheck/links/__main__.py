@@ -12,6 +12,8 @@ from ddpcheck.doctor.facts.record import rank_numbers
 from ddpcheck.links.options import DEFAULT_SIZES, check_seconds, check_tolerance, parse_sizes
 
 SLOW = 10
+# These send tensors in host memory.
+_HOST_BACKENDS = ("gloo", "mpi")
 
 
 def main() -> int:
@@ -61,16 +63,19 @@ def _begin(backend: str) -> str:
     """Join the process group. Returns the device of the messages."""
     import torch
 
+    from ddpcheck.device_api import available_api, default_backend
+
     distributed: Any = torch.distributed
     # Set the variables of torchrun from those of other launchers.
     for name, number in rank_numbers(os.environ).items():
         if number is not None:
             os.environ[name.upper()] = str(number)
-    on_gpu = torch.cuda.is_available() and backend in ("", "nccl")
-    if on_gpu:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    distributed.init_process_group(backend or ("nccl" if on_gpu else "gloo"))
-    return "cuda" if on_gpu else "cpu"
+    api = available_api() if backend not in _HOST_BACKENDS else None
+    if api is not None:
+        api.set_device(int(os.environ.get("LOCAL_RANK", "0")) % api.count())
+        backend = backend or default_backend(api.type)
+    distributed.init_process_group(backend or "gloo")
+    return api.type if api is not None else "cpu"
 
 
 def _is_first_here(nodes: Any) -> bool:

@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from ddpcheck.device_api import api_of
 from ddpcheck.links.evaluate import find_slow_links, is_uneven
 from ddpcheck.links.model import BETWEEN, WITHIN, AllReduce, LinksReport, MeasuredLink, Node
 
-# Not yet tested on CUDA: apart from the device of the tensors, only `synchronize` differs.
+# Not yet tested on a GPU: apart from the device of the tensors, only `synchronize` differs.
 
 
 class Transport:
@@ -51,8 +52,15 @@ class Transport:
 
     def synchronize(self) -> None:
         """Wait for the device."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        api = api_of(self._device)
+        if api is not None:
+            api.synchronize(self._device)
+
+    def slowest(self, seconds: float) -> float:
+        """The maximum over all ranks."""
+        value = torch.tensor([seconds], dtype=torch.float64, device=self._device)
+        self._distributed.all_reduce(value, op=self._distributed.ReduceOp.MAX)
+        return float(value.item())
 
     def now(self) -> float:
         self.synchronize()
@@ -166,11 +174,11 @@ def sweep_allreduce(
     swept: list[AllReduce] = []
     for size in sizes:
         transport.reduce(size)
-        first = _slowest(_time_of(transport, size))
+        first = transport.slowest(_time_of(transport, size))
         if swept and first * _MIN_MESSAGES > seconds:
             break
         times = sorted(_time_of(transport, size) for _ in range(_repetitions(first, seconds / len(sizes))))
-        usual = _slowest(median(times))
+        usual = transport.slowest(median(times))
         swept.append(AllReduce(size, usual, size / usual, size / usual * 2 * (world_size - 1) / world_size))
     return swept
 
@@ -184,15 +192,6 @@ def _time_of(transport: Transport, size: int) -> float:
     before = transport.now()
     transport.reduce(size)
     return transport.now() - before
-
-
-def _slowest(seconds: float) -> float:
-    """The maximum over all ranks."""
-    distributed: Any = torch.distributed
-    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-    value = torch.tensor([seconds], dtype=torch.float64, device=device)
-    distributed.all_reduce(value, op=distributed.ReduceOp.MAX)
-    return float(value.item())
 
 
 Unit = TypeVar("Unit")

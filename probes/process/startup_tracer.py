@@ -17,19 +17,17 @@ from typing import Any, NamedTuple
 import torch
 
 from ddpcheck import torch_compat
+from ddpcheck.device_api import COPYING_METHODS, direct_storage_file, memory_of_process, on_device
 from ddpcheck.guard import GUARD
 from ddpcheck.injection import CLOCK
 from ddpcheck.patches import Patches, around, calling
 from ddpcheck.privacy import mask_text
-from ddpcheck.probes.process.device_memory import device_memory
 from ddpcheck.probes.process.os_counters import Reads, peak_resident, process_start, reads, resident
 from ddpcheck.records.kinds.startup import StartupRecord, StartupStage
 
 # Limits for programs that load very many files before they train.
 MOST_RECORDS = 256
 MOST_FILES = 32
-# Device types of tensors that have not been copied to a device.
-HOST = ("cpu", "meta")
 
 # Stages that may occur any number of times.
 _MANY = (StartupStage.LOAD, StartupStage.COPY)
@@ -76,7 +74,7 @@ class CufileReads:
     def __init__(self) -> None:
         self._files: dict[str, _File] = {}
 
-    def add(self, begun: StageStart, file: Any, storage: Any, on_device: bool) -> None:
+    def add(self, begun: StageStart, file: Any, storage: Any, moved: bool) -> None:
         path = str(getattr(file, "filename", ""))
         if path not in self._files and len(self._files) >= CUFILE_READS_MOST_FILES:
             return
@@ -88,7 +86,7 @@ class CufileReads:
         known.storage += now.storage - begun.reads.storage
         known.staged += max(0, resident().whole - begun.host)
         # The memory on the device was allocated before, so its growth does not count these bytes.
-        known.moved += size if on_device else 0
+        known.moved += size if moved else 0
 
     def take(self) -> list[StartupRecord]:
         """One record per file. Later reads of the same file get a new record."""
@@ -108,7 +106,7 @@ def _record(path: str, file: _File) -> StartupRecord:
         storage=file.storage,
         host=resident().whole,
         staged=file.staged,
-        device=device_memory().allocated,
+        device=memory_of_process().allocated,
         moved=file.moved,
     )
 
@@ -138,9 +136,9 @@ class StartupTracer:
             self._trace(owner, "load", StartupStage.LOAD, "torch.load")
         self._trace(modules, "load_state_dict", StartupStage.LOAD, "load_state_dict")
         self._trace(modules, "to", StartupStage.COPY, "Module.to")
-        self._trace(modules, "cuda", StartupStage.COPY, "Module.cuda")
-        cufile = getattr(sys.modules.get("torch.cuda.gds"), "GdsFile", None)
-        self._trace(cufile, "load_storage", StartupStage.LOAD, VIA)
+        for name in COPYING_METHODS:
+            self._trace(modules, name, StartupStage.COPY, f"Module.{name}")
+        self._trace(direct_storage_file(), "load_storage", StartupStage.LOAD, VIA)
         for private, stage in (
             (torch_compat.VERIFY_SHAPES, StartupStage.MEET),
             (torch_compat.SYNC_STATES, StartupStage.BROADCAST),
@@ -203,7 +201,7 @@ class StartupTracer:
             time.monotonic(),
             reads(),
             resident().whole,
-            device_memory().allocated,
+            memory_of_process().allocated,
             [],
             on_device,
         )
@@ -217,7 +215,7 @@ class StartupTracer:
         del self._open[self._open.index(begun) :]
         now = reads()
         held = resident().whole
-        device = device_memory().allocated
+        device = memory_of_process().allocated
         self._write(
             StartupRecord(
                 stage=begun.stage.value,
@@ -298,7 +296,7 @@ class StartupTracer:
         self.finish(begun, size)
 
     def _add_cufile_read(self, begun: StageStart, file: Any, storage: Any, offset: int = 0) -> None:
-        self._cufile.add(begun, file, storage, storage.device.type not in HOST)
+        self._cufile.add(begun, file, storage, on_device(storage))
         self.drop(begun)
 
     def _take_cufile_reads(self) -> None:
@@ -332,7 +330,7 @@ class StartupTracer:
 
 def _bytes_on_device(module: torch.nn.Module) -> int:
     tensors = [*module.parameters(), *module.buffers()]
-    return sum(tensor.nbytes for tensor in tensors if tensor.device.type not in HOST)
+    return sum(tensor.nbytes for tensor in tensors if on_device(tensor))
 
 
 def _broadcast_size(module: torch.nn.Module, *args: Any, **kwargs: Any) -> int:

@@ -1,18 +1,24 @@
 """Times the phases of a step: on the host with its clock, on a device with events that are read later.
 
-Nothing here waits for the device. Not yet run on a GPU: tests replace CUDA events.
+Nothing here waits for the device. Not yet run on a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
+from ddpcheck.device_api import DeviceApi, api_of, devices_of
+
 # Buffers are synchronised inside a forward, a reduction is finished inside a backward.
 DATA, FORWARD, BUFFERS, BACKWARD, FINISH, OPTIMIZER = range(6)
 PHASES = 6
+# On a device only: kernels of ddpcheck, by the phase that contains them; outside of any they count in the total alone.
+OWN_FORWARD, OWN_BACKWARD, OWN_OUTSIDE = range(PHASES, PHASES + 3)
+DEVICE_PHASES = PHASES + 3
 
 # Steps whose events may be pending; if a device is further behind, the oldest are dropped.
 MAX_PENDING = 64
@@ -137,13 +143,14 @@ class PhaseEvents:
             return UNKNOWN
 
     def _read(self) -> DevicePhaseTimes:
-        spent = [0.0] * PHASES
+        spent = [0.0] * DEVICE_PHASES
         for phase, begin, end in self.spans:
             spent[phase] += begin.elapsed_time(end)
+        own = spent[OWN_FORWARD] + spent[OWN_BACKWARD] + spent[OWN_OUTSIDE]
         return DevicePhaseTimes(
-            total=_from_milliseconds(self.began.elapsed_time(self.ended)),
-            forward=_from_milliseconds(spent[FORWARD] - spent[BUFFERS]),
-            backward=_from_milliseconds(spent[BACKWARD] - spent[FINISH]),
+            total=_from_milliseconds(self.began.elapsed_time(self.ended) - own),
+            forward=_from_milliseconds(spent[FORWARD] - spent[BUFFERS] - spent[OWN_FORWARD]),
+            backward=_from_milliseconds(spent[BACKWARD] - spent[FINISH] - spent[OWN_BACKWARD]),
             wait=_from_milliseconds(spent[BUFFERS] + spent[FINISH]),
             optimizer=_from_milliseconds(spent[OPTIMIZER]),
         )
@@ -154,13 +161,16 @@ class PhaseEvents:
 
 
 class DevicePhaseTimer:
-    """Records an event at each begin and end that the host timer also measures."""
+    """Records an event at each begin and end that the host timer also measures, on the device of the module.
 
-    def __init__(self, make_event: Callable[[], Any], capturing: Callable[[], bool]) -> None:
+    Begins are recorded behind the kernels that probes launch at the same hook, ends before them.
+    """
+
+    def __init__(self, make_event: Callable[[], Any], record: Callable[[Any], None]) -> None:
         self._make_event = make_event
-        self._capturing = capturing
+        self._record = record
         self._free: list[Any] = []
-        self._begun: list[Any] = [None] * PHASES
+        self._begun: list[Any] = [None] * DEVICE_PHASES
         self._spans: list[tuple[int, Any, Any]] = []
         self._step_begun: Any = None
 
@@ -170,19 +180,30 @@ class DevicePhaseTimer:
 
     def end(self, phase: int) -> None:
         begin, self._begun[phase] = self._begun[phase], None
-        end = self._event() if begin is not None else None
-        if end is not None:
-            self._spans.append((phase, begin, end))
+        if begin is not None:
+            self._spans.append((phase, begin, self._event()))
 
     def close(self) -> PhaseEvents | None:
         step_begun, self._step_begun = self._step_begun, self._event()
         spans, self._spans = self._spans, []
         for event in self._begun:
             self._release(event)
-        self._begun = [None] * PHASES
-        if step_begun is None or self._step_begun is None:
+        self._begun = [None] * DEVICE_PHASES
+        if step_begun is None:
             return None
         return PhaseEvents(step_begun, self._step_begun, spans)
+
+    def is_open(self, phase: int) -> bool:
+        return self._begun[phase] is not None
+
+    def begin_own(self) -> None:
+        """Probes may launch kernels from here to `end_own`."""
+        inside = {FORWARD: OWN_FORWARD, BACKWARD: OWN_BACKWARD}
+        self.begin(next((own for phase, own in inside.items() if self.is_open(phase)), OWN_OUTSIDE))
+
+    def end_own(self) -> None:
+        for phase in (OWN_FORWARD, OWN_BACKWARD, OWN_OUTSIDE):
+            self.end(phase)
 
     def recycle(self, events: PhaseEvents) -> None:
         """Events are reused, since making them is expensive."""
@@ -194,20 +215,22 @@ class DevicePhaseTimer:
             self._free.append(event)
 
     def _event(self) -> Any:
-        # An event recorded during graph capture would become part of the graph.
-        if self._capturing():
-            return None
         event = self._free.pop() if self._free else self._make_event()
-        event.record()
+        self._record(event)
         return event
 
 
 def device_timer(tensors: list[torch.Tensor]) -> DevicePhaseTimer | None:
-    """A timer for the device of these tensors; None if they are on the CPU."""
-    if not any(tensor.is_cuda for tensor in tensors):
-        return None
-    cuda: Any = torch.cuda
-    return DevicePhaseTimer(lambda: cuda.Event(enable_timing=True), cuda.is_current_stream_capturing)
+    """A timer for the first device of these tensors; None if they are on the CPU."""
+    for device in devices_of(tensors):
+        api = api_of(device)
+        if api is not None:
+            return DevicePhaseTimer(partial(api.event, timing=True), partial(_record, api, device))
+    return None
+
+
+def _record(api: DeviceApi, device: torch.device, event: Any) -> None:
+    api.record(event, device)
 
 
 def _from_nanoseconds(nanoseconds: int) -> int:

@@ -55,6 +55,9 @@ class FakeContext:
     def write_later(self, make: Callable[[], Record]) -> None:
         self.write(make())
 
+    def call_last(self, probe: Probe) -> None:
+        """`emit` always does."""
+
     def job_ns(self) -> int:
         return perf_counter_ns() - self.own_ns
 
@@ -67,6 +70,9 @@ class FakeContext:
     def emit(self, event: Callable[[Probe, Unpack[Args]], None], *args: Unpack[Args]) -> None:
         for probe in self.probes:
             getattr(probe, event.__name__)(*args)
+        for probe in self.probes:
+            if event.__name__ in probe.after_others:
+                getattr(probe, probe.after_others[event.__name__])(*args)
 
     def of(self, kind: type[Kind]) -> list[Kind]:
         return [record for record in self.records if isinstance(record, kind)]

@@ -35,6 +35,7 @@ def torch_facts() -> dict[str, Any]:
 def _build(torch: Any) -> dict[str, Any]:
     distributed = torch.distributed
     available = distributed.is_available()
+    accelerator, count = _accelerator(torch)
     nccl = available and distributed.is_nccl_available()
     return {
         "version": str(torch.__version__),
@@ -43,13 +44,26 @@ def _build(torch: Any) -> dict[str, Any]:
         "hip": torch.version.hip,
         "backends": [
             name
-            for name in ("gloo", "nccl", "mpi", "ucc")
+            for name in ("gloo", "nccl", "xccl", "mpi", "ucc")
             if available and getattr(distributed, f"is_{name}_available", bool)()
         ],
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if nccl else "",
-        "gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        "accelerator": accelerator,
+        "gpus": count,
         "threads": torch.get_num_threads(),
     }
+
+
+def _accelerator(torch: Any) -> tuple[str, int]:
+    """The type of this machine's accelerator and how many there are.
+
+    Not by `ddpcheck.device_api`: the Python that runs this script may not have ddpcheck.
+    """
+    current = getattr(getattr(torch, "accelerator", None), "current_accelerator", None)
+    device = current() if current is not None else None
+    kind = "cuda" if device is None else str(device.type)
+    module: Any = getattr(torch, kind, None)
+    return (kind, module.device_count()) if module is not None and module.is_available() else ("", 0)
 
 
 def _gloo_takes(torch: Any) -> dict[str, Any]:

@@ -123,6 +123,41 @@ class RankHeader(Record):
     schema: int = SCHEMA
 
 
+@record("graph")
+@dataclass(frozen=True)
+class GraphRecord(Record):
+    """What the job captured into graphs of its device, and replayed: totals so far. None of it is checked."""
+
+    # Graphs with calls of DDP, `backward` or an optimizer, and these calls.
+    captures: int = 0
+    forwards: int = 0
+    backwards: int = 0
+    steps: int = 0
+    # Replays of these graphs, and the calls that they repeat; 0 where replays cannot be counted.
+    replays: int = 0
+    replayed_backwards: int = 0
+    replayed_steps: int = 0
+
+
+@record("device")
+@dataclass(frozen=True)
+class DeviceRecord(Record):
+    """A device that holds parameters of a module. A module on the CPU has none."""
+
+    module: int
+    device: str
+    # The digest algorithm on this device: only digests of one algorithm can be compared.
+    algorithm: str = ""
+    # The backend of collectives on this device type.
+    backend: str = ""
+    name: str = ""
+    # As `nvidia-smi -L` and `lspci` show them, without prefix; empty where torch does not say.
+    uuid: str = ""
+    pci: str = ""
+    # What the device module of torch cannot do: "clock", "memory", "random", "capture".
+    missing: list[str] = field(default_factory=list)
+
+
 @record("fault")
 @dataclass(frozen=True)
 class FaultRecord(Record):

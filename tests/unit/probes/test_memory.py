@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import warnings
 from itertools import count
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +14,10 @@ from torch import nn
 from ddpcheck.analysis.memory.collector import RankMemory
 from ddpcheck.probes import memory
 from ddpcheck.probes.memory import AT_LEAST_EVERY, FIRST, STEPS_BETWEEN, MemoryProbe, memory_of
-from ddpcheck.probes.process import device_memory
 from ddpcheck.probes.process.os_counters import Resident, peak_resident, reads, resident
 from ddpcheck.records.kinds.memory import MemoryPartsRecord, MemoryRecord
 from tests.helpers.fake_context import FakeContext, Job
+from tests.helpers.fake_device import FakeDevice
 from tests.helpers.unreadable_tensors import fake, wrapper
 
 
@@ -142,40 +141,25 @@ def test_only_the_first_optimizer_counts_steps_and_every_applies() -> None:
     assert [record.step for record in context.of(MemoryRecord)] == [0, 2]
 
 
-STATISTICS = {
-    "allocated_bytes": {"all": {"current": 10, "peak": 30, "allocated": 99, "freed": 89}},
-    "reserved_bytes": {"all": {"current": 40, "peak": 50}},
-}
-
-
-def test_a_device_by_torch_s_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces torch.cuda: there is no device here."""
-    asked: list[Any] = []
-
-    def statistics(device: int | None) -> dict[str, Any]:
-        asked.append(device)
-        return STATISTICS
-
-    cuda = SimpleNamespace(
-        is_initialized=lambda: True, memory_stats_as_nested_dict=statistics, device_count=lambda: 3
-    )
-    monkeypatch.setattr(device_memory.torch, "cuda", cuda)
-    assert device_memory.device_memory() == (10, 40, 30)
-    own = SimpleNamespace(type="cuda", index=1)
-    assert device_memory.memory_on_other_devices(own) == {"cuda:0": 10, "cuda:2": 10}  # type: ignore[arg-type]
-    assert asked == [None, 0, 2]
+def test_memory_is_that_of_the_module_s_device(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The current device is another one: a job without `set_device`."""
     module = nn.Linear(8, 8)
+    monkeypatch.setattr(memory, "devices_of", lambda tensors: [torch.device("cuda:1")])
     running, context = job(module)
     running.train(torch.optim.SGD(module.parameters(), lr=0.1), 1)
     (record,) = context.of(MemoryRecord)
-    assert (record.allocated, record.reserved, record.peak) == (10, 40, 30)
+    assert (record.allocated, record.reserved, record.peak) == (20, 80, 60)
+    assert set(fake_device.read) == {"cuda:1"}
 
 
-def test_a_process_that_uses_no_device_gets_no_context() -> None:
-    assert not device_memory.is_initialized()
-    assert device_memory.device_memory() == (0, 0, 0)
-    assert device_memory.memory_on_other_devices(torch.device("cpu")) == {}
-    assert not torch.cuda.is_initialized()
+def test_a_module_on_the_host_reads_no_device(fake_device: FakeDevice) -> None:
+    module = nn.Linear(8, 8)
+    running, context = job(module)
+    running.train(torch.optim.SGD(module.parameters(), lr=0.1), 1)
+    assert context.of(MemoryRecord)[0].allocated == 0
+    assert (fake_device.read, fake_device.captures_asked) == ([], 0)
 
 
 def test_the_system_s_counters() -> None:

@@ -23,6 +23,7 @@ from ddpcheck.records.kinds.timing import ClockRecord
 from ddpcheck.records.registry import to_line
 from tests.helpers import fake_context
 from tests.helpers.fake_context import FakeContext, Job
+from tests.helpers.fake_device import FakeDevice
 
 MILLI = 1_000_000
 
@@ -63,13 +64,18 @@ class Rank:
     def emit(self, event: Callable[..., None], *args: Any) -> None:
         of_module = (
             "before_forward",
+            "forward_inputs",
             "buffers_synced",
             "after_forward",
+            "gradients_ready",
             "gradients_computed",
             "gradients_reduced",
         )
         if event.__name__ in of_module:
-            args = (self.job.tracked,)
+            more: dict[str, tuple[Any, ...]] = {"forward_inputs": ((), {}), "gradients_ready": ([], [])}
+            args = (self.job.tracked, *more.get(event.__name__, ()))
+        if event is Probe.backward_called and not args:
+            args = (None,)
         self.context.emit(event, *args)
 
     def step(self, optimizer: TrackedOptimizer | None = None) -> None:
@@ -260,6 +266,8 @@ class Event:
     # Numbers of events on another stream that is behind, and of those on another device.
     late: ClassVar[set[int]] = set()
     elsewhere: ClassVar[set[int]] = set()
+    # The streams on which events were recorded.
+    streams: ClassVar[set[str]] = set()
 
     def __init__(self, enable_timing: bool = True) -> None:
         assert enable_timing
@@ -267,7 +275,8 @@ class Event:
         Event.made += 1
         self.at = 0.0
 
-    def record(self) -> None:
+    def record(self, stream: str = "") -> None:
+        Event.streams.add(stream)
         self.at = Event.now_ms
 
     def query(self) -> bool:
@@ -284,13 +293,14 @@ class Event:
 @pytest.fixture
 def event() -> type[Event]:
     Event.made, Event.now_ms, Event.ready_until_ms = 0, 0.0, 1e9
-    Event.late, Event.elsewhere = set(), set()
+    Event.late, Event.elsewhere, Event.streams = set(), set(), set()
     return Event
 
 
 def device_step(rank: Rank) -> None:
+    rank.emit(Probe.before_forward)
     for event in (
-        Probe.before_forward,
+        Probe.forward_inputs,
         Probe.after_forward,
         Probe.backward_called,
         Probe.gradients_computed,
@@ -305,7 +315,7 @@ def device_step(rank: Rank) -> None:
 def on_device(rank: Rank) -> StepTimingProbe:
     [probe] = rank.context.probes
     assert isinstance(probe, StepTimingProbe)
-    probe._device = DevicePhaseTimer(Event, lambda: False)
+    probe._device = DevicePhaseTimer(Event, lambda event: event.record())
     rank.step()
     return probe
 
@@ -362,33 +372,72 @@ def test_events_of_a_device_that_is_far_behind_are_dropped(rank: Rank, event: ty
     assert len(probe._pending) <= step_timing.MAX_PENDING
 
 
-def test_nothing_is_recorded_into_a_captured_graph(event: type[Event]) -> None:
-    clock = DevicePhaseTimer(event, lambda: True)
-    clock.begin(0)
-    clock.end(0)
-    assert clock.close() is None
-    assert event.made == 0
+class KernelsProbe(Probe):
+    """Launches a kernel of a given length at each event, as a probe does that digests on the device."""
+
+    lengths_ms: ClassVar[dict[str, float]] = {
+        "before_forward": 0.5,
+        "forward_inputs": 0.25,
+        "gradients_ready": 1.0,
+        "gradients_computed": 0.125,
+        "gradients_reduced": 3.0,
+        "before_step": 0.75,
+        "after_step": 1.5,
+    }
+
+    def launch(self, name: str) -> None:
+        Event.now_ms += self.lengths_ms[name]
+
+    def before_forward(self, *_: Any) -> None:
+        self.launch("before_forward")
+
+    def forward_inputs(self, *_: Any) -> None:
+        self.launch("forward_inputs")
+
+    def gradients_ready(self, *_: Any) -> None:
+        self.launch("gradients_ready")
+
+    def gradients_computed(self, *_: Any) -> None:
+        self.launch("gradients_computed")
+
+    def gradients_reduced(self, *_: Any) -> None:
+        self.launch("gradients_reduced")
+
+    def before_step(self, *_: Any) -> None:
+        self.launch("before_step")
+
+    def after_step(self, *_: Any) -> None:
+        self.launch("after_step")
 
 
-class OnDevice:
-    """The attributes of a tensor that are read."""
-
-    is_cuda = True
+def test_kernels_of_the_probes_are_no_part_of_the_step(rank: Rank, event: type[Event]) -> None:
+    """The same step with and without a probe that launches kernels at every event."""
+    on_device(rank)
+    rank.context.probes.append(KernelsProbe(rank.context))
+    for _ in range(2):
+        rank.emit(Probe.before_forward)
+        for each in (Probe.forward_inputs, Probe.after_forward, Probe.backward_called):
+            rank.emit(each)
+            event.now_ms += 2.0
+        rank.emit(Probe.gradients_ready)
+        for each in (Probe.gradients_computed, Probe.gradients_reduced, Probe.backward_returned):
+            rank.emit(each)
+            event.now_ms += 2.0
+        rank.step()
+    device = rank.record().device
+    assert device["total"][1:] == [12_000, 12_000]
+    assert device["forward"][1:] == [2_000, 2_000]
+    assert device["backward"][1:] == [4_000, 4_000]
+    assert device["wait"][1:] == [2_000, 2_000]
+    assert device["optimizer"][1:] == [0, 0]
 
 
 def test_a_model_on_a_gpu_is_timed_without_waiting_for_it(
-    rank: Rank, event: type[Event], monkeypatch: pytest.MonkeyPatch
+    rank: Rank, event: type[Event], fake_device: FakeDevice
 ) -> None:
-    """The real calls into torch.cuda; everything that waits for a device raises."""
-
-    def waits(*args: Any, **kwargs: Any) -> None:
-        raise AssertionError("the training loop was made to wait for its device")
-
-    for name in ("synchronize", "current_stream", "stream"):
-        monkeypatch.setattr(torch.cuda, name, waits)
-    monkeypatch.setattr(torch.cuda, "Event", event)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    clock = device_timer([OnDevice()])  # type: ignore[list-item]
+    """The model is on device 1 while device 0 is current; to wait for a device raises."""
+    fake_device.Event = event
+    clock = device_timer([fake_device.tensor(1)])
     assert clock is not None
     [probe] = rank.context.probes
     assert isinstance(probe, StepTimingProbe)
@@ -399,6 +448,7 @@ def test_a_model_on_a_gpu_is_timed_without_waiting_for_it(
     record = rank.record()
     assert record.device["total"] == [-1, 12_000, 12_000, 12_000]
     assert record.device["optimizer"][1:] == [0, 0, 0]
+    assert event.streams == {"stream of cuda:1"}
 
 
 def test_a_model_on_the_host_needs_no_events() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from ddpcheck import device_api
 from ddpcheck.analysis.startup.collector import is_direct, timeline
 from ddpcheck.guard import GUARD
 from ddpcheck.injection import CLOCK
@@ -131,7 +132,7 @@ def test_from_pretrained_of_any_class_holds_the_loads_inside(
 
 def test_a_copy_to_a_device(watch: StartupTracer, monkeypatch: pytest.MonkeyPatch) -> None:
     """`meta` stands in for a device: the only other one there is without a GPU."""
-    monkeypatch.setattr(startup_tracer, "HOST", ("cpu",))
+    monkeypatch.setattr(device_api, "_HOST_TYPES", {"cpu"})
     model = nn.Linear(10, 10)
     model.to("cpu")
     model.double()
@@ -163,7 +164,7 @@ def test_a_read_by_cufile(
     for name, fake in fakes.items():
         monkeypatch.setattr(torch._C, name, fake, raising=False)
     monkeypatch.setattr(os, "O_DIRECT", 0)  # which not every file system takes
-    monkeypatch.setattr(startup_tracer, "HOST", ("cpu",))
+    monkeypatch.setattr(device_api, "_HOST_TYPES", {"cpu"})
     file = torch.cuda.gds.GdsFile(str(path), os.O_RDONLY)
     for offset in (0, 2 << 20):
         file.load_storage(torch.empty(2 << 20, dtype=torch.uint8, device="meta").untyped_storage(), offset)

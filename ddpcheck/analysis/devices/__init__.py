@@ -1,0 +1,1 @@
+"""Devices of the modules, and what is not checked on them."""
