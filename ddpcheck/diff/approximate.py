@@ -187,7 +187,7 @@ def compare_within_rounding(
 ) -> RoundingResult:
     """Compare module by module, in the order of wrapping."""
     result = RoundingResult()
-    if a.header().algorithm == b.header().algorithm:
+    if a.algorithms() == b.algorithms():
         result.divergences, compared = compare_initial_parameters(a, b, len(summaries[0].modules))
         result.compared[DiffSource.INIT.value] = compared
     half = summaries[0].scaled or summaries[1].scaled

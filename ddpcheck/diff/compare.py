@@ -185,7 +185,7 @@ def _not_exact_reason(a: RunInput, b: RunInput, summaries: tuple[RunSummary, Run
             f"Run A has {a.world_size} and run B {b.world_size} ranks, so results are not bitwise equal: "
             "gradients were compared within rounding."
         )
-    if {header.algorithm for header in a.headers.values()} != {h.algorithm for h in b.headers.values()}:
+    if a.algorithms() != b.algorithms():
         return (
             "The runs use different hashes (xxhash is installed for one only, or devices differ): gradients "
             "were compared within rounding. DDPCHECK_HASH=multilinear makes digests comparable."

@@ -15,7 +15,7 @@ from ddpcheck.records.kinds.data import BatchRecord, LoaderRecord
 from ddpcheck.records.kinds.digests import DigestRecord, Stage
 from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
 from ddpcheck.records.kinds.modules import CommHookRecord, HyperRecord, ModuleRecord, OptimizerRecord
-from ddpcheck.records.kinds.rank import RankHeader
+from ddpcheck.records.kinds.rank import DeviceRecord, RankHeader
 from ddpcheck.records.reader import RecordFile
 from ddpcheck.records.registry import RANK_FILES, Record
 
@@ -42,6 +42,20 @@ class RunInput:
 
     def header(self) -> RankHeader:
         return self.headers[self.first_rank]
+
+    def algorithms(self) -> set[str]:
+        """The digest algorithms of the modules. Runs without device records have those of the headers."""
+        found: set[str] = set()
+        for rank, header in self.headers.items():
+            on_devices: set[str] = set()
+            for record in self.records(rank):
+                if isinstance(record, DeviceRecord) and record.algorithm:
+                    on_devices.add(record.algorithm)
+                elif isinstance(record, DigestRecord) and record.step >= 0:
+                    # Devices are described when a module is wrapped, before its first step.
+                    break
+            found |= on_devices or {header.algorithm}
+        return found
 
     def records(self, rank: int) -> Iterator[Record]:
         """All records; the file is read in chunks."""

@@ -34,7 +34,12 @@ class CollectiveKind(str, Enum):
 
 
 # Only kernels, not annotations: an annotation also covers gaps and other work.
-_COMMUNICATES = re.compile(r"(?:void )?(?:nccl|rccl|msccl)", re.IGNORECASE)
+# The kernels of symmetric memory (torch.ops.symm_mem) are named after their algorithm.
+_COMMUNICATES = re.compile(
+    r"(?:void )?(?:\w+::|\(anonymous namespace\)::)*(?:nccl|rccl|msccl|multimem_\w*(?:reduce|gather)|"
+    r"(?:one|two)_shot_all_?reduce|symm_mem)",
+    re.IGNORECASE,
+)
 
 # Longer names first: a reduce_scatter is neither a reduce nor a scatter.
 _BY_WORD = (

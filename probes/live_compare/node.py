@@ -117,13 +117,18 @@ class NodeCompare:
             snapshot.key_hash, snapshot.root, snapshot.leaves.narrow(LEAF)
         )
         self._own.put(snapshot.key_hash, snapshot)
-        if _tensors(snapshot) in self._capture_next:
+        # Values of a later step would be no evidence for this one.
+        if snapshot.current and _tensors(snapshot) in self._capture_next:
             self._capture(snapshot, None)
         for entry in (self._received.get(snapshot.key_hash) or {}).values():
             self._check(snapshot, entry)
         if self._store_compare is not None:
             self._store_compare.publish(snapshot)
         self.catch_up()
+
+    def needs_values(self, module: int, of: TensorKind) -> bool:
+        """Whether the next snapshot of these tensors is dumped: worth one wait for a device, the job is broken."""
+        return (module, of) in self._capture_next
 
     def catch_up(self) -> None:
         """Compare with everything that peers have published since the last call."""

@@ -19,7 +19,7 @@ from ddpcheck.errors import NotComparable
 from ddpcheck.records.kinds.data import BatchRecord
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.modules import OptimizerRecord, SkipRecord
-from ddpcheck.records.kinds.rank import RankHeader
+from ddpcheck.records.kinds.rank import DeviceRecord, RankHeader
 from tests.helpers.run_builder import NAMES, RunBuilder
 
 STEPS = 6
@@ -379,3 +379,15 @@ def test_buffered_events_without_a_counterpart_are_dropped(tmp_path: Path) -> No
     # Two records a step.
     assert 0 < len(comparison.waiting[0]) <= 2 * 2 * (MOST_AHEAD + 1)
     assert comparison.compared["params"] == 600
+
+
+def test_the_algorithm_of_a_run_is_that_of_its_devices(tmp_path: Path) -> None:
+    """A run on the CPU and one on a device have the same header, but their digests cannot be compared."""
+    host = RunBuilder(tmp_path / "host", 2).wrap().optimizer().train(2).end()
+    device = RunBuilder(tmp_path / "device", 2).wrap()
+    for rank in device.ranks:
+        device.add(rank, DeviceRecord(0, f"cuda:{rank}", "of the device"))
+    device.optimizer().train(2).end()
+    runs = [read_run(name, run.save(), None) for name, run in (("A", host), ("B", device))]
+    assert runs[0].algorithms() == {runs[0].header().algorithm}
+    assert runs[1].algorithms() == {"of the device"}

@@ -26,6 +26,11 @@ from ddpcheck.traces.messages import CollectiveKind, communicates, kind_of, shor
         ("ncclDevKernel_Reduce_Sum_f32_RING_LL(ncclDevComm*)", CollectiveKind.REDUCE),
         ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", CollectiveKind.UNKNOWN),
         ("rcclGenericKernel", CollectiveKind.UNKNOWN),
+        (
+            "void c10d::symmetric_memory::two_shot_all_reduce_kernel<float, 16>(...)",
+            CollectiveKind.ALL_REDUCE,
+        ),
+        ("multimem_all_reduce_kernel<c10::BFloat16, 16>(...)", CollectiveKind.ALL_REDUCE),
     ],
 )
 def test_communication(name: str, kind: CollectiveKind) -> None:

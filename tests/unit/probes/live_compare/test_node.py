@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from ddpcheck.agent.shm_exchange import ShmExchange, create_exchange
 from ddpcheck.probes.live_compare import node
 from ddpcheck.probes.parameters import ParameterProbe
 from ddpcheck.probes.probe import Probe
+from ddpcheck.probes.scan.scanner import Scan
 from ddpcheck.records.codecs import unpack_leaves, unpack_samples
 from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, TensorKind
 from ddpcheck.records.registry import Record
@@ -129,6 +131,34 @@ def test_a_rank_that_is_ahead_records_its_digests_and_dumps_the_next_step(pair: 
     assert unpack_samples(details[0].samples)[3] == first.numpy().tobytes()
     assert [record.step for record in captures] == [2]
     assert torch.equal(load_file(tmp_path / captures[0].file)["1.bias"], pair.modules[0][1].bias)
+
+
+def test_on_a_device_the_dumped_values_are_those_of_the_stated_step(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Digests of a device arrive when the next steps have changed the values."""
+    asked: Counter[int] = Counter()
+
+    def late(scan: Scan) -> bool:
+        asked[id(scan)] += 1
+        scans.append(scan)
+        return asked[id(scan)] > 2
+
+    scans: list[Scan] = []  # kept, so that ids stay unique
+    monkeypatch.setattr(Scan, "ready", late)
+    pair.wrap()
+    biases = []
+    for _ in range(12):
+        for rank, outlier in ((0, None), (1, 5.0)):
+            pair.step(rank, outlier=outlier)
+        biases.append([module[1].bias.detach().clone() for module in pair.modules])
+    captures = [
+        (rank, record) for rank in (0, 1) for record in pair.kept(rank) if isinstance(record, CaptureRecord)
+    ]
+    assert {rank for rank, _ in captures} == {0, 1}
+    for rank, record in captures:
+        dumped = load_file(tmp_path / record.file)["1.bias"]
+        assert torch.equal(dumped, biases[record.step][rank])
 
 
 def test_a_mismatch_reported_after_the_model_was_deleted(pair: Pair) -> None:
