@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -11,10 +12,12 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from ddpcheck.probes.digest import Leaves
 from ddpcheck.probes.live_compare.node import Snapshot, SnapshotKey
 from ddpcheck.probes.probe import BudgetItem, Probe, ProbeContext
+from ddpcheck.probes.scan.device_kernels import losses
 from ddpcheck.probes.scan.scanner import Scan, TensorScanner
 from ddpcheck.probes.write_detection import TensorSamples, WriteDetector, take_samples
 from ddpcheck.records.kinds.digests import NORM_STATISTICS, DigestRecord, Stage, TensorKind
-from ddpcheck.records.reasons import BufferState
+from ddpcheck.records.kinds.rank import FaultRecord
+from ddpcheck.records.reasons import KERNEL_PROBE, BufferState
 from ddpcheck.torch_compat import tensor_versions
 
 if TYPE_CHECKING:
@@ -75,6 +78,7 @@ class ParameterProbe(Probe):
         self._manually_updated: set[int] = set()
         # The buffers before the last step, with the number of training forwards so far.
         self._buffer_versions: dict[int, tuple[int, list[tuple[int, int]]]] = {}
+        self._without_kernel: set[torch.device] = set()
         self._node_compare = context.node_compare
         self._ended = False
 
@@ -87,6 +91,15 @@ class ParameterProbe(Probe):
         self._take_snapshot(SnapshotKey(tracked, Stage.INIT_AFTER, TensorKind.PARAMETERS, -1))
         self._take_snapshot(SnapshotKey(tracked, Stage.INIT_AFTER, TensorKind.BUFFERS, -1))
         self._samples[tracked.index] = self._sample(tracked)
+        self._write_kernel_losses()
+
+    def _write_kernel_losses(self) -> None:
+        """Once per device: its tensors are read by operators of torch, which takes much longer."""
+        for device, choice in losses().items():
+            if choice.loss is not None and device not in self._without_kernel:
+                self._without_kernel.add(device)
+                error = f"{device.type}: {choice.detail}"
+                self.context.write(FaultRecord(KERNEL_PROBE, choice.loss.value, error, "", os.getpid()))
 
     def before_forward(self, tracked: TrackedModule) -> None:
         self._drain()

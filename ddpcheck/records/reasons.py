@@ -45,8 +45,12 @@ class BufferState(str, Enum):
         return cls.NOT_SYNCED if value == "left alone" else None
 
 
+# `FaultRecord.probe` of a rank whose device has no kernel.
+KERNEL_PROBE = "device_kernel"
+
+
 class KernelLoss(str, Enum):
-    """Why tensors of a device are read by torch operators instead of one kernel (`FaultRecord.error`)."""
+    """Why tensors of a device are read by operators of torch instead of one kernel (`FaultRecord.entry`)."""
 
     NO_TRITON = "no_triton"
     NO_COMPILER = "no_compiler"

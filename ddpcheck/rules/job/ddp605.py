@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.formatting import name_ranks
+from ddpcheck.records.reasons import KERNEL_PROBE, KernelLoss
 from ddpcheck.rules.rule import Rule
 
 RULE = Rule(
@@ -18,6 +19,32 @@ RULE = Rule(
 _MOST_HOSTS = 4
 # The probe in fault records about missing names of torch; their error is "torch 2.9.0 has no NAME: CONSEQUENCE".
 _MISSING_NAME = "torch_compat"
+
+
+# What is missing, and what to do about it.
+_KERNEL_LOSSES = {
+    KernelLoss.NO_TRITON: (
+        "Triton is not installed",
+        "Install the triton package that belongs to your torch.",
+    ),
+    KernelLoss.NO_COMPILER: (
+        "Triton found no C compiler",
+        "Install a C compiler in the image, or set CC; `ddpcheck doctor` looks for it.",
+    ),
+    KernelLoss.NO_CACHE_FOLDER: (
+        "Triton cannot write its cache folder",
+        "Set TRITON_CACHE_DIR to a folder that can be written.",
+    ),
+    KernelLoss.COMPILATION: (
+        "Triton cannot compile the kernel",
+        "Update Triton, or report it with this message.",
+    ),
+    KernelLoss.WRONG_RESULT: (
+        "The kernel gave a wrong result in its self-check",
+        "Report it with this message.",
+    ),
+    KernelLoss.NO_KERNEL: ("There is no kernel for this type of device", ""),
+}
 
 
 def find(context: RuleContext) -> list[Finding]:
@@ -69,6 +96,8 @@ def _fault(context: RuleContext, entry: str, error: str, where: str, ranks: tupl
     where_failed = f" on {name_ranks(ranks)}" if ranks else ""
     if entry.startswith(f"{_MISSING_NAME}."):
         return _missing_name(context, entry, error, ranks)
+    if entry.startswith(f"{KERNEL_PROBE}."):
+        return _kernel_loss(context, entry, error, ranks)
     return context.finding(
         RULE,
         f"ddpcheck's probe {entry} failed{where_failed} and was disabled: {error}. Training was not affected; what "
@@ -90,6 +119,23 @@ def _missing_name(context: RuleContext, entry: str, error: str, ranks: tuple[int
         evidence={"entry": entry, "error": error, "where": ""},
         cause=f"{version} renamed or removed an internal name that ddpcheck uses",
         fix="Update ddpcheck, or use a version of torch that it supports.",
+    )
+
+
+def _kernel_loss(context: RuleContext, entry: str, error: str, ranks: tuple[int, ...]) -> Finding:
+    name = entry.partition(".")[2]
+    known = name in {loss.value for loss in KernelLoss}
+    cause, fix = _KERNEL_LOSSES[KernelLoss(name)] if known else (name, "")
+    return context.finding(
+        RULE,
+        f"{cause} ({error}): tensors on the device are read by operators of torch, which takes much longer"
+        f"{f' on {name_ranks(ranks)}' if ranks else ''}. The budget checks at fewer steps to make up for it. Digests "
+        "and sketches are the same.",
+        severity=Severity.WARNING,
+        ranks=ranks,
+        evidence={"entry": entry, "error": error, "where": ""},
+        cause=cause,
+        fix=fix or "Expect sparser checks, or a larger share of the step with --budget off.",
     )
 
 

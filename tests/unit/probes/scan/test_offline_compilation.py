@@ -1,0 +1,125 @@
+"""The table kernel compiled for real GPUs without one: loads, registers, spills and instructions per element."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from ddpcheck.probes.scan.device_kernels import Kind
+from ddpcheck.records.sketch_signs import BLOCK_WORDS
+
+triton = pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from ddpcheck.probes.scan import triton_table as kernels  # noqa: E402
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+NVIDIA = [80, 90, 100]
+WORDS_PER_THREAD = BLOCK_WORDS // (32 * kernels.WARPS)
+# Instructions of the loop per word of four bytes, in the generated code: with the branch for misaligned tiles and that
+# for a tile in two blocks of the sketch, which most tiles do not take.
+LIMITS = {Kind.FLOAT32: 68, Kind.BFLOAT16: 80, Kind.FLOAT16: 80}
+
+SIGNATURE = {
+    "rows": "*i64", "addresses": "*i64", "orders": "*i64", "programs": "*i32", "keys": "*i64", "signs": "*i32",
+    "parts": "*i64", "KINDS": "constexpr", "ORDERS": "constexpr",
+}  # fmt: skip
+
+
+class Loop(NamedTuple):
+    """A loop of the generated code, by its instructions."""
+
+    body: list[str]
+
+    def count(self, pattern: str) -> int:
+        return sum(re.search(pattern, line) is not None for line in self.body)
+
+
+def compiled(target: Any, kinds: int, orders: bool, **options: int) -> Any:
+    aligned = {(index,): [["tt.divisibility", 16]] for index in range(7)}
+    source = ASTSource(kernels.scan_programs, SIGNATURE, {"KINDS": kinds, "ORDERS": orders}, aligned)
+    everything = {"num_warps": kernels.WARPS, "enable_fp_fusion": False, **options}
+    return triton.compile(source, target=target, options=everything)
+
+
+def for_nvidia(capability: int, kinds: int, orders: bool = False) -> Any:
+    return compiled(GPUTarget("cuda", capability, 32), kinds, orders, maxnreg=kernels.MOST_REGISTERS)
+
+
+def tool(name: str, *arguments: str) -> str:
+    path = TOOLS / name
+    if not path.exists():
+        pytest.skip(f"this Triton has no {name}")
+    done = subprocess.run([path, *arguments], capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout
+
+
+def loops(disassembly: str) -> list[Loop]:
+    """From the target of each backward branch to the branch."""
+    lines: list[str] = []
+    labels: dict[str, int] = {}
+    found = []
+    for line in disassembly.splitlines():
+        if label := re.match(r"\s*(\.L_\S+):", line):
+            labels[label[1]] = len(lines)
+        if instruction := re.match(r"\s*/\*[0-9a-f]+\*/\s+(.*?);", line):
+            lines.append(instruction[1])
+            branch = re.search(r"BRA.*?`\((\.L_\S+)\)", instruction[1])
+            if branch and branch[1] in labels:
+                found.append(Loop(lines[labels[branch[1]] :]))
+    return found
+
+
+def resources(tmp_path: Path, cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of the stack, to which registers are spilled."""
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(cubin)
+    usage = tool("cuobjdump", "-res-usage", str(path))
+    match = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert match is not None, usage
+    return int(match[1]), int(match[2])
+
+
+@pytest.mark.parametrize("capability", NVIDIA)
+def test_the_whole_kernel_fits_into_its_registers(capability: int, tmp_path: Path) -> None:
+    registers, stack = resources(tmp_path, for_nvidia(capability, kernels.ALL_KINDS).asm["cubin"])
+    assert registers <= kernels.MOST_REGISTERS
+    assert stack == 0
+
+
+@pytest.mark.parametrize("capability", NVIDIA)
+@pytest.mark.parametrize("kind", list(LIMITS), ids=lambda kind: kind.name)
+def test_the_loop_reads_with_wide_loads_and_no_double_precision(
+    capability: int, kind: Kind, tmp_path: Path
+) -> None:
+    cubin = for_nvidia(capability, 1 << kind).asm["cubin"]
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(cubin)
+    # The loop that computes digest and sketch is the only one that adds up across threads.
+    main = [loop for loop in loops(tool("nvdisasm", "-c", str(path))) if loop.count("SHFL|REDUX")]
+    assert len(main) == 1
+    loop = main[0]
+    assert loop.count(r"LDG\S*\.128") == WORDS_PER_THREAD // 4
+    assert loop.count(r"\b(DADD|DMUL|DFMA)\b") == 0
+    assert loop.count(r"\b(LDL|STL)") == 0
+    assert len(loop.body) / WORDS_PER_THREAD <= LIMITS[kind], len(loop.body) / WORDS_PER_THREAD
+
+
+def test_other_orders_of_memory_compile(tmp_path: Path) -> None:
+    assert resources(tmp_path, for_nvidia(90, kernels.ALL_KINDS, orders=True).asm["cubin"])[0] > 0
+
+
+def test_it_compiles_for_amd_without_spills_and_with_wide_loads() -> None:
+    assembly = compiled(GPUTarget("hip", "gfx942", 64), kernels.ALL_KINDS, False).asm["amdgcn"]
+    assert re.search(r"\.vgpr_spill_count:\s+0\b", assembly)
+    assert re.search(r"\.sgpr_spill_count:\s+0\b", assembly)
+    assert "global_load_dwordx4" in assembly
+    registers = re.search(r"\.vgpr_count:\s+(\d+)", assembly)
+    assert registers is not None
+    assert int(registers[1]) <= 128
