@@ -33,21 +33,29 @@ def samples(device: torch.device) -> list[torch.Tensor]:
 
 
 def first_difference(kernel: TableKernel, device: torch.device) -> str:
-    """Where the kernel is wrong on this device; "" if it is right. Waits for the device."""
+    """Where the kernel is wrong on this device; "" if it is right. Waits for the device.
+
+    A kernel may have a variant for tables without other orders of memory: both are compiled here, before training.
+    """
     with torch.inference_mode(False), torch.no_grad():
         tensors = samples(device)
-        table = DeviceTable(device, kernel)
-        table.update(tensors)
-        work = bytes(DIGEST | (SKETCH if sketchable else 0) for sketchable in table.sketchable)
-        results = table.scan(work)
-        lanes = lane_sums(tensors, device).cpu().tolist()
-        digests, numbers = results.digests(), memoryview(results.numbers()).cast("d")
-        for row, tensor in enumerate(tensors):
-            name = f"{tensor.dtype} {list(tensor.shape)}"
-            if digests[16 * row : 16 * row + 16] != finish_leaf(layout_of(tensor).header, lanes[row]):
-                return f"digest of {name}"
-            if table.sketchable[row] and not _agree(numbers[NUMBERS * row : NUMBERS * row + NUMBERS], tensor):
-                return f"sketch of {name}"
+        row_major = [tensor for tensor in tensors if tensor.is_contiguous()]
+        return _first_difference(kernel, device, tensors) or _first_difference(kernel, device, row_major)
+
+
+def _first_difference(kernel: TableKernel, device: torch.device, tensors: list[torch.Tensor]) -> str:
+    table = DeviceTable(device, kernel)
+    table.update(tensors)
+    work = bytes(DIGEST | (SKETCH if sketchable else 0) for sketchable in table.sketchable)
+    results = table.scan(work)
+    lanes = lane_sums(tensors, device).cpu().tolist()
+    digests, numbers = results.digests(), memoryview(results.numbers()).cast("d")
+    for row, tensor in enumerate(tensors):
+        name = f"{tensor.dtype} {list(tensor.shape)}"
+        if digests[16 * row : 16 * row + 16] != finish_leaf(layout_of(tensor).header, lanes[row]):
+            return f"digest of {name}"
+        if table.sketchable[row] and not _agree(numbers[NUMBERS * row : NUMBERS * row + NUMBERS], tensor):
+            return f"sketch of {name}"
     return ""
 
 

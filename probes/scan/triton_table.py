@@ -104,14 +104,14 @@ def _memory_index(order, index):  # type: ignore[no-untyped-def]
 def _halves(data, order, first, elements, ORDERED: tl.constexpr):  # type: ignore[no-untyped-def]
     """A tile of words, each of two elements of 16 bits, at any address that is a multiple of two."""
     pointer = data.to(tl.pointer_type(tl.uint16))
-    even = 2 * (first + tl.arange(0, _WORDS))
-    odd = even + 1
-    at_even, at_odd = even, odd
+    first_of_pair = 2 * (first + tl.arange(0, _WORDS))
+    second = first_of_pair + 1
+    at_first, at_second = first_of_pair, second
     if ORDERED:
-        at_even = _memory_index(order, even)
-        at_odd = _memory_index(order, odd)
-    low = tl.load(pointer + at_even, mask=even < elements, other=0).to(tl.uint32)
-    high = tl.load(pointer + at_odd, mask=odd < elements, other=0).to(tl.uint32)
+        at_first = _memory_index(order, first_of_pair)
+        at_second = _memory_index(order, second)
+    low = tl.load(pointer + at_first, mask=first_of_pair < elements, other=0).to(tl.uint32)
+    high = tl.load(pointer + at_second, mask=second < elements, other=0).to(tl.uint32)
     return low | (high << 16)
 
 
@@ -122,8 +122,8 @@ def _four_bytes(data, first, nbytes):  # type: ignore[no-untyped-def]
     start = 4 * (first + tl.arange(0, _WORDS))
     words = tl.load(pointer + start, mask=start < nbytes, other=0).to(tl.uint32)
     for byte in tl.static_range(1, 4):
-        place = start + byte
-        words |= tl.load(pointer + place, mask=place < nbytes, other=0).to(tl.uint32) << (8 * byte)
+        offset = start + byte
+        words |= tl.load(pointer + offset, mask=offset < nbytes, other=0).to(tl.uint32) << (8 * byte)
     return words
 
 
@@ -132,20 +132,20 @@ def _tile(data, order, first, nbytes, KIND: tl.constexpr, ORDERED: tl.constexpr)
     """1024 words from word `first` on, zeros past the end; of float64, 512 double words."""
     WIDE: tl.constexpr = KIND == _FLOAT64
     pointer = data.to(tl.pointer_type(tl.uint64 if WIDE else tl.uint32))
-    place = (first // 2 if WIDE else first) + tl.arange(0, _WORDS // 2 if WIDE else _WORDS)
-    inside = place < nbytes // (8 if WIDE else 4)
+    offset = (first // 2 if WIDE else first) + tl.arange(0, _WORDS // 2 if WIDE else _WORDS)
+    inside = offset < nbytes // (8 if WIDE else 4)
     if ORDERED:
         if KIND == _FLOAT32 or WIDE:
-            words = tl.load(pointer + _memory_index(order, place), mask=inside, other=0)
+            words = tl.load(pointer + _memory_index(order, offset), mask=inside, other=0)
         else:
             words = _halves(data, order, first, nbytes // 2, True)
     else:
         # Without a mask, and with a known alignment, these are loads of 128 bits.
         if (data % 16 == 0) & ((first + _WORDS) * 4 <= nbytes):
-            words = tl.load(tl.multiple_of(pointer, 16) + place)
+            words = tl.load(tl.multiple_of(pointer, 16) + offset)
         else:
             if KIND == _FLOAT32 or WIDE:
-                words = tl.load(pointer + place, mask=inside, other=0)
+                words = tl.load(pointer + offset, mask=inside, other=0)
             elif KIND == _BYTES:
                 words = _four_bytes(data, first, nbytes)
             else:
@@ -167,11 +167,11 @@ def _as_float(bits, KIND: tl.constexpr, HIGH: tl.constexpr):  # type: ignore[no-
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _negated(bits, signs, place, KIND: tl.constexpr, HIGH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The elements with the signs of the sketch. `place`: of the tile in its block, a multiple of 256."""
+def _negated(bits, signs, offset, KIND: tl.constexpr, HIGH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The elements with the signs of the sketch. `offset`: of the tile in its block, a multiple of 256."""
     if KIND == _FLOAT64:
         column = tl.arange(0, _WORDS // 2)
-        words = tl.load(signs + (place >> 5) + (column >> 5)).to(tl.uint64)
+        words = tl.load(signs + (offset >> 5) + (column >> 5)).to(tl.uint64)
         flips = (words << (32 + (column & 31)).to(tl.uint64)) & 0x8000000000000000
         values = (bits ^ flips).to(tl.float64, bitcast=True)
     else:
@@ -179,7 +179,7 @@ def _negated(bits, signs, place, KIND: tl.constexpr, HIGH: tl.constexpr):  # typ
             column = tl.arange(0, _WORDS)
         else:
             column = 2 * tl.arange(0, _WORDS) + (1 if HIGH else 0)
-        words = tl.load(signs + (place >> 5) + (column >> 5))
+        words = tl.load(signs + (offset >> 5) + (column >> 5))
         flips = (words << (column & 31).to(tl.uint32)) & 0x80000000
         values = (bits ^ flips).to(tl.float32, bitcast=True)
     return values
@@ -310,14 +310,14 @@ def _read(  # type: ignore[no-untyped-def]
             if sketch:
                 first = begin + tile * size
                 # The table of signs goes on after its end: a program reads into the next block.
-                place = (first - block * _BLOCK).to(tl.int32)
+                offset = (first - block * _BLOCK).to(tl.int32)
                 low = _as_float(bits, KIND, False)
                 if RESCALED:
                     low = _scaled(low, scale, WIDE)
                 largest = tl.maximum(largest, _abs_bits(low, WIDE))
                 number = low.to(FLOAT, bitcast=True)
                 squares += number * number
-                values = _negated(low, signs, place, KIND, False)
+                values = _negated(low, signs, offset, KIND, False)
                 if PAIRS:
                     high = _as_float(bits, KIND, True)
                     if RESCALED:
@@ -325,9 +325,9 @@ def _read(  # type: ignore[no-untyped-def]
                     largest = tl.maximum(largest, _abs_bits(high, WIDE))
                     number = high.to(FLOAT, bitcast=True)
                     squares += number * number
-                    values += _negated(high, signs, place, KIND, True)
+                    values += _negated(high, signs, offset, KIND, True)
                 if (first <= boundary) & (boundary < first + size):
-                    # Both elements of a word are in the same block: blocks have an even size.
+                    # Both elements of a word are in the same block: blocks have an first_of_pair size.
                     inside = (first + (2 * column if PAIRS else column)) < boundary
                     sums_before, errors_before = _add(sums, errors, tl.where(inside, values, 0.0), not PAIRS)
                     sums = tl.where(inside, 0.0, values)
@@ -485,8 +485,8 @@ def _exact_sum(parts, first, count, column, AT_ONCE: tl.constexpr):  # type: ign
     lanes = tl.arange(0, AT_ONCE)
     largest = tl.zeros([AT_ONCE], dtype=tl.int64)
     for begin in range(0, count, AT_ONCE):
-        place = parts + (first + begin + lanes) * _COLUMNS + column
-        bits = tl.load(place, mask=begin + lanes < count, other=0)
+        offset = parts + (first + begin + lanes) * _COLUMNS + column
+        bits = tl.load(offset, mask=begin + lanes < count, other=0)
         largest = tl.maximum(largest, bits & 0x7FFFFFFFFFFFFFFF)
     most = tl.max(largest, axis=0)
     exponent = tl.minimum(tl.maximum((most >> 52) - 1023, -970), 1000)
@@ -494,8 +494,8 @@ def _exact_sum(parts, first, count, column, AT_ONCE: tl.constexpr):  # type: ign
     whole = tl.zeros([AT_ONCE], dtype=tl.int64)
     rest = tl.zeros([AT_ONCE], dtype=tl.int64)
     for begin in range(0, count, AT_ONCE):
-        place = parts + (first + begin + lanes) * _COLUMNS + column
-        bits = tl.load(place, mask=begin + lanes < count, other=0)
+        offset = parts + (first + begin + lanes) * _COLUMNS + column
+        bits = tl.load(offset, mask=begin + lanes < count, other=0)
         # The sum of values that are not finite is written below.
         bits = tl.where((bits & 0x7FFFFFFFFFFFFFFF) < 0x7FF0000000000000, bits, 0)
         number = bits.to(tl.float64, bitcast=True) * scale
@@ -521,11 +521,11 @@ def add_programs(rows, parts, results, AT_ONCE: tl.constexpr):  # type: ignore[n
     lane_1 = tl.zeros([AT_ONCE], dtype=tl.int64)
     nonfinite = tl.zeros([AT_ONCE], dtype=tl.int64)
     for begin in range(0, count, AT_ONCE):
-        place = parts + (first + begin + lanes) * _COLUMNS
+        offset = parts + (first + begin + lanes) * _COLUMNS
         inside = begin + lanes < count
-        lane_0 += tl.load(place, mask=inside, other=0)
-        lane_1 += tl.load(place + 1, mask=inside, other=0)
-        nonfinite += tl.load(place + 4, mask=inside, other=0)
+        lane_0 += tl.load(offset, mask=inside, other=0)
+        lane_1 += tl.load(offset + 1, mask=inside, other=0)
+        nonfinite += tl.load(offset + 4, mask=inside, other=0)
     digested = (work & 1) != 0
     output = results + index * _COLUMNS
     zero = work * 0
@@ -542,7 +542,7 @@ def sign_words(device: torch.device) -> torch.Tensor:
     packed = sign_bits()
     packed += packed[: 4 * TILES * BLOCK_WORDS]
     flipped = bytes(0xFF ^ int(f"{byte:08b}"[::-1], 2) for byte in packed)
-    words = [int.from_bytes(flipped[place : place + 4], "big") for place in range(0, len(flipped), 4)]
+    words = [int.from_bytes(flipped[offset : offset + 4], "big") for offset in range(0, len(flipped), 4)]
     with torch.inference_mode(False):
         host = torch.tensor([word - (word >> 31 << 32) for word in words], dtype=torch.int32, device="cpu")
         return host.to(device)

@@ -81,15 +81,15 @@ def _sums(chunk: Any, start: int, per_tile: int, wide: bool, pairs: bool) -> tup
     before: Any = (np.zeros(columns, kind), np.zeros(columns, kind))
     for tile in range(tiles):
         part = slice(tile * per_tile, (tile + 1) * per_tile)
-        numbers, terms, places = padded[part], signed[part], positions[part]
+        numbers, terms, offsets = padded[part], signed[part], positions[part]
         if pairs:
             squares = squares + numbers[::2] * numbers[::2]
             squares = squares + numbers[1::2] * numbers[1::2]
-            terms, places = terms[::2] + terms[1::2], places[::2]
+            terms, offsets = terms[::2] + terms[1::2], offsets[::2]
         else:
             squares = squares + numbers * numbers
-        if places[0] <= boundary < start + (tile + 1) * per_tile:
-            inside = places < boundary
+        if offsets[0] <= boundary < start + (tile + 1) * per_tile:
+            inside = offsets < boundary
             before = _add(sums, errors, np.where(inside, terms, kind(0)), pairs)
             sums, errors = np.where(inside, kind(0), terms), np.zeros(columns, kind)
         else:

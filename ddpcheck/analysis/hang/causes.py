@@ -141,8 +141,9 @@ def _different_collectives(stacks: Sequence[RankStack], attempt: Attempt) -> Mis
     if conflict is None:
         return None
     known = any(conflict.calls.values())
-    # Without the flight recorder, the line at which a rank waits says more than a number.
-    if not known and len({stack.location for stack in stacks}) > 1:
+    elsewhere = len({stack.location for stack in stacks}) > 1
+    # The lines at which ranks wait say more than numbers. A rank that spins does not wait at a line.
+    if elsewhere and (not known or all(stack.wait is not None for stack in stacks)):
         return None
     if not known and conflict.kind is not ConflictKind.MISSING:
         return None

@@ -129,8 +129,8 @@ def _kernel_loss(context: RuleContext, entry: str, error: str, ranks: tuple[int,
     return context.finding(
         RULE,
         f"{cause} ({error}): tensors on the device are read by operators of torch, which takes much longer"
-        f"{f' on {name_ranks(ranks)}' if ranks else ''}. The budget checks at fewer steps to make up for it. Digests "
-        "and sketches are the same.",
+        f"{f' on {name_ranks(ranks)}' if ranks else ''}. The budget counts what that takes on the host. Digests and "
+        "sketches are the same.",
         severity=Severity.WARNING,
         ranks=ranks,
         evidence={"entry": entry, "error": error, "where": ""},
